@@ -1,0 +1,91 @@
+"""The key/value cache is a transaction: a pass *stages* behind `length`, `commit` keeps.  There is no rollback.
+
+    slots      0 . . . . . . length . . . . . . . . . . . capacity
+               committed     | staged by the last pass | scratch
+
+A worked example, one row, length 3, a proposal of four nodes of which the root `r` and node `b` are accepted:
+
+    staged              x y z r a b c . .      length 3
+    commit(2, [0, 2])   x y z r b b c . .      length 5     (what lies behind is scratch again)
+
+A chain keeps its first tokens, so its commit moves nothing: it only advances the length.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+_UNROLLED_ROWS = 16
+
+
+def stage(buffer: Array, new: Array, start: Array) -> Array:
+    """Write `new` [B, K, N, D] into `buffer` [B, K, S, D] at slots start[b] ... start[b] + N - 1.
+
+    The caller guarantees start + N <= S: a slice update would move to fit, over committed slots.
+    """
+    new = new.astype(buffer.dtype)
+    if buffer.shape[0] <= _UNROLLED_ROWS:
+        # One slice update a row stays in place; a vmapped one becomes a scatter, which a CPU runs element by element.
+        for row in range(buffer.shape[0]):
+            buffer = jax.lax.dynamic_update_slice(buffer, new[row : row + 1], (row, 0, start[row], 0))
+        return buffer
+    return jax.vmap(lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0)))(buffer, new, start)
+
+
+def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
+    """Which slots each staged token sees: the committed ones, and the staged ones that `mask` names.
+
+    Args:
+      length: [B] committed tokens.
+      width: N, the number of staged tokens.
+      capacity: S.
+      mask: [B or 1, N, N] bool, or None for causal.
+
+    Returns:
+      [B, N, S] bool.
+    """
+    offset = jnp.arange(capacity) - length[:, None]  # [B, S]
+    if mask is None:
+        return offset[:, None] <= jnp.arange(width)[:, None]
+    staged = (offset >= 0) & (offset < width)
+    at = jnp.clip(offset, 0, width - 1)
+    named = jnp.take_along_axis(jnp.broadcast_to(mask, (len(length), width, width)), at[:, None], axis=2)
+    return (offset < 0)[:, None] | (staged[:, None] & named)
+
+
+@struct.dataclass
+class KVCache:
+    """Keys and values of every layer, each its own leaf so that a donated cache is updated in place."""
+
+    keys: tuple[Array, ...]  # a layer: [B, K, S, D]
+    values: tuple[Array, ...]
+    length: Array  # [B] int32
+
+    @classmethod
+    def zeros(cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: Any) -> KVCache:
+        # Zeros, not empty memory: a masked slot is multiplied by zero, and zero times NaN is NaN.
+        def leaves():
+            return tuple(jnp.zeros((batch, heads, size, dim), dtype) for _ in range(layers))
+
+        return cls(leaves(), leaves(), jnp.zeros(batch, jnp.int32))
+
+    @property
+    def capacity(self) -> int:
+        return self.keys[0].shape[2]
+
+    def commit(self, count: Array, path: Array | None = None) -> KVCache:
+        """Keep `count` [B] staged tokens: those at the nodes `path` [B, T] in that order, or the first ones."""
+        cache = self
+        if path is not None:
+            slots = (self.length[:, None] + path)[:, None, :, None]
+
+            def keep(leaf):
+                return stage(leaf, jnp.take_along_axis(leaf, slots, axis=2), self.length)
+
+            cache = cache.replace(keys=tuple(map(keep, self.keys)), values=tuple(map(keep, self.values)))
+        return cache.replace(length=self.length + count)

@@ -1,0 +1,46 @@
+"""From a Flax Linen module to the pure `types.Model` protocol."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from specjax.types import ModelOutput
+
+
+@dataclasses.dataclass(frozen=True)
+class LinenModel:
+    """A module whose `__call__(tokens, positions, cache, mask)` returns a `ModelOutput`.
+
+    The module also offers `vocab_size`, `max_positions` and `init_cache(batch, size, dtype)`.  Equal modules make
+    equal models, so a compiled function is found again.
+    """
+
+    module: nn.Module
+    dtype: Any = jnp.float32  # of the cache
+
+    @property
+    def vocab_size(self) -> int:
+        return self.module.vocab_size  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def max_positions(self) -> int:
+        return self.module.max_positions  # pyright: ignore[reportAttributeAccessIssue]
+
+    def init(self, key: Array) -> Any:
+        """Random parameters, a plain dict of arrays (partitioning metadata removed)."""
+        tokens = jnp.zeros((1, 1), jnp.int32)
+        return nn.meta.unbox(jax.jit(self.module.init)(key, tokens, tokens))["params"]
+
+    def init_cache(self, batch: int, size: int) -> Any:
+        return self.module.init_cache(batch, size, self.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def apply(
+        self, params: Any, tokens: Array, positions: Array, cache: Any = None, mask: Array | None = None
+    ) -> ModelOutput:
+        return self.module.apply({"params": params}, tokens, positions, cache, mask)  # pyright: ignore

@@ -1,0 +1,167 @@
+"""Sampling settings as numbers per row, what they make of logits, and the noise that draws a token.
+
+A token is drawn as argmax(warp(logits) + Gumbel noise), which is an exact sample of softmax(warp(logits)).  Greedy is
+the limit of temperature 0 and no other code path: warp leaves one token, whatever the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import Array
+
+_PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
+
+
+@struct.dataclass
+class Sampling:
+    """One number a row, so that a new value never compiles and requests of several kinds share a batch."""
+
+    temperature: Array  # [B] float32; 0 is greedy
+    top_k: Array  # [B] int32; 0 keeps all
+    top_p: Array  # [B] float32; 1 keeps all
+    min_p: Array  # [B] float32; 0 keeps all
+
+    @classmethod
+    def create(
+        cls, batch: int, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0
+    ) -> Sampling:
+        """Settings for `batch` rows, each a number for all of them or a sequence of one a row.
+
+        Raises:
+          ValueError: a value outside its range.
+        """
+
+        def check(name, value, dtype, accept, wanted):
+            values = np.asarray(value, np.float64).reshape(-1)
+            if len(values) not in (1, batch):
+                raise ValueError(f"{name} has {len(values)} values for {batch} rows; pass one, or one a row")
+            for v in values:
+                if not (math.isfinite(v) and accept(v)):
+                    raise ValueError(f"{name}={v:g} is not allowed; it must be {wanted}")
+            return jnp.asarray(np.broadcast_to(values, (batch,)), dtype)
+
+        return cls(
+            check("temperature", temperature, jnp.float32, lambda v: v >= 0, "0 (greedy) or greater"),
+            check("top_k", top_k, jnp.int32, lambda v: v >= 0 and v == int(v), "a whole number, 0 (off) or greater"),
+            check("top_p", top_p, jnp.float32, lambda v: 0 < v <= 1, "in (0, 1]; 1 switches it off"),
+            check("min_p", min_p, jnp.float32, lambda v: 0 <= v <= 1, "in [0, 1]; 0 switches it off"),
+        )
+
+
+def argmax(x: Array) -> Array:
+    """Index of the first maximum along the last axis, int32.
+
+    The maximum, then the smallest index that equals it: eight times faster than jnp.argmax on XLA:CPU.
+    """
+    index = jnp.arange(x.shape[-1], dtype=jnp.int32)
+    return jnp.min(jnp.where(x == x.max(-1, keepdims=True), index, x.shape[-1] - 1), axis=-1)
+
+
+def warp(logits: Array, sampling: Sampling) -> Array:
+    """Logits [B, N, V] -> float32 logits of the distribution that is sampled, -inf for what is left out.
+
+    In the order of transformers: temperature, top-k, top-p, min-p.  Tokens that tie with the last one kept are kept.
+    """
+
+    def rows(x):
+        return x[:, None, None]
+
+    greedy = rows(sampling.temperature == 0)
+    scaled = logits.astype(jnp.float32) / rows(jnp.where(sampling.temperature == 0, 1.0, sampling.temperature))
+    filtering = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+
+    def filtered(x):
+        size = x.shape[-1]
+        top_k = rows(jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, size), size))
+        x = jnp.where(_largest(x, lambda kept: kept.sum(-1, keepdims=True) >= top_k), x, -jnp.inf)
+        probs = jax.nn.softmax(x)
+        top_p = rows(sampling.top_p)
+        kept = _largest(x, lambda kept: jnp.where(kept, probs, 0).sum(-1, keepdims=True) >= top_p)
+        x = jnp.where(kept | (top_p >= 1), x, -jnp.inf)
+        floor = x.max(-1, keepdims=True) + jnp.log(rows(sampling.min_p))
+        return jnp.where(x >= floor, x, -jnp.inf)
+
+    scaled = jax.lax.cond(filtering.any(), filtered, lambda x: x, scaled)
+    best = jnp.arange(logits.shape[-1]) == argmax(logits)[..., None]
+    return jnp.where(greedy, jnp.where(best, 0.0, -jnp.inf), scaled)
+
+
+def _largest(x: Array, enough: Any) -> Array:
+    """The mask of the smallest set {x >= t} for which `enough(mask)` [..., 1] holds; everything if none does.
+
+    Bisection over the 32 bits of t: no sort, which at a large vocabulary costs a hundred times as much.
+    """
+    bits = jax.lax.bitcast_convert_type(x + 0.0, jnp.uint32)  # + 0.0: the two zeros are one value
+    order = jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))  # as unsigned integers in the order of the floats
+
+    def bit(i, threshold):
+        candidate = threshold | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
+        return jnp.where(enough(order >= candidate), candidate, threshold)
+
+    threshold = jax.lax.fori_loop(0, 32, bit, jnp.zeros((*x.shape[:-1], 1), jnp.uint32))
+    return order >= threshold
+
+
+@struct.dataclass
+class SharedDraw:
+    """Noise keyed by row and absolute position, the same for proposer and rule: what one draws, the other draws too.
+
+    With it the text of a row depends on its key alone (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+    """
+
+    gumbel: Array  # [B, D + 1, V]; for the token after a node of depth d
+
+    shared = True
+
+    @classmethod
+    def create(cls, key: Array, position: Array, max_depth: int, size: int, sampled: Array) -> SharedDraw:
+        """`position` [B] is the root's; `sampled` [] says whether any row needs noise at all."""
+
+        def noise():
+            steps = jnp.arange(1, max_depth + 2)
+            row = jax.vmap(lambda k, t: jax.random.gumbel(jax.random.fold_in(k, t), (size,)), (None, 0))
+            return jax.vmap(lambda k, p: row(k, p + steps))(key, position)
+
+        empty = jnp.zeros((key.shape[0], max_depth + 1, size))
+        return cls(jax.lax.cond(sampled, noise, lambda: empty))
+
+    def noise(self, node: Any, depth: Any) -> Array:
+        """One row: [V], for the children of a node at `depth`."""
+        del node
+        return self.gumbel[depth]
+
+
+@struct.dataclass
+class IndependentDraw:
+    """Separate streams for the proposer's draws, the acceptance draws and the residual draw of one step."""
+
+    key: Array  # [B] of row and position: a step has its own, since every step moves the position on
+    size: int = struct.field(pytree_node=False)
+
+    shared = False
+
+    @classmethod
+    def create(cls, key: Array, position: Array, size: int) -> IndependentDraw:
+        return cls(jax.vmap(jax.random.fold_in)(key, position), size)
+
+    def _stream(self, stream: int) -> Array:
+        return jax.random.fold_in(self.key, stream)
+
+    def noise(self, node: Any, depth: Any) -> Array:
+        """One row: Gumbel [V] that the children of `node` are drawn with."""
+        del depth
+        return jax.random.gumbel(jax.random.fold_in(self._stream(_PROPOSE), node), (self.size,))
+
+    def acceptance(self, num_nodes: int) -> Array:
+        """One row: uniform [N] in [0, 1)."""
+        return jax.random.uniform(self._stream(_ACCEPT), (num_nodes,))
+
+    def residual(self) -> Array:
+        """One row: Gumbel [V] for the residual or bonus token."""
+        return jax.random.gumbel(self._stream(_RESIDUAL), (self.size,))

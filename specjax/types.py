@@ -1,0 +1,176 @@
+"""The records that travel along the decoding line, and the protocols of the parts that make them.
+
+    DecodeState -> Proposal -> ModelOutput -> Verdict -> Block -> DecodeState
+
+A **proposer** guesses a small tree of tokens (`Proposal`), the **target** reads the whole tree in one pass
+(`ModelOutput`), a **rule** keeps the part that the target itself would have said (`Verdict`), and what is kept becomes
+part of the text (`Block`).  Autoregressive decoding is the empty tree.
+
+Dimension letters, used in every annotation of this package:
+
+    B rows (requests)      N nodes of a proposal, root included     D greatest depth of a tree
+    T tokens of a block    V vocabulary                             E feature width
+    S cache slots          L token buffer                           P prompt tokens, padded
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from flax import struct
+from jax import Array
+
+ABSENT = -1
+"""The parent of the root, and of a node that proposes nothing."""
+
+
+@struct.dataclass
+class ModelOutput:
+    """What one pass of a model returns."""
+
+    logits: Array  # [B, N, V]
+    hidden: Array  # [B, N, E] features of the last layer, after its final norm
+    cache: Any  # the cache with the N tokens staged, or None when none was given
+
+
+@struct.dataclass
+class Proposal:
+    """A guess: a tree in topological order.  A chain is `parent[n] = n - 1`.
+
+    Siblings are distinct tokens.  Where `logits` are given they were drawn without replacement, in index order, from
+    the softmax of their parent's row; without `logits` every guess counts as a point mass.
+    """
+
+    tokens: Array  # [B, N] int32; tokens[:, 0] is the pending token, already decided
+    parent: Array  # [B, N] int32; parent[n] < n; ABSENT marks the root and the nodes that are not there
+    logits: Array | None  # [B, N, V] warped draft logits that the children of node n were drawn from
+
+
+@struct.dataclass
+class Verdict:
+    """What a rule decided about a proposal, for one row (vmapped: a leading B)."""
+
+    path: Array  # [D + 1] int32; the accepted nodes, root first, padded with the last of them
+    num_accepted: Array  # [] int32; accepted drafts, the root not counted
+    next_token: Array  # [] int32; the residual token after a rejection, the bonus token after full acceptance
+
+
+@struct.dataclass
+class Block:
+    """Tokens that the target has just committed: `tokens[b, :count[b]]`."""
+
+    tokens: Array  # [B, T] int32, right-padded
+    hidden: Array  # [B, T, E] the target's features at those tokens
+    count: Array  # [B] int32
+
+
+@struct.dataclass
+class Stats:
+    """What happened so far, per row.  Rows that are done and tokens past an end do not count."""
+
+    target_passes: Array  # [B] int32; speculative steps
+    emitted: Array  # [B] int32; new tokens
+    accepted: Array  # [B] int32; accepted drafts among them
+    tested: Array  # [B] int32; drafts that the target judged: the accepted ones, and the first refused one of a step
+    proposed: Array  # [B] int32; nodes proposed, whether judged or not
+
+
+@struct.dataclass
+class DecodeState:
+    """Everything that a step needs.  Law: axis 0 of EVERY leaf is the row, so `insert` is one tree.map."""
+
+    tokens: Array  # [B, L] int32; prompt, then output
+    length: Array  # [B] int32; decided tokens; the last of them is pending (not yet read by the target)
+    limit: Array  # [B] int32; a row stops at this length
+    done: Array  # [B] bool
+    cache: Any  # the target's; law: cache.length == length - 1
+    proposer: Any  # the proposer's own state
+    key: Array  # [B] PRNG keys, one a row; never consumed: noise is keyed by position
+    sampling: Any  # sampling.Sampling
+    stats: Stats
+
+
+@struct.dataclass
+class StepInfo:
+    """What an observer may want to know of one step."""
+
+    tokens: Array  # [B, D + 1] int32; emitted in this step, right-padded
+    count: Array  # [B] int32; how many of them
+    proposal: Proposal
+    verdict: Verdict
+
+
+@struct.dataclass
+class Params:
+    """Arrays of the target and of the proposer.  Structure is in `Decoder`; only numbers are here."""
+
+    target: Any
+    proposer: Any = None
+
+
+class Cache(Protocol):
+    """Committed tokens of each row, and scratch room behind them."""
+
+    length: Array  # [B]; every slot past it is scratch
+
+    def commit(self, count: Array, path: Array | None = None) -> Any:
+        """Keep `count` [B] staged tokens: those at the nodes `path` [B, T], or the first ones."""
+        ...
+
+
+class Model(Protocol):
+    """A causal language model.  Frozen and hashable: structure only, no arrays."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_positions(self) -> int: ...
+
+    def init_cache(self, batch: int, size: int) -> Any: ...
+
+    def apply(
+        self, params: Any, tokens: Array, positions: Array, cache: Any = None, mask: Array | None = None
+    ) -> ModelOutput:
+        """Read `tokens` [B, N] at `positions` [B, N].
+
+        Token n sees the committed tokens of its row, and of the N tokens those m with `mask[b, n, m]` (None: causal).
+        The N tokens are staged at slots length ... length + N - 1; the length does not move.
+        """
+        ...
+
+
+class Proposer(Protocol):
+    """Guesses.  Frozen and hashable; what evolves is its state, whose leaves all have the row as axis 0."""
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def max_depth(self) -> int: ...
+
+    @property
+    def is_chain(self) -> bool: ...
+
+    def init(self, params: Any, prompt: Block, capacity: int) -> Any:
+        """The state after the prompt but for its last token, which is pending."""
+        ...
+
+    def propose(self, params: Any, state: Any, pending: Array, draw: Any, warp: Any) -> tuple[Proposal, Any]:
+        """A tree below `pending` [B].  Randomness comes from `draw` alone; `warp` maps logits to sampling logits."""
+        ...
+
+    def observe(self, params: Any, state: Any, block: Block) -> Any:
+        """Learn what was committed.  Cheap: a model reads the block in its next `propose`."""
+        ...
+
+
+class Rule(Protocol):
+    """Decides, about ONE row; the caller vmaps."""
+
+    exact: bool  # does the emitted text keep the target's distribution?
+    shared_noise: bool  # do proposer and rule draw with the same position-keyed noise?
+
+    def __call__(self, draw: Any, proposal: Proposal, logits: Array, max_depth: int) -> Verdict:
+        """`logits` [N, V] are the target's, warped."""
+        ...

@@ -1,0 +1,117 @@
+"""python -m train.pretrain: a tokenizer and a causal language model from a folder of text files."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+from jax import Array
+
+from specjax.checkpoint import save
+from specjax.models.base import LinenModel
+from specjax.models.transformer import Transformer, TransformerConfig, head_matrix
+from train.corpus import END_OF_TEXT, Source, Tokens, prepare
+from train.loop import LoopOptions, fit
+from train.losses import chunked, cross_entropy
+from train.options import REQUIRED, option, parse
+from train.precision import mixed_dot_general
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainOptions(LoopOptions):
+    """The model's sizes, its data, and the loop."""
+
+    data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
+    pattern: str = option("*.py", "which files below a folder")
+    exclude: tuple[str, ...] = option((), "names of folders to leave out")
+    max_bytes: int = option(200_000, "larger files are left out: they are mostly tables")
+    tokenizer: str | None = option(None, "an existing tokenizer.json; without it one is trained")
+    vocab_size: int = option(4096, "of the tokenizer that is trained")
+    hidden_size: int = option(256, "features per token")
+    mlp_size: int = option(688, "features inside the MLP")
+    num_layers: int = option(6, "layers")
+    num_heads: int = option(4, "query heads")
+    num_kv_heads: int = option(2, "key and value heads")
+    eval_batches: int = option(32, "held-out batches per evaluation")
+
+
+def make_model(options: Any, vocab_size: int) -> LinenModel:
+    """A Llama-type model of the sizes in the options, its embeddings tied, multiplying in bfloat16."""
+    config = TransformerConfig(
+        vocab_size=vocab_size,
+        hidden_size=options.hidden_size,
+        mlp_size=options.mlp_size,
+        num_layers=options.num_layers,
+        num_heads=options.num_heads,
+        num_kv_heads=options.num_kv_heads,
+        head_dim=options.hidden_size // options.num_heads,
+        max_positions=options.sequence_length,
+        tied_embeddings=True,
+    )
+    return LinenModel(Transformer(config, mixed_dot_general))
+
+
+def read(model: LinenModel, params: Any, inputs: Array) -> Array:
+    """The features [B * T, E] of a batch [B, T] of packed text."""
+    positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
+    hidden = model.apply(params, inputs, positions).hidden
+    return hidden.reshape(-1, hidden.shape[-1])
+
+
+@dataclasses.dataclass(eq=False)
+class Pretrain:
+    """Cross-entropy on windows of text."""
+
+    options: PretrainOptions
+    model: LinenModel
+    train: Tokens
+    held_out: Tokens
+    frozen: Any = None
+
+    def init(self) -> Any:
+        return self.model.init(jax.random.key(self.options.seed))
+
+    def batch(self, step: int) -> np.ndarray:
+        o = self.options
+        return self.train.batch(step, o.batch_size, o.sequence_length, o.seed)
+
+    def loss(self, params: Any, frozen: Any, batch: Array) -> tuple[Array, dict[str, Array]]:
+        del frozen
+        hidden = read(self.model, params, batch[:, :-1])
+        labels = batch[:, 1:].reshape(-1)
+        head = head_matrix(self.model.module.config, params)  # pyright: ignore[reportAttributeAccessIssue]
+        total = chunked(cross_entropy)(hidden, head, labels, jnp.ones(len(labels)))
+        return total / len(labels), {}
+
+    @functools.cached_property
+    def _measure(self):
+        return jax.jit(lambda params, batch: self.loss(params, None, batch)[0])
+
+    def evaluate(self, params: Any) -> dict[str, float]:
+        o = self.options
+        batches = (self.held_out.batch(i, o.batch_size, o.sequence_length, 0) for i in range(o.eval_batches))
+        return {"held_out_loss": float(np.mean([self._measure(params, batch) for batch in batches]))}
+
+    def export(self, params: Any, folder: pathlib.Path) -> None:
+        tokenizer = self.train.path.parent / "tokenizer.json"
+        eos = tokenizers.Tokenizer.from_file(str(tokenizer)).token_to_id(END_OF_TEXT)
+        save(folder, self.model, params, tokenizer=tokenizer, eos=(eos,), dtype=jnp.bfloat16)
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse(PretrainOptions, argv, __doc__)
+    out = pathlib.Path(options.out)
+    source = Source(options.data, options.pattern, options.exclude, options.max_bytes)
+    tokenizer, train, held_out = prepare(source, out / "corpus", options.vocab_size, options.tokenizer)
+    model = make_model(options, tokenizer.get_vocab_size())
+    fit(Pretrain(options, model, train, held_out), options)
+
+
+if __name__ == "__main__":
+    main()
