@@ -28,37 +28,55 @@ class Rejection:
     shared_noise = False
 
     def __call__(self, draw: sampling.IndependentDraw, proposal: Proposal, logits: Array, max_depth: int) -> Verdict:
-        num_nodes = proposal.tokens.shape[0]
-        uniform = draw.acceptance(num_nodes)
-        target = jax.nn.softmax(logits)
         draft = None if proposal.logits is None else jax.nn.softmax(proposal.logits)
-
-        def visit(carry, n):
-            node, residual, remaining = carry
-            token = proposal.tokens[n]
-            here = proposal.parent[n] == node
-            mass = 1.0 if draft is None else remaining[token]
-            # A guess of zero draft mass was never drawn; accepting it on u * 0 < p would favour it.
-            accept = here & (mass > 0) & (uniform[n] * mass < residual[token])
-            refuse = here & ~accept
-            if draft is None:
-                refused = _normalise(residual.at[token].set(0.0))
-            else:
-                refused = _normalise(jnp.maximum(residual - remaining, 0.0))
-                rest = _normalise(remaining.at[token].set(0.0))
-                remaining = jnp.where(accept, draft[n], jnp.where(refuse, rest, remaining))
-            residual = jnp.where(accept, target[n], jnp.where(refuse, refused, residual))
-            return (jnp.where(accept, n, node), residual, remaining), None
-
-        start = (jnp.int32(0), target[0], jnp.float32(0) if draft is None else draft[0])
-        (node, residual, _), _ = jax.lax.scan(visit, start, jnp.arange(1, num_nodes))
-        path = tree.path(proposal.parent, node, max_depth)
+        uniform = draw.acceptance(proposal.tokens.shape[0])
+        node, residual, _ = walk(uniform, proposal, jax.nn.softmax(logits), draft)
         next_token = sampling.argmax(jnp.log(residual) + draw.residual())
+        path = tree.path(proposal.parent, node, max_depth)
         return Verdict(path, tree.depth(proposal.parent)[node], next_token)
 
 
-def _normalise(x: Array) -> Array:
-    """x / sum(x).  The sum is zero only where p <= q everywhere, that is p = q up to rounding: then every guess was
-    accepted but for an event of that rounding's probability, and p is as good an answer as any."""
-    total = x.sum(-1, keepdims=True)
-    return x / jnp.where(total > 0, total, 1.0)
+def walk(uniform: Array, proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array, Array, Array]:
+    """The walk down one row's tree: siblings follow their parent in index order, so one pass over the nodes is enough.
+
+    Args:
+      uniform: [N] acceptance draws.
+      proposal: of one row.
+      target, draft: [N, V] probabilities after each node; `draft` None for point masses.
+
+    Returns:
+      The last accepted node [], the distribution of the next token [V], and the chance [N] with which each node on
+      the way was accepted (1 for nodes that were not asked).
+    """
+
+    def visit(carry, n):
+        node, residual, remaining = carry
+        token = proposal.tokens[n]
+        mass = jnp.ones_like(residual[0]) if draft is None else remaining[token]
+        # A guess of zero draft mass was never drawn; accepting it on u * 0 < p would favour it.
+        here = (proposal.parent[n] == node) & (mass > 0)
+        accept = here & (uniform[n] * mass < residual[token])
+        refuse = here & ~accept
+        chance = jnp.where(here, jnp.minimum(1, residual[token] / jnp.where(here, mass, 1)), 1)
+        if draft is None:
+            refused = _normalise(residual.at[token].set(0), residual)
+        else:
+            refused = _normalise(jnp.maximum(residual - remaining, 0), residual)
+            rest = remaining.at[token].set(0)
+            remaining = jnp.where(accept, draft[n], jnp.where(refuse, _normalise(rest, rest), remaining))
+        residual = jnp.where(accept, target[n], jnp.where(refuse, refused, residual))
+        return (jnp.where(accept, n, node), residual, remaining), chance
+
+    start = (jnp.int32(0), target[0], target[0] if draft is None else draft[0])
+    (node, residual, _), chance = jax.lax.scan(visit, start, jnp.arange(1, len(uniform)))
+    return node, residual, jnp.concatenate([jnp.ones_like(uniform[:1]), chance.astype(uniform.dtype)])
+
+
+def _normalise(x: Array, otherwise: Array) -> Array:
+    """x / sum(x), or `otherwise` where nothing is left.
+
+    A residual is empty only where p <= q everywhere, that is p = q up to rounding; then a refusal has the probability
+    of that rounding, and p itself is the right answer.
+    """
+    total = x.sum()
+    return jnp.where(total > 0, x / jnp.where(total > 0, total, 1), otherwise)

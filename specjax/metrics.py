@@ -1,0 +1,71 @@
+"""What speculation gained: acceptance rate, mean accepted length, and the speed-up that they promise.
+
+  acceptance_rate (alpha)        accepted drafts / drafts that the target judged.  On a chain the target judges up to
+                                 the first refusal; what lies behind it was neither right nor wrong.
+  mean_accepted_length (tau)     new tokens / target passes, so 1 is plain decoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from specjax.types import Stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """The figures of a call, over all its rows."""
+
+    acceptance_rate: float | None  # None where nothing was proposed
+    mean_accepted_length: float
+    target_passes: int
+    tokens: int  # new ones
+    seconds: float  # prefill, decoding and, in the first call of a kind, compilation
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "tokens_per_second": self.tokens_per_second}
+
+
+def acceptance_rate(stats: Stats) -> float | None:
+    """Accepted / judged drafts, over all rows; None where none was judged."""
+    tested = int(np.sum(stats.tested))
+    return int(np.sum(stats.accepted)) / tested if tested else None
+
+
+def mean_accepted_length(stats: Stats) -> float:
+    """New tokens per target pass, over all rows; 0 where nothing ran."""
+    passes = int(np.sum(stats.target_passes))
+    return int(np.sum(stats.emitted)) / passes if passes else 0.0
+
+
+def summarize(stats: Stats, seconds: float) -> Summary:
+    return Summary(
+        acceptance_rate=acceptance_rate(stats),
+        mean_accepted_length=mean_accepted_length(stats),
+        target_passes=int(np.sum(stats.target_passes)),
+        tokens=int(np.sum(stats.emitted)),
+        seconds=seconds,
+    )
+
+
+def expected_accepted_length(alpha: float, num_drafts: int) -> float:
+    """(1 - alpha^(gamma+1)) / (1 - alpha), were acceptances independent (Leviathan et al. 2022, equation 1)."""
+    return sum(alpha**k for k in range(num_drafts + 1))
+
+
+def expected_speedup(alpha: float, num_drafts: int, draft_cost: float) -> float:
+    """The speed-up over plain decoding if verifying were free (Leviathan et al. 2022, theorem 3.8).
+
+    Args:
+      alpha: acceptance rate.
+      num_drafts: gamma.
+      draft_cost: c, the time of a draft pass over the time of a target pass.
+    """
+    return expected_accepted_length(alpha, num_drafts) / (num_drafts * draft_cost + 1)

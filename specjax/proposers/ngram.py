@@ -1,0 +1,84 @@
+"""`ngram`: prompt lookup.  What followed the last time that the text ended like this?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax import tree
+from specjax.types import ABSENT, Block, Proposal
+
+
+@struct.dataclass
+class NGramState:
+    tokens: Array  # [B, capacity] the text so far but for the pending token
+    length: Array  # [B]
+
+
+@dataclasses.dataclass(frozen=True)
+class NGram:
+    """Copies what followed the most recent earlier occurrence of the longest matching suffix.
+
+    Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A continuation that reaches
+    the end of the text goes round: after "a b a b" it proposes "a b a ...".  Rows without a match propose nothing.
+
+    Reference: Saxena 2023, "Prompt lookup decoding".
+    """
+
+    num_drafts: int = 4
+    max_ngram: int = 3
+    min_ngram: int = 1
+    is_chain = True
+
+    def __post_init__(self):
+        if self.num_drafts < 1:
+            raise ValueError(f"num_drafts={self.num_drafts}; it must be at least 1")
+        if not 1 <= self.min_ngram <= self.max_ngram:
+            raise ValueError(
+                f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram}; 1 <= min_ngram <= max_ngram must hold"
+            )
+
+    @property
+    def num_nodes(self) -> int:
+        return self.num_drafts + 1
+
+    @property
+    def max_depth(self) -> int:
+        return self.num_drafts
+
+    def init(self, params: Any, prompt: Block, capacity: int) -> NGramState:
+        rows, width = prompt.tokens.shape
+        tokens = jnp.zeros((rows, capacity + self.num_nodes), jnp.int32).at[:, :width].set(prompt.tokens)
+        return NGramState(tokens, prompt.count)
+
+    def propose(self, params: Any, state: NGramState, pending: Array, draw: Any, warp: Any):
+        tokens, parent = jax.vmap(self._look_up)(state.tokens, state.length, pending)
+        return Proposal(tokens, parent, None), state
+
+    def observe(self, params: Any, state: NGramState, block: Block) -> NGramState:
+        tokens = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))(
+            state.tokens, block.tokens, state.length
+        )
+        return NGramState(tokens, state.length + block.count)
+
+    def _look_up(self, text: Array, length: Array, pending: Array) -> tuple[Array, Array]:
+        """One row: tokens and parents [N].  The suffix ends at slot `length`, which the pending token takes."""
+        text = text.at[length].set(pending)
+        slot = jnp.arange(len(text))
+        # same[i] counts how many tokens up to slot i agree with the end of the text, up to max_ngram.
+        same, still = jnp.zeros_like(slot), jnp.ones_like(slot, bool)
+        for back in range(self.max_ngram):
+            here = jnp.roll(text, back) == text[length - back]
+            still = still & here & (slot >= back) & (length >= back)
+            same = same + still
+        same = jnp.where((slot < length) & (same >= self.min_ngram), same, 0)
+        # The longest match; of equals the most recent.
+        at = jnp.max(jnp.where((same == same.max()) & (same > 0), slot, -1))
+        drafts = text[at + 1 + jnp.arange(self.num_drafts) % jnp.maximum(length - at, 1)]
+        parent = jnp.where((jnp.arange(self.num_nodes) > 0) & (at >= 0), tree.chain(self.num_nodes), ABSENT)
+        return jnp.concatenate([pending[None], drafts]), parent

@@ -1,0 +1,38 @@
+"""`none`: propose nothing.  Plain autoregressive decoding, and the baseline of every comparison."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.types import ABSENT, Block, Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class NoProposer:
+    """The root alone, padded with absent nodes to `num_nodes`.
+
+    At the width of a speculative step (num_drafts + 1) the target runs the very same program, shape for shape, so
+    that speculation can be compared with it bit for bit, in bfloat16 too.
+    """
+
+    num_nodes: int = 1
+    max_depth = 0
+    is_chain = True
+
+    def __post_init__(self):
+        if self.num_nodes < 1:
+            raise ValueError(f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 1")
+
+    def init(self, params: Any, prompt: Block, capacity: int) -> tuple:
+        return ()
+
+    def propose(self, params: Any, state: tuple, pending: Array, draw: Any, warp: Any) -> tuple[Proposal, tuple]:
+        tokens = jnp.zeros((len(pending), self.num_nodes), jnp.int32).at[:, 0].set(pending)
+        return Proposal(tokens, jnp.full_like(tokens, ABSENT), None), state
+
+    def observe(self, params: Any, state: tuple, block: Block) -> tuple:
+        return state
