@@ -10,22 +10,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from jax import Array
 
-from specjax.checkpoint import save
 from specjax.models.base import LinenModel
-from specjax.models.transformer import Transformer, TransformerConfig, head_matrix
-from train.corpus import END_OF_TEXT, Source, Tokens, prepare
+from specjax.models.transformer import head_matrix
+from train.corpus import Source, Tokens, prepare
 from train.loop import LoopOptions, fit
 from train.losses import chunked, cross_entropy
 from train.options import REQUIRED, option, parse
-from train.precision import mixed_dot_general
+from train.student import ModelOptions, make_model, read, save_student
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainOptions(LoopOptions):
-    """The model's sizes, its data, and the loop."""
+class PretrainOptions(LoopOptions, ModelOptions):
+    """The data, the model's sizes, and the loop."""
 
     data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
     pattern: str = option("*.py", "which files below a folder")
@@ -33,35 +31,7 @@ class PretrainOptions(LoopOptions):
     max_bytes: int = option(200_000, "larger files are left out: they are mostly tables")
     tokenizer: str | None = option(None, "an existing tokenizer.json; without it one is trained")
     vocab_size: int = option(4096, "of the tokenizer that is trained")
-    hidden_size: int = option(256, "features per token")
-    mlp_size: int = option(688, "features inside the MLP")
-    num_layers: int = option(6, "layers")
-    num_heads: int = option(4, "query heads")
-    num_kv_heads: int = option(2, "key and value heads")
     eval_batches: int = option(32, "held-out batches per evaluation")
-
-
-def make_model(options: Any, vocab_size: int) -> LinenModel:
-    """A Llama-type model of the sizes in the options, its embeddings tied, multiplying in bfloat16."""
-    config = TransformerConfig(
-        vocab_size=vocab_size,
-        hidden_size=options.hidden_size,
-        mlp_size=options.mlp_size,
-        num_layers=options.num_layers,
-        num_heads=options.num_heads,
-        num_kv_heads=options.num_kv_heads,
-        head_dim=options.hidden_size // options.num_heads,
-        max_positions=options.sequence_length,
-        tied_embeddings=True,
-    )
-    return LinenModel(Transformer(config, mixed_dot_general))
-
-
-def read(model: LinenModel, params: Any, inputs: Array) -> Array:
-    """The features [B * T, E] of a batch [B, T] of packed text."""
-    positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
-    hidden = model.apply(params, inputs, positions).hidden
-    return hidden.reshape(-1, hidden.shape[-1])
 
 
 @dataclasses.dataclass(eq=False)
@@ -86,7 +56,7 @@ class Pretrain:
         hidden = read(self.model, params, batch[:, :-1])
         labels = batch[:, 1:].reshape(-1)
         head = head_matrix(self.model.module.config, params)  # pyright: ignore[reportAttributeAccessIssue]
-        total = chunked(cross_entropy)(hidden, head, labels, jnp.ones(len(labels)))
+        total = chunked(cross_entropy)(hidden, head, (jnp.ones(len(labels)), labels))
         return total / len(labels), {}
 
     @functools.cached_property
@@ -99,9 +69,7 @@ class Pretrain:
         return {"held_out_loss": float(np.mean([self._measure(params, batch) for batch in batches]))}
 
     def export(self, params: Any, folder: pathlib.Path) -> None:
-        tokenizer = self.train.path.parent / "tokenizer.json"
-        eos = tokenizers.Tokenizer.from_file(str(tokenizer)).token_to_id(END_OF_TEXT)
-        save(folder, self.model, params, tokenizer=tokenizer, eos=(eos,), dtype=jnp.bfloat16)
+        save_student(folder, self.model, params, self.train.path.parent / "tokenizer.json")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -35,13 +36,15 @@ class Rope:
             return (1 - keep) * freq / self.factor + keep * freq
         return freq
 
-    def angles(self, positions: Array, dim: int) -> Array:
-        """[B, N] positions -> [B, N, 1, dim / 2] radians, float32."""
-        return positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
+    def rotations(self, positions: Array, dim: int) -> tuple[Array, Array]:
+        """[B, N] positions -> cosines and sines, each [B, N, 1, dim / 2] float32."""
+        angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
+        # The barrier keeps XLA from computing them again inside every layer.
+        return jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
 
 
-def rotate(x: Array, angles: Array) -> Array:
+def rotate(x: Array, rotations: tuple[Array, Array]) -> Array:
     """Rotate [B, N, H, D]: feature i pairs with feature i + D/2, as in the Hugging Face checkpoints."""
+    cos, sin = rotations
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -89,7 +89,7 @@ class Attention(nn.Module):
     dot_general: Callable[..., Array]
 
     @nn.compact
-    def __call__(self, x: Array, angles: Array, memory: tuple[Array, Array, Array] | None, visible: Array | None):
+    def __call__(self, x: Array, rotations: tuple[Array, Array], memory: tuple[Array, Array, Array] | None, visible: Array | None):
         c = self.config
         batch, width, _ = x.shape
 
@@ -98,8 +98,8 @@ class Attention(nn.Module):
             dense = Dense(heads * c.head_dim, axes, c.attention_bias, c.init_scale, self.dot_general, name=name)
             return dense(x).reshape(batch, width, heads, c.head_dim)
 
-        query = rotate(project("q", c.num_heads), angles)
-        keys = rotate(project("k", c.num_kv_heads), angles).swapaxes(1, 2)
+        query = rotate(project("q", c.num_heads), rotations)
+        keys = rotate(project("k", c.num_kv_heads), rotations).swapaxes(1, 2)
         values = project("v", c.num_kv_heads).swapaxes(1, 2)
         if memory is not None:
             old_keys, old_values, length = memory
@@ -136,10 +136,10 @@ class Layer(nn.Module):
     dot_general: Callable[..., Array]
 
     @nn.compact
-    def __call__(self, x: Array, angles: Array, memory: tuple[Array, Array, Array] | None, visible: Array | None):
+    def __call__(self, x: Array, rotations: tuple[Array, Array], memory: tuple[Array, Array, Array] | None, visible: Array | None):
         c = self.config
         normed = RMSNorm(c.norm_eps, name="attention_norm")(x)
-        mixed, keys, values = Attention(c, self.dot_general, name="attention")(normed, angles, memory, visible)
+        mixed, keys, values = Attention(c, self.dot_general, name="attention")(normed, rotations, memory, visible)
         x = x + mixed
         x = x + MLP(c, self.dot_general, name="mlp")(RMSNorm(c.norm_eps, name="mlp_norm")(x))
         return x, keys, values
@@ -176,14 +176,14 @@ class Transformer(nn.Module):
         init = nn.with_logical_partitioning(nn.initializers.normal(c.init_scale), ("vocab", "embed"))
         embedding = self.param("embedding", init, (c.vocab_size, c.hidden_size))
         x = jnp.take(embedding, tokens, axis=0)
-        angles = c.rope.angles(positions, c.head_dim)
+        rotations = c.rope.rotations(positions, c.head_dim)
         visible = mask
         if cache is not None:
             visible = visible_slots(cache.length, tokens.shape[1], cache.capacity, mask)
         keys, values = [], []
         for i in range(c.num_layers):
             memory = None if cache is None else (cache.keys[i], cache.values[i], cache.length)
-            x, k, v = Layer(c, self.dot_general, name=f"layer_{i}")(x, angles, memory, visible)
+            x, k, v = Layer(c, self.dot_general, name=f"layer_{i}")(x, rotations, memory, visible)
             keys.append(k)
             values.append(v)
         hidden = RMSNorm(c.norm_eps, name="norm")(x)

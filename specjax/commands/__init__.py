@@ -1,0 +1,31 @@
+"""The command line: `specjax <command>`, or `python -m specjax <command>`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from specjax.commands import generate
+
+COMMANDS = {"generate": generate}
+"""Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command.  What a user can mend ends in one line on stderr and exit status 2."""
+    parser = argparse.ArgumentParser(prog="specjax", description="Lossless speculative decoding in JAX.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=module.HELP, description=module.HELP, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        )
+        module.add_arguments(command)
+    arguments = parser.parse_args(argv)
+    try:
+        COMMANDS[arguments.command].run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"specjax {arguments.command}: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,182 @@
+"""`specjax generate "prompt"`: text with speculation, and beside it what plain decoding would have cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+from typing import Any
+
+import specjax
+from specjax.commands.progress import progress
+
+HELP = "continue a prompt with speculation, and compare with plain decoding"
+
+_SHIPPED = pathlib.Path(specjax.__file__).parent.parent / "checkpoints" / "pycode"
+_ROUNDS = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", nargs="*", help="one prompt or several, which then form a batch")
+    parser.add_argument("--prompt-file", help="a text file (one prompt), or JSON lines with a field `prompt` (a batch)")
+    parser.add_argument("--target", help="folder of the target; without it, the checkpoint that ships with the checkout")
+    parser.add_argument("--draft", help="folder of the draft; without it, the one beside the shipped target")
+    parser.add_argument(
+        "--proposer", choices=sorted(specjax.PROPOSERS), help="by default draft where there is one, else ngram"
+    )
+    parser.add_argument("--rule", choices=sorted(specjax.RULES), default="match", help="which guesses are kept")
+    parser.add_argument(
+        "--num-drafts", "--num-speculative-tokens", type=int, default=4, help="guesses per target pass (gamma)"
+    )
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
+    parser.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")
+    parser.add_argument("--top-p", type=float, default=1.0, help="1 keeps all tokens")
+    parser.add_argument("--min-p", type=float, default=0.0, help="0 keeps all tokens")
+    parser.add_argument("--seed", type=int, default=0, help="with --rule match the text depends on it alone")
+    parser.add_argument("--dtype", default="float32", help="of both models: float32, bfloat16 or float16")
+    parser.add_argument("--no-compare", action="store_true", help="do not time plain decoding")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    prompts = _read_prompts(arguments)
+    target, draft, proposer = _load(arguments)
+    options: dict[str, Any] = {
+        "max_new_tokens": arguments.max_new_tokens,
+        "temperature": arguments.temperature,
+        "top_k": arguments.top_k,
+        "top_p": arguments.top_p,
+        "min_p": arguments.min_p,
+        "seed": arguments.seed,
+        "rule": specjax.RULES[arguments.rule](),
+    }
+    speculation = {"draft": draft, "proposer": proposer, "num_drafts": arguments.num_drafts}
+    if arguments.json:
+        with progress("generating"):
+            output = specjax.generate(target, prompts, **options, **speculation)
+    else:
+        output = _stream(target, prompts, {**options, **speculation})
+    with progress("timing"):
+        output, baseline = _time(target, prompts, options, speculation, not arguments.no_compare)
+
+    stats = output.stats.to_json()
+    stats["baseline_tokens_per_second"] = stats["speedup"] = stats["same_tokens"] = None
+    if baseline is not None:
+        stats["baseline_tokens_per_second"] = baseline.stats.tokens_per_second
+        stats["speedup"] = output.stats.tokens_per_second / baseline.stats.tokens_per_second
+        stats["same_tokens"] = output.tokens == baseline.tokens
+    if arguments.json:
+        result = {"text": output.text, "tokens": output.tokens, "finish": output.finish, "exact": output.exact}
+        print(json.dumps({**result, "stats": stats}))
+    else:
+        _print_table(stats, output, arguments)
+
+
+def _read_prompts(arguments: argparse.Namespace) -> list[str]:
+    if bool(arguments.prompt) == bool(arguments.prompt_file):
+        raise ValueError('pass a prompt, as in specjax generate "def fibonacci(n):", or --prompt-file, and not both')
+    if not arguments.prompt_file:
+        return arguments.prompt
+    path = pathlib.Path(arguments.prompt_file)
+    if not path.is_file():
+        raise FileNotFoundError(f"--prompt-file {path} does not exist")
+    text = path.read_text()
+    if path.suffix != ".jsonl":
+        return [text]
+    try:
+        return [json.loads(line)["prompt"] for line in text.splitlines() if line.strip()]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f'--prompt-file {path}: every line must be an object like {{"prompt": "..."}} ({error!r})') from None
+
+
+def _load(arguments: argparse.Namespace) -> tuple[specjax.LanguageModel, Any, Any]:
+    """The target, and the draft or the proposer."""
+    target, draft, kind = arguments.target, arguments.draft, arguments.proposer
+    if target is None:
+        target = _SHIPPED / "target"
+        if not target.is_dir():
+            raise FileNotFoundError(
+                f"there is no shipped checkpoint at {target} (an installed package has none): "
+                "pass --target with a Hugging Face folder"
+            )
+        if draft is None and kind in (None, "draft"):
+            draft = _SHIPPED / "draft"
+    if kind is None:
+        kind = "draft" if draft is not None else "ngram"
+    if kind == "draft" and draft is None:
+        raise ValueError("--proposer draft needs --draft with the folder of a smaller model; or use --proposer ngram")
+    if kind != "draft" and arguments.draft is not None:
+        raise ValueError(f"--draft is not used by --proposer {kind}; leave one of them out")
+    with progress("loading"):
+        loaded = specjax.load(target, arguments.dtype)
+        if kind == "draft":
+            return loaded, specjax.load(draft, arguments.dtype), None
+    return loaded, None, specjax.NGram(arguments.num_drafts) if kind == "ngram" else specjax.NoProposer()
+
+
+def _stream(target: specjax.LanguageModel, prompts: list[str], options: dict[str, Any]) -> specjax.Output:
+    """Print the text as it comes; several prompts one after the other, each when it is whole."""
+    if len(prompts) > 1:
+        with progress("generating"):
+            output = specjax.generate(target, prompts, **options)
+        for prompt, text in zip(prompts, output.text, strict=True):
+            print(f"{prompt}{text}\n{'-' * 80}")
+        return output
+    stream = specjax.generate(target, prompts[0], stream=True, **options)
+    print(prompts[0], end="", flush=True)
+    with progress("compiling"):
+        first = next(stream, "")
+    print(first, end="", flush=True)
+    for piece in stream:
+        print(piece, end="", flush=True)
+    print()
+    assert stream.output is not None
+    return stream.output
+
+
+def _time(
+    target: specjax.LanguageModel, prompts: list[str], options: dict[str, Any], speculation: dict[str, Any], both: bool
+) -> tuple[specjax.Output, specjax.Output | None]:
+    """Speculation and plain decoding in turn, after a warm-up; of each the run of median time."""
+    runs: tuple[list, list] = ([], [])
+    for number in range(_ROUNDS + 1):
+        found = [specjax.generate(target, prompts, **options, **speculation)]
+        if both:
+            found.append(specjax.generate(target, prompts, **options))
+        if number > 0:  # the first round compiles
+            for outputs, output in zip(runs, found, strict=False):
+                outputs.append(output)
+
+    def median(outputs):
+        middle = statistics.median_low([o.stats.seconds for o in outputs])
+        return next(o for o in outputs if o.stats.seconds == middle)
+
+    return median(runs[0]), median(runs[1]) if both else None
+
+
+def _print_table(stats: dict[str, Any], output: specjax.Output, arguments: argparse.Namespace) -> None:
+    rows = [("tokens/s with speculation", f"{stats['tokens_per_second']:.1f}")]
+    if stats["speedup"] is not None:
+        same = "yes" if stats["same_tokens"] else "no"
+        if not stats["same_tokens"] and arguments.rule != "match" and arguments.temperature > 0:
+            same += " (this rule keeps the distribution, not the tokens)"
+        rows = [
+            ("tokens/s without speculation", f"{stats['baseline_tokens_per_second']:.1f}"),
+            *rows,
+            ("speed-up", f"{stats['speedup']:.2f} x"),
+            ("same tokens", same),
+        ]
+    alpha = stats["acceptance_rate"]
+    rows += [
+        ("acceptance rate (alpha)", "no drafts" if alpha is None else f"{alpha:.3f}"),
+        ("tokens per target pass (tau)", f"{stats['mean_accepted_length']:.2f}"),
+        ("new tokens / target passes", f"{stats['tokens']} / {stats['target_passes']}"),
+        ("lossless rule", "yes" if output.exact else "no"),
+    ]
+    print()
+    for name, value in rows:
+        print(f"  {name:<30} {value}")
+    sys.stdout.flush()

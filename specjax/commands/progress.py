@@ -1,0 +1,32 @@
+"""What a person at a terminal sees while nothing else happens."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Show `what` and the seconds so far on stderr, if that is a terminal; clear it at the end."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+
+    def show():
+        started = time.monotonic()
+        while not done.wait(0.2):
+            print(f"\r{what} ... {time.monotonic() - started:.0f} s ", end="", file=sys.stderr, flush=True)
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,249 @@
+"""Settings, what they make of logits, and the noise that draws a token."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from specjax import Sampling, sampling
+
+warp = jax.jit(sampling.warp)
+
+SETTINGS = [
+    {"temperature": 1.0},
+    {"temperature": 0.3},
+    {"temperature": 2.5},
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 1000},
+    {"top_p": 0.05},
+    {"top_p": 0.9},
+    {"top_p": 0.999},
+    {"min_p": 0.02},
+    {"min_p": 0.5},
+    {"min_p": 1.0},
+    {"temperature": 0.7, "top_p": 0.8},  # a filter that came before the temperature would keep others
+    {"temperature": 1.6, "min_p": 0.1},
+    {"top_k": 7, "top_p": 0.6},
+    {"top_p": 0.7, "min_p": 0.2},
+    {"temperature": 0.6, "top_k": 9, "top_p": 0.85, "min_p": 0.05},
+    {"temperature": 1.8, "top_k": 20, "top_p": 0.95, "min_p": 0.02},
+]
+DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+LOGITS = np.random.default_rng(0).normal(size=(len(SETTINGS), 6, 61)).astype(np.float32) * 3
+
+
+def transformers_warp(logits, temperature, top_k, top_p, min_p):
+    """[N, V] through the warpers of transformers, in the order of its `generate`."""
+    warpers = [TemperatureLogitsWarper(temperature)] if temperature != 1 else []
+    warpers += [TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+    warpers += [MinPLogitsWarper(min_p)] if min_p else []
+    scores = torch.tensor(logits)
+    for warper in warpers:
+        scores = warper(None, scores)
+    return scores.numpy()
+
+
+def one_hot(logits):
+    """-inf but for 0 at the first maximum."""
+    return np.where(np.arange(logits.shape[-1]) == logits.argmax(-1)[..., None], 0.0, -np.inf)
+
+
+@pytest.mark.parametrize("row", range(len(SETTINGS)), ids=map(str, SETTINGS))
+def test_warp_equals_transformers(row):
+    """One setting for the whole batch keeps the tokens that transformers keeps, with the same logits."""
+    found = np.asarray(warp(LOGITS, Sampling.create(len(LOGITS), **SETTINGS[row])))
+    wanted = np.stack([transformers_warp(logits, **DEFAULTS | SETTINGS[row]) for logits in LOGITS])
+    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(wanted))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_each_row_has_its_own_settings():
+    """In a mixed batch, greedy rows among them, each row is warped as if it were alone."""
+    rows = [DEFAULTS | s for s in SETTINGS]
+    rows[2]["temperature"] = rows[14]["temperature"] = 0.0
+    found = np.asarray(warp(LOGITS, Sampling.create(len(rows), **{name: [r[name] for r in rows] for name in DEFAULTS})))
+    for logits, row, got in zip(LOGITS, rows, found, strict=True):
+        wanted = transformers_warp(logits, **row) if row["temperature"] else one_hot(logits)
+        np.testing.assert_array_equal(np.isneginf(got), np.isneginf(wanted))
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_settings_that_are_off_change_nothing():
+    """Temperature 1 without filters returns the logits themselves."""
+    np.testing.assert_array_equal(warp(LOGITS, Sampling.create(len(LOGITS))), LOGITS)
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.3}], ids=["plain", "filtered"])
+def test_temperature_zero_leaves_the_first_maximum(filters):
+    """Greedy is a warp: one token is left, of equal ones the first, so that no noise can move it."""
+    logits = np.round(LOGITS / 3)  # rounded, so that maxima tie
+    assert ((logits == logits.max(-1, keepdims=True)).sum(-1) > 1).any()
+    found = warp(logits, Sampling.create(len(logits), 0.0, **filters))
+    np.testing.assert_array_equal(found, one_hot(logits))
+
+
+def test_ties_with_the_last_one_kept_are_kept():
+    """top-k may keep more than k, as in transformers."""
+    logits = np.array([[[3.0, 1.0, 2.0, 2.0, 0.0]]], np.float32)
+    kept = ~np.isneginf(np.asarray(warp(logits, Sampling.create(1, top_k=2))))
+    assert kept[0, 0].tolist() == [True, False, True, True, False]
+
+
+def test_warp_computes_in_float32():
+    """bfloat16 logits are sampled from in float32."""
+    logits = jnp.asarray(LOGITS, jnp.bfloat16)
+    settings = Sampling.create(len(LOGITS), 0.7, 9, 0.9, 0.01)
+    assert warp(logits, settings).dtype == jnp.float32
+    np.testing.assert_array_equal(warp(logits, settings), warp(logits.astype(jnp.float32), settings))
+
+
+@pytest.mark.parametrize("keep", [1, 2, 17, 63, 64])
+def test_bisection_finds_what_sorting_finds(keep):
+    """`_largest` by count is every value that is at least the k-th greatest, ties, zeros and infinities included."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(8, 64)).astype(np.float32)
+    x[1] = np.round(x[1])
+    x[2, ::2] = -np.inf
+    x[3] = 0.0
+    x[4] = np.where(rng.random(64) < 0.5, 0.0, -0.0)
+    x[5] *= 1e38
+    x[6] *= 1e-30
+    x[7] = -np.abs(x[7])
+    found = sampling._largest(jnp.asarray(x), lambda kept: kept.sum(-1, keepdims=True) >= keep)
+    np.testing.assert_array_equal(found, x >= np.sort(x, axis=-1)[:, -keep][:, None])
+
+
+def test_argmax_is_the_first_maximum():
+    """Of equal maxima the smallest index, also among infinities."""
+    x = np.random.default_rng(2).integers(0, 4, (200, 9)).astype(np.float32)
+    x[0], x[1] = -np.inf, 5.0
+    x[2, 3:5] = np.inf
+    found = sampling.argmax(jnp.asarray(x))
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, x.argmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.5),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_p", float("nan")),
+        ("top_k", -1),
+        ("top_k", 2.5),
+        ("min_p", 2),
+        ("min_p", -0.25),
+    ],
+)
+def test_values_out_of_range_are_named(name, value):
+    """The message holds the setting and the value, for one of several rows as for all."""
+    with pytest.raises(ValueError, match=f"{name}={value:g} is not allowed; it must be"):
+        Sampling.create(2, **{name: value})
+    with pytest.raises(ValueError, match=f"{name}={value:g} "):
+        Sampling.create(2, **{name: [1, value]})
+
+
+def test_values_must_fit_the_rows():
+    """One value, or one a row."""
+    with pytest.raises(ValueError, match="temperature has 3 values for 2 rows"):
+        Sampling.create(2, temperature=[1, 1, 1])
+
+
+create_shared = jax.jit(sampling.SharedDraw.create, static_argnums=(2, 3))
+
+
+def shared(keys, positions, max_depth=3, size=11, sampled=True):
+    return np.asarray(create_shared(keys, jnp.array(positions), max_depth, size, jnp.array(sampled)).gumbel)
+
+
+def test_shared_noise_is_of_key_and_absolute_position():
+    """The token at one absolute position meets one noise: from any root, depth, batch and depth of the tree."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    base = shared(keys, [5, 5, 5])
+    np.testing.assert_array_equal(shared(keys, [4, 4, 4])[:, 1:], base[:, :-1])
+    np.testing.assert_array_equal(shared(keys, [5, 5, 5], max_depth=0), base[:, :1])
+    np.testing.assert_array_equal(shared(keys[1:2], [5])[0], base[1])
+    np.testing.assert_array_equal(shared(keys[::-1], [5, 5, 5])[::-1], base)
+    np.testing.assert_array_equal(shared(keys, [7, 5, 9])[1], base[1])
+
+
+def test_shared_noise_differs_between_positions_and_keys():
+    """No two positions and no two keys meet the same noise."""
+    noise = shared(jax.random.split(jax.random.key(0), 3), [5, 5, 5])
+    assert len(np.unique(noise)) == noise.size
+
+
+def test_shared_noise_is_off_without_a_sampled_row():
+    """A greedy batch draws nothing."""
+    assert (shared(jax.random.split(jax.random.key(0), 3), [5, 5, 5], sampled=False) == 0).all()
+
+
+def test_shared_noise_depends_on_the_depth_of_a_node_alone():
+    """Siblings and cousins share the noise of their position."""
+    draw = sampling.SharedDraw(jnp.arange(12.0).reshape(4, 3))
+    assert draw.noise(1, 2).tolist() == draw.noise(5, 2).tolist() == [6, 7, 8]
+
+
+def test_independent_streams_do_not_meet():
+    """Nodes, acceptance, residual, positions and rows all draw apart, and equal keys and positions draw alike."""
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    @jax.jit
+    def draw_everything(position):
+        draw = sampling.IndependentDraw.create(keys, position, 7)
+
+        def one(d):
+            noise = [d.noise(node, 0) for node in range(3)]
+            return jnp.concatenate([*noise, -jnp.log(-jnp.log(d.acceptance(7))), d.residual()])
+
+        return jax.vmap(one)(draw)
+
+    def everything(position):
+        return np.asarray(draw_everything(jnp.array(position)))
+
+    found = np.stack([everything([4, 4]), everything([5, 5])])
+    assert len(np.unique(found)) == found.size
+    np.testing.assert_array_equal(everything([4, 5])[1], found[1, 1])
+
+
+DRAWS = 40_000
+
+
+@pytest.mark.parametrize("source", ["keys", "positions", "nodes", "residual"])
+def test_noise_samples_the_softmax(source):
+    """argmax(logits + noise) is a sample of softmax(logits), along every axis that noise is drawn.
+
+    40000 draws of 7 tokens: a bias of 1.5 % in total variation fails at the p < 1e-6 asked for nearly surely.
+    """
+    logits = jnp.array([1.0, -0.5, 0.3, 2.0, -2.0, 0.0, 0.7])
+    zeros, key = jnp.zeros(DRAWS, jnp.int32), jax.random.key(7)
+    keys = jax.random.split(key, DRAWS)
+    if source == "keys":
+        noise = shared(keys, zeros, 0, 7)[:, 0]
+    elif source == "positions":
+        noise = shared(key[None], [3], DRAWS - 1, 7)[0]
+    elif source == "nodes":
+        draw = sampling.IndependentDraw(key, 7)
+        noise = jax.jit(jax.vmap(lambda node: draw.noise(node, 0)))(jnp.arange(DRAWS))
+    else:
+        noise = jax.jit(jax.vmap(lambda d: d.residual()))(sampling.IndependentDraw.create(keys, zeros, 7))
+    counts = np.bincount(sampling.argmax(logits + noise), minlength=7)
+    assert scipy.stats.chisquare(counts, DRAWS * np.asarray(jax.nn.softmax(logits), np.float64)).pvalue > 1e-6
+
+
+def test_acceptance_draws_are_uniform():
+    """In [0, 1), with every tenth equally often."""
+    keys = jax.random.split(jax.random.key(8), DRAWS // 4)
+    draw = sampling.IndependentDraw.create(keys, jnp.zeros(len(keys), jnp.int32), 7)
+    found = np.asarray(jax.jit(jax.vmap(lambda d: d.acceptance(4)))(draw))
+    assert found.min() >= 0
+    assert found.max() < 1
+    assert scipy.stats.chisquare(np.histogram(found, 10, (0, 1))[0]).pvalue > 1e-6

@@ -1,0 +1,83 @@
+"""The three formulas of `specjax.tree` against walking up from each node."""
+
+import jax
+import numpy as np
+import pytest
+import toys
+
+from specjax import tree
+
+MAX_DEPTH = 9
+
+
+@pytest.fixture(scope="module")
+def forests():
+    """[400, N] random parents in topological order, a third of the nodes absent, and the extreme shapes."""
+    rng = np.random.default_rng(0)
+    size = MAX_DEPTH + 1
+    found = [np.array([-1, *(rng.integers(-n // 3, n) for n in range(1, size))]) for _ in range(400)]
+    found += [tree.chain(size), np.zeros(size, int) - (np.arange(size) == 0), np.full(size, -1)]
+    return np.maximum(np.array(found), -1).astype(np.int32)
+
+
+def test_ancestor_mask_names_the_nodes_on_the_way_up(forests):
+    """mask[n, m] holds exactly for the ancestors m of n, and for n itself."""
+    found = np.asarray(jax.vmap(tree.ancestor_mask)(forests))
+    wanted = [[np.isin(np.arange(len(p)), toys.ancestors(p, n)) for n in range(len(p))] for p in forests]
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_depth_counts_the_steps_up(forests):
+    """A node's depth is the number of its proper ancestors; roots and absent nodes have 0."""
+    found = np.asarray(jax.vmap(tree.depth)(forests))
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, [[len(toys.ancestors(p, n)) - 1 for n in range(len(p))] for p in forests])
+
+
+def test_path_lists_the_way_down_padded_with_its_end(forests):
+    """path(n) is the nodes from the root to n in order, then n again."""
+    nodes = np.arange(MAX_DEPTH + 1)
+    paths = jax.jit(jax.vmap(jax.vmap(lambda p, n: tree.path(p, n, MAX_DEPTH), (None, 0)), (0, None)))
+    found = np.asarray(paths(forests, nodes))
+    assert found.dtype == np.int32
+    for parent, rows in zip(forests, found, strict=True):
+        for node, row in zip(nodes, rows, strict=True):
+            way = toys.ancestors(parent, node)
+            assert row.tolist() == way + [node] * (MAX_DEPTH + 1 - len(way))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 33])
+def test_long_chains_are_closed(size):
+    """Squaring reaches the root of a chain of any length."""
+    parent = tree.chain(size)
+    np.testing.assert_array_equal(tree.ancestor_mask(parent), np.tri(size, dtype=bool))
+    np.testing.assert_array_equal(tree.depth(parent), np.arange(size))
+
+
+def test_from_choices_orders_by_depth_then_choice():
+    """Each choice's parent is the choice without its last step, whatever order they are given in."""
+    choices = ((1, 0), (0,), (0, 1), (1,), (0, 0), (0, 1, 0))
+    parent = tree.from_choices(choices)
+    ordered = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]
+    assert parent.tolist() == [-1] + [ordered.index(choice[:-1]) for choice in ordered[1:]]
+    np.testing.assert_array_equal(parent, tree.from_choices(choices[::-1]))
+    assert parent.dtype == np.int32
+
+
+def test_from_choices_of_nothing_is_the_root():
+    """The empty tree is autoregressive decoding."""
+    assert tree.from_choices(()).tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (((0,), (1, 0)), r"\(1, 0\) has no parent: add \(1,\)"),
+        (((0,), (0, 0), (0,)), "distinct"),
+        (((0,), ()), "not empty"),
+    ],
+)
+def test_from_choices_refuses_what_is_no_tree(choices, message):
+    """A choice without its parent, one that stands twice, and the empty one, are named."""
+    with pytest.raises(ValueError, match=message):
+        tree.from_choices(choices)

@@ -1,0 +1,58 @@
+"""The model that a job trains from scratch: its sizes as options, its pass over packed text, its folder at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import tokenizers
+from jax import Array
+
+from specjax.checkpoint import save
+from specjax.models.base import LinenModel
+from specjax.models.transformer import Transformer, TransformerConfig
+from train.corpus import END_OF_TEXT
+from train.options import option
+from train.precision import mixed_dot_general
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOptions:
+    """Sizes of a Llama-type model."""
+
+    hidden_size: int = option(256, "features per token")
+    mlp_size: int = option(688, "features inside the MLP")
+    num_layers: int = option(6, "layers")
+    num_heads: int = option(4, "query heads")
+    num_kv_heads: int = option(2, "key and value heads")
+
+
+def make_model(options: Any, vocab_size: int) -> LinenModel:
+    """A Llama-type model of the sizes in the options, its embeddings tied, multiplying in bfloat16."""
+    config = TransformerConfig(
+        vocab_size=vocab_size,
+        hidden_size=options.hidden_size,
+        mlp_size=options.mlp_size,
+        num_layers=options.num_layers,
+        num_heads=options.num_heads,
+        num_kv_heads=options.num_kv_heads,
+        head_dim=options.hidden_size // options.num_heads,
+        max_positions=options.sequence_length,
+        tied_embeddings=True,
+    )
+    return LinenModel(Transformer(config, mixed_dot_general))
+
+
+def read(model: LinenModel, params: Any, inputs: Array) -> Array:
+    """The features [B * T, E] of a batch [B, T] of packed text."""
+    positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
+    hidden = model.apply(params, inputs, positions).hidden
+    return hidden.reshape(-1, hidden.shape[-1])
+
+
+def save_student(folder: pathlib.Path, model: LinenModel, params: Any, tokenizer: pathlib.Path) -> None:
+    """Write a Hugging Face folder in bfloat16."""
+    eos = tokenizers.Tokenizer.from_file(str(tokenizer)).token_to_id(END_OF_TEXT)
+    save(folder, model, params, tokenizer=tokenizer, eos=(eos,), dtype=jnp.bfloat16)
