@@ -24,6 +24,9 @@ from tqdm import tqdm
 
 from specjax.models import FAMILIES, Family, LinenModel, Transformer, TransformerConfig
 
+_DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
+_STORED = ("F64", "F32", "F16", "BF16")
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageModel:
@@ -54,23 +57,28 @@ def load(path: str | pathlib.Path, dtype: Any = None) -> LanguageModel:
     folder = pathlib.Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder; pass one that holds config.json and model.safetensors")
-    dtype = jnp.dtype(dtype or "float32")
-    if dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-        raise ValueError(f"dtype={dtype} is not supported; pass float32, bfloat16 or float16")
+    try:
+        dtype = jnp.dtype(dtype or "float32")
+    except TypeError:
+        pass
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype={dtype} is not supported; pass {', '.join(d.name for d in _DTYPES)}")
     config = _read_json(folder / "config.json")
     family = _family(folder, config)
     try:
         ours = family.read_config(config)
     except KeyError as error:
-        raise ValueError(f"{folder / 'config.json'} lacks {error}, which model_type {config['model_type']!r} needs") from None
-    except ValueError as error:
+        raise ValueError(
+            f"{folder / 'config.json'} lacks {error}, which a {config['model_type']} model needs"
+        ) from None
+    except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from None
-    model = LinenModel(Transformer(ours), dtype)
+    # On a CPU the copy of a tied embedding pays for itself; elsewhere memory is dearer.
+    separate = ours.tied_embeddings and dtype == jnp.float32 and jax.default_backend() == "cpu"
+    model = LinenModel(Transformer(ours, separate_head=separate), dtype)
+    eos = _eos(folder, config)
     params = _read_weights(folder, family, ours, model, dtype)
-    tokenizer = None
-    if (folder / "tokenizer.json").exists():
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    return LanguageModel(model, params, tokenizer, _eos(folder, config), folder.name)
+    return LanguageModel(model, params, _tokenizer(folder), eos, folder.name)
 
 
 def save(
@@ -100,7 +108,12 @@ def save(
     ids = {"bos_token_id": eos[0] if eos else None, "eos_token_id": list(eos) if len(eos) > 1 else (eos or (None,))[0]}
     _write_json(
         folder / "config.json",
-        {"architectures": [family.architecture], **family.write_config(config), "dtype": written, "torch_dtype": written}
+        {
+            "architectures": [family.architecture],
+            **family.write_config(config),
+            "dtype": written,
+            "torch_dtype": written,
+        }
         | ids,
     )
     _write_json(folder / "generation_config.json", ids)
@@ -150,9 +163,20 @@ def _eos(folder: pathlib.Path, config: dict[str, Any]) -> tuple[int, ...]:
     generation = folder / "generation_config.json"
     found = _read_json(generation).get("eos_token_id") if generation.exists() else None
     found = config.get("eos_token_id") if found is None else found
-    if found is None:
-        return ()
-    return tuple(found) if isinstance(found, list) else (found,)
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(isinstance(i, int) for i in ids):
+        raise ValueError(f"{folder}: eos_token_id is {found!r}; it must be a token id or a list of them")
+    return tuple(ids)
+
+
+def _tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is not a tokenizer: {error}") from None
 
 
 def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -160,7 +184,12 @@ def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
     if single.exists():
         return [single]
     if index.exists():
-        files = [folder / name for name in sorted(set(_read_json(index).get("weight_map", {}).values()))]
+        names = _read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not all(
+            isinstance(n, str) and n == pathlib.Path(n).name for n in names.values()
+        ):
+            raise ValueError(f"{index}: weight_map must map the names of tensors to files of this folder")
+        files = [folder / name for name in sorted(set(names.values()))]
         missing = [file.name for file in files if not file.exists()]
         if missing or not files:
             raise FileNotFoundError(f"{index} names {', '.join(missing) or 'no file'}: download the missing shards")
@@ -201,6 +230,8 @@ def _read_weights(
             faults.append(f"{name} is missing (shape {list(shape)})")
         elif (found := tuple(handles[name].get_slice(name).get_shape())) != shape:
             faults.append(f"{name} has shape {list(found)} instead of {list(shape)}")
+        elif (kind := handles[name].get_slice(name).get_dtype()) not in _STORED:
+            faults.append(f"{name} is stored as {kind}; specjax reads {', '.join(_STORED)}")
     for name in handles:
         tied_copy = config.tied_embeddings and name == "lm_head.weight"
         if name not in wanted and not tied_copy and not name.endswith(family.ignored):
@@ -214,4 +245,6 @@ def _read_weights(
         for part in tensor.path[:-1]:
             branch = branch.setdefault(part, {})
         branch[tensor.path[-1]] = jnp.asarray(array.T if tensor.transpose else array, dtype)
+    if model.module.separate_head:  # pyright: ignore[reportAttributeAccessIssue]
+        params["head"] = {"kernel": jnp.asarray(np.asarray(params["embedding"]).T)}
     return params

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -122,7 +122,7 @@ class Decoder:
         """
         return _run(self, params, state, jnp.asarray(max_steps, jnp.int32))
 
-    def stream(self, params: Params, state: DecodeState, steps_per_chunk: int = 8) -> Iterator[DecodeState]:
+    def stream(self, params: Params, state: DecodeState, steps_per_chunk: int = 8) -> Generator[DecodeState, Any, None]:
         """`run` a few steps at a time, and yield the state after each chunk until every row is done.
 
         Read what you need before the next turn, which donates the yielded state.  `send` a bool [B] to stop rows.
@@ -165,7 +165,7 @@ class Decoder:
     def _emit(self, state: DecodeState, accepted: Array, verdict: Verdict) -> tuple[Array, Array, Array]:
         """The accepted drafts and then the next token, cut at an end of text and at the limit.
 
-            accepted r a b b     num_accepted 2, next_token x     ->  emitted a b x .    count 3
+        accepted r a b b     num_accepted 2, next_token x     ->  emitted a b x .    count 3
         """
         rows = jnp.arange(len(accepted))
         emitted = jnp.roll(accepted, -1, axis=1).at[rows, verdict.num_accepted].set(verdict.next_token)
@@ -227,7 +227,9 @@ def _write(buffer: Array, new: Array, start: Array) -> Array:
 
 def _count(stats: Stats, proposal: Proposal, verdict: Verdict, count: Array, live: Array) -> Stats:
     """A draft was tested where the walk stood at its parent: on the path, at a node with a child."""
-    has_child = jax.vmap(lambda parent: (parent[None, :] == jnp.arange(parent.shape[0])[:, None]).any(1))(proposal.parent)
+    has_child = jax.vmap(lambda parent: (parent[None, :] == jnp.arange(parent.shape[0])[:, None]).any(1))(
+        proposal.parent
+    )
     asked = jnp.take_along_axis(has_child, verdict.path, axis=1)
     asked = asked & (jnp.arange(verdict.path.shape[1]) <= verdict.num_accepted[:, None])
     tested = jnp.minimum(asked.sum(1), count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Literal, overload
 
 import jax
@@ -42,7 +42,7 @@ class TextStream:
     For a single prompt a piece is a string; for a list of prompts, a list with a string a row.
     """
 
-    def __init__(self, pieces: Iterator[list[str]], single: bool):
+    def __init__(self, pieces: Generator[list[str], None, Output], single: bool):
         self._pieces, self._single = pieces, single
         self.output: Output | None = None
 
@@ -78,7 +78,7 @@ def generate(
     top_p: float | Sequence[float] = 1.0,
     min_p: float | Sequence[float] = 0.0,
     seed: int | Sequence[int] = 0,
-    stop: str | Sequence[str] = (),
+    stop: str | Sequence[str] | None = (),
     stream: bool = False,
 ) -> Output | TextStream:
     """Continue each prompt as `target` alone would, faster.
@@ -94,20 +94,25 @@ def generate(
       num_drafts: guesses per step (gamma).
       max_new_tokens: per prompt.
       temperature, top_k, top_p, min_p: one value, or one a prompt; 0, 0, 1, 0 switch them off.
-      seed: one value (rows then differ by their index), or one a prompt.
+      seed: one value in [0, 2^32) (rows then differ by their index), or one a prompt.
       stop: texts at which a row ends; they are not part of the output.
       stream: return a `TextStream` instead.
 
     Raises:
       ValueError: what does not fit, and the cure; before anything is compiled.
     """
+    for name, model in (("target", target), ("draft", draft)):
+        if not isinstance(model, LanguageModel | None):
+            raise ValueError(f"{name} is a {type(model).__name__}; pass what specjax.load(folder) returns")
     if proposer is not None and draft is not None:
         raise ValueError("pass either draft= or proposer=, not both: a draft is a proposer")
+    if isinstance(proposer, DraftModel):
+        raise ValueError("a DraftModel comes without its weights: pass the loaded model as draft= instead")
     if draft is not None:
         check_same_tokenizer(target, draft)
         proposer = DraftModel(draft.model, target.model.vocab_size, num_drafts)
     proposer, rule = proposer or NoProposer(), rule or Match()
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if "" in stops:
         raise ValueError("stop contains an empty string, which every text contains; remove it")
     if stops and target.tokenizer is None:
@@ -136,16 +141,16 @@ def generate(
             params, prompt, lengths, limit=lengths + np.int32(max_new_tokens), sampling=sampling, key=keys
         )
 
+    texts = _Texts(target, [row[-1] for row in ids], stops)
     if stream or stops:
-        pieces = _stream(target, decoder, params, prefill, lengths, stops)
+        pieces = _stream(texts, decoder, params, prefill, lengths)
         if stream:
             return TextStream(pieces, isinstance(prompts, str))
         return _exhaust(pieces)
     started = time.perf_counter()
     state = jax.block_until_ready(decoder.run(params, prefill()))
     seconds = time.perf_counter() - started
-    tokens = _new_tokens(state, lengths)
-    return _output(target, decoder, state, tokens, [None] * len(tokens), seconds)
+    return _output(texts, decoder, state, lengths, seconds)
 
 
 def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
@@ -155,6 +160,8 @@ def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
         raise ValueError("prompts is empty; pass at least one prompt")
     encoded = []
     for index, row in enumerate(rows):
+        if not isinstance(row, str | Sequence | np.ndarray):
+            raise ValueError(f"prompts holds {row!r}; pass a text, a list of texts, or a list of lists of token ids")
         if isinstance(row, str):
             if target.tokenizer is None:
                 raise ValueError(f"{target.name} has no tokenizer.json; pass token ids instead of text")
@@ -178,10 +185,15 @@ def check_same_tokenizer(target: LanguageModel, draft: LanguageModel) -> None:
     else:
         same = vocabulary_digest(target.tokenizer) == vocabulary_digest(draft.tokenizer)
     if not same:
-        sizes = [m.tokenizer.get_vocab_size() if m.tokenizer else "no tokenizer" for m in (target, draft)]
+
+        def describe(m):
+            return (
+                f"{m.tokenizer.get_vocab_size()} tokens" if m.tokenizer else f"{m.model.vocab_size} ids, no tokenizer"
+            )
+
         raise ValueError(
-            f"the draft {draft.name} has another tokenizer than the target {target.name} "
-            f"(vocabularies: {sizes[1]} and {sizes[0]}); use a draft of the same family, or proposer=NGram()"
+            f"the draft {draft.name} ({describe(draft)}) has another tokenizer than the target {target.name} "
+            f"({describe(target)}); use a draft of the same family, or proposer=NGram()"
         )
 
 
@@ -198,11 +210,61 @@ def _check_length(target: LanguageModel, draft: LanguageModel | None, ids: list[
 
 
 def _keys(seed: int | Sequence[int], rows: int) -> jax.Array:
-    if isinstance(seed, int):
-        return jax.vmap(lambda row: jax.random.fold_in(jax.random.key(seed), row))(jnp.arange(rows))
-    if len(seed) != rows:
-        raise ValueError(f"seed has {len(seed)} values for {rows} prompts; pass one, or one a prompt")
-    return jnp.stack([jax.random.fold_in(jax.random.key(s), 0) for s in seed])
+    single = np.ndim(seed) == 0
+    seeds = [int(s) for s in np.reshape(np.asarray(seed, object), -1)]
+    if not single and len(seeds) != rows:
+        raise ValueError(f"seed has {len(seeds)} values for {rows} prompts; pass one, or one a prompt")
+    for value in seeds:
+        if not 0 <= value < 2**32:
+            raise ValueError(f"seed={value} is not allowed; it must lie in [0, 2^32)")
+    keys = jax.vmap(jax.random.key)(jnp.array(seeds * rows if single else seeds, jnp.uint32))
+    return jax.vmap(jax.random.fold_in)(keys, jnp.arange(rows) if single else jnp.zeros(rows, jnp.int32))
+
+
+class _Texts:
+    """Token ids to text, and where a stop string cuts it."""
+
+    def __init__(self, target: LanguageModel, before: list[int], stops: tuple[str, ...]):
+        self.target, self.stops = target, stops
+        self._before = before  # the last token of each prompt
+
+    def decode(self, row: int, tokens: list[int]) -> str:
+        """The text of the new tokens.  Decoded behind the prompt's last one: alone, some lose a leading space."""
+        if self.target.tokenizer is None:
+            return ""
+        before = self.target.tokenizer.decode([self._before[row]])
+        whole = self.target.tokenizer.decode([self._before[row], *tokens])
+        return whole[len(before) :] if whole.startswith(before) else self.target.tokenizer.decode(tokens)
+
+    def cut(self, row: int, tokens: list[int]) -> tuple[list[int], str, bool]:
+        """The fewest tokens whose text contains a stop string, the text before it, and True; or all, and False."""
+        text = self.decode(row, tokens)
+        if not any(stop in text for stop in self.stops):
+            return tokens, text, False
+        low, high = 1, len(tokens)
+        while low < high:
+            middle = (low + high) // 2
+            found = any(stop in self.decode(row, tokens[:middle]) for stop in self.stops)
+            low, high = (low, middle) if found else (middle + 1, high)
+        text = self.decode(row, tokens[:low])
+        return tokens[:low], text[: min(at for at in map(text.find, self.stops) if at >= 0)], True
+
+    def certain(self, text: str) -> str:
+        """What of a growing text cannot change any more: no half character, no beginning of a stop string."""
+        text = text.rstrip("\ufffd")
+        held = max((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+        return text[: len(text) - held]
+
+
+def _output(texts: _Texts, decoder: Decoder, state: DecodeState, lengths: np.ndarray, seconds: float) -> Output:
+    text, tokens, finish = [], [], []
+    for row, new in enumerate(_new_tokens(state, lengths)):
+        kept, written, stopped = texts.cut(row, new)
+        text.append(written)
+        tokens.append(kept)
+        finish.append("stop" if stopped else "eos" if kept and kept[-1] in decoder.eos else "limit")
+    stats = summarize(jax.device_get(state.stats), sum(map(len, tokens)), seconds)
+    return Output(text, tokens, finish, stats, decoder.rule.exact)
 
 
 def _new_tokens(state: DecodeState, lengths: np.ndarray) -> list[list[int]]:
@@ -210,82 +272,34 @@ def _new_tokens(state: DecodeState, lengths: np.ndarray) -> list[list[int]]:
     return [tokens[row, lengths[row] : ends[row]].tolist() for row in range(len(lengths))]
 
 
-def _decode(target: LanguageModel, tokens: list[int]) -> str:
-    return target.tokenizer.decode(tokens) if target.tokenizer else ""
-
-
-def _output(
-    target: LanguageModel,
-    decoder: Decoder,
-    state: DecodeState,
-    tokens: list[list[int]],
-    cut: list[str | None],
-    seconds: float,
-) -> Output:
-    """`cut` holds the text of the rows that a stop string ended."""
-    text = [_decode(target, row) if c is None else c for row, c in zip(tokens, cut, strict=True)]
-    finish = [
-        "stop" if c is not None else "eos" if row and row[-1] in target.eos else "limit"
-        for row, c in zip(tokens, cut, strict=True)
-    ]
-    return Output(text, tokens, finish, summarize(jax.device_get(state.stats), seconds), decoder.rule.exact)
-
-
 def _stream(
-    target: LanguageModel, decoder: Decoder, params: Params, prefill: Any, lengths: np.ndarray, stops: tuple[str, ...]
-) -> Iterator[list[str]]:
+    texts: _Texts, decoder: Decoder, params: Params, prefill: Any, lengths: np.ndarray
+) -> Generator[list[str], None, Output]:
     """Pieces of text as they become certain; the Output is the generator's return value."""
     started = time.perf_counter()
     state = prefill()
-    rows = len(lengths)
-    sent, cut, tokens = [""] * rows, [None] * rows, [[] for _ in range(rows)]
-    cut: list[str | None]
+    sent = [""] * len(lengths)
     states = decoder.stream(params, state)
-    answer = None
+    stopped = None
     while True:
         try:
-            state = states.send(answer)
+            state = states.send(stopped)
         except StopIteration:
             break
-        found, done = _new_tokens(state, lengths), np.asarray(state.done)
-        pieces = [""] * rows
-        for row in range(rows):
-            if cut[row] is not None:
-                continue
-            tokens[row] = found[row]
-            text = _decode(target, found[row])
-            ends = [at for at in (text.find(s) for s in stops) if at >= 0]
-            if ends:
-                cut[row] = text = text[: min(ends)]
-                tokens[row] = _shortest(target, found[row], stops)
-            elif not done[row]:
-                text = _certain(text, stops)
-            pieces[row] = text[len(sent[row]) :]
+        stopped, done = np.zeros(len(lengths), bool), np.asarray(state.done)
+        pieces = []
+        for row, new in enumerate(_new_tokens(state, lengths)):
+            _, text, stopped[row] = texts.cut(row, new)
+            if not (done[row] or stopped[row]):
+                text = texts.certain(text)
+            pieces.append(text[len(sent[row]) :])
             sent[row] = text
         if any(pieces):
             yield pieces
-        answer = np.array([c is not None for c in cut])
-    return _output(target, decoder, state, tokens, cut, time.perf_counter() - started)
+    return _output(texts, decoder, state, lengths, time.perf_counter() - started)
 
 
-def _certain(text: str, stops: tuple[str, ...]) -> str:
-    """What of a growing text cannot change any more: no half character, and no beginning of a stop string."""
-    text = text.rstrip("\ufffd")
-    held = max((n for s in stops for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
-    return text[: len(text) - held]
-
-
-def _shortest(target: LanguageModel, tokens: list[int], stops: tuple[str, ...]) -> list[int]:
-    """The fewest leading tokens whose text contains a stop string."""
-    low, high = 1, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        text = _decode(target, tokens[:middle])
-        low, high = (low, middle) if any(s in text for s in stops) else (middle + 1, high)
-    return tokens[:low]
-
-
-def _exhaust(pieces: Iterator[list[str]]) -> Output:
+def _exhaust(pieces: Generator[list[str], None, Output]) -> Output:
     while True:
         try:
             next(pieces)

@@ -1,8 +1,8 @@
 """What speculation gained: acceptance rate, mean accepted length, and the speed-up that they promise.
 
-  acceptance_rate (alpha)        accepted drafts / drafts that the target judged.  On a chain the target judges up to
-                                 the first refusal; what lies behind it was neither right nor wrong.
-  mean_accepted_length (tau)     new tokens / target passes, so 1 is plain decoding.
+acceptance_rate (alpha)        accepted drafts / drafts that the target judged.  On a chain the target judges up to
+                               the first refusal; what lies behind it was neither right nor wrong.
+mean_accepted_length (tau)     new tokens / target passes, so 1 is plain decoding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Summary:
     acceptance_rate: float | None  # None where nothing was proposed
     mean_accepted_length: float
     target_passes: int
-    tokens: int  # new ones
+    tokens: int  # new ones, without those behind a stop string
     seconds: float  # prefill, decoding and, in the first call of a kind, compilation
 
     @property
@@ -45,12 +45,13 @@ def mean_accepted_length(stats: Stats) -> float:
     return int(np.sum(stats.emitted)) / passes if passes else 0.0
 
 
-def summarize(stats: Stats, seconds: float) -> Summary:
+def summarize(stats: Stats, tokens: int, seconds: float) -> Summary:
+    """The figures of a call that kept `tokens` new tokens."""
     return Summary(
         acceptance_rate=acceptance_rate(stats),
         mean_accepted_length=mean_accepted_length(stats),
         target_passes=int(np.sum(stats.target_passes)),
-        tokens=int(np.sum(stats.emitted)),
+        tokens=tokens,
         seconds=seconds,
     )
 

@@ -28,9 +28,7 @@ class Sampling:
     min_p: Array  # [B] float32; 0 keeps all
 
     @classmethod
-    def create(
-        cls, batch: int, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0
-    ) -> Sampling:
+    def create(cls, batch: int, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0) -> Sampling:
         """Settings for `batch` rows, each a number for all of them or a sequence of one a row.
 
         Raises:

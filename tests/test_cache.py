@@ -55,11 +55,6 @@ def close(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
 
 
-def committed(cache, row):
-    """Every layer's keys and values of a row, up to its length."""
-    return [np.asarray(leaf[row, :, : int(cache.length[row])]) for leaf in (*cache.keys, *cache.values)]
-
-
 def test_logits_at_a_tree_node_are_those_of_its_path_read_plainly():
     """A node sees the committed text and its own ancestors, at their own positions, and nothing else."""
     logits, _ = staged()
@@ -82,7 +77,7 @@ def test_a_pass_does_not_move_the_length():
     _, cache = staged()
     np.testing.assert_array_equal(cache.length, toys.LENGTHS)
     for row in range(toys.ROWS):
-        for found, wanted in zip(committed(cache, row), committed(prefilled(), row), strict=True):
+        for found, wanted in zip(toys.committed(cache, row), toys.committed(prefilled(), row), strict=True):
             np.testing.assert_array_equal(found, wanted)
 
 
@@ -94,7 +89,7 @@ def test_commit_by_path_keeps_what_reading_the_path_would_have_staged():
     plain = plain.commit(jnp.full(toys.ROWS, 3))
     np.testing.assert_array_equal(cache.length, toys.LENGTHS + 3)
     for row in range(toys.ROWS):
-        for found, wanted in zip(committed(cache, row), committed(plain, row), strict=True):
+        for found, wanted in zip(toys.committed(cache, row), toys.committed(plain, row), strict=True):
             close(found, wanted)
 
 
@@ -126,7 +121,7 @@ def test_committing_a_prefix_path_equals_committing_the_first_tokens():
     first = cache.commit(jnp.full(toys.ROWS, 3))
     by_path = cache.commit(jnp.full(toys.ROWS, 3), jnp.broadcast_to(jnp.arange(3), (toys.ROWS, 3)))
     for row in range(toys.ROWS):
-        for found, wanted in zip(committed(by_path, row), committed(first, row), strict=True):
+        for found, wanted in zip(toys.committed(by_path, row), toys.committed(first, row), strict=True):
             np.testing.assert_array_equal(found, wanted)
 
 
@@ -135,7 +130,9 @@ def test_visible_slots_by_definition(masked):
     """A staged token sees every committed slot, the staged slots that its mask row names, and no scratch."""
     rng = np.random.default_rng(0)
     length, width, capacity = np.array([0, 3, 7, 1]), 5, 12
-    mask = rng.random((4, width, width)) < 0.5 if masked else np.broadcast_to(np.tri(width, dtype=bool), (4, width, width))
+    mask = (
+        rng.random((4, width, width)) < 0.5 if masked else np.broadcast_to(np.tri(width, dtype=bool), (4, width, width))
+    )
     found = np.asarray(visible_slots(jnp.asarray(length), width, capacity, jnp.asarray(mask) if masked else None))
     for b, n, s in np.ndindex(4, width, capacity):
         behind = s - length[b]

@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import folders
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,6 @@ import safetensors.torch
 import torch
 import transformers
 
-import folders
 import specjax
 
 

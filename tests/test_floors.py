@@ -70,7 +70,9 @@ def test_the_library_knows_no_training_and_no_nnx():
     for path in FILES:
         text = path.read_text()
         if path.is_relative_to(ROOT / "specjax"):
-            assert not re.search(r"^\s*(from|import) (train|optax|orbax|torch|transformers)\b", text, re.MULTILINE), path
+            assert not re.search(r"^\s*(from|import) (train|optax|orbax|torch|transformers)\b", text, re.MULTILINE), (
+                path
+            )
         assert "nnx" not in text, path
 
 

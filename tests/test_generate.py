@@ -2,11 +2,11 @@
 
 import math
 
+import folders
 import jax
 import numpy as np
 import pytest
 
-import folders
 import specjax
 from specjax.generate import TextStream
 

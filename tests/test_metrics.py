@@ -59,12 +59,12 @@ def test_mean_accepted_length_of_nothing():
 
 def test_summary():
     """`summarize` adds rows up."""
-    assert summarize(TWO_ROWS, 2.0) == Summary(0.5, 1.9, 10, 19, 2.0)
+    assert summarize(TWO_ROWS, 19, 2.0) == Summary(0.5, 1.9, 10, 19, 2.0)
 
 
 def test_summary_is_json():
     """`to_json` holds every figure, and JSON takes it."""
-    found = json.loads(json.dumps(summarize(TWO_ROWS, 2.0).to_json()))
+    found = json.loads(json.dumps(summarize(TWO_ROWS, 19, 2.0).to_json()))
     assert found == {
         "acceptance_rate": 0.5,
         "mean_accepted_length": 1.9,

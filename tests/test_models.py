@@ -2,6 +2,7 @@
 
 import json
 
+import folders
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,6 @@ import safetensors.torch
 import torch
 import transformers
 
-import folders
 import specjax
 
 LLAMA3 = {
@@ -38,12 +38,6 @@ CONFIGS = {
     "mlp_bias": {"mlp_bias": True},
     "norm_eps": {"rms_norm_eps": 0.1},
 }
-
-
-@pytest.fixture(autouse=True)
-def full_precision():
-    with jax.default_matmul_precision("float32"):
-        yield
 
 
 def theirs(model, tokens):

@@ -400,7 +400,7 @@ def test_walk_accepts_as_often_as_it_says():
 def test_the_verdict_is_a_path_of_the_tree(rule):
     """From the root down in steps of one, padded with its end, and as long as it says."""
     vocab, parent = SHAPES["breadth first"]
-    target, draft = tables(vocab)
+    target, _ = tables(vocab)
     p = [list(map(target, (prefix(parent, (0, 1, 2, 0, 1), n) for n in range(5))))]
     p, tokens = np.repeat(p, 4, axis=0), np.array([[0, 1, 2, 0, 1]] * 4)
     if rule == "match":

@@ -16,8 +16,20 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax import RULES, Decoder, DraftModel, LinenModel, NGram, NoProposer, Params, Proposal, Sampling
-from specjax import Transformer, TransformerConfig, tree
+from specjax import (
+    RULES,
+    Decoder,
+    DraftModel,
+    LinenModel,
+    NGram,
+    NoProposer,
+    Params,
+    Proposal,
+    Sampling,
+    Transformer,
+    TransformerConfig,
+    tree,
+)
 from specjax.types import Block, DecodeState, Proposer
 
 VOCAB = 29
@@ -25,7 +37,7 @@ EOS = 22
 CAPACITY = 48
 WIDTH = 8
 LENGTHS = np.array([5, 3, 6, 1], np.int32)
-LIMITS = np.array([35, 20, 41, 48], np.int32)
+LIMITS = np.array([35, 20, CAPACITY, CAPACITY], np.int32)
 PROMPTS = np.array(
     [[1, 2, 3, 4, 5, 0, 0, 0], [9, 1, 4, 0, 0, 0, 0, 0], [7, 8, 7, 8, 7, 8, 0, 0], [11, 0, 0, 0, 0, 0, 0, 0]], np.int32
 )
@@ -58,10 +70,14 @@ def weights(vocab_size: int = VOCAB, num_layers: int = 2, noise: float = 0.0) ->
     return jax.tree.unflatten(structure, noisy)
 
 
-@functools.cache
-def revocabulated(vocab_size: int, noise: float) -> Any:
-    """The noisy copy, cut or padded to another vocabulary."""
-    params = weights(noise=noise)
+def truncated() -> Any:
+    """The target without its last layer, a draft for `model(num_layers=1)`."""
+    return {name: leaf for name, leaf in weights().items() if name != "layer_1"}
+
+
+def revocabulated(vocab_size: int) -> Any:
+    """That, cut or padded to another vocabulary; whatever is added would be a favourite."""
+    params = truncated()
     extra = max(vocab_size - VOCAB, 0)
     embedding = jnp.pad(params["embedding"], ((0, extra), (0, 0)))[:vocab_size]
     head = jnp.pad(params["head"]["kernel"], ((0, 0), (0, extra)), constant_values=3.0)[:, :vocab_size]
@@ -121,9 +137,7 @@ class SampledTree:
         visible = jnp.concatenate(
             [jnp.pad(text, ((0, 0), (0, 0), (0, nodes))), jnp.concatenate([past, mask], axis=2)], axis=1
         )
-        positions = jnp.concatenate(
-            [jnp.broadcast_to(slot, (rows, width)), state.length[:, None] + depth], axis=1
-        )
+        positions = jnp.concatenate([jnp.broadcast_to(slot, (rows, width)), state.length[:, None] + depth], axis=1)
 
         def read(tokens):
             everything = jnp.concatenate([state.tokens, tokens], axis=1)
@@ -156,7 +170,9 @@ SHAPES = ((-1, 0, 0, 1, 1, 2, 3), (-1, 0, 1, 2, 0, 4, 0), (-1, 0, -1, 1, 0, 4, 4
 TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
     "none": {"none": (NoProposer(), None), "none padded": (NoProposer(num_nodes=4), None)},
     "draft": {
-        f"draft {gamma}": (DraftModel(model(), VOCAB, gamma), weights(noise=NOISE)) for gamma in (1, 3, 6)
+        "draft 1": (DraftModel(model(), VOCAB, 1), weights(noise=NOISE)),
+        "draft 3": (DraftModel(model(), VOCAB, 3), weights(noise=NOISE)),
+        "draft 6": (DraftModel(model(num_layers=1), VOCAB, 6), truncated()),
     },
     "ngram": {"ngram": (NGram(num_drafts=3), None)},
 }
@@ -169,6 +185,9 @@ CASES: dict[str, tuple[Proposer, Any]] = {
 """Those, and a tree, since the shipped proposers make chains only."""
 
 PAIRS = [(case, rule) for case in CASES for rule in RULES]
+
+ALONE = [(case, rule) for case in ("none", "draft 3", "ngram", "tree") for rule in RULES]
+"""Pairs that are also compiled for a single row: each proposer once."""
 
 
 def decoder(case: str, rule: str, eos: tuple[int, ...] = (EOS,), capacity: int = CAPACITY) -> Decoder:
@@ -206,6 +225,11 @@ def decoded(case: str, rule: str, temperature: float = 0.0) -> tuple[list[list[i
     dec = decoder(case, rule)
     state = dec.run(params(case), prefill(dec, params(case), temperature=temperature))
     return texts(state), jax.device_get(state.replace(key=None))
+
+
+def committed(cache: Any, row: int) -> list[np.ndarray]:
+    """Every layer's keys and values of a row, up to its length."""
+    return [np.asarray(leaf[row, :, : int(cache.length[row])]) for leaf in (*cache.keys, *cache.values)]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -130,7 +130,9 @@ def prepare(
     if manifest.exists():
         found = json.loads(manifest.read_text())["settings"]
         if found != settings:
-            raise ValueError(f"{manifest} was made with {found}, not with {settings}: choose another --out, or delete it")
+            raise ValueError(
+                f"{manifest} was made with {found}, not with {settings}: choose another --out, or delete it"
+            )
     else:
         out.mkdir(parents=True, exist_ok=True)
         documents = list(read_documents(source))

@@ -59,7 +59,9 @@ class DistillOptions(LoopOptions, ModelOptions):
         if not 0 <= self.sampled_fraction <= 1:
             raise ValueError(f"--sampled-fraction is {self.sampled_fraction}; it must lie in [0, 1]")
         if not 0 < self.sampled_prompt < self.sequence_length:
-            raise ValueError(f"--sampled-prompt is {self.sampled_prompt}; it must be shorter than a sequence, and not 0")
+            raise ValueError(
+                f"--sampled-prompt is {self.sampled_prompt}; it must be shorter than a sequence, and not 0"
+            )
 
 
 def sample(target: LanguageModel, text: Tokens, options: DistillOptions, folder: pathlib.Path) -> np.ndarray:
@@ -125,8 +127,8 @@ class Distill:
         hidden = read(self.draft, params, inputs)
         target_hidden = jax.lax.stop_gradient(read(self.target, frozen, inputs))
         rows = (jnp.ones(len(hidden)), target_hidden)
-        shared = (head_matrix(self.target.module.config, frozen),)  # pyright: ignore[reportAttributeAccessIssue]
-        return loss(hidden, head_matrix(self.draft.module.config, params), rows, shared)  # pyright: ignore
+        shared = (head_matrix(frozen),)
+        return loss(hidden, head_matrix(params), rows, shared)
 
     def loss(self, params: Any, frozen: Any, batch: Array) -> tuple[Array, dict[str, Array]]:
         return self._compare(chunked(forward_kl), params, frozen, batch) / (batch.shape[0] * (batch.shape[1] - 1)), {}
@@ -165,7 +167,10 @@ def main(argv: list[str] | None = None) -> None:
     sampled = sample(target, train, options, out / "sampled") if options.sampled_fraction else None
     frozen_model = LinenModel(Transformer(target.model.module.config, mixed_dot_general))  # pyright: ignore
     draft = make_model(options, target.model.vocab_size)
-    sizes = {"target": target.num_params, "draft": sum(x.size for x in jax.tree.leaves(jax.eval_shape(draft.init, jax.random.key(0))))}
+    sizes = {
+        "target": target.num_params,
+        "draft": sum(x.size for x in jax.tree.leaves(jax.eval_shape(draft.init, jax.random.key(0)))),
+    }
     print(f"parameters: {json.dumps(sizes)}", flush=True)
     fit(Distill(options, draft, frozen_model, target.params, train, held_out, sampled), options)
 

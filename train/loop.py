@@ -110,7 +110,9 @@ def make_optimizer(options: LoopOptions) -> optax.GradientTransformation:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def update(job: Job, optimizer: optax.GradientTransformation, state: dict, frozen: Any, batch: Any) -> tuple[dict, dict]:
+def update(
+    job: Job, optimizer: optax.GradientTransformation, state: dict, frozen: Any, batch: Any
+) -> tuple[dict, dict]:
     """One step: state and metrics."""
     (loss, metrics), grads = jax.value_and_grad(job.loss, has_aux=True)(state["params"], frozen, batch)
     changes, optimizer_state = optimizer.update(grads, state["optimizer"], state["params"])

@@ -22,8 +22,8 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
     """Make `loss(logits [C, V], *rows [C, ...], *shared) -> sum` into `f(hidden [M, E], head [E, V], rows, shared)`.
 
     `rows` is a tuple of arrays [M, ...] that are cut into chunks with `hidden`, the first of them the rows' weights;
-    `shared` is a tuple of arrays that every chunk sees whole.  Gradients flow to `hidden` and `head` alone.  M is padded
-    up to whole chunks with zeros, so `loss` must give nothing for a row of weight 0.
+    `shared` is a tuple of arrays that every chunk sees whole.  Gradients flow to `hidden` and `head` alone.  M is
+    padded up to whole chunks with zeros, so `loss` must give nothing for a row of weight 0.
     """
 
     def part(hidden, head, rows, shared):

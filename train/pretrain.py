@@ -55,8 +55,7 @@ class Pretrain:
         del frozen
         hidden = read(self.model, params, batch[:, :-1])
         labels = batch[:, 1:].reshape(-1)
-        head = head_matrix(self.model.module.config, params)  # pyright: ignore[reportAttributeAccessIssue]
-        total = chunked(cross_entropy)(hidden, head, (jnp.ones(len(labels)), labels))
+        total = chunked(cross_entropy)(hidden, head_matrix(params), (jnp.ones(len(labels)), labels))
         return total / len(labels), {}
 
     @functools.cached_property

@@ -21,7 +21,9 @@ _ROUNDS = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", help="one prompt or several, which then form a batch")
     parser.add_argument("--prompt-file", help="a text file (one prompt), or JSON lines with a field `prompt` (a batch)")
-    parser.add_argument("--target", help="folder of the target; without it, the checkpoint that ships with the checkout")
+    parser.add_argument(
+        "--target", help="folder of the target; without it, the checkpoint that ships with the checkout"
+    )
     parser.add_argument("--draft", help="folder of the draft; without it, the one beside the shipped target")
     parser.add_argument(
         "--proposer", choices=sorted(specjax.PROPOSERS), help="by default draft where there is one, else ngram"
@@ -89,7 +91,9 @@ def _read_prompts(arguments: argparse.Namespace) -> list[str]:
     try:
         return [json.loads(line)["prompt"] for line in text.splitlines() if line.strip()]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f'--prompt-file {path}: every line must be an object like {{"prompt": "..."}} ({error!r})') from None
+        raise ValueError(
+            f'--prompt-file {path}: every line must be an object like {{"prompt": "..."}} ({error!r})'
+        ) from None
 
 
 def _load(arguments: argparse.Namespace) -> tuple[specjax.LanguageModel, Any, Any]:

@@ -33,11 +33,24 @@ def read_rope(config: dict[str, Any]) -> Rope:
     raise ValueError(f"rope type {kind!r} is not supported; specjax reads default, linear and llama3")
 
 
+def check_size(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is a whole number of at least 1."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1")
+
+
 def read_config(config: dict[str, Any]) -> TransformerConfig:
     """A Hugging Face configuration -> ours.  Raises ValueError for a switch that would change the numbers."""
     if config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"hidden_act={config['hidden_act']!r} is not supported for llama; specjax has silu")
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError(f"partial_rotary_factor={config['partial_rotary_factor']} is not supported for llama")
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        check_size(name, config[name])
     heads = config["num_attention_heads"]
+    for name in ("num_key_value_heads", "head_dim", "max_position_embeddings"):
+        if config.get(name) is not None:
+            check_size(name, config[name])
     return TransformerConfig(
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],

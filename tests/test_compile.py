@@ -1,0 +1,133 @@
+"""Structure compiles, numbers do not; a run is one program on the device, and owns its state."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from specjax import Sampling
+
+TRACES = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: TRACES.append(event) if event == "/jax/core/compile/jaxpr_trace_duration" else None
+)
+
+OTHER = {
+    "prompt": toys.PROMPTS[::-1] % 7,
+    "prompt_length": np.array([2, 8, 1, 4], np.int32),
+    "limit": np.array([30, 9, 17, 48], np.int32),
+    "temperature": [0.0, 0.3, 2.0, 1.0],
+    "top_k": [0, 3, 0, 9],
+    "top_p": [1.0, 0.5, 0.9, 1.0],
+    "min_p": [0.0, 0.0, 0.1, 0.5],
+}
+
+
+def use(dec, arrays, *, slot, seed, steps, **changes):
+    """Every verb but `stream`, which is `run`."""
+    changes = {"key": toys.keys(seed=seed)} | changes
+    single = {name: v for name, v in changes.items() if name not in ("temperature", "top_k", "top_p", "min_p")}
+    state = dec.run(arrays, toys.prefill(dec, arrays, **changes), steps)
+    state = dec.insert(state, slot, toys.prefill(dec, arrays, rows=[slot], temperature=seed / 10, top_k=seed, **single))
+    return dec.run(arrays, state)
+
+
+@pytest.mark.parametrize(("case", "rule"), toys.ALONE)
+def test_numbers_do_not_trace(case, rule):
+    """Other tokens, lengths, limits, settings, keys, slots and steps find every compiled program again."""
+    dec, arrays = toys.decoder(case, rule), toys.params(case)
+    use(dec, arrays, slot=0, seed=1, steps=2)
+    before = len(TRACES)
+    use(dec, arrays, slot=3, seed=5, steps=4, **OTHER)
+    assert TRACES[before:] == []
+
+
+def test_a_shape_does_trace():
+    """The counter counts: prompts padded to another width are another program."""
+    dec, arrays = toys.decoder("none", "match"), toys.params("none")
+    toys.prefill(dec, arrays)
+    before = len(TRACES)
+    toys.prefill(dec, arrays, prompt=toys.PROMPTS[:, :7])
+    assert len(TRACES) > before
+
+
+@pytest.mark.parametrize("rule", toys.RULES)
+def test_equal_decoders_share_their_programs(rule):
+    """A decoder is found again by what it is, not by which object it is."""
+    arrays = toys.params("draft 3")
+    use(toys.decoder("draft 3", rule), arrays, slot=0, seed=1, steps=2)
+    again = toys.decoder("draft 3", rule)
+    assert again == toys.decoder("draft 3", rule)
+    before = len(TRACES)
+    use(again, arrays, slot=1, seed=2, steps=1)
+    assert TRACES[before:] == []
+
+
+def test_a_step_under_jit_traces_once():
+    """Research code that wraps `step` itself compiles it once, whatever the numbers."""
+    dec, arrays = toys.decoder("draft 1", "match"), toys.params("draft 1")
+    step = jax.jit(chex.assert_max_traces(dec.step, n=1))
+    for row, temperature in ((0, 0.0), (1, 0.7), (2, 1.0)):
+        state = toys.prefill(dec, arrays, rows=[row], temperature=temperature, top_k=row)
+        for _ in range(3):
+            state, _ = step(arrays, state)
+
+
+@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+def test_a_run_moves_nothing_between_host_and_device(case, rule):
+    """Under JAX's guard against implicit transfers a whole run passes."""
+    dec, arrays = toys.decoder(case, rule), toys.params(case)
+    state = toys.prefill(dec, arrays, temperature=1.0)
+    steps = jnp.int32(100)
+    with jax.transfer_guard("disallow"):
+        state = dec.run(arrays, state, steps)
+    assert state.done.all()
+
+
+@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+def test_a_step_calls_nothing_on_the_host(case, rule):
+    """No callback, print or feed is in the program, on no backend."""
+    dec, arrays = toys.decoder(case, rule), toys.params(case)
+    program = str(jax.make_jaxpr(dec.step)(arrays, toys.prefill(dec, arrays)))
+    assert "dot_general" in program
+    for word in ("callback", "infeed", "outfeed", "debug_print", "device_put["):
+        assert word not in program
+
+
+def living(tree):
+    return [not leaf.is_deleted() for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+def test_run_owns_its_state(case, rule):
+    """The state that is passed in is donated, every leaf of it."""
+    dec, arrays = toys.decoder(case, rule), toys.params(case)
+    state = toys.prefill(dec, arrays)
+    result = dec.run(arrays, state)
+    assert not any(living(state))
+    assert all(living(result))
+    assert all(living(arrays))
+
+
+def test_insert_owns_the_batch_and_not_the_row():
+    """The same row can be put into several batches."""
+    dec, arrays = toys.decoder("draft 3", "match"), toys.params("draft 3")
+    state, row = toys.prefill(dec, arrays), toys.prefill(dec, arrays, rows=[2])
+    result = dec.insert(state, 0, row)
+    assert not any(living(state))
+    assert all(living(row))
+    assert all(living(result))
+
+
+@pytest.mark.parametrize("rule", toys.RULES)
+def test_what_the_caller_gave_to_prefill_stays_the_callers(rule):
+    """Donating a state does not delete the prompts, limits, settings and keys that it was made from."""
+    dec, arrays = toys.decoder("draft 3", rule), toys.params("draft 3")
+    prompt, length, limit = map(jnp.array, (toys.PROMPTS, toys.LENGTHS, toys.LIMITS))
+    settings, keys = Sampling.create(toys.ROWS), toys.keys()
+    first = toys.texts(dec.run(arrays, dec.prefill(arrays, prompt, length, limit=limit, sampling=settings, key=keys)))
+    assert all(living((prompt, length, limit, settings, keys)))
+    again = toys.texts(dec.run(arrays, dec.prefill(arrays, prompt, length, limit=limit, sampling=settings, key=keys)))
+    assert first == again == toys.decoded("draft 3", rule, 1.0)[0]
