@@ -13,6 +13,7 @@ A chain keeps its first tokens, so its commit moves nothing: it only advances th
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -87,5 +88,5 @@ class KVCache:
             def keep(leaf):
                 return stage(leaf, jnp.take_along_axis(leaf, slots, axis=2), self.length)
 
-            cache = cache.replace(keys=tuple(map(keep, self.keys)), values=tuple(map(keep, self.values)))
-        return cache.replace(length=self.length + count)
+            cache = dataclasses.replace(cache, keys=tuple(map(keep, self.keys)), values=tuple(map(keep, self.values)))
+        return dataclasses.replace(cache, length=self.length + count)

@@ -98,7 +98,7 @@ def save(
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     family = FAMILIES["llama"]
-    config = model.module.config  # pyright: ignore[reportAttributeAccessIssue]
+    config = model.module.config
     tensors = {}
     for tensor in family.tensors(config):
         leaf = np.asarray(_at(params, tensor.path))
@@ -245,6 +245,6 @@ def _read_weights(
         for part in tensor.path[:-1]:
             branch = branch.setdefault(part, {})
         branch[tensor.path[-1]] = jnp.asarray(array.T if tensor.transpose else array, dtype)
-    if model.module.separate_head:  # pyright: ignore[reportAttributeAccessIssue]
+    if model.module.separate_head:
         params["head"] = {"kernel": jnp.asarray(np.asarray(params["embedding"]).T)}
     return params

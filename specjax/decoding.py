@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from specjax import tree
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
@@ -61,7 +62,14 @@ class Decoder:
             raise ValueError(f"capacity={self.capacity}; it must hold a prompt token and a new one, so at least 2")
 
     def prefill(
-        self, params: Params, prompt: Array, prompt_length: Array, *, limit: Array, sampling: Sampling, key: Array
+        self,
+        params: Params,
+        prompt: Array | np.ndarray,
+        prompt_length: Array | np.ndarray,
+        *,
+        limit: Array | np.ndarray,
+        sampling: Sampling,
+        key: Array,
     ) -> DecodeState:
         """Read the prompts.
 
@@ -105,7 +113,8 @@ class Decoder:
         cache = out.cache.commit(count, None if self.proposer.is_chain else verdict.path)
         hidden = jnp.take_along_axis(out.hidden, verdict.path[..., None], axis=1)
         proposer = self.proposer.observe(params.proposer, proposer, Block(accepted, hidden, count))
-        state = state.replace(
+        state = dataclasses.replace(
+            state,
             tokens=_write(state.tokens, emitted, state.length),
             length=state.length + count,
             done=done,
@@ -133,19 +142,19 @@ class Decoder:
             state = self.run(params, state, steps_per_chunk)
             stop = yield state
             if stop is not None:
-                state = state.replace(done=state.done | jnp.asarray(stop))
+                state = dataclasses.replace(state, done=state.done | jnp.asarray(stop))
 
     def insert(self, state: DecodeState, slot: int | Array, row: DecodeState) -> DecodeState:
         """Put the one row of `row` into `slot` of `state` (continuous batching).  `state` is donated."""
         return _insert(state, jnp.asarray(slot), row)
 
-    def _check(self, prompt: Array, prompt_length: Array, limit: Array) -> None:
+    def _check(self, prompt: Any, prompt_length: Any, limit: Any) -> None:
         if prompt.shape[1] > self.capacity:
             raise ValueError(
                 f"prompts padded to {prompt.shape[1]} tokens do not fit a capacity of {self.capacity}: "
                 "raise the decoder's capacity, or shorten the prompt"
             )
-        if isinstance(prompt_length, jax.core.Tracer) or isinstance(limit, jax.core.Tracer):
+        if isinstance(prompt_length, Tracer) or isinstance(limit, Tracer):
             return
         lengths, limits = np.asarray(prompt_length), np.asarray(limit)
         if lengths.min() < 1:

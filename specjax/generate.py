@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any, Literal, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,12 +58,6 @@ class TextStream:
         return piece[0] if self._single else piece
 
 
-@overload
-def generate(target: LanguageModel, prompts: Prompts, *, stream: Literal[True], **options: Any) -> TextStream: ...
-@overload
-def generate(target: LanguageModel, prompts: Prompts, **options: Any) -> Output: ...
-
-
 def generate(
     target: LanguageModel,
     prompts: Prompts,
@@ -80,7 +74,7 @@ def generate(
     seed: int | Sequence[int] = 0,
     stop: str | Sequence[str] | None = (),
     stream: bool = False,
-) -> Output | TextStream:
+) -> Any:
     """Continue each prompt as `target` alone would, faster.
 
     Args:
@@ -97,6 +91,9 @@ def generate(
       seed: one value in [0, 2^32) (rows then differ by their index), or one a prompt.
       stop: texts at which a row ends; they are not part of the output.
       stream: return a `TextStream` instead.
+
+    Returns:
+      An `Output`, or a `TextStream` with `stream=True`.
 
     Raises:
       ValueError: what does not fit, and the cure; before anything is compiled.

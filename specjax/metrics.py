@@ -23,6 +23,8 @@ class Summary:
     mean_accepted_length: float
     target_passes: int
     tokens: int  # new ones, without those behind a stop string
+    accepted: int  # drafts
+    tested: int  # drafts that the target judged
     seconds: float  # prefill, decoding and, in the first call of a kind, compilation
 
     @property
@@ -52,6 +54,8 @@ def summarize(stats: Stats, tokens: int, seconds: float) -> Summary:
         mean_accepted_length=mean_accepted_length(stats),
         target_passes=int(np.sum(stats.target_passes)),
         tokens=tokens,
+        accepted=int(np.sum(stats.accepted)),
+        tested=int(np.sum(stats.tested)),
         seconds=seconds,
     )
 

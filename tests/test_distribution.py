@@ -49,7 +49,7 @@ DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 NET = toys.model(VOCAB, num_layers=1)
 SMALLER = toys.model(VOCAB - 1, num_layers=1)
-SHAPES = ((-1, 0, 0, 1, 0), (-1, 0, 1, 0, 3), (-1, 0, -1, 1, 1))
+SHAPES = ((-1, 0, 0, 2), (-1, 0, 1, 0), (-1, 0, -1, 0))
 
 
 @functools.cache
@@ -101,7 +101,7 @@ def wanted(setting):
     every = np.stack(np.meshgrid(*[np.arange(VOCAB)] * NEW, indexing="ij"), axis=-1).reshape(-1, NEW)
     text = np.concatenate([np.tile(PROMPT, (len(every), 1)), every], axis=1)
     logits = toys.plain_logits(text, NET, weights())[:, len(PROMPT) - 1 : -1]
-    warped = warp(jnp.asarray(logits), Sampling.create(len(every), **SETTINGS[setting]))
+    warped = jax.jit(warp)(jnp.asarray(logits), Sampling.create(len(every), **SETTINGS[setting]))
     probs = np.asarray(jax.nn.softmax(warped), np.float64)
     chosen = np.take_along_axis(probs, every[:, :, None], axis=2)[:, :, 0].prod(1)
     return (chosen / chosen.sum()).reshape((VOCAB,) * NEW)

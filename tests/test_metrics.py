@@ -59,7 +59,7 @@ def test_mean_accepted_length_of_nothing():
 
 def test_summary():
     """`summarize` adds rows up."""
-    assert summarize(TWO_ROWS, 19, 2.0) == Summary(0.5, 1.9, 10, 19, 2.0)
+    assert summarize(TWO_ROWS, 19, 2.0) == Summary(0.5, 1.9, 10, 19, accepted=9, tested=18, seconds=2.0)
 
 
 def test_summary_is_json():
@@ -70,6 +70,8 @@ def test_summary_is_json():
         "mean_accepted_length": 1.9,
         "target_passes": 10,
         "tokens": 19,
+        "accepted": 9,
+        "tested": 18,
         "seconds": 2.0,
         "tokens_per_second": 9.5,
     }

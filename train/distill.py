@@ -165,7 +165,7 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer = str(pathlib.Path(options.target) / "tokenizer.json")
     _, train, held_out = prepare(source, out / "corpus", target.model.vocab_size, tokenizer)
     sampled = sample(target, train, options, out / "sampled") if options.sampled_fraction else None
-    frozen_model = LinenModel(Transformer(target.model.module.config, mixed_dot_general))  # pyright: ignore
+    frozen_model = LinenModel(Transformer(target.model.module.config, mixed_dot_general))
     draft = make_model(options, target.model.vocab_size)
     sizes = {
         "target": target.num_params,

@@ -25,6 +25,8 @@ from tqdm import tqdm
 
 from train.options import option, write
 
+_LOG_EVERY = 50
+
 
 @dataclasses.dataclass(frozen=True)
 class LoopOptions:
@@ -168,26 +170,25 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
             step += 1
             bar.update()
             tokens += options.batch_size * options.sequence_length
-            if step % 50 == 0 or step == stop:
-                loss = float(values["loss"])
-                if not jnp.isfinite(loss):
-                    raise FloatingPointError(
-                        f"the loss is {loss} at step {step}; {out}/state holds the last good checkpoint "
-                        f"(step {manager.latest_step()}): resume with a lower --learning-rate"
-                    )
+            saving = step % options.save_every == 0 or step == stop or bool(interrupted)
+            logging = step % _LOG_EVERY == 0 or step == options.steps
+            if (saving or logging) and not jnp.isfinite(values["loss"]):
+                raise FloatingPointError(
+                    f"the loss is {values['loss']} at step {step}; {out}/state holds the last good checkpoint "
+                    f"(step {manager.latest_step()}): resume with a lower --learning-rate"
+                )
+            if logging:
                 rate = tokens / (time.perf_counter() - started)
                 metrics.write(step, {**values, "tokens_per_second": rate})
-                bar.set_postfix(loss=f"{loss:.3f}", tokens_per_second=f"{rate:.0f}")
+                bar.set_postfix(loss=f"{values['loss']:.3f}", tokens_per_second=f"{rate:.0f}")
                 started, tokens = time.perf_counter(), 0
             if step % options.eval_every == 0 or step == options.steps:
                 report = job.evaluate(state["params"])
                 metrics.write(step, report)
                 bar.write(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in report.items()))
                 started, tokens = time.perf_counter(), 0
-            if step % options.save_every == 0 or step == stop:
+            if saving:
                 manager.save(step, args=ocp.args.StandardSave(state))
-        if interrupted and manager.latest_step() != step:
-            manager.save(step, args=ocp.args.StandardSave(state))
     finally:
         bar.close()
         manager.close()

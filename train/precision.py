@@ -12,18 +12,22 @@ from jax import Array
 _WIDE = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def mixed_dot_general(x: Array, kernel: Array, dimensions: Any) -> Array:
     """`jax.lax.dot_general` of activations [..., in] and a kernel, both rounded to bfloat16.
 
     The backward products round too where the hardware gains by it; XLA:CPU has a fast bfloat16 path for the
     forward product only, so there they are float32.
     """
+    return _mixed(x, kernel, dimensions)  # pyright: ignore[reportReturnType]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _mixed(x: Array, kernel: Array, dimensions: Any) -> Array:
     return _WIDE(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), dimensions)
 
 
 def _forward(x: Array, kernel: Array, dimensions: Any):
-    return mixed_dot_general(x, kernel, dimensions), (x, kernel)
+    return _mixed(x, kernel, dimensions), (x, kernel)
 
 
 def _backward(dimensions: Any, saved: tuple[Array, Array], grad: Array):
@@ -37,4 +41,4 @@ def _backward(dimensions: Any, saved: tuple[Array, Array], grad: Array):
     return grad_x.reshape(x.shape), _WIDE(*pair, (((0,), (0,)), ((), ())))
 
 
-mixed_dot_general.defvjp(_forward, _backward)
+_mixed.defvjp(_forward, _backward)

@@ -54,5 +54,6 @@ def read(model: LinenModel, params: Any, inputs: Array) -> Array:
 
 def save_student(folder: pathlib.Path, model: LinenModel, params: Any, tokenizer: pathlib.Path) -> None:
     """Write a Hugging Face folder in bfloat16."""
-    eos = tokenizers.Tokenizer.from_file(str(tokenizer)).token_to_id(END_OF_TEXT)
-    save(folder, model, params, tokenizer=tokenizer, eos=(eos,), dtype=jnp.bfloat16)
+    end = tokenizers.Tokenizer.from_file(str(tokenizer)).token_to_id(END_OF_TEXT)
+    eos = () if end is None else (end,)
+    save(folder, model, params, tokenizer=tokenizer, eos=eos, dtype=jnp.bfloat16)

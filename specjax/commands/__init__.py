@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from specjax.commands import generate
+from specjax.commands import bench, generate
 
-COMMANDS = {"generate": generate}
+COMMANDS = {"generate": generate, "bench": bench}
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
 
 

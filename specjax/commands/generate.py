@@ -4,57 +4,36 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
 import statistics
 import sys
 from typing import Any
 
 import specjax
+from specjax.commands.inputs import add_model_arguments, add_sampling_arguments, load_models, read_prompts, sampling
 from specjax.commands.progress import progress
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
 
-_SHIPPED = pathlib.Path(specjax.__file__).parent.parent / "checkpoints" / "pycode"
 _ROUNDS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="*", help="one prompt or several, which then form a batch")
-    parser.add_argument("--prompt-file", help="a text file (one prompt), or JSON lines with a field `prompt` (a batch)")
-    parser.add_argument(
-        "--target", help="folder of the target; without it, the checkpoint that ships with the checkout"
-    )
-    parser.add_argument("--draft", help="folder of the draft; without it, the one beside the shipped target")
+    add_model_arguments(parser)
     parser.add_argument(
         "--proposer", choices=sorted(specjax.PROPOSERS), help="by default draft where there is one, else ngram"
     )
-    parser.add_argument("--rule", choices=sorted(specjax.RULES), default="match", help="which guesses are kept")
     parser.add_argument(
         "--num-drafts", "--num-speculative-tokens", type=int, default=4, help="guesses per target pass (gamma)"
     )
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
-    parser.add_argument("--top-k", type=int, default=0, help="0 keeps all tokens")
-    parser.add_argument("--top-p", type=float, default=1.0, help="1 keeps all tokens")
-    parser.add_argument("--min-p", type=float, default=0.0, help="0 keeps all tokens")
-    parser.add_argument("--seed", type=int, default=0, help="with --rule match the text depends on it alone")
-    parser.add_argument("--dtype", default="float32", help="of both models: float32, bfloat16 or float16")
+    add_sampling_arguments(parser)
     parser.add_argument("--no-compare", action="store_true", help="do not time plain decoding")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    prompts = _read_prompts(arguments)
-    target, draft, proposer = _load(arguments)
-    options: dict[str, Any] = {
-        "max_new_tokens": arguments.max_new_tokens,
-        "temperature": arguments.temperature,
-        "top_k": arguments.top_k,
-        "top_p": arguments.top_p,
-        "min_p": arguments.min_p,
-        "seed": arguments.seed,
-        "rule": specjax.RULES[arguments.rule](),
-    }
+    prompts = read_prompts(arguments)
+    target, draft, proposer = load_models(arguments, arguments.num_drafts)
+    options = sampling(arguments)
     speculation = {"draft": draft, "proposer": proposer, "num_drafts": arguments.num_drafts}
     if arguments.json:
         with progress("generating"):
@@ -75,50 +54,6 @@ def run(arguments: argparse.Namespace) -> None:
         print(json.dumps({**result, "stats": stats}))
     else:
         _print_table(stats, output, arguments)
-
-
-def _read_prompts(arguments: argparse.Namespace) -> list[str]:
-    if bool(arguments.prompt) == bool(arguments.prompt_file):
-        raise ValueError('pass a prompt, as in specjax generate "def fibonacci(n):", or --prompt-file, and not both')
-    if not arguments.prompt_file:
-        return arguments.prompt
-    path = pathlib.Path(arguments.prompt_file)
-    if not path.is_file():
-        raise FileNotFoundError(f"--prompt-file {path} does not exist")
-    text = path.read_text()
-    if path.suffix != ".jsonl":
-        return [text]
-    try:
-        return [json.loads(line)["prompt"] for line in text.splitlines() if line.strip()]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f'--prompt-file {path}: every line must be an object like {{"prompt": "..."}} ({error!r})'
-        ) from None
-
-
-def _load(arguments: argparse.Namespace) -> tuple[specjax.LanguageModel, Any, Any]:
-    """The target, and the draft or the proposer."""
-    target, draft, kind = arguments.target, arguments.draft, arguments.proposer
-    if target is None:
-        target = _SHIPPED / "target"
-        if not target.is_dir():
-            raise FileNotFoundError(
-                f"there is no shipped checkpoint at {target} (an installed package has none): "
-                "pass --target with a Hugging Face folder"
-            )
-        if draft is None and kind in (None, "draft"):
-            draft = _SHIPPED / "draft"
-    if kind is None:
-        kind = "draft" if draft is not None else "ngram"
-    if kind == "draft" and draft is None:
-        raise ValueError("--proposer draft needs --draft with the folder of a smaller model; or use --proposer ngram")
-    if kind != "draft" and arguments.draft is not None:
-        raise ValueError(f"--draft is not used by --proposer {kind}; leave one of them out")
-    with progress("loading"):
-        loaded = specjax.load(target, arguments.dtype)
-        if kind == "draft":
-            return loaded, specjax.load(draft, arguments.dtype), None
-    return loaded, None, specjax.NGram(arguments.num_drafts) if kind == "ngram" else specjax.NoProposer()
 
 
 def _stream(target: specjax.LanguageModel, prompts: list[str], options: dict[str, Any]) -> specjax.Output:

@@ -21,16 +21,16 @@ class LinenModel:
     equal models, so a compiled function is found again.
     """
 
-    module: nn.Module
+    module: Any  # flax.linen.Module
     dtype: Any = jnp.float32  # of the cache
 
     @property
     def vocab_size(self) -> int:
-        return self.module.vocab_size  # pyright: ignore[reportAttributeAccessIssue]
+        return self.module.vocab_size
 
     @property
     def max_positions(self) -> int:
-        return self.module.max_positions  # pyright: ignore[reportAttributeAccessIssue]
+        return self.module.max_positions
 
     def init(self, key: Array) -> Any:
         """Random parameters, a plain dict of arrays (partitioning metadata removed)."""
@@ -38,9 +38,9 @@ class LinenModel:
         return nn.meta.unbox(jax.jit(self.module.init)(key, tokens, tokens))["params"]
 
     def init_cache(self, batch: int, size: int) -> Any:
-        return self.module.init_cache(batch, size, self.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+        return self.module.init_cache(batch, size, self.dtype)
 
     def apply(
         self, params: Any, tokens: Array, positions: Array, cache: Any = None, mask: Array | None = None
     ) -> ModelOutput:
-        return self.module.apply({"params": params}, tokens, positions, cache, mask)  # pyright: ignore
+        return self.module.apply({"params": params}, tokens, positions, cache, mask)

@@ -62,11 +62,12 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         init = nn.with_logical_partitioning(nn.initializers.normal(self.scale), self.axes)
-        kernel = self.param("kernel", init, (x.shape[-1], self.features))
+        kernel: Any = self.param("kernel", init, (x.shape[-1], self.features))
         y = self.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
         if self.use_bias:
             init = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[1:])
-            y = y + self.param("bias", init, (self.features,))
+            bias: Any = self.param("bias", init, (self.features,))
+            y = y + bias
         return y
 
 
@@ -78,7 +79,7 @@ class RMSNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         init = nn.with_logical_partitioning(nn.initializers.ones_init(), ("embed",))
-        weight = self.param("weight", init, (x.shape[-1],))
+        weight: Any = self.param("weight", init, (x.shape[-1],))
         y = x.astype(jnp.float32)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
         return weight * y.astype(x.dtype)
@@ -185,7 +186,7 @@ class Transformer(nn.Module):
         """Shapes as in `types.Model.apply`."""
         c = self.config
         init = nn.with_logical_partitioning(nn.initializers.normal(c.init_scale), ("vocab", "embed"))
-        embedding = self.param("embedding", init, (c.vocab_size, c.hidden_size))
+        embedding: Any = self.param("embedding", init, (c.vocab_size, c.hidden_size))
         x = jnp.take(embedding, tokens, axis=0)
         rotations = c.rope.rotations(positions, c.head_dim)
         visible = mask
@@ -204,7 +205,7 @@ class Transformer(nn.Module):
             dense = Dense(c.vocab_size, ("embed", "vocab"), False, c.init_scale, self.dot_general, name="head")
             logits = dense(hidden)
         if cache is not None:
-            cache = cache.replace(keys=tuple(keys), values=tuple(values))
+            cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
         return ModelOutput(logits, hidden, cache)
 
 

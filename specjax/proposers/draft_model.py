@@ -61,7 +61,9 @@ class DraftModel:
 
     def observe(self, params: Any, state: DraftState, block: Block) -> DraftState:
         width = min(self.num_nodes, block.tokens.shape[1])
-        return state.replace(fresh=state.fresh.at[:, :width].set(block.tokens[:, :width]), count=block.count)
+        return dataclasses.replace(
+            state, fresh=state.fresh.at[:, :width].set(block.tokens[:, :width]), count=block.count
+        )
 
     def propose(
         self, params: Any, state: DraftState, pending: Array, draw: Any, warp: Callable[[Array], Array]
@@ -87,7 +89,7 @@ class DraftModel:
             if node + 1 < self.num_drafts:
                 cache, logits = self._read(params, cache, token[:, None], jnp.zeros_like(state.count))
                 cache = cache.commit(jnp.ones_like(state.count))
-        committed = cache.replace(length=committed.length)
+        committed = dataclasses.replace(cache, length=committed.length)
 
         parent = jnp.broadcast_to(tree.chain(self.num_nodes), (len(pending), self.num_nodes))
         # Nothing is drawn below the last node; under shared noise nobody asks what the guesses were drawn from.

@@ -36,6 +36,6 @@ class Match:
             follow = (proposal.parent[n] == node) & (proposal.tokens[n] == wanted[node])
             return jnp.where(follow, n, node), None
 
-        node, _ = jax.lax.scan(visit, jnp.int32(0), jnp.arange(1, num_nodes), unroll=True)
+        node, _ = jax.lax.scan(visit, jnp.int32(0), jnp.arange(1, num_nodes, dtype=jnp.int32), unroll=True)
         path = tree.path(proposal.parent, node, max_depth)
         return Verdict(path, tree.depth(proposal.parent)[node], wanted[node])

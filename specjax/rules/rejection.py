@@ -68,7 +68,7 @@ def walk(uniform: Array, proposal: Proposal, target: Array, draft: Array | None)
         return (jnp.where(accept, n, node), residual, remaining), chance
 
     start = (jnp.int32(0), target[0], target[0] if draft is None else draft[0])
-    (node, residual, _), chance = jax.lax.scan(visit, start, jnp.arange(1, len(uniform)))
+    (node, residual, _), chance = jax.lax.scan(visit, start, jnp.arange(1, len(uniform), dtype=jnp.int32))
     return node, residual, jnp.concatenate([jnp.ones_like(uniform[:1]), chance.astype(uniform.dtype)])
 
 
