@@ -14,6 +14,7 @@ A chain keeps its first tokens, so its commit moves nothing: it only advances th
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -32,10 +33,13 @@ def stage(buffer: Array, new: Array, start: Array) -> Array:
     new = new.astype(buffer.dtype)
     if buffer.shape[0] <= _UNROLLED_ROWS:
         # One slice update a row stays in place; a vmapped one becomes a scatter, which a CPU runs element by element.
+        zero = jnp.zeros_like(start[0])
         for row in range(buffer.shape[0]):
-            buffer = jax.lax.dynamic_update_slice(buffer, new[row : row + 1], (row, 0, start[row], 0))
+            at = (zero + row, zero, start[row], zero)  # of one type, whether or not x64 is on
+            buffer = jax.lax.dynamic_update_slice(buffer, new[row : row + 1], at)
         return buffer
-    return jax.vmap(lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (0, s, 0)))(buffer, new, start)
+    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+    return jax.vmap(update)(buffer, new, start)
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:

@@ -181,7 +181,7 @@ class Decoder:
         place = jnp.arange(emitted.shape[1])
         count = jnp.minimum(verdict.num_accepted + 1, state.limit - state.length)
         ends = jnp.isin(emitted, jnp.array(self.eos, jnp.int32)) & (place < count[:, None])
-        count = jnp.where(ends.any(1), jnp.argmax(ends, axis=1) + 1, count)
+        count = jnp.where(ends.any(1), jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, count)
         count = jnp.where(state.done, 0, count)
         done = state.done | ends.any(1) | (state.length + count >= state.limit)
         return emitted, count, done
@@ -241,8 +241,8 @@ def _count(stats: Stats, proposal: Proposal, verdict: Verdict, count: Array, liv
     )
     asked = jnp.take_along_axis(has_child, verdict.path, axis=1)
     asked = asked & (jnp.arange(verdict.path.shape[1]) <= verdict.num_accepted[:, None])
-    tested = jnp.minimum(asked.sum(1), count)
-    proposed = (proposal.parent != ABSENT).sum(1)
+    tested = jnp.minimum(asked.sum(1, dtype=jnp.int32), count)
+    proposed = (proposal.parent != ABSENT).sum(1, dtype=jnp.int32)
     return Stats(
         target_passes=stats.target_passes + live,
         emitted=stats.emitted + count,

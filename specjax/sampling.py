@@ -106,6 +106,10 @@ def _largest(x: Array, enough: Any) -> Array:
     return order >= threshold
 
 
+def _gumbel(key: Array, size: int) -> Array:
+    return jax.random.gumbel(key, (size,), jnp.float32)  # float32 under x64 too: the same key, the same tokens
+
+
 @struct.dataclass
 class SharedDraw:
     """Noise keyed by row and absolute position, the same for proposer and rule: what one draws, the other draws too.
@@ -123,10 +127,10 @@ class SharedDraw:
 
         def noise():
             steps = jnp.arange(1, max_depth + 2)
-            row = jax.vmap(lambda k, t: jax.random.gumbel(jax.random.fold_in(k, t), (size,)), (None, 0))
+            row = jax.vmap(lambda k, t: _gumbel(jax.random.fold_in(k, t), size), (None, 0))
             return jax.vmap(lambda k, p: row(k, p + steps))(key, position)
 
-        empty = jnp.zeros((key.shape[0], max_depth + 1, size))
+        empty = jnp.zeros((key.shape[0], max_depth + 1, size), jnp.float32)
         return cls(jax.lax.cond(sampled, noise, lambda: empty))
 
     def noise(self, node: Any, depth: Any) -> Array:
@@ -154,12 +158,12 @@ class IndependentDraw:
     def noise(self, node: Any, depth: Any) -> Array:
         """One row: Gumbel [V] that the children of `node` are drawn with."""
         del depth
-        return jax.random.gumbel(jax.random.fold_in(self._stream(_PROPOSE), node), (self.size,))
+        return _gumbel(jax.random.fold_in(self._stream(_PROPOSE), node), self.size)
 
     def acceptance(self, num_nodes: int) -> Array:
         """One row: uniform [N] in [0, 1)."""
-        return jax.random.uniform(self._stream(_ACCEPT), (num_nodes,))
+        return jax.random.uniform(self._stream(_ACCEPT), (num_nodes,), jnp.float32)
 
     def residual(self) -> Array:
         """One row: Gumbel [V] for the residual or bonus token."""
-        return jax.random.gumbel(self._stream(_RESIDUAL), (self.size,))
+        return _gumbel(self._stream(_RESIDUAL), self.size)

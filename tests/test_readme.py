@@ -1,0 +1,31 @@
+"""The README is true: its Python runs here, its shell commands run in `.ci/run`."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0])
+def test_python_runs(block):
+    """Each block alone, from the root of the checkout, as a reader would paste it."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_there_are_blocks():
+    """A README without code would pass all else."""
+    assert len(BLOCKS) >= 2
+
+
+def test_links_lead_somewhere():
+    """Relative links name files of the checkout."""
+    for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
