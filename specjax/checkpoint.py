@@ -40,7 +40,9 @@ class LanguageModel:
 
     @property
     def num_params(self) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        """Parameters of the model; the copy of a tied embedding counts once."""
+        twice = self.params["embedding"].size if self.model.module.separate_head else 0
+        return sum(leaf.size for leaf in jax.tree.leaves(self.params)) - twice
 
 
 def load(path: str | pathlib.Path, dtype: Any = None) -> LanguageModel:

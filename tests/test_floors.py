@@ -19,6 +19,7 @@ FLOORS = [
     ["specjax.models"],
     ["specjax.rules.match", "specjax.rules.rejection"],
     ["specjax.rules"],
+    ["specjax.proposers.chain"],
     ["specjax.proposers.none", "specjax.proposers.ngram", "specjax.proposers.draft_model"],
     ["specjax.proposers"],
     ["specjax.decoding", "specjax.checkpoint"],

@@ -409,3 +409,16 @@ def test_a_decoder_needs_room_for_a_token():
     """Too small a capacity is refused by name."""
     with pytest.raises(ValueError, match="capacity=1"):
         toys.decoder("none", "match", capacity=1)
+
+
+@pytest.mark.parametrize("rule", toys.RULES)
+def test_step_vmaps(rule):
+    """`step` is a pure function: vmapped over two stacked states it does to each what it does to it alone."""
+    dec, arrays = toys.decoder("draft 3", rule), toys.params("draft 3")
+    states = [toys.prefill(dec, arrays, temperature=1.0, key=toys.keys(seed=seed)) for seed in (1, 2)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    both, _ = jax.jit(jax.vmap(dec.step, (None, 0)))(arrays, stacked)
+    for number, state in enumerate(states):
+        alone, _ = jax.jit(dec.step)(arrays, state)
+        np.testing.assert_array_equal(both.tokens[number], alone.tokens)
+        np.testing.assert_array_equal(both.length[number], alone.length)

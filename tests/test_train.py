@@ -81,6 +81,15 @@ def test_stopped_and_resumed_is_uninterrupted(finished, text, tmp_path):
     assert metrics(resumed) == metrics(finished)
 
 
+def test_training_goes_on_from_a_folder(finished, text, tmp_path, capsys):
+    """`--initial` starts where another run ended; a folder of other sizes is refused."""
+    folder = str(finished / "model")
+    run(tmp_path / "run", text, "--initial", folder, "--tokenizer", folder + "/tokenizer.json", "--steps", "1")
+    assert metrics(tmp_path / "run")[-1]["held_out_loss"] < 4.6
+    with pytest.raises(ValueError, match="give the options its sizes"):
+        run(tmp_path / "other", text, "--initial", folder, "--num-layers", "2")
+
+
 def test_an_interrupt_saves(text, tmp_path):
     """Ctrl-C finishes the step, saves, and says how to go on."""
     command = [sys.executable, "-m", "train.pretrain", "--data", str(text), "--out", str(tmp_path / "run"), "--steps",

@@ -31,7 +31,7 @@ from train.loop import LoopOptions, fit
 from train.losses import agreement, chunked, forward_kl
 from train.options import REQUIRED, option, parse
 from train.precision import mixed_dot_general
-from train.student import ModelOptions, make_model, read, save_student
+from train.student import ModelOptions, initial_params, make_model, read, save_student
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Distill:
     sampled: np.ndarray | None
 
     def init(self) -> Any:
-        return self.draft.init(jax.random.key(self.options.seed))
+        return initial_params(self.draft, self.options)
 
     def batch(self, step: int) -> np.ndarray:
         o = self.options

@@ -12,14 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.checkpoint import load
 from specjax.models.base import LinenModel
 from specjax.models.transformer import head_matrix
 from train.corpus import Source, Tokens, prepare
 from train.loop import LoopOptions, fit
 from train.losses import chunked, cross_entropy
 from train.options import REQUIRED, option, parse
-from train.student import ModelOptions, make_model, read, save_student
+from train.student import ModelOptions, initial_params, make_model, read, save_student
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +30,6 @@ class PretrainOptions(LoopOptions, ModelOptions):
     exclude: tuple[str, ...] = option((), "names of folders to leave out")
     max_bytes: int = option(200_000, "larger files are left out: they are mostly tables")
     tokenizer: str | None = option(None, "an existing tokenizer.json; without it one is trained")
-    initial: str | None = option(None, "folder of a model of these sizes to go on from; without it, random")
     vocab_size: int = option(4096, "of the tokenizer that is trained")
     eval_batches: int = option(32, "held-out batches per evaluation")
 
@@ -47,16 +45,7 @@ class Pretrain:
     frozen: Any = None
 
     def init(self) -> Any:
-        params = self.model.init(jax.random.key(self.options.seed))
-        if self.options.initial is None:
-            return params
-        found = load(self.options.initial)
-        if found.model.module.config != self.model.module.config:
-            raise ValueError(
-                f"--initial {self.options.initial} is {found.model.module.config}, "
-                f"and the options ask for {self.model.module.config}: give it the same sizes"
-            )
-        return {name: found.params[name] for name in params}
+        return initial_params(self.model, self.options)
 
     def batch(self, step: int) -> np.ndarray:
         o = self.options

@@ -6,11 +6,12 @@ import dataclasses
 import pathlib
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import tokenizers
 from jax import Array
 
-from specjax.checkpoint import save
+from specjax.checkpoint import load, save
 from specjax.models.base import LinenModel
 from specjax.models.transformer import Transformer, TransformerConfig
 from train.corpus import END_OF_TEXT
@@ -27,6 +28,7 @@ class ModelOptions:
     num_layers: int = option(6, "layers")
     num_heads: int = option(4, "query heads")
     num_kv_heads: int = option(2, "key and value heads")
+    initial: str | None = option(None, "folder of a model of these sizes to go on from; without it, random numbers")
 
 
 def make_model(options: Any, vocab_size: int) -> LinenModel:
@@ -43,6 +45,20 @@ def make_model(options: Any, vocab_size: int) -> LinenModel:
         tied_embeddings=True,
     )
     return LinenModel(Transformer(config, mixed_dot_general))
+
+
+def initial_params(model: LinenModel, options: Any) -> Any:
+    """Those of the folder `--initial`, or random ones of the seed."""
+    params = model.init(jax.random.key(options.seed))
+    if options.initial is None:
+        return params
+    found = load(options.initial)
+    if found.model.module.config != model.module.config:
+        raise ValueError(
+            f"--initial {options.initial} is {found.model.module.config}, "
+            f"and the options ask for {model.module.config}: give the options its sizes"
+        )
+    return {name: found.params[name] for name in params}
 
 
 def read(model: LinenModel, params: Any, inputs: Array) -> Array:

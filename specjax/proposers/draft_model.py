@@ -12,6 +12,7 @@ from flax import struct
 from jax import Array
 
 from specjax import sampling, tree
+from specjax.proposers.chain import Chain
 from specjax.types import Block, Model, Proposal
 
 
@@ -23,7 +24,7 @@ class DraftState:
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModel:
+class DraftModel(Chain):
     """`num_drafts` tokens, drawn one after the other from `model`.
 
     The draft never rolls back: it commits only what the target has committed.  `observe` remembers that block, and the
@@ -37,19 +38,6 @@ class DraftModel:
     model: Model
     vocab_size: int  # the target's
     num_drafts: int = 4
-    is_chain = True
-
-    def __post_init__(self):
-        if self.num_drafts < 1:
-            raise ValueError(f"num_drafts={self.num_drafts}; it must be at least 1")
-
-    @property
-    def num_nodes(self) -> int:
-        return self.num_drafts + 1
-
-    @property
-    def max_depth(self) -> int:
-        return self.num_drafts
 
     def init(self, params: Any, prompt: Block, capacity: int) -> DraftState:
         rows, width = prompt.tokens.shape

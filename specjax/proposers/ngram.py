@@ -11,6 +11,7 @@ from flax import struct
 from jax import Array
 
 from specjax import tree
+from specjax.proposers.chain import Chain
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -21,7 +22,7 @@ class NGramState:
 
 
 @dataclasses.dataclass(frozen=True)
-class NGram:
+class NGram(Chain):
     """Copies what followed the most recent earlier occurrence of the longest matching suffix.
 
     Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A continuation that reaches
@@ -33,23 +34,13 @@ class NGram:
     num_drafts: int = 4
     max_ngram: int = 3
     min_ngram: int = 1
-    is_chain = True
 
     def __post_init__(self):
-        if self.num_drafts < 1:
-            raise ValueError(f"num_drafts={self.num_drafts}; it must be at least 1")
+        super().__post_init__()
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(
                 f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram}; 1 <= min_ngram <= max_ngram must hold"
             )
-
-    @property
-    def num_nodes(self) -> int:
-        return self.num_drafts + 1
-
-    @property
-    def max_depth(self) -> int:
-        return self.num_drafts
 
     def init(self, params: Any, prompt: Block, capacity: int) -> NGramState:
         rows, width = prompt.tokens.shape
