@@ -90,8 +90,7 @@ class Decoder:
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """Propose, verify, commit.  Pure and not jitted: research code wraps it as it likes."""
         pending = _at(state.tokens, state.length - 1)
-        sampled = (state.sampling.temperature > 0).any()
-        draw, draw_axes = self._draw(state, sampled)
+        draw = self._draw(state)
 
         def warp_rows(logits):
             return warp(logits, state.sampling)
@@ -105,7 +104,7 @@ class Decoder:
         positions = state.cache.length[:, None] + depth
         out = self.target.apply(params.target, proposal.tokens, positions, state.cache, mask)
         judge = functools.partial(self.rule, max_depth=self.proposer.max_depth)
-        verdict = jax.vmap(judge, (draw_axes, 0, 0))(draw, proposal, warp_rows(out.logits))
+        verdict = jax.vmap(judge)(draw, proposal, warp_rows(out.logits))
 
         accepted = jnp.take_along_axis(proposal.tokens, verdict.path, axis=1)  # the root, then the accepted drafts
         emitted, count, done = self._emit(state, accepted, verdict)
@@ -164,12 +163,13 @@ class Decoder:
         if limits.max() > self.capacity:
             raise ValueError(f"limit={limits.max()} is beyond the capacity of {self.capacity}: raise the capacity")
 
-    def _draw(self, state: DecodeState, sampled: Array) -> tuple[Any, Any]:
+    def _draw(self, state: DecodeState) -> SharedDraw | IndependentDraw:
         """The randomness that the rule asks for, so that a proposer cannot be paired with another kind."""
         size, position = self.target.vocab_size, state.length - 1
         if self.rule.shared_noise:
-            return SharedDraw.create(state.key, position, self.proposer.max_depth, size, sampled), 0
-        return IndependentDraw.create(state.key, position, size), 0
+            sampled = (state.sampling.temperature > 0).any()
+            return SharedDraw.create(state.key, position, self.proposer.max_depth, size, sampled)
+        return IndependentDraw.create(state.key, position, size)
 
     def _emit(self, state: DecodeState, accepted: Array, verdict: Verdict) -> tuple[Array, Array, Array]:
         """The accepted drafts and then the next token, cut at an end of text and at the limit.

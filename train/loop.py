@@ -164,20 +164,23 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     bar = tqdm(total=options.steps, initial=step, unit="step", disable=None)
     report: dict[str, float] = {}
     started, tokens = time.perf_counter(), 0
+
+    def check_finite():
+        if not jnp.isfinite(values["loss"]):
+            raise FloatingPointError(
+                f"the loss is {values['loss']} at step {step}; {out}/state holds the last good checkpoint "
+                f"(step {manager.latest_step()}): resume with a lower --learning-rate"
+            )
+
     try:
-        while step < stop and not interrupted:
+        ending = False
+        while step < stop and not ending:
             state, values = update(job, optimizer, state, job.frozen, job.batch(step))
             step += 1
             bar.update()
             tokens += options.batch_size * options.sequence_length
-            saving = step % options.save_every == 0 or step == stop or bool(interrupted)
-            logging = step % _LOG_EVERY == 0 or step == options.steps
-            if (saving or logging) and not jnp.isfinite(values["loss"]):
-                raise FloatingPointError(
-                    f"the loss is {values['loss']} at step {step}; {out}/state holds the last good checkpoint "
-                    f"(step {manager.latest_step()}): resume with a lower --learning-rate"
-                )
-            if logging:
+            if step % _LOG_EVERY == 0 or step == options.steps:
+                check_finite()
                 rate = tokens / (time.perf_counter() - started)
                 metrics.write(step, {**values, "tokens_per_second": rate})
                 bar.set_postfix(loss=f"{values['loss']:.3f}", tokens_per_second=f"{rate:.0f}")
@@ -187,7 +190,10 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
                 metrics.write(step, report)
                 bar.write(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in report.items()))
                 started, tokens = time.perf_counter(), 0
-            if saving:
+            # Read once: a signal that comes after this line ends the next step, not this one unsaved.
+            ending = bool(interrupted)
+            if step % options.save_every == 0 or step == stop or ending:
+                check_finite()
                 manager.save(step, args=ocp.args.StandardSave(state))
     finally:
         bar.close()
