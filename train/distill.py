@@ -46,7 +46,7 @@ class DistillOptions(LoopOptions, ModelOptions):
     sampled_fraction: float = option(0.5, "part of each batch that the target wrote (lambda)")
     sampled_sequences: int = option(1024, "how many sequences the target writes")
     sampled_prompt: int = option(32, "tokens of text that the target continues")
-    sampled_batch: int = option(64, "sequences that it writes at once")
+    sampled_batch: int = option(16, "sequences that it writes at once")
     eval_batches: int = option(32, "held-out batches per evaluation")
     hidden_size: int = option(128, "features per token")
     mlp_size: int = option(352, "features inside the MLP")
