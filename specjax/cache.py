@@ -8,7 +8,8 @@ A worked example, one row, length 3, a proposal of four nodes of which the root 
     staged              x y z r a b c . .      length 3
     commit(2, [0, 2])   x y z r b b c . .      length 5     (what lies behind is scratch again)
 
-A chain keeps its first tokens, so its commit moves nothing: it only advances the length.
+A chain keeps its first tokens, so its commit moves nothing: it only advances the length.  A draft that has committed
+its own guesses in order to read on takes the length back (`rewind`), and they are scratch.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
+from jax.sharding import NamedSharding
 
 _UNROLLED_ROWS = 16
 
 
-def stage(buffer: Array, new: Array, start: Array) -> Array:
+def stage(buffer: Array, new: Array, start: Array, sharding: NamedSharding | None = None) -> Array:
     """Write `new` [B, K, N, D] into `buffer` [B, K, S, D] at slots start[b] ... start[b] + N - 1.
 
-    The caller guarantees start + N <= S: a slice update would move to fit, over committed slots.
+    The caller guarantees start + N <= S: a slice update would move to fit, over committed slots.  On a mesh the
+    buffer lies as `sharding` says, and stays so: what travels is the new tokens.
     """
     new = new.astype(buffer.dtype)
-    if buffer.shape[0] <= _UNROLLED_ROWS:
+    if sharding is None and buffer.shape[0] <= _UNROLLED_ROWS:
         # One slice update a row stays in place; a vmapped one becomes a scatter, which a CPU runs element by element.
         zero = jnp.zeros_like(start[0])
         for row in range(buffer.shape[0]):
@@ -39,7 +42,10 @@ def stage(buffer: Array, new: Array, start: Array) -> Array:
             buffer = jax.lax.dynamic_update_slice(buffer, new[row : row + 1], at)
         return buffer
     update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
-    return jax.vmap(update)(buffer, new, start)
+    if sharding is None:
+        return jax.vmap(update)(buffer, new, start)
+    hold = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
+    return hold(jax.vmap(update)(hold(buffer), hold(new), start))
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
@@ -63,6 +69,26 @@ def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) 
     return (offset < 0)[:, None] | (staged[:, None] & named)
 
 
+def slots_within(window: int, length: Array, positions: Array, capacity: int) -> Array:
+    """Which slots lie less than `window` positions before each staged token.
+
+    Args:
+      window: of a layer with sliding-window attention.
+      length: [B] committed tokens; theirs are the positions 0 ... length - 1, in slots of the same numbers.
+      positions: [B, N] of the staged tokens.
+      capacity: S.
+
+    Returns:
+      [B, N, S] bool.
+    """
+    slot = jnp.arange(capacity)
+    offset = slot - length[:, None]
+    width = positions.shape[1]
+    staged = jnp.take_along_axis(positions, jnp.clip(offset, 0, width - 1), axis=1)
+    place = jnp.where((offset >= 0) & (offset < width), staged, slot)
+    return positions[:, :, None] - place[:, None] < window
+
+
 @struct.dataclass
 class KVCache:
     """Keys and values of every layer, each its own leaf so that a donated cache is updated in place."""
@@ -70,6 +96,9 @@ class KVCache:
     keys: tuple[Array, ...]  # a layer: [B, K, S, D]
     values: tuple[Array, ...]
     length: Array  # [B] int32
+    sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)  # of the layers, on a mesh
+
+    commits_paths = True
 
     @classmethod
     def zeros(cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: Any) -> KVCache:
@@ -83,6 +112,16 @@ class KVCache:
     def capacity(self) -> int:
         return self.keys[0].shape[2]
 
+    def layer(self, index: int) -> KVCache:
+        """Of that layer alone."""
+        return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
+
+    def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """The keys and values [B, K, S, D] of a single layer, with new ones [B, K, N, D] behind the length."""
+        (old_keys,), (old_values,) = self.keys, self.values
+        put = functools.partial(stage, start=self.length, sharding=self.sharding)
+        return put(old_keys, keys), put(old_values, values)
+
     def commit(self, count: Array, path: Array | None = None) -> KVCache:
         """Keep `count` [B] staged tokens: those at the nodes `path` [B, T] in that order, or the first ones."""
         cache = self
@@ -90,7 +129,11 @@ class KVCache:
             slots = (self.length[:, None] + path)[:, None, :, None]
 
             def keep(leaf):
-                return stage(leaf, jnp.take_along_axis(leaf, slots, axis=2), self.length)
+                return stage(leaf, jnp.take_along_axis(leaf, slots, axis=2), self.length, self.sharding)
 
             cache = dataclasses.replace(cache, keys=tuple(map(keep, self.keys)), values=tuple(map(keep, self.values)))
         return dataclasses.replace(cache, length=self.length + count)
+
+    def rewind(self, to: KVCache) -> KVCache:
+        """`to`, an earlier value, in the buffers of this one, so that they can be updated in place."""
+        return dataclasses.replace(self, length=to.length)

@@ -1,4 +1,4 @@
-"""Hugging Face folders in and out: `config.json`, safetensors, `tokenizer.json`, `generation_config.json`.
+"""Hugging Face folders in and out: configuration, safetensors, tokenizer, sampling defaults.
 
 Nothing from a folder is ever executed: weights are read from safetensors only, and a configuration that asks for its
 own code (`auto_map`) is refused.  Everything is checked against the configuration before a tensor is read, and all
@@ -10,119 +10,133 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
-import shutil
+import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import safetensors
-import safetensors.numpy
 import tokenizers
-from tqdm import tqdm
+from jax.sharding import Mesh
 
-from specjax.models import FAMILIES, Family, LinenModel, Transformer, TransformerConfig
+from specjax.hub import SLOW_TOKENIZER, TOKENIZER, find_folder
+from specjax.models import FAMILIES, Family, LinenModel, Transformer
+from specjax.sharding import RULES, shardings
+from specjax.tensors import INDEX, SHARDS, SINGLE, read_bytes, read_json, read_params, write_params
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
-_STORED = ("F64", "F32", "F16", "BF16")
+_CONFIG, _GENERATION = "config.json", "generation_config.json"
+_FILES = (_CONFIG, _GENERATION, *TOKENIZER)
+_OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """A model with its weights and its tokenizer: what `load` returns and `generate` takes."""
+    """A model with its weights and its tokenizer: what `load` returns, `generate` takes and `save` writes."""
 
-    model: LinenModel
+    model: Any  # types.Model; LinenModel where `load` made it
     params: Any
-    tokenizer: tokenizers.Tokenizer | None
-    eos: tuple[int, ...]  # ids that end a text
-    name: str  # of its folder, for messages
+    tokenizer: tokenizers.Tokenizer | None = None
+    eos: tuple[int, ...] = ()  # ids that end a text
+    name: str = "model"  # of its folder, for messages
+    defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)  # how it wants to be sampled; {}: greedy
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)  # of its folder, but for weights
 
     @property
     def num_params(self) -> int:
         """Parameters of the model; the copy of a tied embedding counts once."""
-        twice = self.params["embedding"].size if self.model.module.separate_head else 0
+        module = getattr(self.model, "module", None)  # a model of one's own may have none
+        twice = self.params["embedding"].size if getattr(module, "separate_head", False) else 0
         return sum(leaf.size for leaf in jax.tree.leaves(self.params)) - twice
 
+    def settings(self, **given: Any) -> dict[str, Any]:
+        """Temperature, filters and repetition penalty: what is given (not None), else the model's own, else greedy."""
+        return {**_OFF, **self.defaults, **{name: value for name, value in given.items() if value is not None}}
 
-def load(path: str | pathlib.Path, dtype: Any = None) -> LanguageModel:
-    """Read a folder.
+
+def load(
+    path: str | os.PathLike[str],
+    dtype: Any = None,
+    *,
+    revision: str | None = None,
+    mesh: Mesh | None = None,
+    rules: Mapping[str, str | None] = RULES,
+) -> LanguageModel:
+    """Read a model.
 
     Args:
-      path: a folder with `config.json` and `model.safetensors` (or a sharded index).
-      dtype: of the parameters and of the cache; by default float32, which is what a CPU is fast and exact in.
+      path: a folder with `config.json` and `model.safetensors` (or a sharded index), or `org/name` on the Hugging Face
+        Hub, which goes through the Hub's own cache and obeys `HF_HUB_OFFLINE`.  A folder never touches the network.
+      dtype: of the parameters and of the cache: float32 (the default, which is what a CPU is fast and exact in),
+        bfloat16 or float16.
+      revision: a branch, tag or commit on the Hub.
+      mesh: split the parameters over its devices, as `specjax.sharding` says; each reads its own part.
+      rules: how, as `specjax.sharding.RULES`; {} lays the whole model on every device, which suits a small draft.
 
     Raises:
       ValueError: what does not fit, and the cure.
-      FileNotFoundError: no such folder, or a file that it lacks.
+      OSError: no such folder or model, or a file that is missing or cannot be read.
     """
-    folder = pathlib.Path(path)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; pass one that holds config.json and model.safetensors")
-    try:
-        dtype = jnp.dtype(dtype or "float32")
-    except TypeError:
-        pass
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype={dtype} is not supported; pass {', '.join(d.name for d in _DTYPES)}")
-    config = _read_json(folder / "config.json")
+    dtype = _check_dtype(dtype or "float32")
+    folder = find_folder(path, revision)
+    config = read_json(folder / _CONFIG)
     family = _family(folder, config)
     try:
         ours = family.read_config(config)
     except KeyError as error:
-        raise ValueError(
-            f"{folder / 'config.json'} lacks {error}, which a {config['model_type']} model needs"
-        ) from None
+        raise ValueError(f"{folder / _CONFIG} lacks {error}, which a {config['model_type']} model needs") from None
     except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+        raise ValueError(f"{folder / _CONFIG}: {error}") from None
+    files = {name: read_bytes(folder / name) for name in _FILES if (folder / name).exists()}
+    generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
+    eos, defaults = _eos(folder, generation, config), _defaults(folder, generation)
+    tokenizer = _tokenizer(folder, ours.vocab_size)
     # On a CPU the copy of a tied embedding pays for itself; elsewhere memory is dearer.
-    separate = ours.tied_embeddings and dtype == jnp.float32 and jax.default_backend() == "cpu"
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    separate = ours.tied_embeddings and dtype == jnp.float32 and platform == "cpu"
     model = LinenModel(Transformer(ours, separate_head=separate), dtype)
-    eos = _eos(folder, config)
-    params = _read_weights(folder, family, ours, model, dtype)
-    return LanguageModel(model, params, _tokenizer(folder), eos, folder.name)
+    params = read_params(folder, family, model, dtype, None if mesh is None else shardings(model, mesh, rules))
+    name = folder.name if pathlib.Path(path).is_dir() else str(path)
+    return LanguageModel(model, params, tokenizer, eos, name, defaults, files)
 
 
-def save(
-    folder: str | pathlib.Path, model: LinenModel, params: Any, *, tokenizer: str | pathlib.Path | None = None,
-    eos: tuple[int, ...] = (), dtype: Any = None,
-) -> None:  # fmt: skip
+def save(model: LanguageModel, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:
     """Write a folder that `load` and transformers read.
 
+    What `load` found beside the weights is written as it came; only what `dataclasses.replace` has changed since (the
+    configuration, `eos`, `defaults`) is written anew.  An interrupted save leaves the model that was there, or a folder
+    without `config.json`, which nothing loads.
+
     Args:
-      folder: made if need be; files of these names in it are replaced.
       model: over a `Transformer`.
-      params: its parameters.
-      tokenizer: a `tokenizer.json` to copy.
-      eos: ids that end a text, for `generation_config.json`; the first is also the one that starts it.
-      dtype: to round to; by default what the parameters have.
+      folder: made if need be; a model that is in it is replaced, other files stay.
+      dtype: of the weights, rounded to nearest; by default what they have.
+
+    Raises:
+      ValueError: no `Transformer`, or a dtype that is not supported.
     """
-    folder = pathlib.Path(folder)
+    module = getattr(model.model, "module", None)
+    if not isinstance(module, Transformer):
+        raise ValueError(f"{model.name} is no specjax Transformer; write its parameters with specjax.orbax.save_params")
+    dtype = dtype and _check_dtype(dtype)
+    folder, family = pathlib.Path(folder), FAMILIES[module.config.family]
+    files = {name: model.files[name] for name in TOKENIZER if name in model.files}
+    if model.tokenizer is not None and "tokenizer.json" not in files:
+        files["tokenizer.json"] = model.tokenizer.to_str(pretty=True).encode()
+        files.setdefault("tokenizer_config.json", _json({"tokenizer_class": "PreTrainedTokenizerFast"}))
     folder.mkdir(parents=True, exist_ok=True)
-    family = FAMILIES["llama"]
-    config = model.module.config
-    tensors = {}
-    for tensor in family.tensors(config):
-        leaf = np.asarray(_at(params, tensor.path))
-        leaf = leaf.astype(dtype or leaf.dtype)
-        tensors[tensor.name] = np.ascontiguousarray(leaf.T if tensor.transpose else leaf)
-    written = next(iter(tensors.values())).dtype.name
-    ids = {"bos_token_id": eos[0] if eos else None, "eos_token_id": list(eos) if len(eos) > 1 else (eos or (None,))[0]}
-    _write_json(
-        folder / "config.json",
-        {
-            "architectures": [family.architecture],
-            **family.write_config(config),
-            "dtype": written,
-            "torch_dtype": written,
-        }
-        | ids,
-    )
-    _write_json(folder / "generation_config.json", ids)
-    if tokenizer is not None:
-        shutil.copyfile(tokenizer, folder / "tokenizer.json")
-        _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
+        new = pathlib.Path(made)
+        written = write_params(new / SINGLE, family, module.config, model.params, dtype)
+        files |= _configs(model, family, written.name)
+        for name, content in files.items():
+            (new / name).write_bytes(content)
+        for old in [*(folder / name for name in (*_FILES, SINGLE, INDEX)), *folder.glob(SHARDS)]:
+            old.unlink(missing_ok=True)  # config.json first: without it nothing loads
+        for name in (SINGLE, *files):
+            os.replace(new / name, folder / name)  # and config.json last
 
 
 def vocabulary_digest(tokenizer: tokenizers.Tokenizer) -> str:
@@ -131,27 +145,21 @@ def vocabulary_digest(tokenizer: tokenizers.Tokenizer) -> str:
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing; a model folder holds config.json and model.safetensors")
+def _check_dtype(dtype: Any) -> Any:
     try:
-        found = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}, not an object")
-    return found
-
-
-def _write_json(path: pathlib.Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+        dtype = jnp.dtype(dtype)
+    except TypeError:
+        pass
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype={dtype} is not supported; pass {', '.join(d.name for d in _DTYPES)}")
+    return dtype
 
 
 def _family(folder: pathlib.Path, config: dict[str, Any]) -> Family:
     kind = config.get("model_type")
     if "auto_map" in config:
         raise ValueError(
-            f"{folder / 'config.json'} asks for its own code (auto_map); specjax never executes code from a folder. "
+            f"{folder / _CONFIG} asks for its own code (auto_map); specjax never executes code from a folder. "
             "If the weights are those of a plain model_type, remove auto_map from the file"
         )
     if "quantization_config" in config:
@@ -161,9 +169,8 @@ def _family(folder: pathlib.Path, config: dict[str, Any]) -> Family:
     return FAMILIES[kind]
 
 
-def _eos(folder: pathlib.Path, config: dict[str, Any]) -> tuple[int, ...]:
-    generation = folder / "generation_config.json"
-    found = _read_json(generation).get("eos_token_id") if generation.exists() else None
+def _eos(folder: Any, generation: dict[str, Any], config: dict[str, Any]) -> tuple[int, ...]:
+    found = generation.get("eos_token_id")
     found = config.get("eos_token_id") if found is None else found
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(i, int) for i in ids):
@@ -171,82 +178,63 @@ def _eos(folder: pathlib.Path, config: dict[str, Any]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _tokenizer(folder: pathlib.Path) -> tokenizers.Tokenizer | None:
+def _defaults(folder: Any, generation: dict[str, Any]) -> dict[str, float]:
+    """What the file says, where it asks for sampling at all; the top_k=50 that transformers would add is not."""
+    sampled = bool(generation.get("do_sample"))
+    names = _OFF if sampled else ("repetition_penalty",)  # which greedy text heeds too
+    found = {name: generation[name] for name in names if generation.get(name) is not None}
+    for name, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{folder}: {name} in {_GENERATION} is {value!r}; it must be a number")
+    return {"temperature": 1.0, **found} if sampled else found
+
+
+def _tokenizer(folder: pathlib.Path, vocab_size: int) -> tokenizers.Tokenizer | None:
     path = folder / "tokenizer.json"
     if not path.exists():
+        old = [name for name in SLOW_TOKENIZER if (folder / name).exists()]
+        if old:
+            raise ValueError(
+                f"{folder} has a tokenizer in an older format ({', '.join(old)}) and no tokenizer.json; write one with "
+                f"transformers: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+            )
         return None
+    text = read_bytes(path)
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        found = tokenizers.Tokenizer.from_str(text.decode())
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
-
-
-def _weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists():
-        return [single]
-    if index.exists():
-        names = _read_json(index).get("weight_map")
-        if not isinstance(names, dict) or not all(
-            isinstance(n, str) and n == pathlib.Path(n).name for n in names.values()
-        ):
-            raise ValueError(f"{index}: weight_map must map the names of tensors to files of this folder")
-        files = [folder / name for name in sorted(set(names.values()))]
-        missing = [file.name for file in files if not file.exists()]
-        if missing or not files:
-            raise FileNotFoundError(f"{index} names {', '.join(missing) or 'no file'}: download the missing shards")
-        return files
-    if list(folder.glob("*.bin")) or list(folder.glob("*.pt*")):
+    # Added tokens may lie beyond the embedding (Gemma 3's token for images does); `generate` refuses their ids.
+    greatest = max(found.get_vocab(with_added_tokens=False).values(), default=0)
+    if greatest >= vocab_size:
         raise ValueError(
-            f"{folder} holds pickled weights (pytorch_model.bin) only, and reading those executes what they contain; "
-            "specjax reads safetensors: convert with transformers' save_pretrained(safe_serialization=True)"
+            f"{path} has token ids up to {greatest}, and the embedding only {vocab_size} rows: it is the tokenizer of "
+            "another model"
         )
-    raise FileNotFoundError(f"{folder} holds no model.safetensors and no model.safetensors.index.json")
+    return found
 
 
-def _at(tree: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        tree = tree[name]
-    return tree
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
 
 
-def _read_weights(
-    folder: pathlib.Path, family: Family, config: TransformerConfig, model: LinenModel, dtype: Any
-) -> dict[str, Any]:
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    wanted = {tensor.name: tensor for tensor in family.tensors(config)}
-    handles, faults = {}, []
-    for file in _weight_files(folder):
-        try:
-            handle = safetensors.safe_open(file, "np")
-        except (safetensors.SafetensorError, OSError) as error:
-            raise ValueError(f"{file} is damaged or truncated ({error}); download it again") from None
-        for name in handle.keys():
-            if name in handles:
-                faults.append(f"{name} is in two files")
-            handles[name] = handle
-    for name, tensor in wanted.items():
-        shape = _at(shapes, tensor.path).shape
-        shape = shape[::-1] if tensor.transpose else shape
-        if name not in handles:
-            faults.append(f"{name} is missing (shape {list(shape)})")
-        elif (found := tuple(handles[name].get_slice(name).get_shape())) != shape:
-            faults.append(f"{name} has shape {list(found)} instead of {list(shape)}")
-        elif (kind := handles[name].get_slice(name).get_dtype()) not in _STORED:
-            faults.append(f"{name} is stored as {kind}; specjax reads {', '.join(_STORED)}")
-    for name in handles:
-        tied_copy = config.tied_embeddings and name == "lm_head.weight"
-        if name not in wanted and not tied_copy and not name.endswith(family.ignored):
-            faults.append(f"{name} is not a tensor of this architecture")
-    if faults:
-        raise ValueError(f"the weights in {folder} do not fit its config.json:\n  " + "\n  ".join(faults))
-    params: dict[str, Any] = {}
-    for name, tensor in tqdm(wanted.items(), desc=f"loading {folder.name}", unit="tensor", disable=None, leave=False):
-        array = handles[name].get_tensor(name)
-        branch = params
-        for part in tensor.path[:-1]:
-            branch = branch.setdefault(part, {})
-        branch[tensor.path[-1]] = jnp.asarray(array.T if tensor.transpose else array, dtype)
-    if model.module.separate_head:
-        params["head"] = {"kernel": jnp.asarray(np.asarray(params["embedding"]).T)}
-    return params
+def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, bytes]:
+    """generation_config.json and config.json, in this order: as they came, but for what has changed since."""
+    ours, eos = model.model.module.config, model.eos
+    ids = {"eos_token_id": list(eos) if len(eos) > 1 else eos[0] if eos else None}
+    came = {name: json.loads(model.files[name]) if name in model.files else {} for name in (_GENERATION, _CONFIG)}
+    generation, config = dict(came[_GENERATION]), dict(came[_CONFIG])
+    if config.get("model_type") != ours.family or family.read_config(config) != ours:
+        # A text starts with what ends one, where no file says otherwise; transformers would add its own paddings.
+        ids["bos_token_id"] = config.get("bos_token_id", eos[0] if eos else None)
+        padding = {"pad_token_id": config.get("pad_token_id")}
+        config = {"architectures": [family.architecture], **family.write_config(ours), **ids, **padding, "dtype": dtype}
+        config["torch_dtype"] = dtype  # its older name
+    config |= {name: dtype for name in ("dtype", "torch_dtype") if name in config} or {"dtype": dtype}
+    if "bos_token_id" in ids or _eos(model.name, generation, came[_CONFIG]) != eos:
+        config, generation = config | ids, generation | ids
+    if _defaults(model.name, generation) != model.defaults:
+        generation = {name: value for name, value in generation.items() if name not in _OFF}
+        generation |= {"do_sample": "temperature" in model.defaults, **model.defaults}
+    new = {_GENERATION: generation, _CONFIG: config}
+    return {name: model.files[name] if new[name] == came[name] else _json(new[name]) for name in new if new[name]}

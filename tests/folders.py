@@ -127,23 +127,27 @@ def foreign() -> pathlib.Path:
 
 
 @functools.cache
-def scribe(text: str, end: bool) -> pathlib.Path:
-    """A model that writes `text` after its first token, in a circle or up to <|endoftext|>; all tokens must differ.
+def scribe(text: str, end: bool, words: tokenizers.Tokenizer | None = None, eos: int = 0) -> pathlib.Path:
+    """A model that writes `text` after its first token, in a circle or up to `eos`; all tokens must differ.
 
     Attention and MLP add nothing, and the head row of each token is the embedding of the one before it.
     """
-    ids = tokenizer().encode(text).ids
+    words = words or tokenizer()
+    ids = words.encode(text).ids
     assert len(set(ids)) == len(ids), "a token appears twice"
-    ids = [*ids, 0] if end else ids
-    model = random_llama(3, hidden_size=64, num_hidden_layers=1)
+    ids = [*ids, eos] if end else ids
+    size = max(320, words.get_vocab_size())
+    model = random_llama(3, hidden_size=64, num_hidden_layers=1, eos_token_id=eos, vocab_size=size)
     with torch.no_grad():
         for name, leaf in model.named_parameters():
             leaf.fill_(1.0 if "norm" in name else 0.0)
-        words = torch.nn.functional.normalize(torch.randn(320, 64), dim=1)
-        model.get_input_embeddings().weight.copy_(words)
+        meanings = torch.nn.functional.normalize(torch.randn(size, 64), dim=1)
+        model.get_input_embeddings().weight.copy_(meanings)
         for before, after in zip(ids, ids[1:] + ids[:1], strict=True):
-            model.lm_head.weight[after] = words[before]
-    return write(model, f"scribe-{len(list(ROOT.iterdir()))}")
+            model.lm_head.weight[after] = meanings[before]
+    folder = write(model, f"scribe-{len(list(ROOT.iterdir()))}")
+    words.save(str(folder / "tokenizer.json"))
+    return folder
 
 
 def edit(folder: pathlib.Path, file: str = "config.json", drop: tuple[str, ...] = (), **values) -> pathlib.Path:

@@ -1,11 +1,15 @@
 """Folders: what goes in comes out, and what does not fit is named, with the cure, before anything is compiled."""
 
+import dataclasses
 import json
+import os
 import shutil
+import stat
 
 import folders
 import jax
 import jax.numpy as jnp
+import memory_of_load
 import numpy as np
 import pytest
 import safetensors.torch
@@ -79,12 +83,14 @@ SAVED = {
 }
 
 
+@pytest.mark.parametrize("files", ["kept", "new"])
 @pytest.mark.parametrize("name", SAVED)
-def test_round_trip(name, tmp_path):
-    """load(save(model)) is the model, bit for bit: configuration, weights, tokenizer and eos."""
+def test_round_trip(name, files, tmp_path):
+    """load(save(model)) is the model, bit for bit: configuration, weights, tokenizer, eos and sampling defaults."""
     dtype = "bfloat16" if name == "bfloat16" else "float32"
     first = specjax.load(folders.write(folders.random_llama(6, **SAVED[name]), f"trip-{name}"), dtype)
-    specjax.save(tmp_path, first.model, first.params, tokenizer=folders.tokenizer_file(), eos=(0, 7))
+    first = dataclasses.replace(first, eos=(0, 7), defaults={"temperature": 0.5, "min_p": 0.1})
+    specjax.save(first if files == "kept" else dataclasses.replace(first, files={}), tmp_path)
     second = specjax.load(tmp_path, dtype)
     assert second.model == first.model
     assert jax.tree.structure(second.params) == jax.tree.structure(first.params)
@@ -92,7 +98,99 @@ def test_round_trip(name, tmp_path):
         assert a.dtype == b.dtype == dtype
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     assert second.tokenizer.get_vocab() == first.tokenizer.get_vocab()
-    assert second.eos == (0, 7)
+    assert (second.eos, second.defaults) == (first.eos, first.defaults)
+
+
+def test_what_came_is_written_as_it_came(tmp_path):
+    """Every file that is not changed keeps its bytes, and a changed id changes itself alone."""
+    folder = shutil.copytree(folders.target(), tmp_path / "first")
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}",   "own": 1}')
+    (folder / "special_tokens_map.json").write_text('{"eos_token":\t"<|endoftext|>"}')
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    folders.edit(folder, "generation_config.json", repetition_penalty=1.5, do_sample=True, top_p=0.75)
+    folders.edit(folder, "config.json", their_own={"note": 1})
+    loaded = specjax.load(folder)
+    specjax.save(loaded, tmp_path / "second")
+    names = {file.name for file in folder.iterdir()}
+    assert names == {file.name for file in (tmp_path / "second").iterdir()}
+    for name in names - {"model.safetensors"}:  # whose tensors may stand in another order
+        assert (tmp_path / "second" / name).read_bytes() == (folder / name).read_bytes(), name
+    specjax.save(dataclasses.replace(loaded, eos=(5,)), tmp_path / "third", dtype="float16")
+    config, generation = (
+        json.loads((tmp_path / "third" / name).read_text()) for name in ("config.json", "generation_config.json")
+    )
+    came = json.loads((folder / "config.json").read_text())
+    assert config == {**came, "dtype": "float16", "eos_token_id": 5}
+    assert (generation["eos_token_id"], generation["repetition_penalty"]) == (5, 1.5)
+
+
+def test_a_tied_embedding_is_written_once(tmp_path):
+    """The second copy that a CPU multiplies by is no tensor of the file."""
+    loaded = specjax.load(folders.write(folders.random_llama(6, tie_word_embeddings=True), "written-once"))
+    assert "head" in loaded.params
+    specjax.save(loaded, tmp_path)
+    with safetensors.safe_open(tmp_path / "model.safetensors", "np") as file:
+        assert "lm_head.weight" not in file.keys()
+        assert sum(np.prod(file.get_slice(name).get_shape()) for name in file.keys()) == loaded.num_params
+
+
+def test_files_can_be_read_by_others(tmp_path):
+    """The permissions that any new file gets."""
+    specjax.save(specjax.load(folders.target()), tmp_path / "model")
+    (tmp_path / "plain").touch()
+    wanted = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "model").iterdir()} == {wanted}
+
+
+@pytest.mark.parametrize("moment", range(14))
+def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
+    """Cut off at any change of the folder, it holds the old model, the new one, or none that loads."""
+    folder = tmp_path / "model"
+    folders.random_llama(5).save_pretrained(folder, max_shard_size="60KB")  # shards and no tokenizer
+    (folder / "mine.txt").write_text("kept")
+    old, new = specjax.load(folder), specjax.load(folders.target())
+    changes, count = {"replace": os.replace, "unlink": os.unlink}, []
+
+    def cut(change):
+        def change_or_die(*arguments, **options):
+            if str(folder) in str(arguments[0]) and os.path.exists(arguments[0]):
+                count.append(arguments)
+                if len(count) > moment:
+                    raise KeyboardInterrupt
+            return change(*arguments, **options)
+
+        return change_or_die
+
+    for name, change in changes.items():
+        monkeypatch.setattr(os, name, cut(change))
+    monkeypatch.setattr("specjax.checkpoint.tempfile.TemporaryDirectory._rmtree", lambda *_, **__: None)
+    try:
+        specjax.save(new, folder)
+    except KeyboardInterrupt:
+        pass
+    monkeypatch.undo()
+    assert (folder / "mine.txt").exists()
+    try:
+        found = specjax.load(folder)
+    except FileNotFoundError as error:
+        assert "config.json is missing" in str(error)
+        assert moment > 0
+    else:
+        same = old if found.tokenizer is None else new
+        jax.tree.map(np.testing.assert_array_equal, found.params, same.params)
+    specjax.save(new, folder)
+    jax.tree.map(np.testing.assert_array_equal, specjax.load(folder).params, new.params)
+    assert not list(folder.glob("model-*")) and not (folder / "model.safetensors.index.json").exists()
+
+
+def test_save_refuses(tmp_path):
+    """A model that is no Transformer, and a dtype that no model has; and nothing is written."""
+    loaded = specjax.load(folders.target())
+    with pytest.raises(ValueError, match="save_params"):
+        specjax.save(dataclasses.replace(loaded, model=object()), tmp_path / "model")
+    with pytest.raises(ValueError, match="int8"):
+        specjax.save(loaded, tmp_path / "model", dtype="int8")
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize("name", SAVED)
@@ -100,7 +198,7 @@ def test_transformers_reads_what_save_writes(name, tmp_path):
     """AutoModelForCausalLM loads a saved folder in the saved dtype, and its logits are ours."""
     loaded = specjax.load(folders.write(folders.random_llama(6, **SAVED[name]), f"back-{name}"))
     dtype = jnp.bfloat16 if name == "bfloat16" else None
-    specjax.save(tmp_path, loaded.model, loaded.params, eos=(0,), dtype=dtype)
+    specjax.save(dataclasses.replace(loaded, files={}), tmp_path, dtype=dtype)
     assert transformers.AutoConfig.from_pretrained(tmp_path).dtype == (torch.bfloat16 if dtype else torch.float32)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     tokens = folders.random_tokens(60)
@@ -112,7 +210,7 @@ def test_transformers_reads_what_save_writes(name, tmp_path):
 def test_transformers_reads_the_saved_tokenizer(tmp_path):
     """AutoTokenizer gives a text the ids that ours gives it."""
     loaded = specjax.load(folders.target())
-    specjax.save(tmp_path, loaded.model, loaded.params, tokenizer=folders.tokenizer_file(), eos=(0,))
+    specjax.save(dataclasses.replace(loaded, files={}), tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs(folders.TEXT)["input_ids"] == specjax.load(tmp_path).tokenizer.encode(folders.TEXT).ids
 
@@ -120,7 +218,7 @@ def test_transformers_reads_the_saved_tokenizer(tmp_path):
 def test_save_rounds(tmp_path):
     """`dtype` rounds the weights to nearest, and no further."""
     loaded = specjax.load(folders.target())
-    specjax.save(tmp_path, loaded.model, loaded.params, dtype=jnp.bfloat16)
+    specjax.save(loaded, tmp_path, dtype=jnp.bfloat16)
     rounded = jax.tree.map(lambda x: np.asarray(x).astype(jnp.bfloat16).astype(np.float32), loaded.params)
     jax.tree.map(np.testing.assert_array_equal, specjax.load(tmp_path).params, rounded)
 
@@ -161,9 +259,48 @@ def test_eos(folder, generation, config, eos):
     assert specjax.load(folder).eos == eos
 
 
+@pytest.mark.parametrize(
+    ("generation", "wanted"),
+    [
+        (
+            {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05},
+            (0.6, 20, 0.95, 0.05, 1.0),
+        ),
+        ({"do_sample": True}, (1.0, 0, 1.0, 0.0, 1.0)),
+        ({"do_sample": True, "temperature": None, "top_p": 0.5}, (1.0, 0, 0.5, 0.0, 1.0)),
+        ({"do_sample": False, "temperature": 0.6, "top_p": 0.95}, (0.0, 0, 1.0, 0.0, 1.0)),
+        ({"temperature": 0.6, "repetition_penalty": 1.1}, (0.0, 0, 1.0, 0.0, 1.1)),  # greedy text heeds it too
+    ],
+)
+def test_sampling_defaults(folder, generation, wanted):
+    """generation_config.json says how to sample, if it asks for it at all; the caller goes first."""
+    folders.edit(folder, "generation_config.json", **generation)
+    loaded, names = specjax.load(folder), ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    assert loaded.settings(**dict.fromkeys(names)) == dict(zip(names, wanted, strict=True))
+    assert loaded.settings(temperature=0.0, top_k=3) == dict(zip(names, (0.0, 3, *wanted[2:]), strict=True))
+
+
+def test_generate_samples_as_the_model_wants(folder):
+    """Without settings the model's own hold, and those that are given go first."""
+    greedy = specjax.load(folder)
+    folders.edit(folder, "generation_config.json", do_sample=True, temperature=2.0, top_k=7)
+    eager = specjax.load(folder)
+    options = {"max_new_tokens": 12, "seed": 3}
+    wanted = specjax.generate(greedy, "the cat", temperature=2.0, top_k=7, **options).tokens
+    assert specjax.generate(eager, "the cat", **options).tokens == wanted
+    assert specjax.generate(greedy, "the cat", **options).tokens != wanted
+    again = specjax.generate(eager, "the cat", temperature=0.0, **options).tokens
+    assert again == specjax.generate(greedy, "the cat", **options).tokens
+
+
 def test_no_tokenizer():
-    """A folder without tokenizer.json loads, without a tokenizer."""
-    assert specjax.load(folders.wordless()).tokenizer is None
+    """A folder without tokenizer.json loads; tokens in, tokens out."""
+    loaded = specjax.load(folders.wordless())
+    assert loaded.tokenizer is None
+    out = specjax.generate(loaded, [[5, 6, 7]], max_new_tokens=4)
+    wanted = specjax.generate(specjax.load(folders.target()), [[5, 6, 7]], max_new_tokens=4)
+    assert out.tokens == wanted.tokens
+    assert out.text == [""]
 
 
 def test_rotary_buffers_are_ignored(folder):
@@ -232,14 +369,14 @@ def test_unknown_model_type(refused, folder, kind):
 
 def test_unknown_rope(refused, folder):
     """The rope type, and those that are read."""
-    folders.edit(folder, rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0})
-    refused(ValueError, folder, "'yarn'", "default", "linear", "llama3")
+    folders.edit(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    refused(ValueError, folder, "'dynamic'", "default", "linear", "llama3")
 
 
 def test_unknown_activation(refused, folder):
     """The activation, and the one that is read."""
-    folders.edit(folder, hidden_act="gelu")
-    refused(ValueError, folder, "'gelu'", "silu")
+    folders.edit(folder, hidden_act="quick_gelu")
+    refused(ValueError, folder, "'quick_gelu'", "silu")
 
 
 def test_heads_do_not_divide(refused, folder):
@@ -352,6 +489,56 @@ def test_weights_are_no_floats(refused, folder, dtype):
     refused(ValueError, folder, name)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "vocab.json"])
+def test_tokenizer_of_an_older_format(refused, folder, name):
+    """It is not taken for none: the file, and the way to convert it."""
+    (folder / "tokenizer.json").rename(folder / name)
+    refused(ValueError, folder, name, "tokenizer.json", "save_pretrained")
+
+
+def test_tokenizer_larger_than_the_embedding(refused, tmp_path):
+    """The tokenizer of another model."""
+    folder = shutil.copytree(folders.foreign(), tmp_path / "model")
+    shutil.copy(folders.tokenizer_file(), folder / "tokenizer.json")
+    refused(ValueError, folder, str(folder / "tokenizer.json"), "up to 289", "280 rows", "another model")
+
+
+def test_an_added_token_beyond_the_embedding(tmp_path):
+    """Gemma 3 has one; it loads, and is refused where it is used."""
+    tokenizer = folders.tokenizer()
+    size = tokenizer.get_vocab_size()
+    folders.random_llama(2, vocab_size=size).save_pretrained(tmp_path)
+    assert tokenizer.add_special_tokens(["<image>"]) == 1
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=f"to {size}; the vocabulary of .* has {size}"):
+        specjax.generate(specjax.load(tmp_path), "a cat <image>")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"])
+def test_files_that_cannot_be_read(refused, folder, name):
+    """A folder in the place of a file; where the user is not root, a file without permission."""
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    refused(IsADirectoryError, folder, str(folder / name), "cannot be read")
+
+
+def test_without_permission(refused, folder, monkeypatch):
+    """The system's refusal names the file, and says what to do.  (It would not refuse root.)"""
+
+    def forbid(file, *_):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr("builtins.open", forbid)
+    refused(PermissionError, folder, str(folder / "config.json"), "Permission denied", "you may read")
+
+
+@pytest.mark.parametrize("value", ["warm", True, [0.5]])
+def test_sampling_default_of_another_kind(refused, folder, value):
+    """The setting and its value."""
+    folders.edit(folder, "generation_config.json", do_sample=True, temperature=value)
+    refused(ValueError, folder, "temperature", repr(value))
+
+
 def test_damaged_tokenizer(refused, folder):
     """A tokenizer.json that is none."""
     (folder / "tokenizer.json").write_text("{")
@@ -362,3 +549,14 @@ def test_damaged_tokenizer(refused, folder):
 def test_unsupported_dtype(refused, folder, dtype):
     """The dtype, and those that are supported."""
     refused(ValueError, folder, dtype, "float32", "bfloat16", "float16", dtype=dtype)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_of_load(dtype):
+    """Loading 200 MB takes at most 1.2 times as much memory as the weights, in the dtype that they are loaded in."""
+    found = memory_of_load.measure(100 if dtype == "float32" else 200, [dtype])[dtype]
+    assert found["weights"] > 1.5e8
+    assert found["ratio"] < 1.2, found

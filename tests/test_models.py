@@ -51,8 +51,8 @@ def ours(loaded, tokens):
     return np.asarray(apply(loaded.params))
 
 
-def assert_parity(model, folder):
-    tokens = folders.random_tokens(500)
+def assert_parity(model, folder, vocab_size=320):
+    tokens = folders.random_tokens(500, vocab_size=vocab_size)
     wanted = theirs(model, tokens)
     assert wanted.std() > 0.3, "logits too flat to tell models apart"
     np.testing.assert_allclose(ours(specjax.load(folder), tokens), wanted, rtol=0, atol=1e-4)

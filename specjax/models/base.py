@@ -24,6 +24,8 @@ class LinenModel:
     module: Any  # flax.linen.Module
     dtype: Any = jnp.float32  # of the cache
 
+    reads_trees = True
+
     @property
     def vocab_size(self) -> int:
         return self.module.vocab_size

@@ -6,16 +6,25 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from specjax.models.transformer import TransformerConfig
+from specjax.models.config import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor of a Hugging Face file, and where it goes."""
+    """One tensor of a Hugging Face file, or a part of one, and where it goes.
+
+    What is read is `stored.reshape(view)[index]`, in the shape of the parameter (the shape of `parameter[at]` where
+    `at` is given, of its transpose where `transpose` is set); what is written is the reverse.  Several rows may name
+    the same tensor: together they cover it.
+    """
 
     name: str
     path: tuple[str, ...]  # in the parameters
     transpose: bool = False  # theirs is [out, in], ours [in, out]
+    at: int | None = None  # the place of this tensor in a stacked parameter (an expert)
+    shape: tuple[int, ...] | None = None  # of the stored tensor, where it is not the parameter's
+    view: tuple[int, ...] | None = None  # by default `shape`
+    index: tuple[slice | int, ...] = ()  # into the view
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,3 +36,4 @@ class Family:
     write_config: Callable[[TransformerConfig], dict[str, Any]]
     tensors: Callable[[TransformerConfig], list[Tensor]]
     ignored: tuple[str, ...] = ()  # endings of tensor names that hold nothing to learn
+    prefix: str = ""  # of the names above, which older files leave out

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,38 +14,69 @@ from jax import Array
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Base and scaling.  `kind` is one of `default`, `linear`, `llama3`; the other fields serve the scaled kinds."""
+    """Base and scaling.  `kind` is a row of `SCALINGS`; the fields behind `amplitude` serve some of them."""
 
     theta: float = 10000.0
     kind: str = "default"
+    fraction: float = 1.0  # of the head's features that are turned
+    amplitude: float = 1.0  # of cosines and sines: scores grow by its square
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()  # a divisor for each frequency
 
     def frequencies(self, dim: int) -> np.ndarray:
-        """[dim / 2] radians per position."""
-        freq = 1.0 / self.theta ** (np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))
-        if self.kind == "linear":  # Chen et al. 2023, arXiv 2306.15595
-            return freq / self.factor
-        if self.kind == "llama3":
-            # Long wavelengths are stretched by `factor`, short ones are kept, those between are blended.
-            wavelength = 2 * math.pi / freq
-            span = self.high_freq_factor - self.low_freq_factor
-            keep = (self.original_max_positions / wavelength - self.low_freq_factor) / span
-            keep = np.clip(keep, 0, 1)
-            return (1 - keep) * freq / self.factor + keep * freq
-        return freq
+        """[features turned / 2] radians per position, for heads of `dim` features."""
+        turned = int(dim * self.fraction)
+        freq = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned))
+        return SCALINGS[self.kind](self, freq).astype(np.float32)
 
     def rotations(self, positions: Array, dim: int) -> tuple[Array, Array]:
-        """[B, N] positions -> cosines and sines, each [B, N, 1, dim / 2] float32."""
+        """[B, N] positions -> cosines and sines, each [B, N, 1, features turned / 2] float32."""
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
         # The barrier keeps XLA from computing them again inside every layer.
-        return jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles)))
+        return jax.lax.optimization_barrier((jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude))
+
+
+def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:
+    """Long wavelengths are stretched by `factor`, short ones are kept, those between are blended."""
+    span = rope.high_freq_factor - rope.low_freq_factor
+    keep = (rope.original_max_positions * freq / (2 * math.pi) - rope.low_freq_factor) / span
+    keep = np.clip(keep, 0, 1)
+    return (1 - keep) * freq / rope.factor + keep * freq
+
+
+def _yarn(rope: Rope, freq: np.ndarray) -> np.ndarray:
+    """Peng et al. 2023, arXiv 2309.00071, section 3.2: the same blend, linear in the index of the frequency."""
+
+    def index(turns: float) -> float:  # of the frequency that makes so many turns over the original context
+        return len(freq) * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / math.log(rope.theta)
+
+    low, high = index(rope.beta_fast), index(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * len(freq) - 1)
+    stretch = np.clip((np.arange(len(freq), dtype=np.float32) - low) / (high - low or 0.001), 0, 1)
+    return stretch * freq / rope.factor + (1 - stretch) * freq
+
+
+SCALINGS: dict[str, Callable[[Rope, np.ndarray], np.ndarray]] = {
+    "default": lambda rope, freq: freq,
+    "linear": lambda rope, freq: freq / rope.factor,  # Chen et al. 2023, arXiv 2306.15595
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": lambda rope, freq: freq / np.array(rope.factors, np.float32),  # Ding et al. 2024, arXiv 2402.13753
+}
 
 
 def rotate(x: Array, rotations: tuple[Array, Array]) -> Array:
-    """Rotate [B, N, H, D]: feature i pairs with feature i + D/2, as in the Hugging Face checkpoints."""
+    """Turn the first features of [B, N, H, D]: of R turned ones, i pairs with i + R/2, as in Hugging Face files."""
     cos, sin = rotations
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    half = cos.shape[-1]
+    first, second = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    return turned if x.shape[-1] == 2 * half else jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)

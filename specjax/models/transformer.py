@@ -1,7 +1,7 @@
 """The one decoder-only transformer.  A family is a configuration of it and a table of tensor names.
 
-Pre-norm residual blocks of grouped-query attention with rotary positions and a gated MLP.  Layers are unrolled, each
-with its own cache leaf: a scan over stacked layers would slice every weight and cache leaf in each turn.
+Layers are unrolled, each with its own cache leaf: a scan over stacked layers would slice every weight and cache leaf in
+each turn.
 """
 
 from __future__ import annotations
@@ -15,141 +15,79 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from specjax.cache import KVCache, stage, visible_slots
+from specjax.cache import KVCache, slots_within, visible_slots
 from specjax.models.attention import attend, causal_attend
-from specjax.models.rope import Rope, rotate
+from specjax.models.config import TransformerConfig
+from specjax.models.layers import MLP, Dense, Experts, Norm, residual_scale
+from specjax.models.rope import rotate
 from specjax.types import ModelOutput
 
-
-@dataclasses.dataclass(frozen=True)
-class TransformerConfig:
-    """Sizes and switches.  Hashable, so that it can be a static argument of `jax.jit`."""
-
-    vocab_size: int
-    hidden_size: int
-    mlp_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
-    rope: Rope = dataclasses.field(default_factory=Rope)
-    norm_eps: float = 1e-5
-    tied_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    init_scale: float = 0.02
-
-    def __post_init__(self):
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
-                "grouped-query attention shares each key head among the same number of query heads"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd; rotary positions turn features in pairs")
-
-
-class Dense(nn.Module):
-    """y = x W (+ b), with W stored [in, out]: in float32 XLA:CPU verifies several rows faster that way."""
-
-    features: int
-    axes: tuple[str, str]
-    use_bias: bool = False
-    scale: float = 0.02
-    dot_general: Callable[..., Array] = jax.lax.dot_general
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        init = nn.with_logical_partitioning(nn.initializers.normal(self.scale), self.axes)
-        kernel: Any = self.param("kernel", init, (x.shape[-1], self.features))
-        y = self.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
-        if self.use_bias:
-            init = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[1:])
-            bias: Any = self.param("bias", init, (self.features,))
-            y = y + bias
-        return y
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * w, computed in float32 (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4)."""
-
-    eps: float
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        init = nn.with_logical_partitioning(nn.initializers.ones_init(), ("embed",))
-        weight: Any = self.param("weight", init, (x.shape[-1],))
-        y = x.astype(jnp.float32)
-        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
-        return weight * y.astype(x.dtype)
+_Rotations = tuple[Array, Array] | None
+_Memory = KVCache | None  # of one layer
 
 
 class Attention(nn.Module):
     """Grouped-query attention; stages its keys and values when there is a cache."""
 
     config: TransformerConfig
+    window: int | None
     dot_general: Callable[..., Array]
 
     @nn.compact
-    def __call__(
-        self, x: Array, rotations: tuple[Array, Array], memory: tuple[Array, Array, Array] | None, visible: Array | None
-    ):
+    def __call__(self, x: Array, rotations: _Rotations, memory: _Memory, visible: Array | None):
         c = self.config
         batch, width, _ = x.shape
 
-        def project(name, heads):
-            axes = ("embed", "heads" if name == "q" else "kv_heads")
-            dense = Dense(heads * c.head_dim, axes, c.attention_bias, c.init_scale, self.dot_general, name=name)
-            return dense(x).reshape(batch, width, heads, c.head_dim)
+        def project(name, heads, normed=False):
+            axis = "heads" if name == "q" else "kv_heads"
+            dense = Dense(heads * c.head_dim, ("embed", axis), c.qkv_bias, c.init_scale, self.dot_general, name=name)
+            y = dense(x)
+            if normed and c.qk_norm == "whole":
+                y = Norm(c, "rms", axis, name=f"{name}_norm")(y)
+            y = y.reshape(batch, width, heads, c.head_dim)
+            if normed and c.qk_norm == "head":
+                y = Norm(c, "rms", "head_dim", name=f"{name}_norm")(y)
+            return rotate(y, rotations) if normed and rotations is not None else y
 
-        query = rotate(project("q", c.num_heads), rotations)
-        keys = rotate(project("k", c.num_kv_heads), rotations).swapaxes(1, 2)
+        query = project("q", c.num_heads, normed=True)
+        keys = project("k", c.num_kv_heads, normed=True).swapaxes(1, 2)
         values = project("v", c.num_kv_heads).swapaxes(1, 2)
         if memory is not None:
-            old_keys, old_values, length = memory
-            keys, values = stage(old_keys, keys, length), stage(old_values, values, length)
-        mixed = causal_attend(query, keys, values) if visible is None else attend(query, keys, values, visible)
-        scale = c.init_scale / (2 * c.num_layers) ** 0.5  # GPT-2's: the residual stream keeps its size with depth
-        out = Dense(c.hidden_size, ("heads", "embed"), c.attention_bias, scale, self.dot_general, name="o")(mixed)
-        return out, keys, values
-
-
-class MLP(nn.Module):
-    """SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202, equation 6)."""
-
-    config: TransformerConfig
-    dot_general: Callable[..., Array]
-
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        c = self.config
-
-        def dense(name, features, axes, scale):
-            return Dense(features, axes, c.mlp_bias, scale, self.dot_general, name=name)
-
-        gate = dense("gate", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)
-        up = dense("up", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)
-        scale = c.init_scale / (2 * c.num_layers) ** 0.5
-        return dense("down", c.hidden_size, ("mlp", "embed"), scale)(nn.silu(gate) * up)
+            keys, values = memory.stage(keys, values)
+        if visible is None:
+            mixed = causal_attend(query, keys, values, c.query_scale, c.attention_softcap, self.window)
+        else:
+            mixed = attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
+        out = Dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), self.dot_general, name="o")
+        return out(mixed), keys, values
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Attention, then an MLP, each added to the stream; `config.norm_order` says where the norms stand."""
 
     config: TransformerConfig
+    index: int
     dot_general: Callable[..., Array]
 
     @nn.compact
-    def __call__(
-        self, x: Array, rotations: tuple[Array, Array], memory: tuple[Array, Array, Array] | None, visible: Array | None
-    ):
+    def __call__(self, x: Array, rotations: _Rotations, memory: _Memory, visible: Array | None):
         c = self.config
-        normed = RMSNorm(c.norm_eps, name="attention_norm")(x)
-        mixed, keys, values = Attention(c, self.dot_general, name="attention")(normed, rotations, memory, visible)
-        x = x + mixed
-        x = x + MLP(c, self.dot_general, name="mlp")(RMSNorm(c.norm_eps, name="mlp_norm")(x))
-        return x, keys, values
+
+        def norm(name, y):
+            return Norm(c, name=name)(y)
+
+        before = c.norm_order in ("pre", "sandwich", "parallel")
+        behind = c.norm_order in ("post", "sandwich")
+        attention = Attention(c, c.window_of(self.index), self.dot_general, name="attention")
+        mixed, keys, values = attention(norm("attention_norm", x) if before else x, rotations, memory, visible)
+        mlp = (Experts if c.is_sparse(self.index) else MLP)(c, self.dot_general, name="mlp")
+        if c.norm_order == "parallel":
+            return x + mixed + mlp(norm("mlp_norm", x)), keys, values
+        x = x + (norm("attention_post_norm", mixed) if behind else mixed)
+        x = norm("attention_post_norm", x) if c.norm_order == "after" else x
+        added = mlp(norm("mlp_norm", x) if before else x)
+        x = x + (norm("mlp_post_norm", added) if behind else added)
+        return norm("mlp_post_norm", x) if c.norm_order == "after" else x, keys, values
 
 
 class Transformer(nn.Module):
@@ -158,14 +96,16 @@ class Transformer(nn.Module):
     Attributes:
       config: sizes and switches.
       dot_general: stands for every matrix product with a weight, as in `flax.linen.Dense`: training passes one that
-        multiplies in bfloat16.
+        multiplies in bfloat16.  (Experts multiply with `jax.lax.ragged_dot`.)
       separate_head: hold a tied embedding a second time as output matrix [E, V], which XLA:CPU multiplies several
         float32 rows by 2.6 times faster than by [V, E].
+      remat: compute the inside of a layer again in the backward pass instead of keeping it.
     """
 
     config: TransformerConfig
     dot_general: Callable[..., Array] = jax.lax.dot_general
     separate_head: bool = False
+    remat: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -185,28 +125,61 @@ class Transformer(nn.Module):
     ) -> ModelOutput:
         """Shapes as in `types.Model.apply`."""
         c = self.config
-        init = nn.with_logical_partitioning(nn.initializers.normal(c.init_scale), ("vocab", "embed"))
-        embedding: Any = self.param("embedding", init, (c.vocab_size, c.hidden_size))
+        size = c.embedding_size or c.hidden_size
+
+        def table(name, rows, features, axes) -> Any:
+            init = nn.with_logical_partitioning(nn.initializers.normal(c.init_scale), axes)
+            return self.param(name, init, (rows, features))
+
+        def dense(name, features, axes):
+            return Dense(features, axes, False, c.init_scale, self.dot_general, name=name)
+
+        embedding: Any = table("embedding", c.vocab_size, size, ("vocab", "embed"))
         x = jnp.take(embedding, tokens, axis=0)
-        rotations = c.rope.rotations(positions, c.head_dim)
-        visible = mask
-        if cache is not None:
-            visible = visible_slots(cache.length, tokens.shape[1], cache.capacity, mask)
+        if c.embedding_scale != 1.0:
+            x = x * jnp.asarray(c.embedding_scale, x.dtype)
+        if c.embedding_size is not None:
+            x = dense("project_in", c.hidden_size, ("embed_in", "embed"))(x)
+        if c.position_offset is not None:
+            rows = c.max_positions + c.position_offset
+            learned = table("positions", rows, c.hidden_size, ("positions", "embed"))
+            x = x + jnp.take(learned, positions + c.position_offset, axis=0, mode="clip")
+
+        # Layers of one kind share their rotations and masks.
+        ropes = {c.rope_of(i) for i in range(c.num_layers)}
+        rotations = {rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes}
+        windows = {c.window_of(i) for i in range(c.num_layers)}
+        visible = {window: _visible(window, positions, cache, mask) for window in windows}
         keys, values = [], []
+        block = nn.remat(Layer) if self.remat else Layer
         for i in range(c.num_layers):
-            memory = None if cache is None else (cache.keys[i], cache.values[i], cache.length)
-            x, k, v = Layer(c, self.dot_general, name=f"layer_{i}")(x, rotations, memory, visible)
+            memory = None if cache is None else cache.layer(i)
+            layer = block(c, i, self.dot_general, name=f"layer_{i}")
+            x, k, v = layer(x, rotations[c.rope_of(i)], memory, visible[c.window_of(i)])
             keys.append(k)
             values.append(v)
-        hidden = RMSNorm(c.norm_eps, name="norm")(x)
+        hidden = Norm(c, name="norm")(x) if c.final_norm else x
+        if c.embedding_size is not None:
+            hidden = dense("project_out", size, ("embed", "embed_in"))(hidden)
         if c.tied_embeddings and not self.separate_head:
             logits = self.dot_general(hidden, embedding, (((hidden.ndim - 1,), (1,)), ((), ())))
         else:
-            dense = Dense(c.vocab_size, ("embed", "vocab"), False, c.init_scale, self.dot_general, name="head")
-            logits = dense(hidden)
+            logits = dense("head", c.vocab_size, ("embed", "vocab"))(hidden)
+        if c.logit_softcap is not None:
+            logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
         if cache is not None:
             cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
         return ModelOutput(logits, hidden, cache)
+
+
+def _visible(window: int | None, positions: Array, cache: KVCache | None, mask: Array | None) -> Array | None:
+    """[B, N, S] which slots (or, without a cache, tokens) each token sees; None: those before it."""
+    if cache is not None:
+        visible = visible_slots(cache.length, positions.shape[1], cache.capacity, mask)
+        return visible if window is None else visible & slots_within(window, cache.length, positions, cache.capacity)
+    if mask is None or window is None:
+        return mask
+    return mask & (positions[:, :, None] - positions[:, None] < window)
 
 
 def head_matrix(params: Any) -> Array:

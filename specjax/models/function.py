@@ -1,0 +1,148 @@
+"""A function as a model: one that reads the whole text again in every pass, and one that keeps a cache.
+
+The first takes `(params, tokens [B, T])` and returns logits [B, T, V]; it must be causal.  The second is a pass of
+`types.Model`:
+
+    def apply(params, tokens, positions, cache, mask):
+        return logits, cache
+
+  * `tokens` and `positions` are [B, N], `logits` [B, N, V]; a row is a text of its own.
+  * Token n sees what its row has committed, and of the N tokens those m with `mask[b, n, m]`, itself among them; a
+    `mask` of None is causal (m <= n).  `cache.visible_slots` says it in slots.
+  * What the model remembers of the N tokens is staged behind the committed part, in any `types.ChainCache`:
+    `cache.stage` writes keys and values for `KVCache`, `RecurrentCache.stage` takes states.  The length stays.
+
+Both may return features [B, N, E] after the logits, which heads that are trained on them read; without, E is 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax.cache import stage
+from specjax.types import ModelOutput
+
+
+@struct.dataclass
+class TextCache:
+    """The tokens themselves."""
+
+    tokens: Array  # [B, S] int32
+    length: Array  # [B] int32
+
+    commits_paths = False
+
+    def commit(self, count: Array) -> TextCache:
+        return TextCache(self.tokens, self.length + count)
+
+    def rewind(self, to: TextCache) -> TextCache:
+        return TextCache(self.tokens, to.length)
+
+
+@dataclasses.dataclass(frozen=True)
+class RereadingModel:
+    """Exact and slow: each pass reads the whole buffer, whatever has been read before."""
+
+    function: Callable[..., Any]  # (params, tokens [B, T]) -> logits, or (logits, hidden)
+    vocab_size: int
+    max_positions: int
+
+    reads_trees = False
+
+    def __post_init__(self):
+        _check(self)
+
+    def init_cache(self, batch: int, size: int) -> TextCache:
+        return TextCache(jnp.zeros((batch, size), jnp.int32), jnp.zeros(batch, jnp.int32))
+
+    def apply(
+        self, params: Any, tokens: Array, positions: Array, cache: TextCache | None = None, mask: Array | None = None
+    ) -> ModelOutput:
+        """As `types.Model.apply`; the place of a token in the text is its position."""
+        if mask is not None:
+            raise ValueError("a model without a cache reads chains only; give it one (init_cache=) to read trees")
+        if cache is None:
+            return self._read(params, tokens)
+        text = stage(cache.tokens[:, None, :, None], tokens[:, None, :, None], cache.length)[:, 0, :, 0]
+        # Staged tokens may lie beyond the last position; what comes of those is never kept.
+        width = min(text.shape[1], self.max_positions)
+        out = self._read(params, text[:, :width])
+        at = jnp.minimum(cache.length[:, None] + jnp.arange(tokens.shape[1]), width - 1)
+        logits, hidden = (jax.vmap(lambda row, n: row[n])(x, at) for x in (out.logits, out.hidden))
+        return ModelOutput(logits, hidden, TextCache(text, cache.length))
+
+    def _read(self, params: Any, tokens: Array) -> ModelOutput:
+        found = self.function(params, tokens)
+        logits, *hidden = found if isinstance(found, tuple) else (found,)
+        return _output(self, tokens, logits, hidden, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class CachedModel:
+    """Full speed; it reads trees if its cache commits paths, unless `reads_trees` says that it ignores the mask."""
+
+    function: Callable[..., Any]  # (params, tokens, positions, cache, mask) -> (logits, cache), or features between
+    vocab_size: int
+    max_positions: int
+    make_cache: Callable[[int, int], Any]
+    reads_trees: bool
+
+    def __post_init__(self):
+        _check(self)
+
+    def init_cache(self, batch: int, size: int) -> Any:
+        return self.make_cache(batch, size)
+
+    def apply(
+        self, params: Any, tokens: Array, positions: Array, cache: Any = None, mask: Array | None = None
+    ) -> ModelOutput:
+        """As `types.Model.apply`."""
+        memory = self.init_cache(*tokens.shape) if cache is None else cache
+        # Padding may lie beyond the last position.  Nobody sees it; but a table that gives NaN there would spread it.
+        positions = jnp.minimum(positions, self.max_positions - 1)
+        found = self.function(params, tokens, positions, memory, mask)
+        if not isinstance(found, tuple) or len(found) not in (2, 3) or type(found[-1]) is not type(memory):
+            raise ValueError(
+                f"the model returned {_describe(found)}; with a cache it must return (logits, cache) or "
+                f"(logits, hidden, cache), the cache being the {type(memory).__name__} that it was given"
+            )
+        logits, *hidden, after = found
+        return _output(self, tokens, logits, hidden, None if cache is None else after)
+
+
+def _check(model: RereadingModel | CachedModel) -> None:
+    """Raises ValueError for what could only fail later, and less clearly."""
+    for name in ("vocab_size", "max_positions"):
+        value = getattr(model, name)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value!r}; it must be a whole number of at least 1")
+    try:
+        hash(model)
+    except TypeError as error:
+        raise ValueError(
+            f"the model cannot be a static argument of jit ({error}): arrays belong into the params, "
+            "and fields of a module must be hashable"
+        ) from None
+
+
+def _describe(found: Any) -> str:
+    if isinstance(found, tuple):
+        return f"({', '.join(map(_describe, found))})"
+    return f"an array {list(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
+
+
+def _output(model: Any, tokens: Array, logits: Any, hidden: list[Any], cache: Any) -> ModelOutput:
+    wanted = (*tokens.shape, model.vocab_size)
+    if getattr(logits, "shape", None) != wanted or len(hidden) > 1:
+        raise ValueError(
+            f"for tokens {list(tokens.shape)} the model returned {_describe((logits, *hidden))}; the first must be "
+            f"logits {list(wanted)} [rows, tokens, vocab_size], and there may be hidden features after them"
+        )
+    return ModelOutput(logits, hidden[0] if hidden else jnp.zeros((*tokens.shape, 0), logits.dtype), cache)

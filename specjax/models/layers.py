@@ -1,0 +1,132 @@
+"""The parts that a layer is made of: a linear map, a norm, an MLP, and the same as a mixture of experts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from specjax.models.config import TransformerConfig
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": nn.silu,
+    "relu": nn.relu,
+    "gelu": functools.partial(nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(nn.gelu, approximate=True),
+}
+
+
+class Dense(nn.Module):
+    """y = x W (+ b), with W stored [in, out]: in float32 XLA:CPU verifies several rows faster that way."""
+
+    features: int
+    axes: tuple[str, str]
+    use_bias: bool = False
+    scale: float = 0.02
+    dot_general: Callable[..., Array] = jax.lax.dot_general
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        init = nn.with_logical_partitioning(nn.initializers.normal(self.scale), self.axes)
+        kernel: Any = self.param("kernel", init, (x.shape[-1], self.features))
+        y = self.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
+        if self.use_bias:
+            init = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[1:])
+            bias: Any = self.param("bias", init, (self.features,))
+            y = y + bias
+        return y
+
+
+class Norm(nn.Module):
+    """x / rms(x) * w (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4), or layer norm; computed in float32."""
+
+    config: TransformerConfig
+    kind: str | None = None  # by default the configuration's
+    axis: str = "embed"
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        c, kind = self.config, self.kind or self.config.norm
+        init = nn.initializers.constant(1.0 - c.norm_offset)
+        weight: Any = self.param("weight", nn.with_logical_partitioning(init, (self.axis,)), (x.shape[-1],))
+        y = x.astype(jnp.float32)
+        if kind == "layer":
+            y = y - jnp.mean(y, axis=-1, keepdims=True)
+        y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + c.norm_eps)
+        if kind == "layer":
+            init = nn.with_logical_partitioning(nn.initializers.zeros_init(), (self.axis,))
+            bias: Any = self.param("bias", init, (x.shape[-1],))
+            return (y * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
+        if c.norm_offset:  # Gemma rounds once, Llama before the product
+            return (y * (c.norm_offset + weight.astype(jnp.float32))).astype(x.dtype)
+        return weight * y.astype(x.dtype)
+
+
+class MLP(nn.Module):
+    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202, equation 6), or down(act(up(x)))."""
+
+    config: TransformerConfig
+    dot_general: Callable[..., Array]
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        c = self.config
+
+        def dense(name, features, axes, scale):
+            return Dense(features, axes, c.mlp_bias, scale, self.dot_general, name=name)
+
+        activate = ACTIVATIONS[c.activation]
+        up = dense("up", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)
+        if c.gated:
+            inner = activate(dense("gate", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)) * up
+        else:
+            inner = activate(up)
+        return dense("down", c.hidden_size, ("mlp", "embed"), residual_scale(c))(inner)
+
+
+class Experts(nn.Module):
+    """A gated MLP chosen per token: the `experts_per_token` best of a softmax over all experts, and their mean.
+
+    Tokens are sorted by expert and multiplied group by group, so only chosen experts are computed.
+
+    Reference: Shazeer et al. 2017, arXiv 1701.06538, section 2.
+    """
+
+    config: TransformerConfig
+    dot_general: Callable[..., Array]
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        c = self.config
+
+        def stack(name, shape, axes, scale) -> Any:
+            init = nn.with_logical_partitioning(nn.initializers.normal(scale), ("expert", *axes))
+            return self.param(name, init, (c.num_experts, *shape))
+
+        inner = c.expert_size
+        gate = stack("gate", (c.hidden_size, inner), ("embed", "expert_mlp"), c.init_scale)
+        up = stack("up", (c.hidden_size, inner), ("embed", "expert_mlp"), c.init_scale)
+        down = stack("down", (inner, c.hidden_size), ("expert_mlp", "embed"), residual_scale(c))
+        router = Dense(c.num_experts, ("embed", "experts"), False, c.init_scale, self.dot_general, name="router")
+
+        flat = x.reshape(-1, c.hidden_size)
+        weights, chosen = jax.lax.top_k(jax.nn.softmax(router(flat).astype(jnp.float32)), c.experts_per_token)
+        if c.normalise_experts:
+            weights = weights / weights.sum(-1, keepdims=True)
+        order = jnp.argsort(chosen.reshape(-1), stable=True)
+        token = order // c.experts_per_token
+        sizes = jnp.bincount(chosen.reshape(-1), length=c.num_experts).astype(jnp.int32)
+        rows = flat[token]
+        hidden = ACTIVATIONS[c.activation](jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
+        out = jax.lax.ragged_dot(hidden, down, sizes) * weights.reshape(-1)[order][:, None].astype(x.dtype)
+        return jnp.zeros_like(flat).at[token].add(out).reshape(x.shape)
+
+
+def residual_scale(c: TransformerConfig) -> float:
+    """GPT-2's: the residual stream keeps its size with depth."""
+    return c.init_scale / (2 * c.num_layers) ** 0.5

@@ -1,0 +1,244 @@
+"""Every family against transformers: the same folder, the same numbers over 500 tokens, the same text."""
+
+import dataclasses
+import json
+
+import folders
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from test_models import assert_parity, ours, theirs
+
+import specjax
+from specjax import tree
+
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 640,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+    "initializer_range": 0.15,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+HEADS = {**GROUPED, "head_dim": 24}
+EXPERTS = {**HEADS, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+GEMMA = {**HEADS, "query_pre_attn_scalar": 20, "sliding_window": 33}
+OPT = {
+    "vocab_size": 96, "hidden_size": 64, "ffn_dim": 72, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 640, "init_std": 0.15, "word_embed_proj_dim": 64, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+GPT2 = {
+    "vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 640, "initializer_range": 0.15,
+    "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 160}
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+    "short_factor": [1.1, 1.3, 2.0, 2.5], "long_factor": [3.0, 4.0, 5.0, 6.0],
+}  # fmt: skip
+TWO_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+
+# family -> name of a case -> what transformers is told; the first of a family is also decoded.
+CONFIGS = {
+    "mistral": {"window": {**GROUPED, "sliding_window": 37}, "no window": {**HEADS, "sliding_window": None}},
+    "mixtral": {
+        "two of four": {**GROUPED, "num_local_experts": 4},
+        "one of three, window": {
+            **GROUPED, "num_local_experts": 3, "num_experts_per_tok": 1, "sliding_window": 50
+        },
+    },
+    "qwen2": {
+        "plain": GROUPED,
+        "windows above, tied": {
+            **GROUPED, "use_sliding_window": True, "sliding_window": 21, "max_window_layers": 1,
+            "tie_word_embeddings": True,
+        },
+        "yarn": {**GROUPED, "rope_parameters": YARN},
+    },
+    "qwen3": {"plain": HEADS, "bias": {**HEADS, "attention_bias": True, "tie_word_embeddings": True}},
+    "qwen3_moe": {
+        "a dense layer": {**EXPERTS, "mlp_only_layers": [1], "norm_topk_prob": True},
+        "every other, window": {
+            **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False, "use_sliding_window": True,
+            "sliding_window": 40,
+        },
+    },
+    "gemma": {"plain": HEADS},
+    "gemma2": {"caps": {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}},
+    "gemma3_text": {
+        "seven layers": {**GEMMA, "num_hidden_layers": 7},
+        "two ropes": {
+            **GEMMA, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": TWO_ROPES
+        },
+    },
+    "phi3": {
+        "plain": GROUPED,
+        "long rope, window": {
+            **GROUPED, "max_position_embeddings": 4096, "original_max_position_embeddings": 512,
+            "partial_rotary_factor": 0.5, "sliding_window": 100, "rope_parameters": LONG,
+        },
+    },
+    "opt": {
+        "norms before": OPT,
+        "norms behind, projected": {**OPT, "word_embed_proj_dim": 24, "do_layer_norm_before": False},
+    },
+    "gpt2": {"plain": GPT2, "inner": {**GPT2, "n_inner": 60}},
+    "gpt_neox": {
+        "parallel": SIZES,
+        "in turn": {
+            **SIZES, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast",
+            "tie_word_embeddings": True,
+        },
+    },
+    "smollm3": {
+        "plain": {**GROUPED, "num_hidden_layers": 4},
+        "windows": {
+            **GROUPED, "use_sliding_window": True, "sliding_window": 40, "no_rope_layer_interval": 2,
+            "attention_bias": True,
+        },
+    },
+    "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
+}  # fmt: skip
+CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
+
+
+def make(family, case, gain=1.0):
+    """A random model of transformers, and its folder.
+
+    With a `gain` on its layers its greedy text varies: a stream of large embeddings would drown them.
+    """
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(family, **CONFIGS[family][case])
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    middle = 0.0 if family.startswith("gemma") else 1.0
+    with torch.no_grad():
+        for name, leaf in model.named_parameters():
+            if leaf.ndim == 1:
+                leaf.normal_(0.0 if name.endswith("bias") else middle, 0.3)
+            elif ".layers." in name or ".h." in name:
+                leaf.mul_(gain)
+            elif family.startswith("gemma") and gain > 1:
+                leaf.mul_(0.25)
+    return model, folders.write(model, f"{family}-{case}-{gain}".replace(" ", "-"), tokens=False)
+
+
+def test_every_family_is_here():
+    assert {*CONFIGS, "llama"} == set(specjax.FAMILIES)
+
+
+@pytest.mark.parametrize(("family", "case"), CASES)
+def test_parity(family, case):
+    """Logits of 500 tokens differ from transformers' by at most 1e-4; a saved copy is the folder, bit for bit."""
+    model, folder = make(family, case)
+    assert_parity(model, folder, vocab_size=96)
+    loaded, copy = specjax.load(folder), folder.with_name(folder.name + "-copy")
+    specjax.save(loaded, copy)
+    again = specjax.load(copy)
+    assert again.model == loaded.model
+    jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
+    tokens = folders.random_tokens(20, vocab_size=96)
+    reloaded = transformers.AutoModelForCausalLM.from_pretrained(copy, attn_implementation="eager").eval()
+    np.testing.assert_array_equal(theirs(reloaded, tokens), theirs(model, tokens))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_bfloat16(family):
+    """In bfloat16 the logits of 100 tokens stray, in the mean, by less than 5 % of their spread from transformers'."""
+    model, folder = make(family, next(iter(CONFIGS[family])))
+    tokens = folders.random_tokens(100, vocab_size=96)
+    wanted, found = theirs(model, tokens), ours(specjax.load(folder, "bfloat16"), tokens).astype(np.float32)
+    assert np.sqrt(np.mean((found - wanted) ** 2)) < 0.05 * wanted.std()
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_text(family):
+    """64 greedy tokens are those of transformers.generate, plainly and with a draft that is right now and then."""
+    model, folder = make(family, next(iter(CONFIGS[family])), gain=3.0)
+    prompts = [folders.random_tokens(n, n, vocab_size=96)[0].tolist() for n in (9, 40)]
+    texts = []
+    for prompt in prompts:
+        out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=64, pad_token_id=0)
+        texts.append(out[0, len(prompt) :].tolist())
+    assert len({*texts[0], *texts[1]}) > 12, "texts too monotonous to prove anything"
+    target = specjax.load(folder)
+    assert specjax.generate(target, prompts, max_new_tokens=64).tokens == texts
+    keys = iter(jax.random.split(jax.random.key(0), 10**4))
+    noisy = jax.tree.map(lambda x: x + 0.05 * x.std() * jax.random.normal(next(keys), x.shape), target.params)
+    draft = dataclasses.replace(target, params=noisy)
+    out = specjax.generate(target, prompts, draft=draft, num_drafts=3, max_new_tokens=64)
+    assert out.tokens == texts
+    assert 0.2 < out.stats.acceptance_rate < 1
+
+
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [("gemma2", "caps"), ("smollm3", "windows"), ("mixtral", "two of four"), ("opt", "norms before")],
+)
+def test_tree(family, case):
+    """A node of a tree has the logits of its path read plainly, windows and learned positions included."""
+    target = specjax.load(make(family, case)[1])
+    text, nodes = folders.random_tokens(60, vocab_size=96), folders.random_tokens(6, 1, vocab_size=96)
+    parent = jnp.array([-1, 0, 0, 1, 3, 2])
+
+    def read(params, tokens, positions, cache=None, mask=None):
+        return target.model.apply(params, tokens, positions, cache, mask)
+
+    cache = target.model.init_cache(1, 80)
+    cache = read(target.params, text, jnp.arange(60)[None], cache).cache.commit(jnp.array([60]))
+    depth = tree.depth(parent)
+    out = read(target.params, nodes, 60 + depth[None], cache, tree.ancestor_mask(parent)[None])
+    for node in range(6):
+        path = np.asarray(tree.path(parent, jnp.int32(node), 5))[: int(depth[node]) + 1]
+        whole = np.concatenate([text, nodes[:, path]], axis=1)
+        wanted = read(target.params, whole, jnp.arange(whole.shape[1])[None]).logits[0, -1]
+        np.testing.assert_allclose(out.logits[0, node], wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "'dynamic'"),
+        ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ("opt", {"enable_bias": False}, "enable_bias=False"),
+        ("mixtral", {"num_experts_per_tok": 9}, "experts_per_token=9"),
+        ("mistral", {"sliding_window": 0}, "sliding_window is 0"),
+        ("gpt_neox", {"hidden_act": "quick_gelu"}, "'quick_gelu'"),
+    ],
+)
+def test_refused_switch(family, change, message):
+    """A switch that is not implemented is refused by name."""
+    folder = make(family, next(iter(CONFIGS[family])))[1]
+    before = json.loads((folder / "config.json").read_text())
+    folders.edit(folder, **change)
+    with pytest.raises(ValueError, match=message):
+        specjax.load(folder)
+    (folder / "config.json").write_text(json.dumps(before))
+
+
+def table() -> str:
+    """Largest difference of the logits of 500 tokens, of every case: `python tests/test_families.py` prints it."""
+    lines = ["| family | case | largest difference | spread of the logits |", "|---|---|---|---|"]
+    for family, case in CASES:
+        model, folder = make(family, case)
+        tokens = folders.random_tokens(500, vocab_size=96)
+        wanted = theirs(model, tokens)
+        largest = np.abs(ours(specjax.load(folder), tokens) - wanted).max()
+        lines.append(f"| {family} | {case} | {largest:.1e} | {wanted.std():.2f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

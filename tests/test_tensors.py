@@ -1,0 +1,235 @@
+"""Rows of a family's table: fused, interleaved and stacked tensors against files that numpy lays out by hand."""
+
+import dataclasses
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from flax import linen as nn
+
+from specjax.models import Family, LinenModel, Tensor
+from specjax.tensors import _reader, read_params, write_params
+
+SHAPES = {
+    "embedding": (7, 4),
+    "head": (4, 7),
+    **dict.fromkeys("qkv", (4, 6)),  # one after the other, as in Phi-3
+    **dict.fromkeys("QKV", (4, 6)),  # a head's query, key and value together, as in GPT-NeoX
+    **{f"{part}_bias": (6,) for part in "QKV"},
+    "gate": (4, 5),  # side by side and not turned, as in GPT-2
+    "up": (4, 5),
+    "experts": (3, 4, 5),  # a tensor each
+    "stack": (3, 5, 4),  # one tensor
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    tied_embeddings: bool = False
+
+
+class Net(nn.Module):
+    config: Config = Config()
+    separate_head: bool = False
+
+    @nn.compact
+    def __call__(self, tokens: Any, positions: Any) -> None:
+        for name, shape in SHAPES.items():
+            if name != "head" or self.separate_head or not self.config.tied_embeddings:
+                self.param(name, nn.initializers.normal(1.0), shape)
+
+
+def tensors(config: Config) -> list[Tensor]:
+    found = [Tensor("root.words", ("embedding",))]
+    if not config.tied_embeddings:
+        found.append(Tensor("words_out", ("head",), transpose=True))
+    for n, part in enumerate("qkv"):
+        found.append(Tensor("root.qkv", (part,), True, shape=(18, 4), index=(slice(6 * n, 6 * n + 6),)))
+    for n, part in enumerate("QKV"):
+        index = (slice(None), n)
+        found.append(Tensor("root.heads", (part,), True, shape=(18, 4), view=(3, 3, 2, 4), index=index))
+        found.append(Tensor("root.heads_bias", (f"{part}_bias",), shape=(18,), view=(3, 3, 2), index=index))
+    for n, part in enumerate(("gate", "up")):
+        found.append(Tensor("root.wide", (part,), shape=(4, 10), index=(slice(None), slice(5 * n, 5 * n + 5))))
+    for e in range(3):
+        found.append(Tensor(f"root.expert.{e}", ("experts",), transpose=True, at=e))
+        found.append(Tensor("root.stack", ("stack",), at=e, shape=(3, 5, 4), index=(e,)))
+    return found
+
+
+FAMILY = Family("Toy", Config, dataclasses.asdict, tensors, ignored=(".buffer",), prefix="root.")
+MODEL = LinenModel(Net())
+
+
+def params(dtype: Any = np.float32) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {name: rng.normal(size=shape).astype(dtype) for name, shape in SHAPES.items()}
+
+
+def by_hand(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What the file holds, said another way: element by element."""
+    heads, bias = np.zeros((18, 4), p["Q"].dtype), np.zeros(18, p["Q"].dtype)
+    for head, part, feature in itertools.product(range(3), range(3), range(2)):
+        row = 6 * head + 2 * part + feature
+        heads[row] = p["QKV"[part]][:, 2 * head + feature]
+        bias[row] = p["QKV"[part] + "_bias"][2 * head + feature]
+    return {
+        "root.words": p["embedding"],
+        "words_out": np.ascontiguousarray(p["head"].T),
+        "root.qkv": np.concatenate([p["q"], p["k"], p["v"]], axis=1).T.copy(),
+        "root.heads": heads,
+        "root.heads_bias": bias,
+        "root.wide": np.hstack([p["gate"], p["up"]]),
+        "root.stack": p["stack"],
+        **{f"root.expert.{e}": np.ascontiguousarray(p["experts"][e].T) for e in range(3)},
+    }
+
+
+def assert_same(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name, leaf in wanted.items():
+        assert found[name].dtype == leaf.dtype
+        np.testing.assert_array_equal(np.asarray(found[name]), leaf, err_msg=name)
+
+
+def stored(folder, change=lambda tensors: None, dtype=np.float32):
+    found = by_hand(params(dtype))
+    change(found)
+    safetensors.numpy.save_file(found, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+def test_files_hold_what_numpy_lays_out(tmp_path, dtype):
+    """What is written is the layout by hand, what is read from it the parameters: bit for bit, both ways."""
+    wanted = params(dtype)
+    assert write_params(tmp_path / "model.safetensors", FAMILY, Config(), wanted) == dtype
+    assert_same(safetensors.numpy.load_file(tmp_path / "model.safetensors"), by_hand(wanted))
+    assert_same(read_params(stored(tmp_path, dtype=dtype), FAMILY, MODEL, dtype), wanted)
+
+
+def test_numbers_are_converted_as_they_are_read(tmp_path):
+    """float64, and mixed dtypes, become the dtype that is asked for."""
+
+    def widen(tensors):
+        tensors["root.qkv"] = tensors["root.qkv"].astype(np.float64)
+        tensors["root.expert.1"] = tensors["root.expert.1"].astype(np.float16)
+
+    found = read_params(stored(tmp_path, widen), FAMILY, MODEL, jnp.bfloat16)
+    wanted = {name: leaf.astype(jnp.bfloat16) for name, leaf in params().items()}
+    wanted["experts"][1] = params()["experts"][1].astype(np.float16).astype(jnp.bfloat16)
+    assert_same(found, wanted)
+
+
+def test_dtypes_are_aligned_in_a_mixed_file(tmp_path):
+    """A torch reader asks for offsets that are multiples of the size of a number."""
+    mixed = {**params(jnp.bfloat16), "Q_bias": params()["Q_bias"], "K_bias": params()["K_bias"]}
+    mixed["V_bias"] = params()["V_bias"]
+    write_params(tmp_path / "model.safetensors", FAMILY, Config(), mixed)
+    found = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    assert found["root.heads_bias"].dtype == np.float32
+    content = (tmp_path / "model.safetensors").read_bytes()
+    assert content.index(found["root.heads_bias"].tobytes()) % 4 == 0
+
+
+@pytest.mark.parametrize("name", ["q", "K", "V_bias", "up", "experts", "stack"])
+def test_a_device_reads_its_slice(tmp_path, name):
+    """Every slice of every kind of parameter is that slice of the whole."""
+    from specjax.tensors import _open
+
+    files, _ = _open([stored(tmp_path) / "model.safetensors"])
+    whole, rows = params()[name], [row for row in tensors(Config()) if row.path == (name,)]
+    read = _reader(rows, whole.shape, files, np.float32)
+    choices = [(slice(None), slice(0, 1), slice(size // 2, size)) for size in whole.shape]
+    for index in itertools.product(*choices):
+        np.testing.assert_array_equal(read(index), whole[index])
+
+
+def test_older_files_leave_the_prefix_out(tmp_path):
+    """All of their names, or none."""
+
+    def shorten(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("root.")] = tensors.pop(name)
+
+    assert_same(read_params(stored(tmp_path, shorten), FAMILY, MODEL, np.float32), params())
+    with pytest.raises(ValueError) as caught:
+        read_params(stored(tmp_path, lambda t: t.update(qkv=t.pop("root.qkv"))), FAMILY, MODEL, np.float32)
+    assert "root.qkv is missing (shape [18, 4])" in str(caught.value)
+    assert "qkv is not a tensor of this architecture" in str(caught.value)
+
+
+def test_all_faults_at_once(tmp_path):
+    """Fused and stacked tensors are checked as they are stored, each once."""
+
+    def spoil(tensors):
+        del tensors["root.heads"], tensors["root.expert.1"]
+        tensors["root.qkv"] = tensors["root.qkv"][:12]
+        tensors["root.wide"] = tensors["root.wide"].astype(np.int8)
+        tensors["root.expert.3"] = tensors["root.expert.2"]
+        tensors["root.h.buffer"] = np.zeros(3, bool)  # ignored
+
+    with pytest.raises(ValueError) as caught:
+        read_params(stored(tmp_path, spoil), FAMILY, MODEL, np.float32)
+    assert sorted(str(caught.value).splitlines()[1:]) == [
+        "  root.expert.1 is missing (shape [5, 4])",
+        "  root.expert.3 is not a tensor of this architecture",
+        "  root.heads is missing (shape [18, 4])",
+        "  root.qkv has shape [12, 4] instead of [18, 4]",
+        "  root.wide is stored as I8; specjax reads F32, BF16, F16, F64",
+    ]
+
+
+def test_a_tensor_that_is_read_in_part(tmp_path):
+    """Rows that leave a piece of a tensor out are refused: what is not read was not meant to be lost."""
+
+    def some(config):
+        return [row for row in tensors(config) if row.path != ("k",)]
+
+    class Less(Net):
+        @nn.compact
+        def __call__(self, tokens, positions):
+            for name, shape in SHAPES.items():
+                if name != "k":
+                    self.param(name, nn.initializers.normal(1.0), shape)
+
+    with pytest.raises(ValueError, match=r"root.qkv holds 72 numbers, of which the family's table reads 48"):
+        read_params(stored(tmp_path), dataclasses.replace(FAMILY, tensors=some), LinenModel(Less()), np.float32)
+
+
+def test_a_parameter_without_a_tensor(tmp_path):
+    """A table that forgets a parameter is refused here, and not at the first pass."""
+
+    def some(config):
+        return [row for row in tensors(config) if row.path != ("embedding",)]
+
+    with pytest.raises(ValueError, match="embedding"):
+        read_params(stored(tmp_path), dataclasses.replace(FAMILY, tensors=some), MODEL, np.float32)
+
+
+def test_a_tied_copy_is_ignored(tmp_path):
+    """A second copy of a tied embedding, by whatever name the family has for it, is no fault."""
+    found = read_params(stored(tmp_path), FAMILY, LinenModel(Net(Config(tied_embeddings=True))), np.float32)
+    assert_same(found, {name: leaf for name, leaf in params().items() if name != "head"})
+
+
+def test_a_damaged_file_names_itself(tmp_path):
+    """A header that promises more than the file holds."""
+    file = stored(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="damaged or truncated"):
+        read_params(tmp_path, FAMILY, MODEL, np.float32)
+
+
+def test_the_file_can_go_once_it_is_read(tmp_path):
+    """Parameters are copies: a file that is overwritten does not change them."""
+    found = read_params(stored(tmp_path), FAMILY, MODEL, np.float32)
+    file = tmp_path / "model.safetensors"
+    size = file.stat().st_size
+    with open(file, "r+b") as stream:
+        stream.write(b"\xff" * size)
+    assert_same(jax.device_get(found), params())

@@ -1,0 +1,173 @@
+"""`specjax.generate` against `transformers.generate` with the same settings, greedy, token for token.
+
+`FOLDERS` lists what is compared; a family joins with one line.
+"""
+
+import functools
+
+import folders
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from reference import no_repeated_pair, no_repeated_pair_reference
+
+import specjax
+
+FOLDERS = {"llama": folders.target}
+PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
+NEW = 32
+
+
+@functools.cache
+def ours(family):
+    return specjax.load(FOLDERS[family]())
+
+
+@functools.cache
+def theirs(family):
+    return transformers.AutoModelForCausalLM.from_pretrained(FOLDERS[family]()).eval()
+
+
+def prompts(family):
+    return [ours(family).tokenizer.encode(prompt).ids for prompt in PROMPTS]
+
+
+def greedy(family, eos, **options):
+    """New tokens of every prompt, alone, and the raw log-probabilities [T, V] that they were chosen from."""
+    tokens, logprobs = [], []
+    for ids in prompts(family):
+        with torch.no_grad():
+            out = theirs(family).generate(
+                torch.tensor([ids]),
+                attention_mask=torch.ones(1, len(ids)),
+                max_new_tokens=NEW,
+                do_sample=False,
+                eos_token_id=eos,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_logits=True,
+                **{name: make(len(ids)) if callable(make) else make for name, make in options.items()},
+            )
+        tokens.append(out.sequences[0, len(ids) :].tolist())
+        logprobs.append(torch.log_softmax(torch.cat(out.logits), -1).numpy())
+    return tokens, logprobs
+
+
+class Theirs(transformers.LogitsProcessor):
+    """A processor of the user's, of one row, from a NumPy function of logits, text and output."""
+
+    def __init__(self, function, prompt_length):
+        self.function, self.prompt_length = function, prompt_length
+
+    def __call__(self, input_ids, scores):
+        text = input_ids[0].tolist()
+        return torch.tensor(self.function(scores[0].numpy(), text, text[self.prompt_length :]), dtype=torch.float32)[
+            None
+        ]
+
+
+def counted(x, text, output):
+    """Presence 2 and frequency 1, which transformers does not have."""
+    counts = np.bincount(output, minlength=len(x)).astype(np.float32)
+    return x - counts - np.float32(2) * (counts > 0)
+
+
+def own(*functions):
+    return lambda n: transformers.LogitsProcessorList([Theirs(function, n) for function in functions])
+
+
+@functools.cache
+def plain(family):
+    """What comes without any setting, and without an end: where the settings below take their tokens from."""
+    return specjax.generate(ours(family), prompts(family), max_new_tokens=NEW, eos=[]).tokens
+
+
+CASES = {
+    # our options, those of transformers; `t` are the tokens of `plain`
+    "repetition": lambda t: ({"repetition_penalty": 1.3}, {"repetition_penalty": 1.3}),
+    "encouraged repetition": lambda t: ({"repetition_penalty": 0.7}, {"repetition_penalty": 0.7}),
+    "presence and frequency": lambda t: (
+        {"presence_penalty": 2.0, "frequency_penalty": 1.0},
+        {"logits_processor": own(counted)},
+    ),
+    "bias": lambda t: (
+        {"logit_bias": {t[0][2]: -3.0, t[1][4]: -1.0, 17: 4.0}},
+        {"sequence_bias": {(t[0][2],): -3.0, (t[1][4],): -1.0, (17,): 4.0}},
+    ),
+    "bad words": lambda t: ({"bad_words": words(t)}, {"bad_words_ids": words(t)}),
+    "least": lambda t: ({"min_new_tokens": 28}, {"min_new_tokens": 28}),
+    "function": lambda t: (
+        {"logits_processor": no_repeated_pair},
+        {"logits_processor": own(no_repeated_pair_reference)},
+    ),
+    "all": lambda t: (
+        {
+            "repetition_penalty": 1.2,
+            "presence_penalty": 2.0,
+            "frequency_penalty": 1.0,
+            "logit_bias": {t[0][2]: -3.0, 17: 2.0},
+            "bad_words": words(t),
+            "min_new_tokens": 9,
+            "logits_processor": no_repeated_pair,
+        },
+        {
+            "repetition_penalty": 1.2,
+            "sequence_bias": {(t[0][2],): -3.0, (17,): 2.0},
+            "bad_words_ids": words(t),
+            "min_new_tokens": 9,
+            "logits_processor": own(counted, no_repeated_pair_reference),
+        },
+    ),
+}
+
+
+def words(t):
+    return [[t[0][3]], t[1][6:8], t[2][3:6], t[0][9:14]]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", FOLDERS)
+def test_same_settings_same_tokens(family, case):
+    """A ragged batch with guesses, against each prompt alone; the text ends at two of its own tokens."""
+    eos = [plain(family)[0][24], plain(family)[1][27]]
+    mine, other = CASES[case](plain(family))
+    draft = specjax.load(folders.draft())
+    out = specjax.generate(
+        ours(family), prompts(family), draft=draft, num_drafts=2, max_new_tokens=NEW, eos=eos, logprobs=3, **mine
+    )
+    wanted, logprobs = greedy(family, eos, **other)
+    assert out.tokens == wanted
+    assert out.tokens != greedy(family, eos)[0]
+    assert out.stats.accepted > 0
+    for found, tokens, raw in zip(out.logprobs, wanted, logprobs, strict=True):
+        np.testing.assert_allclose(found.raw, raw[np.arange(len(tokens)), tokens], atol=2e-4)
+        np.testing.assert_allclose(found.top, np.sort(raw)[:, ::-1][:, :3], atol=2e-4)
+
+
+def test_bad_words_as_texts():
+    """A text is banned at a beginning and after a space."""
+    target = ours("llama")
+    out = specjax.generate(target, PROMPTS, max_new_tokens=NEW, eos=[])
+    word = next(w for w in target.tokenizer.get_vocab() if len(w) > 2 and w.isalpha() and w in out.text[0])
+    again = specjax.generate(target, PROMPTS, max_new_tokens=NEW, eos=[], bad_words=[word])
+    banned = [target.tokenizer.encode(text).ids for text in (word, " " + word)]
+    assert again.tokens != out.tokens
+    for row in again.tokens:
+        assert not any(row[n : n + len(ids)] == ids for ids in banned for n in range(len(row)))
+
+
+def test_log_probabilities_end_where_the_tokens_end():
+    """Also at a stop string; rows of a batch keep their own, sampled; and without being asked there are none."""
+    target = ours("llama")
+    whole = specjax.generate(target, PROMPTS, max_new_tokens=NEW, temperature=1.0, logprobs=0)
+    stop = whole.text[0][len(whole.text[0]) // 2]
+    out = specjax.generate(target, PROMPTS, max_new_tokens=NEW, temperature=1.0, logprobs=0, stop=stop)
+    assert "stop" in out.finish
+    for tokens, found, full in zip(out.tokens, out.logprobs, whole.logprobs, strict=True):
+        assert found.raw.shape == found.warped.shape == (len(tokens),) and found.top.shape == (len(tokens), 0)
+        np.testing.assert_allclose(found.raw, full.raw[: len(tokens)], atol=1e-4)
+        np.testing.assert_allclose(found.raw, found.warped, atol=1e-5)
+    assert specjax.generate(target, PROMPTS, max_new_tokens=2).logprobs is None
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(out.logprobs))
