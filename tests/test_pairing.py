@@ -1,0 +1,139 @@
+"""Drafts of another tokenizer, from their folders to the text."""
+
+import dataclasses
+import warnings
+
+import folders
+import pytest
+import tokenizers
+from test_vocabulary import sentencepiece
+
+import specjax
+from specjax import pairing
+from specjax.commands import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:the draft .* speaks other tokens")
+
+NEW = 40
+PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
+SAID = "Z the cat sat.NUMBERS"
+FEWER = tokenizers.Tokenizer.from_file(str(folders.tokenizer_file(270)))
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load(folders.target())
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    return specjax.load(folders.foreign())
+
+
+@pytest.fixture(scope="module")
+def writer():
+    """Writes SAID after Z, in 320 tokens."""
+    return specjax.load(folders.scribe(SAID, end=True))
+
+
+@pytest.fixture(scope="module")
+def twins():
+    """The same writer in other tokens: fewer byte-level ones, and sentencepiece-style ones with another end."""
+    return {
+        "fewer": specjax.load(folders.scribe(SAID, True, FEWER)),
+        "sentencepiece": specjax.load(folders.scribe(SAID, True, sentencepiece(), 2)),
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["foreign", "sentencepiece"])
+def test_the_text_is_the_targets_own(target, foreign, twins, name, temperature):
+    """Greedy text, and sampled text of a seed, in a ragged batch."""
+    draft = {**twins, "foreign": foreign}[name]
+    options = {"max_new_tokens": NEW, "temperature": temperature, "seed": 4}
+    out = specjax.generate(target, PROMPTS, draft=draft, **options)
+    assert out.tokens == specjax.generate(target, PROMPTS, **options).tokens
+    assert out.exact is True
+    assert out.stats.acceptance_rate is not None
+
+
+def test_a_draft_that_agrees_is_accepted(writer, twins):
+    """All of it where every token is shared, the end of text too; all but " sat" where that takes three tokens."""
+    plain = specjax.generate(writer, "Z", max_new_tokens=NEW)
+    assert (plain.text, plain.finish) == ([SAID[1:]], ["eos"])
+    alpha = {}
+    for name, draft in twins.items():
+        out = specjax.generate(writer, "Z", draft=draft, max_new_tokens=NEW)
+        assert (out.tokens, out.finish) == (plain.tokens, plain.finish)
+        alpha[name] = out.stats.acceptance_rate
+    accepted = len(plain.tokens[0]) - 2  # two blocks of three end with the target's own: " sat", and after four guesses
+    assert alpha == {"sentencepiece": 1.0, "fewer": pytest.approx(accepted / (accepted + 1))}
+
+
+def test_rejection(writer, twins):
+    """A seed gives one text, and guesses are right and wrong."""
+    options = {"temperature": 1.2, "rule": specjax.Rejection(), "max_new_tokens": NEW}
+    one, two = (specjax.generate(writer, ["Z"] * 3, draft=twins["sentencepiece"], **options) for _ in range(2))
+    assert one.tokens == two.tokens
+    assert 0 < one.stats.acceptance_rate < 1
+
+
+def test_it_says_so_once(target, foreign):
+    """Names and numbers, at the first use of a pair."""
+    pairing._tables.cache_clear()
+    with pytest.warns(
+        UserWarning, match=r"draft foreign \(270 tokens\) .* target target \(290 tokens\).* the \d+ that"
+    ):
+        specjax.generate(target, "a", draft=foreign, max_new_tokens=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        specjax.generate(target, "a", draft=foreign, max_new_tokens=1)
+        specjax.generate(target, "a", draft=target, max_new_tokens=1)  # nothing to say
+
+
+def test_a_text_may_be_longer_than_the_draft_reads(target, foreign):
+    """The draft has 40 positions, the text 60 tokens."""
+    module = foreign.model.module
+    module = module.clone(config=dataclasses.replace(module.config, max_positions=40))
+    short = dataclasses.replace(foreign, model=dataclasses.replace(foreign.model, module=module))
+    assert short.model.max_positions == 40
+    out = specjax.generate(target, [[5] * 30], draft=short, max_new_tokens=30)
+    assert out.tokens == specjax.generate(target, [[5] * 30], max_new_tokens=30).tokens
+
+
+def words(**vocab):
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    made.decoder = tokenizers.decoders.ByteLevel()
+    return made
+
+
+WORDPIECE = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "the": 1}, unk_token="[UNK]"))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "message"),
+    [
+        (words(a=0, b=1, zyzzyva=2), ["foreign (3 tokens) has 2 tokens of the target", "fewer than 3"]),
+        (WORDPIECE, ["WordPiece", "neither byte-level nor sentencepiece-style"]),
+        (None, ["foreign (280 ids, no tokenizer)", "target (290 tokens)"]),
+    ],
+)
+def test_refused(target, foreign, tokenizer, message):
+    """Both models, the numbers, and what to use instead."""
+    with pytest.raises(ValueError) as caught:
+        specjax.generate(target, "a", draft=dataclasses.replace(foreign, tokenizer=tokenizer))
+    assert [part for part in [*message, "NGram()"] if part not in str(caught.value)] == []
+
+
+def test_the_command_says_it_in_a_line(capsys):
+    """`specjax generate` takes such a draft, and its warning is for people."""
+    pairing._tables.cache_clear()
+    folder = folders.scribe(SAID, True, sentencepiece(), 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        main(
+            ["generate", "the cat", "--target", str(folders.target()), "--draft", str(folder), "--max-new-tokens", "8"]
+        )
+    found = capsys.readouterr()
+    assert found.err.startswith(f"specjax generate: the draft {folder.name} (") and found.err.count("\n") == 1
+    assert "same tokens                    yes" in found.out

@@ -1,0 +1,305 @@
+"""What the proposers guess, against guesses that are made without caches, masks and batches."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from specjax import (
+    RULES,
+    Decoder,
+    DraftModel,
+    DraftTree,
+    DynamicTree,
+    EarlyExit,
+    FirstOf,
+    NGram,
+    NoProposer,
+    Proposal,
+    Sampling,
+    warp,
+)
+
+NET = toys.model(num_layers=1)
+STEPS = 4
+TEMPERATURE = [1.0, 0.0, 0.7, 1.0]
+
+
+@functools.cache
+def steps(case, rule, modulus=toys.VOCAB):
+    """The first steps of a case: the state before each, and the proposal.  A small `modulus` makes prompts repeat."""
+    dec, arrays = toys.decoder(case, rule), toys.params(case)
+    step, found = jax.jit(dec.step), []
+    state = toys.prefill(dec, arrays, temperature=TEMPERATURE, prompt=toys.PROMPTS % modulus)
+    for _ in range(STEPS):
+        after, info = step(arrays, state)
+        found.append((state, jax.device_get(info.proposal)))
+        state = after
+    return found
+
+
+def logits_after(text):
+    """[V] of the small draft, which is the target without its last layer; the text is read plainly."""
+    padded = np.zeros((1, 64), np.int32)
+    padded[0, : len(text)] = text
+    return plain(padded.tobytes())[len(text) - 1]
+
+
+@functools.cache
+def plain(tokens):
+    return toys.plain_logits(np.frombuffer(tokens, np.int32)[None], NET, toys.truncated())[0]
+
+
+@functools.cache
+def warped(logits, temperature):
+    logits = np.frombuffer(logits, np.float32)[None, None]
+    return np.asarray(warp(jnp.array(logits), Sampling.create(1, temperature)))[0, 0]
+
+
+def noise(state, rule, row, node, depth):
+    """[V]: what the children of a node are drawn with."""
+    draw = toys.decoder("none", rule)._draw(state)
+    if not RULES[rule].shared_noise:
+        return np.asarray(jax.tree.map(lambda x: x[row], draw).noise(node, depth))
+    key = jax.random.fold_in(state.key[row], int(state.length[row]) - 1 + depth + 1)
+    return np.asarray(jax.random.gumbel(key, (toys.VOCAB,), jnp.float32))
+
+
+def ranked(state, rule, row, path, node, temperature):
+    """The tokens that may follow a path, best first, each with its score."""
+    text = [*np.asarray(state.tokens[row, : state.length[row]]), *path]
+    raw = logits_after(text)
+    if temperature == 0:
+        return np.argsort(-raw, kind="stable"), raw
+    scores = warped(raw.tobytes(), temperature) + noise(state, rule, row, node, len(path))
+    return np.argsort(-scores, kind="stable"), scores
+
+
+CONTRACTS = [("draft 6", "match"), ("draft tree", "match"), ("draft tree", "rejection"), ("dynamic tree", "match"),
+             ("dynamic tree", "rejection"), ("early exit", "match")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "rule"), CONTRACTS)
+def test_proposals_are_trees_of_distinct_siblings(case, rule):
+    """Topological order, a pending root, no child of an absent node, nothing too deep, no sibling twice."""
+    proposer, there = toys.CASES[case][0], 0
+    for state, proposal in steps(case, rule):
+        for row in range(toys.ROWS):
+            tokens, parent = proposal.tokens[row], proposal.parent[row]
+            assert len(tokens) == len(parent) == proposer.num_nodes
+            assert parent[0] == -1
+            assert tokens[0] == state.tokens[row, state.length[row] - 1]
+            nodes = [n for n in range(len(parent)) if parent[n] >= 0]
+            assert all(parent[n] < n and (parent[n] == 0 or parent[parent[n]] >= 0) for n in nodes)
+            assert all(len(toys.ancestors(parent, n)) - 1 <= proposer.max_depth for n in nodes)
+            pairs = [(parent[n], tokens[n]) for n in nodes]
+            assert len(set(pairs)) == len(pairs)
+            there += len(nodes)
+    assert there > STEPS * toys.ROWS
+
+
+def test_a_static_tree_has_its_shape():
+    """(3, 2, 1): levels of 3, 6 and 6 below the root, siblings side by side."""
+    proposer = DraftTree(NET, toys.VOCAB, [3, 2, 1])
+    assert proposer == DraftTree(NET, toys.VOCAB, (3, 2, 1))
+    assert hash(proposer) == hash(DraftTree(NET, toys.VOCAB, (3, 2, 1)))
+    assert (proposer.num_nodes, proposer.max_depth) == (16, 3)
+    assert proposer.parent.tolist() == [-1, 0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("rule", toys.NOISE_KINDS)
+def test_siblings_of_a_static_tree_are_the_best_with_the_noise(rule):
+    """At every node, by reading its path plainly: top-k of logits + noise; and what they were drawn from is said."""
+    proposer = toys.CASES["draft tree"][0]
+    for state, proposal in steps("draft tree", rule):
+        for row in range(toys.ROWS):
+            parent, tokens = proposal.parent[row], proposal.tokens[row]
+            assert parent.tolist() == proposer.parent.tolist()
+            for node in range(proposer.num_nodes):
+                children = np.flatnonzero(parent == node)
+                if len(children) == 0:
+                    continue
+                path = tokens[toys.ancestors(parent, node)[1:]]
+                best, _ = ranked(state, rule, row, path, node, TEMPERATURE[row])
+                assert tokens[children].tolist() == best[: len(children)].tolist()
+                if proposal.logits is not None:
+                    raw = logits_after([*np.asarray(state.tokens[row, : state.length[row]]), *path])
+                    wanted = warped(raw.tobytes(), TEMPERATURE[row])
+                    np.testing.assert_allclose(proposal.logits[row, node], wanted, rtol=1e-4, atol=1e-4)
+    assert (proposal.logits is None) == RULES[rule].shared_noise
+
+
+@pytest.mark.parametrize("rule", toys.NOISE_KINDS)
+def test_a_dynamic_tree_is_expanded_and_reranked(rule):
+    """EAGLE-2 by hand: the best nodes of a level are expanded, and the best of all candidates are kept."""
+    proposer, shapes = toys.CASES["dynamic tree"][0], set()
+    for state, proposal in steps("dynamic tree", rule):
+        assert proposal.logits is None  # selected guesses are point masses
+        for row in range(toys.ROWS):
+
+            def children(path, value, row=row, state=state):
+                best, scores = ranked(state, "match", row, path, 0, TEMPERATURE[row])
+                if TEMPERATURE[row] > 0 and not RULES[rule].shared_noise:
+                    text = [*np.asarray(state.tokens[row, : state.length[row]]), *path]
+                    scores = warped(logits_after(text).tobytes(), TEMPERATURE[row])
+                    best = np.argsort(-scores, kind="stable")
+                chance = np.asarray(jax.nn.log_softmax(scores))
+                return [(value + chance[token], (*path, int(token))) for token in best[: proposer.width]]
+
+            level, candidates = [(0.0, ())], []
+            for _ in range(proposer.depth):
+                new = [child for value, path in level for child in children(path, value)]
+                candidates += new
+                level = sorted(new, reverse=True)[: proposer.width]
+            wanted = {path for _, path in sorted(candidates, reverse=True)[: proposer.num_nodes - 1]}
+            parent, tokens = proposal.parent[row], proposal.tokens[row]
+            ways = [toys.ancestors(parent, n)[1:] for n in range(1, proposer.num_nodes)]
+            assert {tuple(tokens[way].tolist()) for way in ways} == wanted
+            shapes.add(tuple(parent.tolist()))
+    assert len(shapes) > 2
+
+
+@pytest.mark.parametrize(("case", "threshold"), [("draft 6", 0.3), ("early exit", 0.0)])
+def test_a_chain_is_drawn_until_the_model_is_unsure(case, threshold):
+    """Each guess is the draw after the guesses before it; behind the first one below the threshold nothing is there.
+
+    The early exit guesses what a model of the target's first layer guesses.
+    """
+    lengths = set()
+    for state, proposal in steps(case, "match"):
+        for row in range(toys.ROWS):
+            path = []
+            for node in range(1, proposal.tokens.shape[1]):
+                assert proposal.parent[row, node] == node - 1
+                best, _ = ranked(state, "match", row, path, node - 1, TEMPERATURE[row])
+                assert proposal.tokens[row, node] == best[0]
+                raw = logits_after([*np.asarray(state.tokens[row, : state.length[row]]), *path])
+                path.append(int(best[0]))
+                if np.asarray(jax.nn.softmax(raw))[best[0]] < threshold:
+                    break
+            assert (proposal.parent[row, len(path) + 1 :] == -1).all()
+            lengths.add(len(path))
+    assert len(lengths) > 1 if threshold else lengths == {3}
+
+
+def test_passes_are_spared_where_no_chain_goes_on():
+    """They stand in a branch; without a threshold there is none."""
+
+    def program(threshold):
+        dec = Decoder(toys.model(), DraftModel(NET, toys.VOCAB, 3, threshold), RULES["match"](), (), toys.CAPACITY)
+        arrays = toys.params("draft 6")
+        state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
+        return str(jax.make_jaxpr(dec.step)(arrays, state)).count("cond[")
+
+    assert program(0.5) == program(0.0) + 2
+
+
+def test_the_first_proposer_of_a_row_is_asked_first():
+    """Rows with a match copy, as point masses with all mass on the copied token; the others ask the model."""
+    proposer, chosen = toys.CASES["first of"][0], {True: 0, False: 0}
+    for state, proposal in steps("first of", "rejection", 3):
+        text = state.tokens[:, : toys.CAPACITY + proposer.num_nodes]
+        look_up = jax.vmap(proposer.first._look_up)
+        pending = state.tokens[jnp.arange(toys.ROWS), state.length - 1]
+        copied, parent = look_up(text, state.length - 1, pending)
+        for row in range(toys.ROWS):
+            matched = bool((parent[row] >= 0).any())
+            chosen[matched] += 1
+            tokens, chances = proposal.tokens[row], np.asarray(jax.nn.softmax(proposal.logits[row]))
+            assert proposal.parent[row].tolist() == [-1, 0, 1, 2]
+            if matched:
+                assert tokens.tolist() == copied[row].tolist()
+                assert chances[np.arange(3), tokens[1:]].tolist() == [1, 1, 1]
+            else:
+                best, _ = ranked(state, "rejection", row, [], 0, TEMPERATURE[row])
+                assert tokens[1] == best[0]
+    assert min(chosen.values()) > 1
+
+
+@pytest.mark.parametrize("case", ["draft 3", "draft tree", "dynamic tree", "early exit", "first of", "ngram"])
+def test_a_row_bounds_its_own_guesses(case):
+    """The same text in the same program; a row of 0 decodes plainly, and is counted so."""
+    bounds = np.array([3, 0, 1, 2], np.int32)
+    dec, arrays = toys.decoder(case, "match"), toys.params(case)
+    state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0, num_drafts=bounds))
+    texts, free = toys.decoded(case, "match", 1.0)
+    assert toys.texts(state) == texts
+    passes, stats = np.asarray(state.stats.target_passes), state.stats
+    assert passes[0] == free.stats.target_passes[0]
+    assert passes[1] == stats.emitted[1] == 20 - toys.LENGTHS[1]
+    assert [int(x[1]) for x in (stats.proposed, stats.tested, stats.accepted)] == [0, 0, 0]
+    assert (np.asarray(stats.accepted) <= passes * bounds).all()
+    assert (np.asarray(stats.tested) <= passes * bounds).all()
+    assert 0 < stats.accepted[2] <= passes[2] < free.stats.emitted[2]
+    if case == "draft 3":
+        assert stats.proposed.tolist() == (passes * bounds).tolist()
+    if case == "draft tree":
+        assert stats.proposed.tolist() == (passes * np.array([12, 0, 3, 6])).tolist()
+
+
+def tree_of(**changes):
+    return DynamicTree(NET, toys.VOCAB, **{"depth": 2, "width": 2, "num_nodes": 4} | changes)
+
+
+REFUSED = {
+    "no levels": (lambda: DraftTree(NET, toys.VOCAB, ()), ["branching=()", "at least 1"]),
+    "a level without children": (lambda: DraftTree(NET, toys.VOCAB, (2, 0)), ["branching=(2, 0)", "at least 1"]),
+    "more siblings than tokens": (lambda: DraftTree(NET, 4, (5,)), ["branching=(5,)", "4 tokens"]),
+    "no depth": (lambda: tree_of(depth=0), ["depth=0", "at least 1"]),
+    "no width": (lambda: tree_of(width=0), ["width=0", "[1, 29]"]),
+    "too wide": (lambda: tree_of(width=30), ["width=30", "[1, 29]"]),
+    "more nodes than candidates": (lambda: tree_of(num_nodes=8), ["num_nodes=8", "7 candidates", "[2, 7]"]),
+    "the root alone": (lambda: tree_of(num_nodes=1), ["num_nodes=1", "[2, 7]"]),
+    "no layer": (lambda: EarlyExit(toys.model(), 0), ["exit_layer=0", "2 layers", "[1, 1]"]),
+    "all layers": (lambda: EarlyExit(toys.model(), 2), ["exit_layer=2", "2 layers", "[1, 1]"]),
+    "no layers to exit from": (lambda: EarlyExit(object(), 1), ["Transformer"]),
+    "no drafts": (lambda: EarlyExit(toys.model(), 1, 0), ["num_drafts=0", "at least 1"]),
+    "threshold above 1": (lambda: DraftModel(NET, toys.VOCAB, 2, 1.5), ["confidence_threshold=1.5", "[0, 1]"]),
+    "threshold below 0": (lambda: EarlyExit(toys.model(), 1, 2, -0.1), ["confidence_threshold=-0.1", "[0, 1]"]),
+    "threshold nan": (lambda: DraftModel(NET, toys.VOCAB, 2, float("nan")), ["confidence_threshold=nan", "[0, 1]"]),
+    "unequal depths": (lambda: FirstOf(NGram(2), DraftModel(NET, toys.VOCAB, 3)), ["2 deep", "3", "the same depth"]),
+    "a shared cache": (lambda: FirstOf(NGram(2), EarlyExit(toys.model(), 1, 2)), ["EarlyExit", "alone"]),
+    "more nodes than tokens": (
+        lambda: Decoder(toys.model(), NoProposer(num_nodes=9), RULES["match"](), (), 8),
+        ["9 nodes", "capacity of 8", "propose less"],
+    ),
+    "less than no drafts": (
+        lambda: toys.prefill(toys.decoder("none", "match"), toys.params("none"), num_drafts=np.array([1, 0, -2, 1])),
+        ["num_drafts=-2", "0 (plain decoding)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    """By name, with the cure."""
+    make, words = REFUSED[case]
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+
+
+def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
+    """They have no distribution; under shared noise nobody asks for one."""
+    grown, drawn = DynamicTree(NET, toys.VOCAB, 2, 2, 5), DraftModel(NET, toys.VOCAB, 2)
+    for rule in ("match", "rejection"):
+        dec = Decoder(toys.model(), FirstOf(grown, drawn), RULES[rule](), (), toys.CAPACITY)
+        arrays = toys.params("none").replace(proposer=(toys.truncated(), toys.truncated()))
+        state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
+        if rule == "match":
+            assert jax.eval_shape(dec.step, arrays, state)[1].proposal.tokens.shape == (4, 5)
+        else:
+            with pytest.raises(ValueError, match="DynamicTree proposes siblings as point masses"):
+                jax.eval_shape(dec.step, arrays, state)
+
+
+def test_a_narrow_proposal_is_padded():
+    """To the wider one's nodes, absent."""
+    proposer = FirstOf(NGram(2), DraftTree(NET, toys.VOCAB, (2, 2)))
+    narrow = Proposal(jnp.ones((1, 3), jnp.int32), jnp.array([[-1, 0, 1]]), jnp.ones((1, 3, toys.VOCAB)))
+    found = proposer._padded(narrow)
+    assert found.parent.tolist() == [[-1, 0, 1, -1, -1, -1, -1]]
+    assert (found.tokens.shape, found.logits.shape) == ((1, 7), (1, 7, toys.VOCAB))

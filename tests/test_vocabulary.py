@@ -1,0 +1,217 @@
+"""Tables between real tokenizers, trained here: byte-level ones, sentencepiece-style ones, and what is refused."""
+
+import functools
+import json
+
+import folders
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from specjax.vocabulary import translate
+
+TEXT = [
+    folders.TEXT * 3,
+    "naïve café; def main(argv): return [int(x) for x in argv[1:]]\n\n\tprint(1.25)",
+    "日本語 and 🙂",
+]
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+@functools.cache
+def byte_level(vocab_size=320, end=folders.END):
+    """As GPT-2 has it."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options = {"special_tokens": [end], "initial_alphabet": alphabet, "show_progress": False}
+    made.train_from_iterator(TEXT * 4, trainers.BpeTrainer(vocab_size=vocab_size, **options))
+    return made
+
+
+@functools.cache
+def sentencepiece():
+    """As Llama 2 has it: BPE over ▁, with a token for every byte, and a text starts with <s>."""
+    made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    known = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
+    made.train_from_iterator(
+        TEXT[:2] * 4, trainers.BpeTrainer(vocab_size=400, special_tokens=known, show_progress=False)
+    )
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    parts = json.loads(made.to_str())
+    parts["pre_tokenizer"] = None
+    parts["added_tokens"] = [added for added in parts["added_tokens"] if added["content"] in SPECIAL]
+    return tokenizers.Tokenizer.from_str(json.dumps(parts))
+
+
+@functools.cache
+def unigram():
+    """With Metaspace, and no token for what it was not trained on."""
+    made = tokenizers.Tokenizer(models.Unigram())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+    made.train_from_iterator(TEXT[:2] * 4, trainer)
+    return made
+
+
+TOKENIZERS = {
+    "byte-level": byte_level,
+    "fewer": functools.partial(byte_level, 280),
+    "other end": functools.partial(byte_level, 300, "<eot>"),
+    "sentencepiece": sentencepiece,
+    "unigram": unigram,
+}
+PAIRS = [(a, b) for a in TOKENIZERS for b in TOKENIZERS if a != b]
+MARK = "A"  # decoded behind it, a token keeps its leading space
+
+
+def text_of(tokenizer, ids):
+    """What a tokenizer's own decoder makes of tokens."""
+    mark = tokenizer.token_to_id(MARK) or tokenizer.token_to_id("a")
+    before = tokenizer.decode([mark], skip_special_tokens=False)
+    return tokenizer.decode([mark, *ids], skip_special_tokens=False)[len(before) :]
+
+
+def tables(ours, theirs, **options):
+    """Between two of TOKENIZERS, with padded vocabularies."""
+    ours, theirs = TOKENIZERS[ours](), TOKENIZERS[theirs]()
+    return ours, theirs, translate(ours, theirs, ours.get_vocab_size() + 7, theirs.get_vocab_size() + 3, **options)
+
+
+def spelling(found, token):
+    return found.pieces[token, : found.count[token]].tolist()
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_pieces_spell_the_token(ours, theirs):
+    """Each tokenizer's own decoder gives the same text for a token and for its pieces."""
+    ours, theirs, found = tables(ours, theirs, max_pieces=100)
+    compared = 0
+    for token in range(ours.get_vocab_size()):
+        pieces, text = spelling(found, token), text_of(ours, [token])
+        if pieces and "\ufffd" not in text and ours.id_to_token(token) not in SPECIAL:
+            assert text_of(theirs, pieces) == text
+            compared += 1
+    assert compared > 40
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_shared_tokens_are_one_to_one(ours, theirs):
+    """A token that can be proposed has a draft token of its own, which is also how it is read."""
+    ours, theirs, found = tables(ours, theirs)
+    shared = np.flatnonzero(found.to_draft >= 0)
+    assert found.num_shared == len(shared) > 20
+    assert len(set(found.to_draft[shared])) == len(shared)
+    for token in shared:
+        assert spelling(found, token) == [found.to_draft[token]]
+    assert found.to_draft.max() < theirs.get_vocab_size()
+    assert found.pieces.min() >= 0
+    assert (found.count[ours.get_vocab_size() :] == 0).all()
+    assert (found.to_draft[ours.get_vocab_size() :] == -1).all()
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_to_itself_a_vocabulary_translates_into_itself(name):
+    """Every token is its own, but for the bytes that an ordinary token stands for too."""
+    ours, _, found = tables(name, name)
+    twice = {ours.token_to_id(f"<0x{ord(c):02X}>") for c in map(chr, range(128)) if ours.token_to_id(c)} - {None}
+    twice |= {ours.token_to_id("<0x20>")} - {None}
+    for token in range(ours.get_vocab_size()):
+        if token in twice:
+            assert found.to_draft[token] == -1 and spelling(found, token) != [token]
+        else:
+            assert found.to_draft[token] == token
+    assert found.expansion == 1
+
+
+@pytest.mark.parametrize("theirs", ["byte-level", "fewer", "sentencepiece"])
+def test_where_the_draft_has_every_byte_all_is_read(theirs):
+    """Also tokens that are no text alone, such as a part of a character."""
+    for ours in TOKENIZERS:
+        if ours != theirs:
+            ours, _, found = tables(ours, theirs)
+            unread = {ours.id_to_token(token) for token in np.flatnonzero(found.count[: ours.get_vocab_size()] == 0)}
+            assert unread <= {*SPECIAL, folders.END, "<eot>"}
+
+
+def test_pieces_are_those_of_the_tokenizer():
+    """Not the longest match, nor a byte each: what the draft was trained to read; at the start of a word or within."""
+    ours, theirs, found = tables("byte-level", "fewer")
+    several = [t for t in range(1, ours.get_vocab_size()) if found.count[t] > 1]
+    assert len(several) > 20
+    for token in several:
+        assert spelling(found, token) == [p.id for p in theirs.model.tokenize(ours.id_to_token(token))]
+    ours, theirs, found = tables("byte-level", "sentencepiece")
+    for written, wanted in {"Ġcat": ["▁cat"], "at": ["at"], "Ġ": ["▁"], "Ċ": ["\n"], "ł": ["<0xA0>"]}.items():
+        assert [theirs.id_to_token(p) for p in spelling(found, ours.token_to_id(written))] == wanted
+
+
+def test_a_character_that_the_draft_lacks():
+    """Its bytes if the draft has them, nothing if it has none."""
+    ours = byte_level(330)
+    token = next(t for word, t in ours.get_vocab().items() if word.startswith("æĹ"))
+    text = {"æĹ": b"\xe6\x97", "æĹ¥": b"\xe6\x97\xa5"}[ours.id_to_token(token)]
+    found = translate(ours, sentencepiece(), 330, 400)
+    assert [sentencepiece().id_to_token(p) for p in spelling(found, token)] == [f"<0x{b:02X}>" for b in text]
+    assert translate(ours, unigram(), 330, 90).count[token] == 0
+
+
+def test_special_tokens():
+    """By their string, or by the role that the caller names; they are no text, and text is no special token."""
+    ours, theirs = byte_level(300, "<eot>"), byte_level()
+    assert translate(ours, theirs, 300, 320).count[0] == 0
+    found = translate(ours, theirs, 300, 320, [(0, 0)])
+    assert (spelling(found, 0), found.to_draft[0]) == ([0], 0)
+    found = translate(sentencepiece(), unigram(), 400, 90)
+    assert [int(found.to_draft[t]) for t in range(3)] == [unigram().token_to_id(t) for t in SPECIAL]
+    # Two ends of the target's are one of the draft's: both are read, and the first is proposed.
+    found = translate(unigram(), theirs, 90, 320, [(2, 0), (1, 0)])
+    assert (spelling(found, 1), spelling(found, 2), found.to_draft[2], found.to_draft[1]) == ([0], [0], 0, -1)
+
+
+def test_the_start_of_texts():
+    """A draft that reads <s> first gets it; where the target writes a start of its own, that is it."""
+    assert translate(byte_level(), sentencepiece(), 320, 400).start.tolist() == [1]
+    assert translate(sentencepiece(), byte_level(), 400, 320).start.tolist() == []
+    starting = tokenizers.Tokenizer.from_str(byte_level().to_str())
+    starting.post_processor = processors.TemplateProcessing(
+        single=f"{folders.END} $A", special_tokens=[(folders.END, 0)]
+    )
+    found = translate(starting, sentencepiece(), 320, 400)
+    assert (found.start.tolist(), spelling(found, 0), found.to_draft[0]) == ([], [1], 1)
+
+
+def test_the_end_of_an_overlong_token_is_kept():
+    """At most `max_pieces`, the last ones."""
+    ours, _, whole = tables("byte-level", "fewer", max_pieces=100)
+    _, _, cut = tables("byte-level", "fewer", max_pieces=2)
+    assert whole.pieces.shape[1] > 2 == cut.pieces.shape[1]
+    for token in range(ours.get_vocab_size()):
+        assert spelling(cut, token) == spelling(whole, token)[-2:]
+
+
+def test_ids_beyond_the_models_are_left_out():
+    """Tokenizers may hold more than their models do."""
+    found = translate(byte_level(), sentencepiece(), 300, 270)
+    assert found.to_draft.shape == (300,)
+    assert max(found.to_draft.max(), found.pieces.max()) < 270
+
+
+def test_expansion():
+    """The mean number of pieces, rounded up."""
+    _, _, found = tables("byte-level", "fewer")
+    assert found.expansion == -(-found.count.sum() // (found.count > 0).sum()) == 2
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_tokens_that_are_no_bytes_are_refused(draft):
+    """WordPiece does not say where spaces are."""
+    made = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "the": 1, "##re": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
+    with pytest.raises(ValueError, match="WordPiece tokenizer that is neither byte-level nor sentencepiece-style"):
+        translate(*((byte_level(), made) if draft else (made, byte_level())), 320, 320)
