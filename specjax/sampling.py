@@ -7,6 +7,7 @@ the limit of temperature 0 and no other code path: warp leaves one token, whatev
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,21 +36,32 @@ class Sampling:
           ValueError: a value outside its range.
         """
 
-        def check(name, value, dtype, accept, wanted):
-            values = np.asarray(value, np.float64).reshape(-1)
-            if len(values) not in (1, batch):
-                raise ValueError(f"{name} has {len(values)} values for {batch} rows; pass one, or one a row")
-            for v in values:
-                if not (math.isfinite(v) and accept(v)):
-                    raise ValueError(f"{name}={v:g} is not allowed; it must be {wanted}")
-            return jnp.asarray(np.broadcast_to(values, (batch,)), dtype)
-
-        return cls(
-            check("temperature", temperature, jnp.float32, lambda v: v >= 0, "0 (greedy) or greater"),
-            check("top_k", top_k, jnp.int32, lambda v: v >= 0 and v == int(v), "a whole number, 0 (off) or greater"),
-            check("top_p", top_p, jnp.float32, lambda v: 0 < v <= 1, "in (0, 1]; 1 switches it off"),
-            check("min_p", min_p, jnp.float32, lambda v: 0 <= v <= 1, "in [0, 1]; 0 switches it off"),
+        made = (
+            per_row("temperature", temperature, batch, np.float32, lambda v: v >= 0, "0 (greedy) or greater"),
+            per_row("top_k", top_k, batch, np.int32, is_count, "a whole number, 0 (off) or greater"),
+            per_row("top_p", top_p, batch, np.float32, lambda v: 0 < v <= 1, "in (0, 1]; 1 switches it off"),
+            per_row("min_p", min_p, batch, np.float32, lambda v: 0 <= v <= 1, "in [0, 1]; 0 switches it off"),
         )
+        return cls(*map(jnp.asarray, made))
+
+
+def per_row(name: str, value: Any, batch: int, dtype: Any, accept: Callable[[float], bool], wanted: str) -> Any:
+    """A setting as [batch] numbers on the host, from one number or one a row.
+
+    Raises:
+      ValueError: the name, the value, and what is `wanted`, where a value is not finite or `accept` refuses it.
+    """
+    values = np.asarray(value, np.float64).reshape(-1)
+    if len(values) not in (1, batch):
+        raise ValueError(f"{name} has {len(values)} values for {batch} rows; pass one, or one a row")
+    for v in values:
+        if not (math.isfinite(v) and accept(v)):
+            raise ValueError(f"{name}={v:g} is not allowed; it must be {wanted}")
+    return np.broadcast_to(values, (batch,)).astype(dtype)
+
+
+def is_count(value: float) -> bool:
+    return value >= 0 and value == int(value)
 
 
 def argmax(x: Array) -> Array:
@@ -72,28 +84,51 @@ def warp(logits: Array, sampling: Sampling) -> Array:
 
     greedy = rows(sampling.temperature == 0)
     scaled = logits.astype(jnp.float32) / rows(jnp.where(sampling.temperature == 0, 1.0, sampling.temperature))
-    filtering = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+    filtering = (sampling.temperature > 0) & ((sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0))
 
-    def filtered(x):
+    def keep_top_k(x):
         size = x.shape[-1]
         top_k = rows(jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, size), size))
-        x = jnp.where(_largest(x, lambda kept: kept.sum(-1, keepdims=True) >= top_k), x, -jnp.inf)
-        probs = jax.nn.softmax(x)
-        top_p = rows(sampling.top_p)
+        return jnp.where(_largest(x, lambda kept: kept.sum(-1, keepdims=True) >= top_k), x, -jnp.inf)
+
+    def keep_top_p(x):
+        probs, top_p = jax.nn.softmax(x), rows(sampling.top_p)
         kept = _largest(x, lambda kept: jnp.where(kept, probs, 0).sum(-1, keepdims=True) >= top_p)
-        x = jnp.where(kept | (top_p >= 1), x, -jnp.inf)
+        return jnp.where(kept | (top_p >= 1), x, -jnp.inf)
+
+    def keep_min_p(x):
         floor = x.max(-1, keepdims=True) + jnp.log(rows(sampling.min_p))
         return jnp.where(x >= floor, x, -jnp.inf)
+
+    def filtered(x):
+        for on, keep in ((sampling.top_k > 0, keep_top_k), (sampling.top_p < 1, keep_top_p)):
+            x = jax.lax.cond(on.any(), keep, lambda x: x, x)
+        return keep_min_p(x)
 
     scaled = jax.lax.cond(filtering.any(), filtered, lambda x: x, scaled)
     best = jnp.arange(logits.shape[-1]) == argmax(logits)[..., None]
     return jnp.where(greedy, jnp.where(best, 0.0, -jnp.inf), scaled)
 
 
+def scores(logits: Array, warped: Array, noise: Array | float) -> Array:
+    """What siblings are chosen by, greatest first, [..., V]: warped + noise, and below them the rest by `logits`.
+
+    So a row of temperature 0 has runners-up, and siblings are distinct where fewer tokens are left than wanted.
+    """
+    kept = warped > -jnp.inf
+    drawn = warped + noise
+
+    def lowest(x):
+        return jnp.where(kept, x, jnp.inf).min(-1, keepdims=True)
+
+    return jnp.where(kept, drawn, lowest(drawn) + jnp.minimum(logits - lowest(logits), 0))
+
+
 def _largest(x: Array, enough: Any) -> Array:
     """The mask of the smallest set {x >= t} for which `enough(mask)` [..., 1] holds; everything if none does.
 
-    Bisection over the 32 bits of t, 32 passes over x, instead of a sort.
+    Bisection over the 32 bits of t, 32 passes over x: on a CPU 15 to 30 times as fast as sorting, for vocabularies of
+    32 and 152 thousand (`bench/sampler.py`).
     """
     bits = jax.lax.bitcast_convert_type(x + 0.0, jnp.uint32)  # + 0.0: the two zeros are one value
     order = jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))  # as unsigned integers in the order of the floats

@@ -1,9 +1,18 @@
 """Rules: which part of a proposal is kept.  A rule is a function about one row; `exact` says whether it is lossless."""
 
+from specjax.rules.block import BlockVerification
 from specjax.rules.match import Match
 from specjax.rules.rejection import Rejection
+from specjax.rules.threshold import Threshold
+from specjax.rules.typical import Typical
 from specjax.types import Rule
 
-RULES: dict[str, type[Rule]] = {"match": Match, "rejection": Rejection}
+RULES: dict[str, type[Rule]] = {
+    "match": Match,
+    "rejection": Rejection,
+    "block": BlockVerification,
+    "typical": Typical,
+    "threshold": Threshold,
+}
 
-__all__ = ["RULES", "Match", "Rejection"]
+__all__ = ["RULES", "BlockVerification", "Match", "Rejection", "Threshold", "Typical"]

@@ -1,0 +1,218 @@
+"""Deliberately wrong proposers, rules and decoders: what shipped engines got wrong, and the tests must notice."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import Decoder, DraftModel, Rejection, Sampling, sampling
+from specjax.rules import rejection
+
+
+@struct.dataclass
+class Silent:
+    """No noise, and yet not shared: guesses are the draft's best tokens."""
+
+    key: Any
+    size: int = struct.field(pytree_node=False)
+    shared = False
+
+    def noise(self, node, depth):
+        return jnp.zeros(self.size)
+
+
+@dataclasses.dataclass(frozen=True)
+class ArgmaxDraft(DraftModel):
+    """Best tokens, handed in with the soft distribution that they were not drawn from."""
+
+    def propose(self, params, state, pending, draw, warp):
+        return super().propose(params, state, pending, Silent(draw.key, draw.size), warp)
+
+
+@struct.dataclass
+class Repeated:
+    """The root's noise at every node."""
+
+    inner: Any
+    shared = False
+
+    def noise(self, node, depth):
+        return self.inner.noise(0, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RepeatedNoise(DraftModel):
+    """Draws a whole chain with one noise."""
+
+    def propose(self, params, state, pending, draw, warp):
+        return super().propose(params, state, pending, Repeated(draw), warp)
+
+
+@dataclasses.dataclass(frozen=True)
+class DropsUnlikely(DraftModel):
+    """Takes a guess back when it turns out to be unlikely."""
+
+    def propose(self, params, state, pending, draw, warp):
+        proposal, state = super().propose(params, state, pending, draw, warp)
+        chance = jnp.take_along_axis(jax.nn.softmax(proposal.logits[:, 0]), proposal.tokens[:, 1:2], axis=1)
+        return proposal.replace(parent=jnp.where(chance < 0.2, -1, proposal.parent)), state
+
+
+class ReusedNoise(Rejection):
+    """Draws the residual token with the noise that the refused guess was drawn with."""
+
+    def __call__(self, draw, proposal, logits, max_depth):
+        verdict = super().__call__(draw, proposal, logits, max_depth)
+        node, residual, _ = rejection.walk(
+            draw.acceptance(len(proposal.tokens)), proposal, jax.nn.softmax(logits), jax.nn.softmax(proposal.logits)
+        )
+        return verdict.replace(next_token=sampling.argmax(jnp.log(residual) + draw.noise(node, 0)))
+
+
+class SharedAcceptance(Rejection):
+    """Accepts with the noise that the guess was drawn with."""
+
+    def __call__(self, draw, proposal, logits, max_depth):
+        @dataclasses.dataclass
+        class Coupled:
+            residual = draw.residual
+
+            def acceptance(self, num_nodes):
+                noise = jax.vmap(lambda node: draw.noise(node, 0))(jnp.maximum(proposal.parent, 0))
+                return jnp.exp(-jnp.exp(-noise[jnp.arange(num_nodes), proposal.tokens]))
+
+        return super().__call__(Coupled(), proposal, logits, max_depth)
+
+
+class NoResidual(Rejection):
+    """Draws the next token from the target, also after a refusal."""
+
+    def __call__(self, draw, proposal, logits, max_depth):
+        verdict = super().__call__(draw, proposal, logits, max_depth)
+        node = verdict.path[verdict.num_accepted]
+        return verdict.replace(next_token=sampling.argmax(logits[node] + draw.residual()))
+
+
+class ResidualBonus(Rejection):
+    """Draws a residual token also after full acceptance, against the draft's last distribution."""
+
+    def __call__(self, draw, proposal, logits, max_depth):
+        verdict = super().__call__(draw, proposal, logits, max_depth)
+        left = jnp.maximum(jax.nn.softmax(logits[-1]) - jax.nn.softmax(proposal.logits[-1]), 0)
+        instead = sampling.argmax(jnp.log(left) + draw.residual())
+        return verdict.replace(next_token=jnp.where(verdict.num_accepted == max_depth, instead, verdict.next_token))
+
+
+class EmptyResidual(Rejection):
+    """Rounds its uniform draws, so that 1 is among them, and divides what such a refusal leaves by its sum of 0."""
+
+    def __call__(self, draw, proposal, logits, max_depth):
+        class Rounded:
+            residual = draw.residual
+
+            def acceptance(self, num_nodes):
+                return draw.acceptance(num_nodes).astype(jnp.bfloat16).astype(jnp.float32)
+
+        verdict = super().__call__(Rounded(), proposal, logits, max_depth)
+        node = verdict.num_accepted
+        left = jnp.maximum(jax.nn.softmax(logits[node]) - jax.nn.softmax(proposal.logits[node]), 0)
+        residual = sampling.argmax(jnp.log(left / left.sum()) + draw.residual())
+        return verdict.replace(next_token=jnp.where(node < max_depth, residual, verdict.next_token))
+
+
+TOP_K = 2
+HOT, TOP_P = 1.6, 0.7
+"""Settings that these rules know of, since their decoder, `Unwarped`, gives them bare logits."""
+
+
+def _most(logits):
+    return logits >= jnp.sort(logits, axis=-1)[..., -TOP_K, None]
+
+
+class BonusOnly(Rejection):
+    """Applies top-k to the bonus token and to nothing else."""
+
+    def __call__(self, draw, proposal, logits, max_depth):
+        verdict = super().__call__(draw, proposal, logits, max_depth)
+        bonus = sampling.argmax(jnp.where(_most(logits[-1]), logits[-1], -jnp.inf) + draw.residual())
+        return verdict.replace(next_token=jnp.where(verdict.num_accepted == max_depth, bonus, verdict.next_token))
+
+
+class FrozenAtTheRoot(Rejection):
+    """Finds out at the root which tokens are allowed, for the whole block."""
+
+    def __call__(self, draw, proposal, logits, max_depth):
+        return super().__call__(draw, proposal, jnp.where(_most(logits[0]), logits, -jnp.inf), max_depth)
+
+
+class TopPFirst(Rejection):
+    """Applies top-p before the temperature."""
+
+    def __call__(self, draw, proposal, logits, max_depth):
+        order = jnp.argsort(-logits, axis=-1)
+        best = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
+        before = jnp.take_along_axis(jnp.cumsum(best, axis=-1) - best, jnp.argsort(order, axis=-1), axis=-1)
+        return super().__call__(draw, proposal, jnp.where(before < TOP_P, logits, -jnp.inf) / HOT, max_depth)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShortCache(DraftModel):
+    """After full acceptance, does not read its own last guess."""
+
+    def observe(self, params, state, block):
+        return super().observe(params, state, block.replace(count=jnp.minimum(block.count, self.num_drafts)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Unwarped(Decoder):
+    """Leaves everything but temperature 0 to its rule."""
+
+    def step(self, params, state):
+        temperature = state.sampling.temperature
+        bare = Sampling.create(len(temperature)).replace(temperature=jnp.minimum(jnp.sign(temperature), 1.0))
+        after, info = super().step(params, state.replace(sampling=bare))
+        return after.replace(sampling=state.sampling), info
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedUp(Decoder):
+    """Is greedy only if the whole batch is."""
+
+    def step(self, params, state):
+        found = state.sampling.temperature
+        floor = state.sampling.replace(temperature=jnp.where((found > 0).any(), jnp.maximum(found, 0.7), found))
+        after, info = super().step(params, state.replace(sampling=floor))
+        return after.replace(sampling=state.sampling), info
+
+
+@dataclasses.dataclass(frozen=True)
+class EndsWithBlocks(Decoder):
+    """Looks for an end of text at the end of a block only."""
+
+    def step(self, params, state):
+        after, info = super().step(params, state.replace(eos=jnp.full_like(state.eos, -1)))
+        last = jnp.take_along_axis(after.tokens, after.length[:, None] - 1, axis=1)
+        return after.replace(eos=state.eos, done=after.done | (last == state.eos).any(1)), info
+
+
+@dataclasses.dataclass(frozen=True)
+class CountsPastTheEnd(Decoder):
+    """Counts guesses as accepted that an end of text or a limit cuts off."""
+
+    def step(self, params, state):
+        after, info = super().step(params, state)
+        accepted = state.stats.accepted + jnp.where(state.done, 0, info.verdict.num_accepted)
+        return after.replace(stats=after.stats.replace(accepted=accepted)), info
+
+
+@dataclasses.dataclass(frozen=True)
+class CountsPadding(Decoder):
+    """Counts passes of rows that are done."""
+
+    def step(self, params, state):
+        after, info = super().step(params, state)
+        return after.replace(stats=after.stats.replace(target_passes=state.stats.target_passes + 1)), info

@@ -1,0 +1,272 @@
+"""The laws of decoding with every processor on, for every proposer and exact rule; log-probabilities beside them.
+
+All settings and a user's function are on at once, so that each pair of proposer and rule is compiled once.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_distribution as distribution
+import toys
+from reference import OFF, no_repeated_pair, no_repeated_pair_reference, reference
+
+from specjax import RULES, Decoder, DraftModel, Match, Params, Processors, Rejection, Sampling, eos_of_rows, metrics
+
+WORDS = [[4], [18, 11], [25, 21, 24], [1, 2, 3, 4, 5, 6, 7]]
+SETTINGS = [
+    {"repetition_penalty": 1.05, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {3: 1.0}},
+    {},
+    {"repetition_penalty": 0.8, "presence_penalty": 0.25, "logit_bias": {8: -2.0, 7: -1.0}, "min_new_tokens": 3},
+    {"repetition_penalty": 1.15, "frequency_penalty": 0.2, "logit_bias": {toys.EOS: 4.0}, "min_new_tokens": 9},
+]
+OTHERS = [[5], [9, 12], [2, 24, 21], [7, 6, 5, 4, 3, 2, 1]]
+PAIRS = [(case, rule) for case, rule in toys.ALONE if RULES[rule].exact]
+SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
+PERFECT = Params(toys.weights(), toys.weights())
+TOP = 2
+
+
+def processors(shift=0.0):
+    """Every row its own; `shift` makes other numbers of them."""
+    rows = [OFF | row for row in SETTINGS]
+    settings = {name: [row[name] for row in rows] for name in OFF if name != "bad_words"}
+    settings["presence_penalty"] = [value + shift for value in settings["presence_penalty"]]
+    return Processors.create(toys.ROWS, toys.VOCAB, bad_words=OTHERS if shift else WORDS, **settings)
+
+
+def process(row, text, logits):
+    """The reference, with what is on for a row."""
+    settings = SETTINGS[row] | {"bad_words": WORDS}
+    own = no_repeated_pair_reference
+    return reference(logits, text, toys.LENGTHS[row], [toys.EOS], settings, own)
+
+
+@functools.cache
+def naive():
+    return toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS, process=process)
+
+
+def decoder(proposer, rule, kind=Decoder):
+    return kind(toys.model(), proposer, rule, (toys.EOS,), toys.CAPACITY, no_repeated_pair, TOP)
+
+
+def run(dec, arrays, shift=0.0, **changes):
+    return dec.run(arrays, toys.prefill(dec, arrays, processors=processors(shift), **changes))
+
+
+@functools.cache
+def decoded(case, rule, temperature=0.0):
+    state = run(decoder(toys.CASES[case][0], RULES[rule]()), toys.params(case), temperature=temperature)
+    return toys.texts(state), jax.device_get(state.replace(key=None))
+
+
+def test_the_settings_are_worth_testing():
+    """Every processor changes a text: without any one of them another one comes."""
+    for name in [*OFF, "function"]:
+
+        def without(row, text, logits, name=name):
+            settings = {k: v for k, v in (SETTINGS[row] | {"bad_words": WORDS}).items() if k != name}
+            own = None if name == "function" else no_repeated_pair_reference
+            return reference(logits, text, toys.LENGTHS[row], [toys.EOS], settings, own)
+
+        assert toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS, process=without) != naive(), name
+
+
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
+def test_greedy_speculation_is_greedy_decoding(case, rule):
+    """With everything on, and other settings in each row: the tokens of a decoder without a cache or a proposer."""
+    texts, state = decoded(case, rule)
+    assert texts == naive()
+    if case.startswith(("draft", "tree")):
+        assert 0 < state.stats.accepted.sum() < state.stats.tested.sum()
+
+
+@pytest.mark.parametrize(("case", "rule"), [pair for pair in PAIRS if pair[1] in SHARED])
+def test_same_key_same_tokens(case, rule):
+    """Under shared noise every proposer, chain or tree, gives the text of no proposer, at temperature 1."""
+    texts, _ = decoded(case, rule, 1.0)
+    assert texts == decoded("none", rule, 1.0)[0]
+    assert texts != naive()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
+def test_log_probabilities_are_those_of_the_text_read_plainly(case, rule, temperature):
+    """Of every emitted token: before and after the warp, and the best ones; accepted, residual and bonus alike."""
+    texts, state = decoded(case, rule, temperature)
+    padded = np.array([text + [0] * (toys.CAPACITY - len(text)) for text in texts], np.int32)
+    plain = toys.plain_logits(padded)
+    for row, text in enumerate(texts):
+        start = toys.LENGTHS[row]
+        found = state.logprobs.row(row, start, len(text) - start)
+        assert found.top.shape == (len(text) - start, TOP)
+        for n, at in enumerate(range(start, len(text))):
+            raw = np.asarray(jax.nn.log_softmax(plain[row, at - 1]))
+            warped = np.asarray(jax.nn.log_softmax(process(row, text[:at], plain[row, at - 1])))
+            wanted = 0.0 if temperature == 0 else warped[text[at]]
+            np.testing.assert_allclose(found.raw[n], raw[text[at]], atol=1e-4)
+            np.testing.assert_allclose(found.warped[n], wanted, atol=1e-4)
+            np.testing.assert_allclose(found.top[n], np.sort(raw)[::-1][:TOP], atol=1e-4)
+            np.testing.assert_allclose(raw[found.top_ids[n]], found.top[n], atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", SHARED)
+def test_bit_exact_mode(rule):
+    """A chain equals plain decoding at the same width bit for bit, log-probabilities too."""
+    (texts, chain), (plain, wide) = decoded("draft 3", rule, 1.0), decoded("none padded", rule, 1.0)
+    assert texts == plain
+    for row, text in enumerate(texts):
+        new = (row, toys.LENGTHS[row], len(text) - toys.LENGTHS[row])
+        for found, wanted in zip(*(jax.tree.leaves(s.logprobs.row(*new)) for s in (chain, wide)), strict=True):
+            assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", [Match(), Rejection()], ids=["match", "rejection"])
+def test_a_perfect_draft_is_always_accepted(rule, temperature):
+    """The draft's own draws meet the processors of their own path: alpha = 1."""
+    state = run(decoder(toys.CASES["draft 3"][0], rule), PERFECT, temperature=temperature)
+    assert metrics.acceptance_rate(state.stats) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Blind(DraftModel):
+    """Warps as if every guess stood at the root."""
+
+    def propose(self, params, state, pending, draw, warp):
+        return super().propose(params, state, pending, draw, lambda logits, path: warp(logits))
+
+
+def test_a_proposer_without_paths_costs_acceptance_alone():
+    """Exactness never depends on it."""
+    dec = decoder(Blind(toys.model(), toys.VOCAB, 2), Match())
+    assert toys.texts(run(dec, PERFECT)) == naive()
+    state = run(dec, PERFECT, temperature=1.0)
+    assert toys.texts(state) == decoded("none", "match", 1.0)[0]
+    assert metrics.acceptance_rate(state.stats) < 1
+
+
+class Frozen(Decoder):
+    """A deliberate fault: what the processors know is frozen over a block."""
+
+    def _warp(self, state, logits, path=None):
+        return super()._warp(state, logits)
+
+
+class BonusOnly(Decoder):
+    """A deliberate fault: guesses are judged without processors, which see the token after a full block alone."""
+
+    def _warp(self, state, logits, path=None):
+        processed = super()._warp(state, logits, path)
+        if path is None or path.shape[1] == 1:
+            return processed
+        plain = super()._warp(state.replace(processors=None), logits)
+        last = jnp.arange(logits.shape[1]) == logits.shape[1] - 1
+        return jnp.where(last[:, None], processed, plain)
+
+
+@pytest.mark.parametrize(("fault", "case"), [(Frozen, "draft 3"), (BonusOnly, "draft 1")])
+def test_deliberate_faults_are_caught(fault, case):
+    """The greedy law sees them."""
+    dec = decoder(toys.CASES[case][0], Match(), fault)
+    assert toys.texts(run(dec, toys.params(case))) != naive()
+
+
+@pytest.mark.parametrize(("case", "rule"), [("draft 3", "match"), ("tree", "rejection")])
+def test_an_inserted_row_is_that_row_alone(case, rule):
+    """It brings its settings, and what they remember."""
+    dec, arrays = decoder(toys.CASES[case][0], RULES[rule]()), toys.params(case)
+    state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0, processors=processors()), 2)
+    state = dec.insert(state, 1, toys.prefill(dec, arrays, rows=[0], temperature=1.0, processors=processors()))
+    texts = decoded(case, rule, 1.0)[0]
+    assert toys.texts(dec.run(arrays, state)) == [texts[0], texts[0], *texts[2:]]
+
+
+def test_rows_of_another_kind_are_refused():
+    """A batch that keeps no counts has no place for them."""
+    dec, arrays = toys.decoder("none", "match"), toys.params("none")
+    plain, row = toys.prefill(dec, arrays), toys.prefill(dec, arrays, rows=[0], processors=processors())
+    with pytest.raises(ValueError, match="every=True"):
+        dec.insert(plain, 0, row)
+
+
+def test_numbers_do_not_trace():
+    """Other penalties, words and temperatures find the compiled programs."""
+    traces = []
+    dec, arrays = decoder(toys.CASES["draft 3"][0], Match()), toys.params("draft 3")
+    run(dec, arrays)
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, seconds, **_: traces.append(event) if event.endswith("jaxpr_trace_duration") else None
+    )
+    state = toys.prefill(dec, arrays, processors=processors(0.125), temperature=0.7)
+    before = len(traces)
+    state = toys.prefill(dec, arrays, processors=processors(0.25), temperature=0.8)
+    dec.run(arrays, state)
+    assert len(traces) == before
+
+
+def test_ends_of_each_row():
+    """A row ends at its own ids, and the others go on."""
+    dec, arrays = toys.decoder("draft 3", "match"), toys.params("draft 3")
+    whole = toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS, eos=())
+    ends = [[], [whole[1][8]], [whole[2][9], whole[2][20]], [toys.EOS]]
+    texts = toys.texts(dec.run(arrays, toys.prefill(dec, arrays, eos=eos_of_rows(ends))))
+    for text, full, length, end in zip(texts, whole, toys.LENGTHS, ends, strict=True):
+        at = next((n for n in range(length, len(full)) if full[n] in end), len(full))
+        assert text == full[: at + 1]
+
+
+JOINT = {
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.3,
+    "logit_bias": {1: 0.7, 4: 0.5},
+    "bad_words": [[3, 1], [2, 0, 2]],
+    "min_new_tokens": 1,
+}
+END = 4
+
+
+@functools.cache
+def joint():
+    """[VOCAB] * NEW: the joint distribution of texts that END may end, 0 behind it; by reading every text plainly."""
+    shape = (distribution.VOCAB,) * distribution.NEW
+    prompt, found = list(distribution.PROMPT), np.zeros(shape)
+    every = np.array(list(np.ndindex(shape)))
+    logits = toys.plain_logits([prompt + new.tolist() for new in every], distribution.NET, distribution.weights())
+    for new, rows in zip(every.tolist(), logits, strict=True):
+        chance = 1.0
+        for n, token in enumerate(new):
+            text = prompt + new[:n]
+            x = reference(rows[len(text) - 1], text, len(prompt), [END], JOINT, no_repeated_pair_reference)
+            chance *= float(jax.nn.softmax(jnp.asarray(x))[token])
+        end = new.index(END) + 1 if END in new else len(new)
+        found[tuple(new[:end] + [0] * (len(new) - end))] += chance
+    assert abs(found.sum() - 1) < 1e-5 and (found > 0).sum() >= 20
+    return found / found.sum()
+
+
+@pytest.mark.parametrize("case", ["draft", "tree"])
+def test_samples_follow_the_target(case):
+    """Under rejection, everything on: chi-square of texts that end early or not."""
+    proposer, params = distribution.CASES[case]
+    rows, start = distribution.EACH, len(distribution.PROMPT)
+    dec = Decoder(distribution.NET, proposer, Rejection(), (END,), distribution.CAPACITY, no_repeated_pair)
+    arrays = Params(distribution.weights(), params())
+    state = dec.run(arrays, dec.prefill(
+        arrays,
+        jnp.tile(jnp.array(distribution.PROMPT), (rows, 1)),
+        jnp.full(rows, start),
+        limit=jnp.full(rows, distribution.CAPACITY),
+        sampling=Sampling.create(rows),
+        key=toys.keys(rows, seed=23),
+        processors=Processors.create(rows, distribution.VOCAB, **JOINT),
+    ))  # fmt: skip
+    found = np.asarray(state.tokens)[:, start : distribution.CAPACITY]
+    found = np.where(np.arange(start, distribution.CAPACITY) < np.asarray(state.length)[:, None], found, 0)
+    assert distribution.chi_square(found, joint()) > distribution.IMPLAUSIBLE
+    assert state.stats.accepted.sum() > 0.1 * state.stats.tested.sum()

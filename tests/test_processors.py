@@ -1,0 +1,156 @@
+"""Logits processors at a node: each as `reference.py` says, at every node of a tree, and that as transformers says."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import toys
+import transformers
+from reference import OFF, no_repeated_pair, no_repeated_pair_reference, reference
+
+from specjax import Processors, eos_of_rows, tree
+from specjax.processors import process
+
+SETTINGS = {
+    "repetition": {"repetition_penalty": 1.7},
+    "encouraged repetition": {"repetition_penalty": 0.6},
+    "presence": {"presence_penalty": 1.1},
+    "frequency": {"frequency_penalty": 0.7},
+    "negative": {"presence_penalty": -0.4, "frequency_penalty": -0.3},
+    "bias": {"logit_bias": {3: 2.5, 7: -4.0, 1: -np.inf}},
+    "words": {"bad_words": [[2], [1, 3], [4, 4, 5], [5, 1, 2, 3, 4, 0]]},
+    "least": {"min_new_tokens": 6},
+    "all": {
+        "repetition_penalty": 1.4,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "logit_bias": {2: 1.5, 6: -1.0},
+        "bad_words": [[0], [3, 4], [1, 2, 3]],
+        "min_new_tokens": 5,
+    },
+}
+FEW = 8  # tokens of a small vocabulary, so that texts repeat themselves
+PARENT = np.array([[-1, 0, 0, 1, 1, 2, 3], [-1, 0, 1, 2, 0, 4, 0], [-1, 0, -1, 1, 0, 4, 4]])
+PROMPT_LENGTH, LENGTH = np.array([4, 2, 6]), np.array([4, 5, 12])
+
+
+@functools.cache
+def nodes():
+    """A state of three rows in the middle of their texts, a tree below each, logits, and the text of every node."""
+    rng = np.random.default_rng(5)
+    tokens = rng.integers(0, FEW, (3, 20), dtype=np.int32)
+    guesses = rng.integers(0, FEW, PARENT.shape, dtype=np.int32)
+    guesses[:, 0] = tokens[np.arange(3), LENGTH - 1]
+    logits = rng.normal(size=(*PARENT.shape, FEW)).astype(np.float32) * 3
+    texts = [
+        [
+            tokens[row, : LENGTH[row]].tolist() + [int(guesses[row, m]) for m in toys.ancestors(PARENT[row], n)[1:]]
+            for n in range(PARENT.shape[1])
+        ]
+        for row in range(3)
+    ]
+    path = jax.vmap(lambda t, p: tree.path_tokens(t, p, 3))(jnp.asarray(guesses), jnp.asarray(PARENT))
+    return tokens, logits, path, texts
+
+
+def begun(processors, tokens, counted=False):
+    """The state after prefill and one block."""
+    processors = processors.begin(jnp.asarray(tokens), jnp.asarray(PROMPT_LENGTH), FEW, counted)
+    output = np.stack([np.roll(row, -n) for row, n in zip(tokens, PROMPT_LENGTH, strict=True)])
+    processors = processors.observe(jnp.asarray(output), jnp.asarray(LENGTH - PROMPT_LENGTH))
+    eos = eos_of_rows([[0], [3, 5], []])
+    return types.SimpleNamespace(processors=processors, tokens=jnp.asarray(tokens), length=LENGTH, eos=jnp.asarray(eos))
+
+
+@pytest.mark.parametrize("function", [None, no_repeated_pair], ids=["", "function"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_node_is_processed_by_its_own_text(setting, function):
+    """Rows in the middle of their texts, trees of several shapes: each node as if its path were decided already."""
+    tokens, logits, path, texts = nodes()
+    state = begun(Processors.create(3, FEW, **SETTINGS[setting]), tokens, function is not None)
+    found = np.asarray(process(state, jnp.asarray(logits), path, function, 20))
+    changed = 0
+    for row, eos in enumerate([[0], [3, 5], []]):
+        for node, text in enumerate(texts[row]):
+            own = no_repeated_pair_reference if function else None
+            wanted = reference(logits[row, node], text, PROMPT_LENGTH[row], eos, SETTINGS[setting], own)
+            np.testing.assert_array_equal(np.isneginf(found[row, node]), np.isneginf(wanted))
+            np.testing.assert_allclose(found[row, node], wanted, rtol=1e-6)
+            changed += not np.array_equal(wanted, logits[row, node])
+    assert changed > 3
+
+
+def test_a_function_alone():
+    """Without any other processor."""
+    tokens, logits, path, texts = nodes()
+    found = process(begun(Processors(), tokens, True), jnp.asarray(logits), path, no_repeated_pair, 20)
+    for row, node in np.ndindex(PARENT.shape):
+        text = texts[row][node]
+        wanted = no_repeated_pair_reference(logits[row, node], text, text[PROMPT_LENGTH[row] :])
+        np.testing.assert_allclose(found[row, node], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_without_a_path_all_nodes_stand_at_the_root(setting):
+    """The short form of a proposer's warp."""
+    tokens, logits, path, _ = nodes()
+    state = begun(Processors.create(3, FEW, **SETTINGS[setting]), tokens)
+    nowhere = jnp.full_like(path, tree.ABSENT)
+    np.testing.assert_array_equal(process(state, logits), process(state, logits, nowhere))
+
+
+def test_each_row_has_its_own_processors():
+    """In a mixed batch each row is processed as if it were alone; a row where all is off is left alone."""
+    tokens, logits, path, _ = nodes()
+    several = {
+        name: [OFF[name], SETTINGS["all"][name], SETTINGS["all"][name]] for name in OFF if name not in ("bad_words",)
+    }
+    found = process(begun(Processors.create(3, FEW, **several), tokens), logits, path)
+    alone = SETTINGS["all"] | {"bad_words": []}
+    wanted = process(begun(Processors.create(3, FEW, **alone), tokens), logits, path)
+    np.testing.assert_array_equal(found[0], logits[0])
+    np.testing.assert_array_equal(found[1:], wanted[1:])
+
+
+def test_what_is_off_is_none():
+    """Settings at their neutral values are no structure at all, and each one brings its own alone."""
+    assert Processors.create(3, FEW) is None
+    assert Processors.create(3, FEW, **OFF) is None
+    made = Processors.create(3, FEW, presence_penalty=[0, 0, 1])
+    assert made.penalties is not None and made.bias is made.phrases is made.min_length is None
+    made = Processors.create(3, FEW, bad_words=[[1]])
+    assert made.bias is not None and made.penalties is made.phrases is None
+    everything = Processors.create(3, FEW, every=True)
+    made = (everything.penalties, everything.bias, everything.phrases, everything.min_length)
+    assert all(part is not None for part in made)
+    tokens, logits, path, _ = nodes()
+    np.testing.assert_array_equal(process(begun(everything, tokens), logits, path), logits)
+
+
+def theirs(setting, eos):
+    """The processors of transformers, in its order; presence and frequency as a processor of the user's."""
+    s, made = OFF | SETTINGS[setting], transformers.LogitsProcessorList()
+    if s["logit_bias"]:
+        made.append(transformers.SequenceBiasLogitsProcessor({(k,): float(v) for k, v in s["logit_bias"].items()}))
+    if s["repetition_penalty"] != 1:
+        made.append(transformers.RepetitionPenaltyLogitsProcessor(s["repetition_penalty"]))
+    if s["bad_words"]:
+        made.append(transformers.NoBadWordsLogitsProcessor(s["bad_words"]))
+    if s["min_new_tokens"]:
+        made.append(transformers.MinNewTokensLengthLogitsProcessor(3, s["min_new_tokens"], eos))
+    return made
+
+
+@pytest.mark.parametrize("setting", [n for n in SETTINGS if n not in ("presence", "frequency", "negative")])
+def test_the_reference_is_transformers(setting):
+    """Text by text, so that the reference may stand for it above."""
+    settings = SETTINGS[setting] | {"presence_penalty": 0.0, "frequency_penalty": 0.0}
+    _, logits, _, texts = nodes()
+    for row, node in np.ndindex(PARENT.shape):
+        text, x = texts[row][node], logits[row, node]
+        wanted = theirs(setting, [0, 5])(torch.tensor([text]), torch.tensor(x[None]))[0].numpy()
+        np.testing.assert_allclose(reference(x, text, 3, [0, 5], settings), wanted, rtol=1e-6)
