@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import jax
@@ -23,7 +23,10 @@ from jax import Array
 from jax.core import Tracer
 
 from specjax import tree
+from specjax.logprobs import Logprobs
+from specjax.processors import LogitsProcessor, Processors, check_function, process
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
+from specjax.sharding import hold, is_split, layout, mesh_of, row_parts, spread
 from specjax.types import (
     ABSENT,
     Block,
@@ -49,6 +52,8 @@ class Decoder:
       rule: which of them are kept.
       eos: token ids that end a row (the ending token is part of the output).
       capacity: the most tokens that a row can hold, prompt included.
+      logits_processor: a function of the user's, about one node: see `specjax.processors.LogitsProcessor`.
+      num_logprobs: record log-probabilities of the emitted tokens, and of the so many best ones; None: of none.
     """
 
     target: Model
@@ -56,10 +61,35 @@ class Decoder:
     rule: Rule
     eos: tuple[int, ...] = ()
     capacity: int = 512
+    logits_processor: LogitsProcessor | None = None
+    num_logprobs: int | None = None
 
     def __post_init__(self):
         if self.capacity < 2:
             raise ValueError(f"capacity={self.capacity}; it must hold a prompt token and a new one, so at least 2")
+        if self.proposer.num_nodes > self.capacity:
+            raise ValueError(
+                f"a proposal of {self.proposer.num_nodes} nodes is larger than the capacity of {self.capacity} tokens: "
+                "propose less, or raise the capacity"
+            )
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= self.target.vocab_size:
+            raise ValueError(
+                f"num_logprobs={self.num_logprobs} is not allowed; it must be in [0, {self.target.vocab_size}], or None"
+            )
+        if self.logits_processor is not None:
+            check_function(self.logits_processor, self.target.vocab_size, self.capacity)
+        if self.proposer.is_chain:
+            return
+        if not self.target.reads_trees:
+            raise ValueError(
+                f"{type(self.proposer).__name__} proposes trees, but the target reads chains only (reads_trees=False: "
+                "no tree mask, or a cache that commits no path); use a proposer of chains, such as DraftModel or NGram"
+            )
+        if getattr(self.rule, "chain_only", False):
+            raise ValueError(
+                f"{type(self.rule).__name__} judges chains only, and {type(self.proposer).__name__} proposes trees: "
+                "use a rule for trees, such as Match() or Rejection(), or a proposer of chains"
+            )
 
     def prefill(
         self,
@@ -70,46 +100,71 @@ class Decoder:
         limit: Array | np.ndarray,
         sampling: Sampling,
         key: Array,
+        num_drafts: Array | np.ndarray | None = None,
+        processors: Processors | None = None,
+        eos: Array | np.ndarray | None = None,
     ) -> DecodeState:
         """Read the prompts.
 
         Args:
-          params: arrays of the target and the proposer.
+          params: arrays of the target and the proposer.  Where they lie on a mesh, the state will too, split by row.
           prompt: [B, P] int32, right-padded; another P is another compilation.
           prompt_length: [B] int32, at least 1.
           limit: [B] int32; a row stops when prompt and output reach this length; at most `capacity`.
           sampling: settings, one a row.
           key: [B] PRNG keys.  Rows with equal keys, prompts and settings give equal texts.
+          num_drafts: [B] int32; guesses deeper than this are dropped, and 0 decodes a row plainly; None drops none.
+          processors: penalties and the like, from `Processors.create`; None where all are off.
+          eos: [B, ids] int32, ends of text of each row (`eos_of_rows`); those of the decoder by default.
 
         Raises:
           ValueError: where a prompt or a limit does not fit (checked for concrete arrays, before any compilation).
         """
-        self._check(prompt, prompt_length, limit)
-        return _prefill(self, params, prompt, prompt_length, limit, sampling, key)
+        if num_drafts is None:
+            num_drafts = np.full(prompt.shape[0], self.proposer.max_depth, np.int32)
+        self._check(prompt, prompt_length, limit, num_drafts)
+        mesh = mesh_of(params.target)
+        if len(prompt) % (parts := row_parts(mesh)):
+            raise ValueError(
+                f"{len(prompt)} rows, which {parts} devices along the mesh axis of rows do not divide, and "
+                f"{len(prompt) + -len(prompt) % parts} would: pad with rows whose limit is their prompt_length"
+            )
+        eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
+        given = prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos
+        placed = mesh, is_split(params.target), is_split(params.proposer)
+        return _prefill(self, placed, params, *given)
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """Propose, verify, commit.  Pure and not jitted: research code wraps it as it likes."""
         pending = _at(state.tokens, state.length - 1)
         draw = self._draw(state)
-
-        def warp_rows(logits):
-            return warp(logits, state.sampling)
-
-        proposal, proposer = self.proposer.propose(params.proposer, state.proposer, pending, draw, warp_rows)
+        warp_rows = functools.partial(self._warp, state)
+        shared = getattr(self.proposer, "shares_cache", False)
+        own = state.cache if shared else state.proposer
+        proposal, own = self.proposer.propose(params.proposer, own, pending, draw, warp_rows)
+        cache, proposer = (own, state.proposer) if shared else (state.cache, own)
 
         if self.proposer.is_chain:
             depth, mask = jnp.arange(proposal.tokens.shape[1]), None
         else:
             depth, mask = jax.vmap(tree.depth)(proposal.parent), jax.vmap(tree.ancestor_mask)(proposal.parent)
-        positions = state.cache.length[:, None] + depth
-        out = self.target.apply(params.target, proposal.tokens, positions, state.cache, mask)
+        # Descendants of a node are deeper than it: what is left is a tree.
+        kept = depth <= state.num_drafts[:, None]
+        proposal = dataclasses.replace(proposal, parent=jnp.where(kept, proposal.parent, ABSENT))
+        positions = cache.length[:, None] + depth
+        out = self.target.apply(params.target, proposal.tokens, positions, cache, mask)
+        path = None
+        if state.processors is not None:
+            texts = functools.partial(tree.path_tokens, max_depth=self.proposer.max_depth)
+            path = jax.vmap(texts)(proposal.tokens, proposal.parent)
+        warped = warp_rows(out.logits, path)
         judge = functools.partial(self.rule, max_depth=self.proposer.max_depth)
-        verdict = jax.vmap(judge)(draw, proposal, warp_rows(out.logits))
+        verdict = jax.vmap(judge)(draw, proposal, warped)
 
         accepted = jnp.take_along_axis(proposal.tokens, verdict.path, axis=1)  # the root, then the accepted drafts
         emitted, count, done = self._emit(state, accepted, verdict)
         # What is committed is the root and all that is emitted but the last: that one is pending now.
-        cache = out.cache.commit(count, None if self.proposer.is_chain else verdict.path)
+        cache = out.cache.commit(count) if self.proposer.is_chain else out.cache.commit(count, verdict.path)
         hidden = jnp.take_along_axis(out.hidden, verdict.path[..., None], axis=1)
         proposer = self.proposer.observe(params.proposer, proposer, Block(accepted, hidden, count))
         state = dataclasses.replace(
@@ -119,16 +174,18 @@ class Decoder:
             done=done,
             cache=cache,
             proposer=proposer,
+            processors=None if state.processors is None else state.processors.observe(emitted, count),
+            logprobs=self._record(state, verdict, emitted, out.logits, warped),
             stats=_count(state.stats, proposal, verdict, count, ~state.done),
         )
-        return state, StepInfo(emitted, count, proposal, verdict)
+        return state, StepInfo(emitted, count, proposal, verdict, warped)
 
     def run(self, params: Params, state: DecodeState, max_steps: int | Array = 2**31 - 1) -> DecodeState:
         """Step until every row is done, or `max_steps` times: one XLA program, no host in between.
 
         The state is donated: its buffers are reused, and the one that was passed in is dead afterwards.
         """
-        return _run(self, params, state, jnp.asarray(max_steps, jnp.int32))
+        return _run(self, layout(state), params, state, jnp.asarray(max_steps, jnp.int32))
 
     def stream(self, params: Params, state: DecodeState, steps_per_chunk: int = 8) -> Generator[DecodeState, Any, None]:
         """`run` a few steps at a time, and yield the state after each chunk until every row is done.
@@ -144,10 +201,23 @@ class Decoder:
                 state = dataclasses.replace(state, done=state.done | jnp.asarray(stop))
 
     def insert(self, state: DecodeState, slot: int | Array, row: DecodeState) -> DecodeState:
-        """Put the one row of `row` into `slot` of `state` (continuous batching).  `state` is donated."""
-        return _insert(state, jnp.asarray(slot), row)
+        """Put the one row of `row` into `slot` of `state` (continuous batching).  `state` is donated.
 
-    def _check(self, prompt: Any, prompt_length: Any, limit: Any) -> None:
+        Raises:
+          ValueError: the two were made with other kinds of settings, or for other shapes.
+        """
+
+        def shape(made):
+            return jax.tree.structure(made), [leaf.shape[1:] for leaf in jax.tree.leaves(made)]
+
+        if shape(state) != shape(row):
+            raise ValueError(
+                "the row and the batch are of different shapes: prefill both with the same decoder, and both without "
+                "processors or both with Processors.create(..., every=True)"
+            )
+        return _insert(layout(state), state, jnp.asarray(slot), row)
+
+    def _check(self, prompt: Any, prompt_length: Any, limit: Any, num_drafts: Any) -> None:
         if prompt.shape[1] > self.capacity:
             raise ValueError(
                 f"prompts padded to {prompt.shape[1]} tokens do not fit a capacity of {self.capacity}: "
@@ -162,6 +232,8 @@ class Decoder:
             raise ValueError(f"prompt_length {lengths.max()} is longer than the {prompt.shape[1]} tokens given")
         if limits.max() > self.capacity:
             raise ValueError(f"limit={limits.max()} is beyond the capacity of {self.capacity}: raise the capacity")
+        if not isinstance(num_drafts, Tracer) and (least := np.asarray(num_drafts).min()) < 0:
+            raise ValueError(f"num_drafts={least}; it must be 0 (plain decoding) or more")
 
     def _draw(self, state: DecodeState) -> SharedDraw | IndependentDraw:
         """The randomness that the rule asks for, so that a proposer cannot be paired with another kind."""
@@ -170,6 +242,13 @@ class Decoder:
             sampled = (state.sampling.temperature > 0).any()
             return SharedDraw.create(state.key, position, self.proposer.max_depth, size, sampled)
         return IndependentDraw.create(state.key, position, size)
+
+    def _warp(self, state: DecodeState, logits: Array, path: Array | None = None) -> Array:
+        """Logits [B, M, V] of nodes at the ends of `path` [B, M, D] -> logits of the distribution to sample."""
+        # A draft with a vocabulary of its own has no use for settings about the target's tokens.
+        if state.processors is not None and logits.shape[-1] == self.target.vocab_size:
+            logits = process(state, logits, path, self.logits_processor, self.capacity)
+        return warp(logits, state.sampling)
 
     def _emit(self, state: DecodeState, accepted: Array, verdict: Verdict) -> tuple[Array, Array, Array]:
         """The accepted drafts and then the next token, cut at an end of text and at the limit.
@@ -180,50 +259,79 @@ class Decoder:
         emitted = jnp.roll(accepted, -1, axis=1).at[rows, verdict.num_accepted].set(verdict.next_token)
         place = jnp.arange(emitted.shape[1])
         count = jnp.minimum(verdict.num_accepted + 1, state.limit - state.length)
-        ends = jnp.isin(emitted, jnp.array(self.eos, jnp.int32)) & (place < count[:, None])
+        ends = (emitted[..., None] == state.eos[:, None]).any(-1) & (place < count[:, None])
         count = jnp.where(ends.any(1), jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, count)
         count = jnp.where(state.done, 0, count)
         done = state.done | ends.any(1) | (state.length + count >= state.limit)
         return emitted, count, done
 
+    def _record(self, state: DecodeState, verdict: Verdict, emitted: Array, logits: Array, warped: Array) -> Any:
+        """Log-probabilities of this step's tokens: the i-th of them was drawn after the i-th node of the path."""
+        if self.num_logprobs is None:
+            return None
+        at = verdict.path[..., None]
+        logits, warped = (jnp.take_along_axis(x, at, axis=1) for x in (logits, warped))
+        found = Logprobs.measure(logits, warped, emitted, self.num_logprobs)
+        return jax.tree.map(lambda buffer, new: _write(buffer, new, state.length), state.logprobs, found)
 
-@functools.partial(jax.jit, static_argnums=0)
-def _prefill(decoder, params, prompt, prompt_length, limit, sampling, key):
+
+def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
+    """The token ids that end each row, as [B, ids] int32 padded with ABSENT; up to four ids are one shape."""
+    rows = [sorted(set(row)) for row in ids]
+    width = -(-max(4, *map(len, rows)) // 4) * 4
+    return np.array([[*row, *[ABSENT] * (width - len(row))] for row in rows], np.int32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos):
     rows, width = prompt.shape
+    mesh, split_target, split_proposer = placed
+    prompt = spread(prompt, mesh, False)
     # Behind the last committed slot there is room to stage a proposal, or the padded prompt.
     cache = decoder.target.init_cache(rows, decoder.capacity + decoder.proposer.num_nodes)
+    cache = spread(cache, mesh, split_target)
     positions = jnp.broadcast_to(jnp.arange(width), (rows, width))
     out = decoder.target.apply(params.target, prompt, positions, cache)
     seen = prompt_length - 1
     tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
     zero = jnp.zeros(rows, jnp.int32)
-    return DecodeState(
+    own, size = decoder.logits_processor is not None, decoder.target.vocab_size
+    if own or processors is not None:
+        processors = (processors or Processors()).begin(prompt, prompt_length, size, own)
+    top = decoder.num_logprobs
+    state = DecodeState(
         tokens=tokens.at[:, :width].set(prompt),
         length=prompt_length,
         limit=limit,
+        num_drafts=num_drafts,
         done=prompt_length >= limit,
         cache=out.cache.commit(seen),
-        proposer=decoder.proposer.init(params.proposer, Block(prompt, out.hidden, seen), decoder.capacity),
+        proposer=None,
         key=key,
         sampling=sampling,
+        eos=eos,
+        processors=processors,
+        logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
         stats=Stats(zero, zero, zero, zero, zero),
     )
+    begun = decoder.proposer.init(params.proposer, Block(prompt, out.hidden, seen), decoder.capacity)
+    return dataclasses.replace(spread(state, mesh, split_target), proposer=spread(begun, mesh, split_proposer))
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _run(decoder, params, state, max_steps):
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _run(decoder, layout, params, state, max_steps):
     def go_on(carry):
         return (carry[0] < max_steps) & ~carry[1].done.all()
 
     def body(carry):
-        return carry[0] + 1, decoder.step(params, carry[1])[0]
+        return carry[0] + 1, hold(decoder.step(params, carry[1])[0], layout)
 
-    return jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1]
+    return hold(jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1], layout)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _insert(state, slot, row):
-    return jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row)
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _insert(layout, state, slot, row):
+    return hold(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
 
 
 def _at(x: Array, index: Array) -> Array:
@@ -231,17 +339,20 @@ def _at(x: Array, index: Array) -> Array:
 
 
 def _write(buffer: Array, new: Array, start: Array) -> Array:
-    return jax.vmap(lambda b, n, s: jax.lax.dynamic_update_slice(b, n, (s,)))(buffer, new, start)
+    return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(buffer, new, start)
 
 
-def _count(stats: Stats, proposal: Proposal, verdict: Verdict, count: Array, live: Array) -> Stats:
-    """A draft was tested where the walk stood at its parent: on the path, at a node with a child."""
+def asked(proposal: Proposal, verdict: Verdict) -> Array:
+    """[B, D + 1] bool: did the walk, at this depth, stand at a node with a child, so that a draft was tested?"""
     has_child = jax.vmap(lambda parent: (parent[None, :] == jnp.arange(parent.shape[0])[:, None]).any(1))(
         proposal.parent
     )
-    asked = jnp.take_along_axis(has_child, verdict.path, axis=1)
-    asked = asked & (jnp.arange(verdict.path.shape[1]) <= verdict.num_accepted[:, None])
-    tested = jnp.minimum(asked.sum(1, dtype=jnp.int32), count)
+    depth = jnp.arange(verdict.path.shape[1])
+    return jnp.take_along_axis(has_child, verdict.path, axis=1) & (depth <= verdict.num_accepted[:, None])
+
+
+def _count(stats: Stats, proposal: Proposal, verdict: Verdict, count: Array, live: Array) -> Stats:
+    tested = jnp.minimum(asked(proposal, verdict).sum(1, dtype=jnp.int32), count)
     proposed = (proposal.parent != ABSENT).sum(1, dtype=jnp.int32)
     return Stats(
         target_passes=stats.target_passes + live,

@@ -4,25 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from specjax.checkpoint import LanguageModel, vocabulary_digest
-from specjax.decoding import Decoder
+from specjax.bank import MedusaAdapter, MedusaBank
+from specjax.chat import Messages
+from specjax.checkpoint import LanguageModel
+from specjax.decoding import Decoder, eos_of_rows
+from specjax.logprobs import Logprobs
 from specjax.metrics import Summary, summarize
-from specjax.proposers import DraftModel, NoProposer
+from specjax.pairing import pair
+from specjax.processors import LogitsProcessor, Processors
+from specjax.proposers import MedusaParams, Universal
+from specjax.quantised import quantise
+from specjax.requests import (
+    Prompts,
+    bad_word_ids,
+    check_length,
+    conversations,
+    drafts_of,
+    encode,
+    ends_of,
+    pad_rows,
+    seeds_of,
+)
 from specjax.rules import Match
 from specjax.sampling import Sampling
+from specjax.sharding import lay, mesh_of, row_parts
+from specjax.texts import Texts
 from specjax.types import DecodeState, Params, Proposer, Rule
 
 _CAPACITY_STEP = 128
 _SMALLEST_BUCKET = 16
-
-Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +51,7 @@ class Output:
     finish: list[str]  # "eos", "stop" or "limit"
     stats: Summary
     exact: bool  # does the rule keep the target's distribution?
+    logprobs: list[Logprobs] | None = None  # a row each, of `tokens`, where they were asked for
 
 
 class TextStream:
@@ -60,37 +78,72 @@ class TextStream:
 
 def generate(
     target: LanguageModel,
-    prompts: Prompts,
+    prompts: Prompts | None = None,
     *,
+    messages: Messages | Sequence[Messages] | None = None,
     draft: LanguageModel | None = None,
-    proposer: Proposer | None = None,
+    draft_dtype: Literal["int8"] | None = None,
+    proposer: Proposer | MedusaAdapter | MedusaBank | Literal["self-int8"] | None = None,
+    adapter: str | Sequence[str | None] | None = None,
     rule: Rule | None = None,
-    num_drafts: int = 4,
+    num_drafts: int | Sequence[int] = 4,
     max_new_tokens: int = 128,
-    temperature: float | Sequence[float] = 0.0,
-    top_k: int | Sequence[int] = 0,
-    top_p: float | Sequence[float] = 1.0,
-    min_p: float | Sequence[float] = 0.0,
+    temperature: float | Sequence[float] | None = None,
+    top_k: int | Sequence[int] | None = None,
+    top_p: float | Sequence[float] | None = None,
+    min_p: float | Sequence[float] | None = None,
+    repetition_penalty: float | Sequence[float] | None = None,
+    presence_penalty: float | Sequence[float] = 0.0,
+    frequency_penalty: float | Sequence[float] = 0.0,
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None,
+    bad_words: Sequence[str | Sequence[int]] = (),
+    logits_processor: LogitsProcessor | None = None,
+    min_new_tokens: int | Sequence[int] = 0,
+    eos: int | Sequence[int] | Sequence[Sequence[int]] | None = None,
     seed: int | Sequence[int] = 0,
     stop: str | Sequence[str] | None = (),
+    logprobs: int | None = None,
     stream: bool = False,
+    mesh: Mesh | None = None,
 ) -> Any:
     """Continue each prompt as `target` alone would, faster.
 
     Args:
       target: from `specjax.load`.
       prompts: a text, a list of texts, or a list of token-id lists; they may differ in length.
-      draft: a smaller model with the same tokenizer, which proposes `num_drafts` tokens a step.
-      proposer: instead of `draft`, any proposer that needs no parameters (for example `NGram()`).  With neither,
-        plain decoding.
-      rule: `Match()` by default: the text depends on the seed alone, not on the draft.  `Rejection()` accepts more at
-        temperature 1 on a chain.
-      num_drafts: guesses per step (gamma).
+      messages: instead of `prompts`, a conversation [{"role": "user", "content": "..."}, ...], or a list of them,
+        written out by the tokenizer's own chat template; the output is the assistant's turn.
+      draft: a smaller model, which proposes `num_drafts` tokens a step.  One with another tokenizer proposes what both
+        vocabularies hold; a warning says once how much that is.
+      draft_dtype: "int8" quantises the draft's weights; the text stays the same.
+      proposer: any other proposer, for example `NGram()`, or `EarlyExit(target.model, 2)`; with a draft one that was
+        made from it, as `DraftTree(draft.model, target.model.vocab_size)`; what `load_medusa` returns, or a bank of
+        such; or "self-int8": the target with its weights in int8 as its own draft.  With neither, plain decoding.
+      adapter: which of a bank's adapters, one name, or one or None (plain decoding) a prompt.
+      rule: `Match()` by default: the text depends on the seed alone, not on the draft.  `BlockVerification()` accepts
+        more at temperature 1 on a chain; `Typical()` and `Threshold()` more still, but are not lossless.
+      num_drafts: guesses per step (gamma).  With one value a prompt, the most of them is gamma, and guesses deeper
+        than a prompt's own number are dropped, also those of `proposer`; 0 decodes that prompt plainly.
       max_new_tokens: per prompt.
-      temperature, top_k, top_p, min_p: one value, or one a prompt; 0, 0, 1, 0 switch them off.
+      temperature, top_k, top_p, min_p: one value, or one a prompt; 0, 0, 1, 0 switch them off.  None: the target's own
+        default (`generation_config.json`), or off.
+      repetition_penalty: of the tokens of prompt and output: above 1 discourages them, 1 is off; None as above.
+      presence_penalty, frequency_penalty: subtracted from the logits of the tokens of the output, once and as often as
+        they stand there; 0 is off.
+      logit_bias: {token id: what is added to its logit}, for all rows or one a prompt; -inf bans it.
+      bad_words: texts, or token-id lists, that are not written.  A text stands for its tokens at the beginning of a
+        text and after a space; other spellings have other tokens.
+      logits_processor: your own JAX function `(logits [V], text, counts [V]) -> logits [V]` of one node, applied after
+        all of these: see `specjax.processors.LogitsProcessor`.  Another function is another compilation.
+      min_new_tokens: no end of text before so many; one value, or one a prompt.
+      eos: token ids that end a row instead of the target's own, for all rows or a list a prompt; [] for none.
       seed: one value in [0, 2^32) (rows then differ by their index), or one a prompt.
       stop: texts at which a row ends; they are not part of the output.
+      logprobs: record the log-probability of each token, and of so many most probable ones, in `Output.logprobs`.
       stream: return a `TextStream` instead.
+      mesh: decode on its devices: rows are split along `data`, and the target's parameters along `model`.  A target
+        that was loaded with a mesh asks for nothing here; another one is moved in every call.  The draft is split as it
+        was loaded, or else copied onto each device.
 
     Returns:
       An `Output`, or a `TextStream` with `stream=True`.
@@ -101,14 +154,21 @@ def generate(
     for name, model in (("target", target), ("draft", draft)):
         if not isinstance(model, LanguageModel | None):
             raise ValueError(f"{name} is a {type(model).__name__}; pass what specjax.load(folder) returns")
-    if proposer is not None and draft is not None:
-        raise ValueError("pass either draft= or proposer=, not both: a draft is a proposer")
-    if isinstance(proposer, DraftModel):
-        raise ValueError("a DraftModel comes without its weights: pass the loaded model as draft= instead")
-    if draft is not None:
-        check_same_tokenizer(target, draft)
-        proposer = DraftModel(draft.model, target.model.vocab_size, num_drafts)
-    proposer, rule = proposer or NoProposer(), rule or Match()
+    if mesh is not None:
+        target = dataclasses.replace(target, params=lay(target.model, target.params, mesh))
+    mesh = mesh_of(target.params)
+    if draft_dtype not in (None, "int8") or (draft_dtype and draft is None):
+        raise ValueError(f'draft_dtype={draft_dtype!r} with draft={draft and draft.name}; it takes "int8" and a draft')
+    if isinstance(proposer, str):
+        if proposer != "self-int8" or draft is not None:
+            raise ValueError(
+                f"proposer={proposer!r} with draft={draft and draft.name}; pass a proposer such as NGram(), or "
+                '"self-int8", which takes no draft'
+            )
+        draft, proposer = quantise(target), None
+    elif draft is not None and draft_dtype:
+        draft = quantise(draft)
+    rule = rule or Match()
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if "" in stops:
         raise ValueError("stop contains an empty string, which every text contains; remove it")
@@ -116,10 +176,32 @@ def generate(
         raise ValueError(f"stop={stops} needs a tokenizer, and {target.name} has none")
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens}; it must be at least 1")
-    ids = encode(target, prompts)
-    _check_length(target, draft, ids, max_new_tokens)
-    sampling = Sampling.create(len(ids), temperature, top_k, top_p, min_p)
-    keys = _keys(seed, len(ids))
+    single = isinstance(prompts, str)
+    if messages is not None:
+        single = bool(messages) and isinstance(messages[0], Mapping)
+        prompts = conversations(target, prompts, messages)
+    ids = encode(target, () if prompts is None else prompts)
+    proposer, weights = pair(target, draft, proposer, num_drafts, adapter, len(ids))
+    padding = -len(ids) % row_parts(mesh)
+    if isinstance(weights, MedusaParams):
+        weights = dataclasses.replace(weights, adapter=pad_rows(weights.adapter, padding))
+    check_length(target, None if isinstance(proposer, Universal) else draft, ids, max_new_tokens)
+    drafts, ends, seeds = drafts_of(num_drafts, len(ids)), ends_of(target, eos, len(ids)), seeds_of(seed, len(ids))
+    settings = target.settings(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty
+    )
+    processors = Processors.create(
+        len(ids),
+        target.model.vocab_size,
+        repetition_penalty=settings.pop("repetition_penalty"),
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=logit_bias,
+        bad_words=bad_word_ids(target, bad_words, ends),
+        min_new_tokens=min_new_tokens,
+    )
+    if np.max(min_new_tokens) > max_new_tokens:
+        raise ValueError(f"min_new_tokens={np.max(min_new_tokens)} is more than max_new_tokens={max_new_tokens}")
 
     lengths = np.array([len(row) for row in ids], np.int32)
     width = _SMALLEST_BUCKET
@@ -127,22 +209,33 @@ def generate(
         width *= 2
     # Rounded up, so that other lengths find the compiled programs of these.
     capacity = -(-max(width, int(lengths.max()) + max_new_tokens) // _CAPACITY_STEP) * _CAPACITY_STEP
-    decoder = Decoder(target.model, proposer, rule, target.eos, capacity)
-    params = Params(target.params, draft.params if draft else None)
+    decoder = Decoder(target.model, proposer, rule, target.eos, capacity, logits_processor, logprobs)
+    sampling = Sampling.create(len(ids), **settings)
+    keys = jax.vmap(lambda seed, row: jax.random.fold_in(jax.random.key(seed), row))(*seeds)
+    params = Params(target.params, weights)
     prompt = np.zeros((len(ids), width), np.int32)
     for row, found in zip(prompt, ids, strict=True):
         row[: len(found)] = found
 
     def prefill() -> DecodeState:
-        return decoder.prefill(
-            params, prompt, lengths, limit=lengths + np.int32(max_new_tokens), sampling=sampling, key=keys
-        )
+        given = {
+            "prompt": prompt,
+            "prompt_length": lengths,
+            "sampling": sampling,
+            "key": keys,
+            "num_drafts": drafts,
+            "processors": processors,
+            "eos": eos_of_rows(ends),
+        }
+        # A row without room is done at once, and counts nowhere.
+        limit = pad_rows(lengths, padding) + np.int32(max_new_tokens) * (np.arange(len(ids) + padding) < len(ids))
+        return decoder.prefill(params, limit=limit.astype(np.int32), **pad_rows(given, padding))
 
-    texts = _Texts(target, [row[-1] for row in ids], stops)
+    texts = Texts(target, [row[-1] for row in ids], stops)
     if stream or stops:
         pieces = _stream(texts, decoder, params, prefill, lengths)
         if stream:
-            return TextStream(pieces, isinstance(prompts, str))
+            return TextStream(pieces, single)
         return _exhaust(pieces)
     started = time.perf_counter()
     state = jax.block_until_ready(decoder.run(params, prefill()))
@@ -150,118 +243,17 @@ def generate(
     return _output(texts, decoder, state, lengths, seconds)
 
 
-def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
-    """Token ids of each prompt.  Raises ValueError for an empty one, or for ids outside the vocabulary."""
-    rows: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
-    if not rows:
-        raise ValueError("prompts is empty; pass at least one prompt")
-    encoded = []
-    for index, row in enumerate(rows):
-        if not isinstance(row, str | Sequence | np.ndarray):
-            raise ValueError(f"prompts holds {row!r}; pass a text, a list of texts, or a list of lists of token ids")
-        if isinstance(row, str):
-            if target.tokenizer is None:
-                raise ValueError(f"{target.name} has no tokenizer.json; pass token ids instead of text")
-            row = target.tokenizer.encode(row).ids if row else []
-        row = [int(token) for token in row]
-        if not row:
-            raise ValueError(f"prompt {index} is empty; a prompt needs at least one token")
-        if not 0 <= min(row) <= max(row) < target.model.vocab_size:
-            raise ValueError(
-                f"prompt {index} holds token ids from {min(row)} to {max(row)}; "
-                f"the vocabulary of {target.name} has {target.model.vocab_size}"
-            )
-        encoded.append(row)
-    return encoded
-
-
-def check_same_tokenizer(target: LanguageModel, draft: LanguageModel) -> None:
-    """Raises ValueError unless both give the same tokens the same ids (padded vocabulary sizes may differ)."""
-    if target.tokenizer is None or draft.tokenizer is None:
-        same = target.tokenizer is draft.tokenizer and target.model.vocab_size == draft.model.vocab_size
-    else:
-        same = vocabulary_digest(target.tokenizer) == vocabulary_digest(draft.tokenizer)
-    if not same:
-
-        def describe(m):
-            return (
-                f"{m.tokenizer.get_vocab_size()} tokens" if m.tokenizer else f"{m.model.vocab_size} ids, no tokenizer"
-            )
-
-        raise ValueError(
-            f"the draft {draft.name} ({describe(draft)}) has another tokenizer than the target {target.name} "
-            f"({describe(target)}); use a draft of the same family, or proposer=NGram()"
-        )
-
-
-def _check_length(target: LanguageModel, draft: LanguageModel | None, ids: list[list[int]], new: int) -> None:
-    for model in (target, draft):
-        if model is None:
-            continue
-        most, longest = model.model.max_positions, max(map(len, ids))
-        if longest + new > most:
-            raise ValueError(
-                f"a prompt of {longest} tokens and max_new_tokens={new} make {longest + new}, but {model.name} reads "
-                f"at most {most}: shorten the prompt, or pass max_new_tokens={max(most - longest, 0)} or less"
-            )
-
-
-def _keys(seed: int | Sequence[int], rows: int) -> jax.Array:
-    single = np.ndim(seed) == 0
-    seeds = [int(s) for s in np.reshape(np.asarray(seed, object), -1)]
-    if not single and len(seeds) != rows:
-        raise ValueError(f"seed has {len(seeds)} values for {rows} prompts; pass one, or one a prompt")
-    for value in seeds:
-        if not 0 <= value < 2**32:
-            raise ValueError(f"seed={value} is not allowed; it must lie in [0, 2^32)")
-    keys = jax.vmap(jax.random.key)(jnp.array(seeds * rows if single else seeds, jnp.uint32))
-    return jax.vmap(jax.random.fold_in)(keys, jnp.arange(rows) if single else jnp.zeros(rows, jnp.int32))
-
-
-class _Texts:
-    """Token ids to text, and where a stop string cuts it."""
-
-    def __init__(self, target: LanguageModel, before: list[int], stops: tuple[str, ...]):
-        self.target, self.stops = target, stops
-        self._before = before  # the last token of each prompt
-
-    def decode(self, row: int, tokens: list[int]) -> str:
-        """The text of the new tokens.  Decoded behind the prompt's last one: alone, some lose a leading space."""
-        if self.target.tokenizer is None:
-            return ""
-        before = self.target.tokenizer.decode([self._before[row]])
-        whole = self.target.tokenizer.decode([self._before[row], *tokens])
-        return whole[len(before) :] if whole.startswith(before) else self.target.tokenizer.decode(tokens)
-
-    def cut(self, row: int, tokens: list[int]) -> tuple[list[int], str, bool]:
-        """The fewest tokens whose text contains a stop string, the text before it, and True; or all, and False."""
-        text = self.decode(row, tokens)
-        if not any(stop in text for stop in self.stops):
-            return tokens, text, False
-        low, high = 1, len(tokens)
-        while low < high:
-            middle = (low + high) // 2
-            found = any(stop in self.decode(row, tokens[:middle]) for stop in self.stops)
-            low, high = (low, middle) if found else (middle + 1, high)
-        text = self.decode(row, tokens[:low])
-        return tokens[:low], text[: min(at for at in map(text.find, self.stops) if at >= 0)], True
-
-    def certain(self, text: str) -> str:
-        """What of a growing text cannot change any more: no half character, no beginning of a stop string."""
-        text = text.rstrip("\ufffd")
-        held = max((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-        return text[: len(text) - held]
-
-
-def _output(texts: _Texts, decoder: Decoder, state: DecodeState, lengths: np.ndarray, seconds: float) -> Output:
-    text, tokens, finish = [], [], []
+def _output(texts: Texts, decoder: Decoder, state: DecodeState, lengths: np.ndarray, seconds: float) -> Output:
+    text, tokens, finish, ends = [], [], [], np.asarray(state.eos)
     for row, new in enumerate(_new_tokens(state, lengths)):
         kept, written, stopped = texts.cut(row, new)
         text.append(written)
         tokens.append(kept)
-        finish.append("stop" if stopped else "eos" if kept and kept[-1] in decoder.eos else "limit")
+        finish.append("stop" if stopped else "eos" if kept and kept[-1] in ends[row] else "limit")
     stats = summarize(jax.device_get(state.stats), sum(map(len, tokens)), seconds)
-    return Output(text, tokens, finish, stats, decoder.rule.exact)
+    found = jax.device_get(state.logprobs)
+    logprobs = found and [found.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)]
+    return Output(text, tokens, finish, stats, decoder.rule.exact, logprobs)
 
 
 def _new_tokens(state: DecodeState, lengths: np.ndarray) -> list[list[int]]:
@@ -270,7 +262,7 @@ def _new_tokens(state: DecodeState, lengths: np.ndarray) -> list[list[int]]:
 
 
 def _stream(
-    texts: _Texts, decoder: Decoder, params: Params, prefill: Any, lengths: np.ndarray
+    texts: Texts, decoder: Decoder, params: Params, prefill: Any, lengths: np.ndarray
 ) -> Generator[list[str], None, Output]:
     """Pieces of text as they become certain; the Output is the generator's return value."""
     started = time.perf_counter()
@@ -283,7 +275,8 @@ def _stream(
             state = states.send(stopped)
         except StopIteration:
             break
-        stopped, done = np.zeros(len(lengths), bool), np.asarray(state.done)
+        done = np.asarray(state.done)
+        stopped = np.zeros_like(done)
         pieces = []
         for row, new in enumerate(_new_tokens(state, lengths)):
             _, text, stopped[row] = texts.cut(row, new)

@@ -6,11 +6,12 @@
       / \\
   3 sat  4 ran             the ancestors of node 4, itself included: 0, 1, 4
 
-Three formulas derive the rest.  All are about one row; vmap them over a batch.
+Three formulas derive the rest, and a fourth reads the tokens.  All are about one row; vmap them over a batch.
 """
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -29,7 +30,7 @@ def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
     Nodes are ordered by depth, then by choice; the root is added.
 
     Raises:
-      ValueError: a choice whose parent is not among the choices, or that stands twice.
+      ValueError: a choice whose parent, or whose better sibling, is not among the choices, or that stands twice.
     """
     ordered = sorted(choices, key=lambda c: (len(c), c))
     index = {(): 0, **{choice: n for n, choice in enumerate(ordered, start=1)}}
@@ -38,6 +39,9 @@ def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
     for choice in ordered:
         if choice[:-1] not in index:
             raise ValueError(f"choice {choice} has no parent: add {choice[:-1]} to the choices")
+        better = (*choice[:-1], choice[-1] - 1)
+        if choice[-1] != 0 and better not in index:
+            raise ValueError(f"choice {choice} has no better sibling: add {better} to the choices")
     return np.array([ABSENT, *(index[choice[:-1]] for choice in ordered)], np.int32)
 
 
@@ -69,3 +73,10 @@ def path(parent: Array, node: Array, max_depth: int) -> Array:
     index = jnp.arange(parent.shape[0])
     found = jnp.sum(jnp.where(on_path & (rank == place), index, 0), axis=-1)
     return jnp.where(place[:, 0] <= rank[-1], found, node).astype(jnp.int32)
+
+
+def path_tokens(tokens: Array, parent: Array, max_depth: int) -> Array:
+    """[N], [N] -> [N, max_depth] the tokens from below the root to each node, padded with ABSENT."""
+    nodes = jax.vmap(lambda node: path(parent, node, max_depth))(jnp.arange(parent.shape[0]))
+    there = jnp.arange(1, max_depth + 1) <= depth(parent)[:, None]
+    return jnp.where(there, tokens[nodes[:, 1:]], ABSENT)

@@ -82,11 +82,15 @@ class DecodeState:
     tokens: Array  # [B, L] int32; prompt, then output
     length: Array  # [B] int32; decided tokens; the last of them is pending (not yet read by the target)
     limit: Array  # [B] int32; a row stops at this length
+    num_drafts: Array  # [B] int32; a row's guesses are at most this deep; 0 is plain decoding
     done: Array  # [B] bool
     cache: Any  # the target's; law: cache.length == length - 1
     proposer: Any  # the proposer's own state
     key: Array  # [B] PRNG keys, one a row; never consumed: noise is keyed by position
     sampling: Any  # sampling.Sampling
+    eos: Array  # [B, ids] int32; tokens that end the row, padded with ABSENT
+    processors: Any  # processors.Processors, or None where all are off
+    logprobs: Any  # logprobs.Logprobs, or None where nobody asked
     stats: Stats
 
 
@@ -98,6 +102,7 @@ class StepInfo:
     count: Array  # [B] int32; how many of them
     proposal: Proposal
     verdict: Verdict
+    logits: Array  # [B, N, V] float32; the target's after each node, warped: what the rule judged by
 
 
 @struct.dataclass
@@ -108,10 +113,27 @@ class Params:
     proposer: Any = None
 
 
-class Cache(Protocol):
-    """Committed tokens of each row, and scratch room behind them."""
+class ChainCache(Protocol):
+    """What a model remembers of the committed tokens of each row, and of those that its last pass staged."""
 
-    length: Array  # [B]; every slot past it is scratch
+    length: Array  # [B] committed tokens
+
+    @property
+    def commits_paths(self) -> bool:
+        """Static: is it a `Cache`?"""
+        ...
+
+    def commit(self, count: Array) -> Any:
+        """Keep the first `count` [B] staged tokens."""
+        ...
+
+    def rewind(self, to: Any) -> Any:
+        """This cache as it was at `to`, an earlier value of it: what was committed since is scratch."""
+        ...
+
+
+class Cache(ChainCache, Protocol):
+    """One that can keep any path through a tree of staged tokens."""
 
     def commit(self, count: Array, path: Array | None = None) -> Any:
         """Keep `count` [B] staged tokens: those at the nodes `path` [B, T], or the first ones."""
@@ -127,6 +149,11 @@ class Model(Protocol):
     @property
     def max_positions(self) -> int: ...
 
+    @property
+    def reads_trees(self) -> bool:
+        """Does it heed `mask`, and does its cache commit paths?  A recurrent model reads chains only."""
+        ...
+
     def init_cache(self, batch: int, size: int) -> Any: ...
 
     def apply(
@@ -141,7 +168,11 @@ class Model(Protocol):
 
 
 class Proposer(Protocol):
-    """Guesses.  Frozen and hashable; what evolves is its state, whose leaves all have the row as axis 0."""
+    """Guesses.  Frozen and hashable; what evolves is its state, whose leaves all have the row as axis 0.
+
+    A proposer with `shares_cache = True` guesses in the target's cache, behind its length: `propose` is given that
+    cache in place of a state, and returns it.
+    """
 
     @property
     def num_nodes(self) -> int: ...
@@ -157,7 +188,13 @@ class Proposer(Protocol):
         ...
 
     def propose(self, params: Any, state: Any, pending: Array, draw: Any, warp: Any) -> tuple[Proposal, Any]:
-        """A tree below `pending` [B].  Randomness comes from `draw` alone; `warp` maps logits to sampling logits."""
+        """A tree below `pending` [B].  Randomness comes from `draw` alone; `warp` maps logits to sampling logits.
+
+        `warp(logits, path)` takes logits [B, M, V] of M nodes and the tokens [B, M, D] from below the root to each,
+        padded with ABSENT on the right: penalties and the like then meet a guess as they will meet its check.  Without
+        a path, all nodes stand at the root.  That costs acceptance, and never exactness: the rules ask what a guess
+        was drawn from, not why.
+        """
         ...
 
     def observe(self, params: Any, state: Any, block: Block) -> Any:
@@ -170,6 +207,7 @@ class Rule(Protocol):
 
     exact: bool  # does the emitted text keep the target's distribution?
     shared_noise: bool  # do proposer and rule draw with the same position-keyed noise?
+    # A rule for chains alone says `chain_only = True`, and no decoder pairs it with a proposer of trees.
 
     def __call__(self, draw: Any, proposal: Proposal, logits: Array, max_depth: int) -> Verdict:
         """`logits` [N, V] are the target's, warped."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 
-from specjax.commands import bench, generate
+from specjax.commands import audit, bench, generate
 
-COMMANDS = {"generate": generate, "bench": bench}
+COMMANDS = {"generate": generate, "bench": bench, "audit": audit}
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
 
 
@@ -22,8 +23,12 @@ def main(argv: list[str] | None = None) -> None:
         module.add_arguments(command)
     arguments = parser.parse_args(argv)
     try:
-        COMMANDS[arguments.command].run(arguments)
-    except (ValueError, OSError) as error:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: print(
+                f"specjax {arguments.command}: {message}", file=sys.stderr
+            )
+            COMMANDS[arguments.command].run(arguments)
+    except (ValueError, OSError, ImportError) as error:
         print(f"specjax {arguments.command}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -19,7 +19,14 @@ import jax
 from tqdm import tqdm
 
 import specjax
-from specjax.commands.inputs import add_model_arguments, add_sampling_arguments, load_models, read_prompts, sampling
+from specjax.commands.inputs import (
+    add_model_arguments,
+    add_processor_arguments,
+    add_sampling_arguments,
+    load_models,
+    read_prompts,
+    sampling,
+)
 
 HELP = "acceptance and speed for several numbers of drafts, against plain decoding"
 
@@ -29,6 +36,7 @@ _BUSY = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_sampling_arguments(parser)
+    add_processor_arguments(parser)
     parser.add_argument("--num-drafts", type=int, nargs="+", default=[1, 2, 4, 6, 8], help="lookaheads to compare")
     parser.add_argument("--proposers", nargs="+", choices=["draft", "ngram"], default=["draft", "ngram"], help="which")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one that compiles")
@@ -40,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments)
     prompts = prompts[: arguments.limit_prompts or len(prompts)]
     arguments.proposer = "draft" if "draft" in arguments.proposers else "ngram"
-    target, draft, _ = load_models(arguments, num_drafts=4)
+    target, draft, _ = load_models(arguments)
     settings: dict[tuple[str, int], dict[str, Any]] = {("plain", 0): {}}
     for gamma in arguments.num_drafts:
         if "draft" in arguments.proposers:
@@ -48,6 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         if "ngram" in arguments.proposers:
             settings["ngram", gamma] = {"proposer": specjax.NGram(gamma)}
 
+    options = sampling(arguments, target)
     samples: dict[tuple, list[float]] = {}
     outputs: dict[tuple, specjax.Output] = {}
     dropped = 0
@@ -55,7 +64,7 @@ def run(arguments: argparse.Namespace) -> None:
     compiled: dict[tuple, float] = {}
     for number, prompt, name in tqdm(turns, desc="bench", unit="run", disable=None, file=sys.stderr):
         meter = Meter()
-        output = specjax.generate(target, prompts[prompt], **sampling(arguments), **settings[name])
+        output = specjax.generate(target, prompts[prompt], **options, **settings[name])
         outputs[name, prompt] = output
         if number == 0:
             compiled[name] = max(compiled.get(name, 0.0), output.stats.seconds)
@@ -77,7 +86,8 @@ def run(arguments: argparse.Namespace) -> None:
         )
     report = {
         "device": jax.devices()[0].device_kind, "cores": os.cpu_count(), "jax": jax.__version__,
-        "dtype": arguments.dtype, "temperature": arguments.temperature, "rule": arguments.rule,
+        "dtype": arguments.dtype, "temperature": options["temperature"], "rule": arguments.rule,
+        "exact": specjax.RULES[arguments.rule].exact,
         "prompts": len(prompts), "max_new_tokens": arguments.max_new_tokens, "samples": len(turns) - dropped,
         "dropped": dropped, "rows": rows,
     }  # fmt: skip
@@ -105,8 +115,9 @@ def _row(
 def _print(report: dict[str, Any]) -> None:
     print(
         f"{report['prompts']} prompts, {report['max_new_tokens']} new tokens each, batch 1, {report['dtype']}, "
-        f"temperature {report['temperature']:g}, rule {report['rule']}; {report['device']}, {report['cores']} cores, "
-        f"jax {report['jax']}; {report['dropped']} samples dropped"
+        f"temperature {report['temperature']:g}, rule {report['rule']}, lossless rule: "
+        f"{'yes' if report['exact'] else 'no'}; {report['device']}, {report['cores']} cores, jax {report['jax']}; "
+        f"{report['dropped']} samples dropped"
     )
     print("\n| proposer | drafts | alpha | tau | tokens/s | speed-up | same tokens | first call, s |\n|" + "---|" * 8)
     for row in report["rows"]:

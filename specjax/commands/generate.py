@@ -9,7 +9,17 @@ import sys
 from typing import Any
 
 import specjax
-from specjax.commands.inputs import add_model_arguments, add_sampling_arguments, load_models, read_prompts, sampling
+from specjax import plot, tree
+from specjax.commands.inputs import (
+    add_model_arguments,
+    add_processor_arguments,
+    add_proposer_arguments,
+    add_sampling_arguments,
+    load_models,
+    make_proposer,
+    read_prompts,
+    sampling,
+)
 from specjax.commands.progress import progress
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
@@ -19,29 +29,34 @@ _ROUNDS = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
-    parser.add_argument(
-        "--proposer", choices=sorted(specjax.PROPOSERS), help="by default draft where there is one, else ngram"
-    )
-    parser.add_argument(
-        "--num-drafts", "--num-speculative-tokens", type=int, default=4, help="guesses per target pass (gamma)"
-    )
+    add_proposer_arguments(parser)
     add_sampling_arguments(parser)
+    add_processor_arguments(parser)
+    parser.add_argument("--chat", action="store_true", help="a prompt is a user's message; use the target's template")
+    parser.add_argument("--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and of the N best")
     parser.add_argument("--no-compare", action="store_true", help="do not time plain decoding")
+    parser.add_argument("--plot", help="draw the tree of Medusa heads, with its measured acceptance, to this file")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
 
 def run(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments)
-    target, draft, proposer = load_models(arguments, arguments.num_drafts)
-    options = sampling(arguments)
+    if arguments.logprobs is not None and not arguments.json:
+        raise ValueError("--logprobs is printed as JSON; add --json")
+    target, draft, kind = load_models(arguments)
+    options = {**sampling(arguments, target), "logprobs": arguments.logprobs}
+    asked = _asked(prompts, arguments.chat)
+    proposer = make_proposer(arguments, kind, target, draft)
+    if arguments.plot:
+        _plot(proposer, arguments.plot)
     speculation = {"draft": draft, "proposer": proposer, "num_drafts": arguments.num_drafts}
     if arguments.json:
         with progress("generating"):
-            output = specjax.generate(target, prompts, **options, **speculation)
+            output = specjax.generate(target, **asked, **options, **speculation)
     else:
-        output = _stream(target, prompts, {**options, **speculation})
+        output = _stream(target, prompts, {**options, **speculation}, arguments.chat)
     with progress("timing"):
-        output, baseline = _time(target, prompts, options, speculation, not arguments.no_compare)
+        output, baseline = _time(target, {**asked, **options}, speculation, not arguments.no_compare)
 
     stats = output.stats.to_json()
     stats["baseline_tokens_per_second"] = stats["speedup"] = stats["same_tokens"] = None
@@ -51,21 +66,43 @@ def run(arguments: argparse.Namespace) -> None:
         stats["same_tokens"] = output.tokens == baseline.tokens
     if arguments.json:
         result = {"text": output.text, "tokens": output.tokens, "finish": output.finish, "exact": output.exact}
+        if output.logprobs is not None:
+            names = ("raw", "warped", "top_ids", "top")
+            result["logprobs"] = [{name: getattr(row, name).tolist() for name in names} for row in output.logprobs]
         print(json.dumps({**result, "stats": stats}))
     else:
-        _print_table(stats, output, arguments)
+        _print_table(stats, output, arguments.rule, options["temperature"])
 
 
-def _stream(target: specjax.LanguageModel, prompts: list[str], options: dict[str, Any]) -> specjax.Output:
+def _asked(prompts: list[str], chat: bool) -> dict[str, Any]:
+    """The prompts, or a conversation that each of them opens."""
+    return {"messages": [[{"role": "user", "content": p}] for p in prompts]} if chat else {"prompts": prompts}
+
+
+def _plot(proposer: Any, path: str) -> None:
+    if not isinstance(proposer, specjax.MedusaAdapter):
+        raise ValueError("--plot draws the tree of Medusa heads: use it with --proposer medusa")
+    choices = proposer.proposer.choices
+    figure = plot.tree(
+        tree.from_choices(choices),
+        (1.0, *proposer.acceptance) if proposer.acceptance else None,
+        ["pending", *(f"{choice[-1] + 1}" for choice in choices)],
+    )
+    figure.savefig(path)
+
+
+def _stream(target: specjax.LanguageModel, prompts: list[str], options: dict[str, Any], chat: bool) -> specjax.Output:
     """Print the text as it comes; several prompts one after the other, each when it is whole."""
+    gap = "\n\n" if chat else ""  # an answer does not continue the question
     if len(prompts) > 1:
         with progress("generating"):
-            output = specjax.generate(target, prompts, **options)
+            output = specjax.generate(target, **_asked(prompts, chat), **options)
         for prompt, text in zip(prompts, output.text, strict=True):
-            print(f"{prompt}{text}\n{'-' * 80}")
+            print(f"{prompt}{gap}{text}\n{'-' * 80}")
         return output
-    stream = specjax.generate(target, prompts[0], stream=True, **options)
-    print(prompts[0], end="", flush=True)
+    (asked,) = _asked(prompts, chat).items()
+    stream = specjax.generate(target, **{asked[0]: asked[1][0]}, stream=True, **options)
+    print(prompts[0], end=gap, flush=True)
     with progress("compiling"):
         first = next(stream, "")
     print(first, end="", flush=True)
@@ -77,14 +114,14 @@ def _stream(target: specjax.LanguageModel, prompts: list[str], options: dict[str
 
 
 def _time(
-    target: specjax.LanguageModel, prompts: list[str], options: dict[str, Any], speculation: dict[str, Any], both: bool
+    target: specjax.LanguageModel, options: dict[str, Any], speculation: dict[str, Any], both: bool
 ) -> tuple[specjax.Output, specjax.Output | None]:
     """Speculation and plain decoding in turn, after a warm-up; of each the run of median time."""
     runs: tuple[list, list] = ([], [])
     for number in range(_ROUNDS + 1):
-        found = [specjax.generate(target, prompts, **options, **speculation)]
+        found = [specjax.generate(target, **options, **speculation)]
         if both:
-            found.append(specjax.generate(target, prompts, **options))
+            found.append(specjax.generate(target, **options))
         if number > 0:  # the first round compiles
             for outputs, output in zip(runs, found, strict=False):
                 outputs.append(output)
@@ -96,11 +133,13 @@ def _time(
     return median(runs[0]), median(runs[1]) if both else None
 
 
-def _print_table(stats: dict[str, Any], output: specjax.Output, arguments: argparse.Namespace) -> None:
+def _print_table(stats: dict[str, Any], output: specjax.Output, rule: str, temperature: float) -> None:
     rows = [("tokens/s with speculation", f"{stats['tokens_per_second']:.1f}")]
     if stats["speedup"] is not None:
         same = "yes" if stats["same_tokens"] else "no"
-        if not stats["same_tokens"] and arguments.rule != "match" and arguments.temperature > 0:
+        if not stats["same_tokens"] and not output.exact:
+            same += " (this rule changes the distribution)"
+        elif not stats["same_tokens"] and rule != "match" and temperature > 0:
             same += " (this rule keeps the distribution, not the tokens)"
         rows = [
             ("tokens/s without speculation", f"{stats['baseline_tokens_per_second']:.1f}"),

@@ -1,0 +1,53 @@
+"""`specjax audit`: is this target, with this proposer and this rule, decoded without loss?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from specjax.auditing import audit
+from specjax.commands.inputs import (
+    add_model_arguments,
+    add_proposer_arguments,
+    add_sampling_arguments,
+    load_models,
+    make_proposer,
+    read_prompts,
+    sampling,
+)
+from specjax.decoding import Decoder
+from specjax.pairing import pair
+from specjax.requests import encode
+from specjax.types import Params
+
+HELP = "hold a proposer and a rule to what they claim, against plain decoding; exit status 1 where a claim is broken"
+
+_PROMPTS = ["def ", "import os\n", "class Stack:\n", "The "]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    add_proposer_arguments(parser)
+    add_sampling_arguments(parser)
+    parser.add_argument("--samples", type=int, default=4096, help="texts drawn with speculation, and as many without")
+    parser.add_argument("--num-tokens", type=int, default=3, help="so many first tokens of them are compared")
+    parser.add_argument("--rows", type=int, default=64, help="of a batch")
+    parser.add_argument("--significance", type=float, default=1e-4, help="the chance that a lossless decoder fails")
+    parser.set_defaults(temperature=1.0, max_new_tokens=32)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    prompts = read_prompts(arguments) if arguments.prompt or arguments.prompt_file else _PROMPTS
+    target, draft, kind = load_models(arguments)
+    options = sampling(arguments, target)
+    proposer = make_proposer(arguments, kind, target, draft)
+    proposer, weights = pair(target, draft, proposer, arguments.num_drafts, rows=arguments.rows)
+    ids = encode(target, prompts)
+    capacity = max(map(len, ids)) + max(arguments.max_new_tokens, 1)
+    decoder = Decoder(target.model, proposer, options.pop("rule"), target.eos, capacity)
+    names = ("samples", "num_tokens", "rows", "significance")
+    numbers = {name: getattr(arguments, name) for name in names}
+    report = audit(decoder, Params(target.params, weights), ids, **numbers, **options)
+    print(report)
+    if not report.passed:
+        sys.exit(1)

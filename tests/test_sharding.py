@@ -1,0 +1,204 @@
+"""Parameters on meshes: what each device holds, and that nothing else changes.  Eight devices take a process."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import folders
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax.commands import main
+from specjax.orbax import restore_params, save_params
+from specjax.sharding import make_mesh, shardings
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+_EIGHT = r"""
+import contextlib, dataclasses, io, json, pathlib, sys
+import jax, numpy as np
+import specjax
+from specjax.commands import main
+from specjax.decoding import _run
+from specjax.orbax import restore_params, save_params
+from specjax.quantised import quantise
+from specjax.sharding import RULES, make_mesh, shardings
+
+folder, out = map(pathlib.Path, sys.argv[1:])
+assert jax.device_count() == 8
+
+
+def same(found, wanted):
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), found, wanted)
+
+
+def held(leaf):
+    return leaf.addressable_shards[0].data.shape
+
+
+plain = specjax.load(folder)
+mesh = make_mesh(data=2)
+assert dict(mesh.shape) == {"data": 2, "model": 4}
+split = specjax.load(folder, mesh=mesh)
+same(split.params, plain.params)
+
+# 48 features, 4 query heads and 2 key heads of 12, 64 of the MLP, 320 tokens; 4 devices along `model`.
+layer = split.params["layer_0"]
+assert held(split.params["embedding"]) == (80, 48)
+assert held(split.params["head"]["kernel"]) == (48, 80)
+assert held(layer["attention"]["q"]["kernel"]) == (48, 12)
+assert held(layer["attention"]["o"]["kernel"]) == (12, 48)
+assert held(layer["attention"]["k"]["kernel"]) == (48, 24), "2 heads for 4 devices lie whole on each"
+assert held(layer["mlp"]["up"]["kernel"]) == (48, 16)
+assert held(layer["mlp"]["down"]["kernel"]) == (16, 48)
+assert held(layer["mlp_norm"]["weight"]) == (48,)
+for leaf, at in zip(jax.tree.leaves(split.params), jax.tree.leaves(shardings(split.model, mesh)), strict=True):
+    assert leaf.sharding == at and len(leaf.addressable_shards) == 8
+
+# Text is that of one device, also where the rows do not divide, and however the model came onto the mesh.
+options = {"max_new_tokens": 12, "proposer": specjax.NGram(3), "temperature": [1.0, 0.0, 0.7], "seed": 5}
+options |= {"repetition_penalty": [1.2, 1.0, 1.1], "num_drafts": [3, 0, 2], "eos": [[], [7], []], "logprobs": 2}
+prompts = ["the cat sat on the", "the dog", "that cat sat, that"]
+wanted = specjax.generate(plain, prompts, **options)
+for model, more in ((split, {}), (split, {}), (plain, {"mesh": mesh})):
+    programs = _run._cache_size()
+    found = specjax.generate(model, prompts, **options, **more)
+    assert (found.tokens, found.text, found.finish) == (wanted.tokens, wanted.text, wanted.finish)
+    assert dataclasses.replace(found.stats, seconds=0) == dataclasses.replace(wanted.stats, seconds=0)
+    for row, other in zip(found.logprobs, wanted.logprobs, strict=True):
+        np.testing.assert_allclose(row.raw, other.raw, atol=1e-4)
+pieces = list(specjax.generate(split, prompts, **options, stream=True))
+assert ["".join(row) for row in zip(*pieces, strict=True)] == wanted.text
+assert _run._cache_size() == programs, "one program, whoever laid the model onto the mesh, and for every piece"
+
+text = io.StringIO()
+command = ["generate", "the dog", "--mesh", "data=2,model=4", "--whole-draft", "--json", "--no-compare"]
+with contextlib.redirect_stdout(text):
+    main([*command, "--target", str(folder), "--draft", str(folder), "--max-new-tokens", "6"])
+told = json.loads(text.getvalue())
+assert told["tokens"] == specjax.generate(plain, ["the dog"], max_new_tokens=6).tokens
+assert told["stats"]["target_passes"] < 6, "the draft is the target itself"
+
+
+def refused(call):
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    raise AssertionError("no ValueError")
+
+
+decoder = specjax.Decoder(split.model, specjax.NoProposer(), specjax.Match(), (), 16)
+three = {"limit": np.full(3, 8), "sampling": specjax.Sampling.create(3), "key": jax.random.split(jax.random.key(0), 3)}
+given = specjax.Params(split.params), np.ones((3, 4), np.int32), np.full(3, 4)
+message = refused(lambda: decoder.prefill(*given, **three))
+assert "3 rows" in message and "2 devices" in message and "4 would" in message, message
+message = refused(lambda: specjax.generate(split, "the", draft=specjax.load(folder, mesh=make_mesh(data=8))))
+assert "another mesh" in message, message
+message = refused(lambda: specjax.generate(quantise(plain), "the", mesh=mesh))
+assert "quantise then" in message, message
+
+# Files do not depend on the mesh.
+specjax.save(plain, out / "plain")
+specjax.save(split, out / "split")
+first, second = ((out / name / "model.safetensors").read_bytes() for name in ("plain", "split"))
+assert first == second
+
+# From one mesh onto another, and onto none.
+save_params(split.params, out / "orbax")
+other = make_mesh(data=4, model=2)
+moved = restore_params(out / "orbax", split.model, other)
+same(moved, plain.params)
+assert held(moved["layer_0"]["attention"]["k"]["kernel"]) == (48, 12)
+assert all(leaf.sharding.mesh.shape == other.shape for leaf in jax.tree.leaves(moved))
+alone = restore_params(out / "orbax", split.model)
+same(alone, plain.params)
+assert all(len(leaf.addressable_shards) == 1 for leaf in jax.tree.leaves(alone))
+
+# A dimension that a mesh does not divide.
+wide = make_mesh(model=8)
+message = refused(lambda: specjax.load(folder, mesh=wide))
+assert "4 heads" in message and "8 devices" in message and "4 would" in message, message
+assert "'heads': None" in message, message
+assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(specjax.load(folder, mesh=wide, rules={}).params))
+whole = shardings(split.model, wide, {**RULES, "heads": None})
+assert whole["layer_0"]["attention"]["q"]["kernel"].is_fully_replicated
+assert not whole["layer_0"]["mlp"]["up"]["kernel"].is_fully_replicated
+print("done")
+"""
+
+
+def test_eight_devices(tmp_path):
+    """Each holds its slice; text, files and Orbax folders are those of one device."""
+    folder = folders.write(folders.random_llama(1, initializer_range=0.5), "meshed")
+    _on_eight("-c", _EIGHT, str(folder), str(tmp_path))
+
+
+def test_every_mesh():
+    """The tokens of one device; a step that moves no cache and no weights; a state whose buffers are used again."""
+    _on_eight("tests/on_meshes.py")
+
+
+def _on_eight(*script: str) -> None:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *script], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+@pytest.mark.parametrize("text", ["data=x", "rows=2", "8", "data=0", ""])
+def test_a_mesh_that_cannot_be_read(text, capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "the", "--mesh", text])
+    assert "must look like data=2,model=4" in capsys.readouterr().err
+
+
+def test_the_whole_draft_needs_a_mesh(capsys):
+    with pytest.raises(SystemExit):
+        main(["generate", "the", "--whole-draft"])
+    assert "--mesh" in capsys.readouterr().err
+
+
+def test_a_mesh_of_one():
+    """All that a single device needs is a mesh of one: everything lies on it, and `load` gives the same numbers."""
+    mesh = make_mesh()
+    assert dict(mesh.shape) == {"data": 1, "model": 1}
+    assert all(at.is_fully_replicated for at in jax.tree.leaves(shardings(toys.model(), mesh)))
+    found, wanted = specjax.load(folders.target(), mesh=mesh), specjax.load(folders.target())
+    jax.tree.map(np.testing.assert_array_equal, found.params, wanted.params)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 2}, {"data": 3, "model": 5}, {"model": 2}])
+def test_a_mesh_of_another_size(sizes):
+    """The devices that are there."""
+    with pytest.raises(ValueError, match="the number of devices, 1"):
+        make_mesh(**sizes)
+
+
+def test_orbax_round_trip(tmp_path):
+    """In the dtype of the model, bit for bit."""
+    save_params(toys.weights(), tmp_path / "saved")
+    found = restore_params(tmp_path / "saved", toys.model())
+    jax.tree.map(np.testing.assert_array_equal, found, toys.weights())
+    rounded = restore_params(tmp_path / "saved", toys.model(dtype=jnp.bfloat16))
+    wanted = jax.tree.map(lambda x: np.asarray(x).astype(jnp.bfloat16), toys.weights())
+    jax.tree.map(np.testing.assert_array_equal, rounded, wanted)
+
+
+def test_orbax_refuses(tmp_path):
+    """Another model's parameters, a folder that is not there, and one that is."""
+    save_params(toys.weights(), tmp_path / "saved")
+    with pytest.raises(ValueError, match=r"embedding.*\(29, 32\) instead of \(40, 32\)"):
+        restore_params(tmp_path / "saved", toys.model(vocab_size=40))
+    with pytest.raises(ValueError, match=r"layer_1.*instead of nothing"):
+        restore_params(tmp_path / "saved", toys.model(num_layers=1))
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        restore_params(tmp_path / "nowhere", toys.model())
+    with pytest.raises(ValueError, match="saved"):
+        save_params(toys.weights(), tmp_path / "saved")
