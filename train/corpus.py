@@ -17,6 +17,8 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
+from train.options import REQUIRED, option
+
 END_OF_TEXT = "<|endoftext|>"
 _HELD_OUT_OF = 100  # one file in a hundred
 
@@ -29,6 +31,20 @@ class Source:
     pattern: str = "*.py"
     exclude: tuple[str, ...] = ()
     max_bytes: int = 200_000
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions:
+    """A source of text, as options."""
+
+    data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
+    pattern: str = option("*.py", "which files below a folder")
+    exclude: tuple[str, ...] = option((), "names of folders to leave out")
+    max_bytes: int = option(200_000, "larger files are left out: they are mostly tables")
+
+    @property
+    def source(self) -> Source:
+        return Source(self.data, self.pattern, self.exclude, self.max_bytes)
 
 
 def read_documents(source: Source) -> Iterator[tuple[pathlib.Path, str]]:
@@ -81,10 +97,31 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> tokenizers.Tokeniz
     return tokenizer
 
 
-def digest(path: pathlib.Path) -> str:
-    """SHA-256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def end_of_text(tokenizer: tokenizers.Tokenizer) -> int | None:
+    """The id of END_OF_TEXT, if it has one."""
+    return tokenizer.token_to_id(END_OF_TEXT)
+
+
+def starts_of_documents(tokenizer: tokenizers.Tokenizer, isolate: bool) -> int | None:
+    """The token that starts a document, if documents are to be isolated.
+
+    Raises:
+      ValueError: the tokenizer has none.
+    """
+    found = end_of_text(tokenizer) if isolate else None
+    if isolate and found is None:
+        raise ValueError(f"--isolate-documents needs a tokenizer with {END_OF_TEXT}, which starts a document")
+    return found
+
+
+def digest(*paths: pathlib.Path) -> str:
+    """SHA-256 of a file, or of what several hold one after the other."""
+    found = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+    return found.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,10 +129,16 @@ class Tokens:
     """A stream of token ids on disk, cut into windows."""
 
     path: pathlib.Path
+    dtype: type = np.uint16
 
     @functools.cached_property
     def ids(self) -> np.ndarray:
-        return np.memmap(self.path, np.uint16, "r")
+        return np.memmap(self.path, self.dtype, "r")
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What a run depends on, as hashes: the tokenizer and the text."""
+        return {"tokenizer": digest(self.path.parent / "tokenizer.json"), "text": digest(self.path)}
 
     @functools.lru_cache(maxsize=2)  # noqa: B019  (one Tokens lives as long as its run)
     def _order(self, seed: int, epoch: int, windows: int) -> np.ndarray:
@@ -149,12 +192,13 @@ def prepare(
         else:
             trained = tokenizers.Tokenizer.from_file(tokenizer)
         trained.save(str(out / "tokenizer.json"))
+        dtype = _dtype(trained)
         counts = {"train": 0, "held_out": 0}
         held_out = []
         with open(out / "train.bin", "wb") as train, open(out / "held_out.bin", "wb") as test:
             for path, text in tqdm(documents, desc="tokenising", unit="file", disable=None):
                 part = "held_out" if text in tests else "train"
-                ids = np.array(trained.encode(text).ids, np.uint16)
+                ids = np.array(trained.encode(text).ids, dtype)
                 ids.tofile(test if part == "held_out" else train)
                 counts[part] += len(ids)
                 if part == "held_out":
@@ -164,4 +208,9 @@ def prepare(
             "sha256": {name: digest(out / name) for name in ("tokenizer.json", "train.bin", "held_out.bin")},
         }, indent=1))  # fmt: skip
     loaded = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
-    return loaded, Tokens(out / "train.bin"), Tokens(out / "held_out.bin")
+    dtype = _dtype(loaded)
+    return loaded, Tokens(out / "train.bin", dtype), Tokens(out / "held_out.bin", dtype)
+
+
+def _dtype(tokenizer: tokenizers.Tokenizer) -> type:
+    return np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32

@@ -1,7 +1,7 @@
 """python -m train.distill: a small draft learns to say what the target would say.
 
-Forward KL from the target to the draft, on windows of text and on text that the target wrote itself.  What the target
-writes is where a draft is used; the text keeps it from knowing only the target's favourite phrases.
+From windows of text, from what the target wrote, from what the draft writes, or inside speculation itself (--online).
+What is written is where a draft is used; the text keeps it from knowing only favourite phrases.
 """
 
 from __future__ import annotations
@@ -16,38 +16,54 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from tqdm import tqdm
 
 from specjax.checkpoint import LanguageModel, load
 from specjax.decoding import Decoder
+from specjax.hub import find_folder
 from specjax.models.base import LinenModel
 from specjax.models.transformer import Transformer, head_matrix
-from specjax.proposers import NoProposer
+from specjax.proposers import DraftModel, NoProposer
 from specjax.rules import Match
 from specjax.sampling import Sampling
 from specjax.types import Params
-from train.corpus import Source, Tokens, prepare
+from train import accepted, dataset, online
+from train.corpus import TextOptions, Tokens, digest, prepare, starts_of_documents
+from train.dataset import Request, Written, model_hashes
+from train.divergences import DIVERGENCES, blend
 from train.loop import LoopOptions, fit
-from train.losses import agreement, chunked, forward_kl
-from train.options import REQUIRED, option, parse
+from train.losses import against, agreement, chunked, chunked_rows, log_draft
+from train.measure import interval, measure
+from train.options import REQUIRED, at_least, option, parse, run, within
 from train.precision import mixed_dot_general
 from train.student import ModelOptions, initial_params, make_model, read, save_student
 
+ACCEPTED_LENGTH = "accepted-length"
+TEXT, TARGET, DRAFT = range(3)
+
 
 @dataclasses.dataclass(frozen=True)
-class DistillOptions(LoopOptions, ModelOptions):
+class DistillOptions(LoopOptions, ModelOptions, TextOptions):
     """The target, the data, the draft's sizes, and the loop."""
 
     target: str = option(REQUIRED, "folder of the target")
-    data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
-    pattern: str = option("*.py", "which files below a folder")
-    exclude: tuple[str, ...] = option((), "names of folders to leave out")
-    max_bytes: int = option(200_000, "larger files are left out")
-    sampled_fraction: float = option(0.5, "part of each batch that the target wrote (lambda)")
+    loss: str = option("forward-kl", "what falls", choices=(*DIVERGENCES, ACCEPTED_LENGTH))
+    anneal_steps: int = option(0, "steps in which the loss goes over from forward KL; 0: none")
+    num_drafts: int = option(4, "guesses per step (gamma): of accepted-length, --online and --eval-prompts")
+    temperature: float = option(1.0, "that the target is to be served with: in its text, and in the loss")
+    top_k: int = option(0, "likewise")
+    top_p: float = option(1.0, "likewise")
+    sampled_fraction: float = option(0.5, "part of the sequences that the target wrote")
+    draft_fraction: float = option(0.0, "part of the sequences that the draft writes, in the step")
+    mix: str = option(
+        "sequence", "do the parts hold in every batch, or is a batch of one part", choices=("sequence", "batch")
+    )
+    online: bool = option(False, "learn from the verification of guesses, rejected ones too; only that")
     sampled_sequences: int = option(1024, "how many sequences the target writes")
-    sampled_prompt: int = option(32, "tokens of text that the target continues")
-    sampled_batch: int = option(16, "sequences that it writes at once")
+    sampled_prompt: int = option(32, "tokens of text that the target or the draft continues")
+    sampled_batch: int = option(16, "sequences that the target writes at once")
     eval_batches: int = option(32, "held-out batches per evaluation")
+    eval_prompts: int = option(0, "held-out prompts on which tau is measured, through the decoder; 0: none")
+    eval_tokens: int = option(64, "new tokens for each of them")
     hidden_size: int = option(128, "features per token")
     mlp_size: int = option(352, "features inside the MLP")
     num_layers: int = option(1, "layers")
@@ -56,124 +72,295 @@ class DistillOptions(LoopOptions, ModelOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 0 <= self.sampled_fraction <= 1:
-            raise ValueError(f"--sampled-fraction is {self.sampled_fraction}; it must lie in [0, 1]")
+        at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_batch", "eval_batches", "eval_tokens")
+        at_least(self, 0, "anneal_steps", "eval_prompts")
+        within(self, 0, 1, "sampled_fraction", "draft_fraction")
+        Sampling.create(1, **self.settings)
         if not 0 < self.sampled_prompt < self.sequence_length:
             raise ValueError(
                 f"--sampled-prompt is {self.sampled_prompt}; it must be shorter than a sequence, and not 0"
             )
+        if self.sampled_fraction + self.draft_fraction > 1:
+            raise ValueError(
+                f"--sampled-fraction {self.sampled_fraction} and --draft-fraction {self.draft_fraction} are more than 1"
+            )
+        if self.loss == "reverse-kl" and (self.temperature == 0 or self.top_k or self.top_p < 1):
+            raise ValueError(
+                "--loss reverse-kl is infinite where the target leaves tokens out (--temperature 0, --top-k, --top-p): "
+                "take jensen-shannon or total-variation"
+            )
+        if self.loss == ACCEPTED_LENGTH and (self.online or self.sampled_fraction < 1):
+            raise ValueError(
+                "--loss accepted-length is a mean over text that the target wrote: pass --sampled-fraction 1, and "
+                "neither --online nor --draft-fraction"
+            )
+        if self.num_drafts > self.sequence_length or (self.online and not self.online_steps):
+            raise ValueError(
+                f"--sequence-length {self.sequence_length} has no room for --num-drafts {self.num_drafts}"
+                + f" behind --sampled-prompt {self.sampled_prompt}" * self.online
+            )
+        if self.eval_prompts and self.sampled_prompt + self.eval_tokens > self.sequence_length:
+            raise ValueError(
+                f"--eval-tokens {self.eval_tokens} behind --sampled-prompt {self.sampled_prompt} are more than "
+                f"--sequence-length {self.sequence_length}"
+            )
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
-def sample(target: LanguageModel, text: Tokens, options: DistillOptions, folder: pathlib.Path) -> np.ndarray:
-    """Sequences [sampled_sequences, T + 1] that begin with text and go on as the target does at temperature 1.
-
-    A file a batch, each a function of its number: an interrupted call goes on where it stopped.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    rows, length = options.sampled_batch, options.sequence_length + 1
-    # An end of text does not end a sequence: the target goes on with the next document, as in the packed text.
-    decoder = Decoder(target.model, NoProposer(), Match(), (), length)
-    parts = []
-    numbers = range(-(-options.sampled_sequences // rows))
-    for number in tqdm(numbers, desc="the target writes", unit="batch", disable=None):
-        path = folder / f"{number:05d}.npy"
-        if not path.exists():
-            prompt = text.batch(number, rows, options.sampled_prompt - 1, options.seed + 1)
-            keys = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), number), rows)
-            params = Params(target.params)
-            state = decoder.prefill(
-                params, prompt, np.full(rows, options.sampled_prompt, np.int32), limit=np.full(rows, length, np.int32),
-                sampling=Sampling.create(rows, 1.0), key=keys,
-            )  # fmt: skip
-            tokens = np.asarray(decoder.run(params, state).tokens[:, :length], np.uint16)
-            partial = path.with_suffix(".partial")
-            with open(partial, "wb") as file:
-                np.save(file, tokens)
-            partial.rename(path)
-        parts.append(np.load(path))
-    return np.concatenate(parts)[: options.sampled_sequences].astype(np.int32)
+    @property
+    def online_steps(self) -> int:
+        """Steps of speculation that fit into a sequence, however many guesses they accept."""
+        return (self.sequence_length - self.sampled_prompt) // (self.num_drafts + 1)
 
 
 @dataclasses.dataclass(eq=False)
 class Distill:
-    """Forward KL to a frozen target."""
+    """A divergence from a frozen target, or the expected accepted length."""
 
     options: DistillOptions
     draft: LinenModel
-    target: LinenModel
-    frozen: Any  # the target's parameters
-    train: Tokens
-    held_out: Tokens
-    sampled: np.ndarray | None
+    target: LanguageModel
+    text: Tokens | None
+    held_out: Tokens | Written
+    written: Written | None
+    end: int | None  # the token that starts a document, where documents are isolated
+    inputs: dict[str, str]
+
+    def __post_init__(self):
+        # Numbers of the options, and so constants of the program: what is switched off costs nothing.
+        plain = self.options.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
+        self.serving = None if plain else Sampling.create(1, **self.options.settings)
+        self.reader = LinenModel(Transformer(self.target.model.module.config, mixed_dot_general))
+
+    @property
+    def frozen(self) -> Any:
+        return self.target.params
 
     def init(self) -> Any:
         return initial_params(self.draft, self.options)
 
-    def batch(self, step: int) -> np.ndarray:
+    def batch(self, step: int) -> dict[str, np.ndarray]:
         o = self.options
-        written = 0 if self.sampled is None else round(o.batch_size * o.sampled_fraction)
-        parts = []
-        if written < o.batch_size:
-            parts.append(self.train.batch(step, o.batch_size - written, o.sequence_length, o.seed))
-        if self.sampled is not None and written:
-            epoch, first = divmod(step * written, len(self.sampled) - len(self.sampled) % written)
-            order = np.random.default_rng((o.seed, epoch)).permutation(len(self.sampled))
-            parts.append(self.sampled[order[first : first + written]])
-        return np.concatenate(parts)
+        rows = o.batch_size
+        counts = np.bincount(sources(o, step), minlength=3)
+        tokens, drawn = [], np.zeros((rows, o.sequence_length), np.float32)
+        from_text = int(counts[TEXT] + counts[DRAFT])
+        if from_text and self.text is not None:
+            tokens.append(self.text.batch(step, from_text, o.sequence_length, o.seed))
+        if counts[TARGET] and self.written is not None:
+            found, drawn[from_text:] = self.written.rows(step * int(counts[TARGET]), int(counts[TARGET]), o.seed)
+            tokens.append(found)
+        batch = {
+            "tokens": np.concatenate(tokens),
+            "drawn": drawn,
+            "number": step * rows + np.arange(rows, dtype=np.int32),
+        }
+        share = min(1.0, step / o.anneal_steps) if o.anneal_steps else 1.0
+        return {**batch, "own": np.arange(rows) < counts[DRAFT], "share": np.full(rows, share, np.float32)}
 
-    def _compare(self, loss: Any, params: Any, frozen: Any, batch: Array) -> Any:
-        """`loss` of the draft's logits against the target's, at every token of a batch."""
-        inputs = batch[:, :-1]
-        hidden = read(self.draft, params, inputs)
-        target_hidden = jax.lax.stop_gradient(read(self.target, frozen, inputs))
-        rows = (jnp.ones(len(hidden)), target_hidden)
-        shared = (head_matrix(frozen),)
-        return loss(hidden, head_matrix(params), rows, shared)
+    def loss(self, params: Any, frozen: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
+        o = self.options
+        if o.online:
+            return self._online(params, frozen, batch)
+        tokens = self._continue(params, batch) if o.draft_fraction else batch["tokens"]
+        if o.loss == ACCEPTED_LENGTH:
+            kl, ratio, alpha = self._rows(accepted.statistics, params, frozen, tokens, True)
+            length, counts = accepted.expected_accepted_length(ratio, alpha, batch["drawn"], o.num_drafts)
+            weight = counts.sum()
+            refused = 1 - length / o.num_drafts
+            share = batch["share"][:, None]
+            each = share * refused + (1 - share) * kl[:, : refused.shape[1]] if o.anneal_steps else refused
+            mean = jnp.sum(counts * each) / jnp.maximum(weight, 1)
+            found = jnp.sum(counts * length) / jnp.maximum(weight, 1)
+            return mean, {"weight": weight, "expected_accepted_length": found}
+        # Padding behind a sequence that ended has nothing to teach; prompts do.
+        weight = self._there(batch["drawn"]).reshape(-1)
+        hidden, rows = self._read(params, frozen, tokens)
+        shared = (head_matrix(frozen), self.serving, self._share(batch))
+        total = chunked(against(DIVERGENCES[o.loss]))(hidden, head_matrix(params), (weight, rows), shared)
+        return total / jnp.maximum(weight.sum(), 1), {"weight": weight.sum()}
 
-    def loss(self, params: Any, frozen: Any, batch: Array) -> tuple[Array, dict[str, Array]]:
-        return self._compare(chunked(forward_kl), params, frozen, batch) / (batch.shape[0] * (batch.shape[1] - 1)), {}
+    def _there(self, drawn: Array | np.ndarray) -> Array:
+        """[B, T] 1 up to the last token that a sequence holds."""
+        place = jnp.arange(drawn.shape[1])
+        last = jnp.max(jnp.where(drawn > 0, place, -1), axis=1, keepdims=True)
+        return ((place <= last) | (last < 0)).astype(jnp.float32)
+
+    def _share(self, batch: Any) -> Array | None:
+        return batch["share"][0] if self.options.anneal_steps else None
+
+    def _read(self, params: Any, frozen: Any, tokens: Array) -> tuple[Array, Array]:
+        """Features [B * T, E] of draft and target."""
+        inputs = tokens[:, :-1]
+        target = read(self.reader, frozen, inputs, self.end)
+        return read(self.draft, params, inputs, self.end), jax.lax.stop_gradient(target)
+
+    def _rows(self, statistics: Any, params: Any, frozen: Any, tokens: Array, labelled: bool) -> Any:
+        """Numbers of every token, each [B, T]."""
+        hidden, target = self._read(params, frozen, tokens)
+        rows = (tokens[:, 1:].reshape(-1), target) if labelled else (target,)
+        shared = (head_matrix(frozen), self.serving)
+        found = chunked_rows(statistics)(hidden, head_matrix(params), rows, shared)
+        return jnp.moveaxis(found.reshape(len(tokens), -1, found.shape[-1]), -1, 0)
+
+    def _keys(self, batch: Any) -> Array:
+        return jax.vmap(lambda n: jax.random.fold_in(jax.random.key(self.options.seed), n))(batch["number"])
+
+    def _prefill(self, decoder: Decoder, params: Params, batch: Any) -> Any:
+        o, rows = self.options, len(batch["tokens"])
+        return decoder.prefill(
+            params, batch["tokens"][:, : o.sampled_prompt], np.full(rows, o.sampled_prompt, np.int32),
+            limit=np.full(rows, decoder.capacity, np.int32), sampling=Sampling.create(rows, **o.settings),
+            key=self._keys(batch),
+        )  # fmt: skip
+
+    def _continue(self, params: Any, batch: Any) -> Array:
+        """The tokens of a batch, those of its `own` rows as the draft goes on now."""
+        tokens, own = batch["tokens"], batch["own"]
+        decoder = Decoder(self.draft, NoProposer(), Match(), (), tokens.shape[1])
+        arrays = Params(jax.lax.stop_gradient(params))
+
+        def write():
+            written = decoder.run(arrays, self._prefill(decoder, arrays, batch)).tokens[:, : tokens.shape[1]]
+            return jnp.where(own[:, None], written, tokens)
+
+        return jax.lax.cond(own.any(), write, lambda: tokens)
+
+    def speculator(self, capacity: int, eos: tuple[int, ...] = ()) -> Decoder:
+        size = self.target.model.vocab_size
+        return Decoder(self.target.model, DraftModel(self.draft, size, self.options.num_drafts), Match(), eos, capacity)
+
+    def _online(self, params: Any, frozen: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
+        o = self.options
+        decoder, arrays = self.speculator(o.sequence_length), Params(frozen, jax.lax.stop_gradient(params))
+        rollout = online.roll_out(decoder, arrays, self._prefill(decoder, arrays, batch), o.online_steps)
+        hidden = online.read_branches(self.draft, params, rollout)
+
+        def loss(logits, weight, target, share):
+            divergence = blend(DIVERGENCES[o.loss], share)
+            return jnp.sum(weight * divergence(jax.nn.log_softmax(target), log_draft(logits, self.serving)))
+
+        target = rollout.logits.reshape(-1, rollout.logits.shape[-1])
+        weight = jnp.ones(len(target))
+        total = chunked(loss)(
+            hidden.reshape(len(target), -1), head_matrix(params), (weight, target), (self._share(batch),)
+        )
+        tau = rollout.emitted.mean() / o.online_steps
+        return total / len(target), {"online_tau": tau}
 
     @functools.cached_property
     def _measure(self):
-        def all_at_once(hidden, head, rows, shared):
-            logits = mixed_dot_general(hidden, head, (((1,), (0,)), ((), ())))
-            return jnp.array([forward_kl(logits, *rows, *shared), *agreement(logits, *rows, *shared)]) / len(hidden)
+        def mean(params, frozen, tokens, drawn):
+            weight = self._there(drawn)
+            return (weight * self._rows(agreement, params, frozen, tokens, False)).sum((1, 2)) / weight.sum()
 
-        return jax.jit(functools.partial(self._compare, all_at_once))
+        return jax.jit(mean)
 
     def evaluate(self, params: Any) -> dict[str, float]:
         o = self.options
-        batches = (self.held_out.batch(i, 4, o.sequence_length, 0) for i in range(o.eval_batches))
-        kl, alpha, same = np.mean([self._measure(params, self.frozen, batch) for batch in batches], axis=0)
-        return {"held_out_kl": float(kl), "held_out_alpha": float(alpha), "held_out_same_argmax": float(same)}
+        found = [self._measure(params, self.frozen, *self._held_out(i, 4)) for i in range(o.eval_batches)]
+        kl, alpha, same = np.mean(found, axis=0)
+        report = {"held_out_kl": float(kl), "held_out_alpha": float(alpha), "held_out_same_argmax": float(same)}
+        if o.eval_prompts:
+            tokens, drawn = self._held_out(0, o.eval_prompts)
+            # Of a sequence that is shorter than a prompt, all but what pads it.
+            lengths = np.minimum(o.sampled_prompt, 1 + np.asarray(self._there(drawn)).sum(1).astype(int))
+            prompts = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+            decoder = self.speculator(o.sampled_prompt + o.eval_tokens + o.num_drafts, self.target.eos)
+            counts = measure(
+                decoder, Params(self.frozen, params), prompts, o.eval_tokens, batch=min(o.eval_prompts, 8),
+                settings=o.settings, seed=0,
+            ).counts  # fmt: skip
+            tau = interval(counts.emitted, counts.passes)
+            assert tau is not None
+            report |= dict(zip(("tau", "tau_low", "tau_high"), tau, strict=True))
+        return report
+
+    def _held_out(self, index: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and `drawn`, as in a batch."""
+        if isinstance(self.held_out, Written):
+            return self.held_out.rows(index * rows, rows, 0)
+        tokens = self.held_out.batch(index, rows, self.options.sequence_length, 0)
+        return tokens, np.zeros((rows, self.options.sequence_length), np.float32)
+
+    def goal(self, report: dict[str, float]) -> float:
+        """Measured acceptance, where it is measured: the loss can fall while it does, too."""
+        return report.get("tau", -report["held_out_kl"])
 
     def export(self, params: Any, folder: pathlib.Path) -> None:
-        save_student(folder, self.draft, params, self.train.path.parent / "tokenizer.json")
+        save_student(folder, self.draft, params, find_folder(self.options.target) / "tokenizer.json")
+
+
+def sources(options: DistillOptions, step: int) -> np.ndarray:
+    """Where each sequence of a batch comes from: a function of the step."""
+    rows, shares = options.batch_size, (options.sampled_fraction, options.draft_fraction)
+    if options.online:
+        return np.full(rows, TEXT)
+    if options.mix == "batch":
+        drawn = np.random.default_rng((options.seed, 2, step)).random()
+        return np.full(rows, TARGET if drawn < shares[0] else DRAFT if drawn < sum(shares) else TEXT)
+    counts = [round(rows * share) for share in shares]
+    return np.repeat([TEXT, TARGET, DRAFT], [max(0, rows - sum(counts)), *counts])[:rows]
+
+
+def sample(target: LanguageModel, text: Tokens, options: DistillOptions, folder: pathlib.Path, hashes: Any) -> None:
+    """Let the target continue windows of text into a dataset."""
+    o, length = options, options.sequence_length + 1
+    # An end of text ends a sequence only where documents are isolated; else the next document follows, as in the text.
+    decoder = Decoder(target.model, NoProposer(), Match(), target.eos if o.isolate_documents else (), length)
+    request = Request(
+        hashes, o.sampled_sequences, o.sampled_batch, length - o.sampled_prompt, o.settings, o.seed, 0,
+        f"{o.sampled_prompt} tokens of {text.inputs['text']}",
+    )  # fmt: skip
+
+    def prompts(number):
+        rows = min(o.sampled_batch, o.sampled_sequences - number * o.sampled_batch)
+        return text.batch(number, o.sampled_batch, o.sampled_prompt - 1, o.seed + 1)[:rows].tolist()
+
+    dataset.write(folder, request, decoder, Params(target.params), prompts, None)
 
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(DistillOptions, argv, __doc__)
-    out = pathlib.Path(options.out)
+    out, length = pathlib.Path(options.out), options.sequence_length
     target = load(options.target)
     if target.tokenizer is None:
         raise ValueError(f"--target {options.target} has no tokenizer.json, which tokenises --data")
-    if options.sequence_length > target.model.max_positions:
-        raise ValueError(
-            f"--sequence-length is {options.sequence_length}; the target reads at most {target.model.max_positions}"
-        )
-    source = Source(options.data, options.pattern, options.exclude, options.max_bytes)
-    tokenizer = str(pathlib.Path(options.target) / "tokenizer.json")
-    _, train, held_out = prepare(source, out / "corpus", target.model.vocab_size, tokenizer)
-    sampled = sample(target, train, options, out / "sampled") if options.sampled_fraction else None
-    frozen_model = LinenModel(Transformer(target.model.module.config, mixed_dot_general))
+    if length > target.model.max_positions:
+        raise ValueError(f"--sequence-length is {length}; the target reads at most {target.model.max_positions}")
+    hashes = model_hashes(options.target)
+    made = [pathlib.Path(folder) for folder in options.data if (pathlib.Path(folder) / dataset.MANIFEST).exists()]
+    folders = tuple(folder for folder in options.data if pathlib.Path(folder) not in made)
+    text = held_out = written = None
+    inputs = dict(hashes)
+    if folders:
+        source = dataclasses.replace(options.source, folders=folders)
+        tokenizer = str(find_folder(options.target) / "tokenizer.json")
+        _, text, held_out = prepare(source, out / "corpus", target.model.vocab_size, tokenizer)
+        inputs = {**text.inputs, **hashes}
+        if not made and options.sampled_fraction and not options.online:
+            sample(target, text, options, out / "sampled", hashes)
+            written = Written.load([out / "sampled"], length, hashes)
+    elif options.online or options.sampled_fraction < 1:
+        raise ValueError("--data holds only what the target wrote: add a folder of text, or pass --sampled-fraction 1")
+    if made:
+        exact = options.settings if options.loss == ACCEPTED_LENGTH else None
+        written = Written.load(made, length, hashes, exact)
+        inputs["dataset"] = digest(*(shard for folder in made for shard in sorted(folder.glob("*.safetensors"))))
+        if held_out is None:
+            written, held_out = written.split()
     draft = make_model(options, target.model.vocab_size)
     sizes = {
         "target": target.num_params,
         "draft": sum(x.size for x in jax.tree.leaves(jax.eval_shape(draft.init, jax.random.key(0)))),
     }
     print(f"parameters: {json.dumps(sizes)}", flush=True)
-    fit(Distill(options, draft, frozen_model, target.params, train, held_out, sampled), options)
+    end = starts_of_documents(target.tokenizer, options.isolate_documents)
+    assert held_out is not None
+    fit(Distill(options, draft, target, text, held_out, written, end, inputs), options)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

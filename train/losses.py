@@ -1,7 +1,9 @@
-"""Losses on logits that are never all there: a chunk of tokens at a time, forward and backward together.
+"""Losses on logits that are never all there: a chunk of tokens at a time.
 
 The logits of a batch are its largest tensor by far (tokens x vocabulary).  `chunked` computes them a chunk at a time,
 takes the loss and its gradient while they are at hand, and keeps the gradients, which have the size of the inputs.
+`chunked_rows` is for numbers per token that something else combines, such as products along a text: its backward pass
+computes each chunk again.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.sampling import Sampling, warp
+from train import divergences
+from train.divergences import Divergence, blend
 from train.precision import mixed_dot_general
 
 _LAST_FIRST = (((1,), (0,)), ((), ()))
@@ -34,19 +39,13 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
         return forward(hidden, head, rows, shared)[0]
 
     def forward(hidden, head, rows, shared):
-        count = hidden.shape[0]
-        size = min(chunk, count)
-
-        def split(x):
-            return jnp.pad(x, [(0, -count % size)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
-
         def step(carry, xs):
             value, (grad_hidden, grad_head) = jax.value_and_grad(part, (0, 1))(xs[0], head, xs[1], shared)
             return (carry[0] + value, carry[1] + grad_head), grad_hidden
 
         start = (jnp.float32(0), jnp.zeros_like(head))
-        (value, grad_head), grad_hidden = jax.lax.scan(step, start, (split(hidden), jax.tree.map(split, rows)))
-        return value, (grad_hidden.reshape(-1, hidden.shape[1])[:count], grad_head)
+        (value, grad_head), grad_hidden = jax.lax.scan(step, start, _split((hidden, rows), chunk))
+        return value, (grad_hidden.reshape(-1, hidden.shape[1])[: len(hidden)], grad_head)
 
     def backward(saved: Any, grad: Array):
         return saved[0] * grad, saved[1] * grad, None, None
@@ -55,27 +54,91 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
     return total
 
 
+def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable[..., Array]:
+    """Make `statistics(logits [C, V], *rows, *shared) -> [C, S]` into `f(hidden, head, rows, shared) -> [M, S]`.
+
+    Arguments as in `chunked`, without weights: rows that pad a chunk are cut off again.
+    """
+
+    @jax.custom_vjp
+    def whole(hidden, head, rows, shared=()):
+        def step(_, xs):
+            return None, statistics(mixed_dot_general(xs[0], head, _LAST_FIRST), *xs[1], *shared)
+
+        found = jax.lax.scan(step, None, _split((hidden, rows), chunk))[1]
+        return found.reshape(-1, found.shape[-1])[: len(hidden)]
+
+    def forward(hidden, head, rows, shared):
+        return whole(hidden, head, rows, shared), (hidden, head, rows, shared)
+
+    def backward(saved: Any, grad: Array):
+        hidden, head, rows, shared = saved
+
+        def pulled(logits, grad, *others):
+            return jnp.sum(grad * statistics(logits, *others))
+
+        pull = jax.grad(chunked(pulled, chunk), (0, 1))
+        return *pull(hidden, head, (grad, *rows), shared), None, None
+
+    whole.defvjp(forward, backward)
+    return whole
+
+
+def _split(arrays: Any, chunk: int) -> Any:
+    """Arrays [M, ...] as chunks [K, C, ...], the last one padded with zeros."""
+
+    def split(x):
+        size = min(chunk, len(x))
+        return jnp.pad(x, [(0, -len(x) % size)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
+
+    return jax.tree.map(split, arrays)
+
+
+def log_target(logits: Array, sampling: Sampling | None = None) -> Array:
+    """Log-probabilities [C, V] that the target is sampled from with the settings (one row of them) that it serves."""
+    return jax.nn.log_softmax(logits if sampling is None else warp(logits[None], sampling)[0])
+
+
+def log_draft(logits: Array, sampling: Sampling | None = None) -> Array:
+    """Those of the draft, at the temperature that it serves; at 0, where nothing could be learned, at 1.
+
+    A filter would hide tokens from the gradient: the draft is to learn the target's, so that its own has nothing to do.
+    """
+    if sampling is None:
+        return jax.nn.log_softmax(logits)
+    return jax.nn.log_softmax(logits / jnp.where(sampling.temperature == 0, 1, sampling.temperature))
+
+
 def cross_entropy(logits: Array, weight: Array, labels: Array) -> Array:
     """Sum over rows of weight * -log softmax(logits)[label].  Shapes [C, V], [C], [C]."""
     picked = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
     return jnp.sum(weight * (jax.nn.logsumexp(logits, axis=1) - picked))
 
 
-def forward_kl(logits: Array, weight: Array, target_hidden: Array, target_head: Array) -> Array:
-    """Sum over rows of weight * KL(target || draft) in nats.  Shapes [C, V], [C], [C, E], [E, V].
+def against(divergence: Divergence) -> Callable[..., Array]:
+    """A loss for `chunked`: the sum over rows of weight * divergence(target, draft).
 
-    The target's logits are computed here, so that they too exist for one chunk only.
-
-    Reference: Zhou et al. 2023, DistillSpec, arXiv 2310.08461, section 3 (forward KL).
+    Shapes logits [C, V], weight [C], target_hidden [C, E], target_head [E, V].  The target's logits are computed in
+    it, so that they too exist for one chunk only.  With a `share`, it is a blend with forward KL.
     """
-    target = jax.nn.log_softmax(mixed_dot_general(target_hidden, target_head, _LAST_FIRST))
-    return jnp.sum(weight * jnp.sum(jnp.exp(target) * (target - jax.nn.log_softmax(logits)), axis=1))
+
+    def loss(logits, weight, target_hidden, target_head, sampling=None, share=None):
+        target = log_target(mixed_dot_general(target_hidden, target_head, _LAST_FIRST), sampling)
+        return jnp.sum(weight * blend(divergence, share)(target, log_draft(logits, sampling)))
+
+    return loss
 
 
-def agreement(logits: Array, weight: Array, target_hidden: Array, target_head: Array) -> tuple[Array, Array]:
-    """Sums over rows of weight * sum_v min(target, draft), which is the acceptance rate of `rejection` at temperature
-    1, and of weight * (do both have the same argmax), which is that of greedy decoding.  Shapes as in `forward_kl`."""
-    target = mixed_dot_general(target_hidden, target_head, _LAST_FIRST)
-    overlap = jnp.minimum(jax.nn.softmax(target), jax.nn.softmax(logits)).sum(axis=1)
-    same = jnp.argmax(target, axis=1) == jnp.argmax(logits, axis=1)
-    return jnp.sum(weight * overlap), jnp.sum(weight * same)
+forward_kl = against(divergences.forward_kl)
+
+
+def agreement(logits: Array, target_hidden: Array, target_head: Array, sampling: Sampling | None = None) -> Array:
+    """For `chunked_rows`: [C, 3], forward KL, alpha, and whether both have the same argmax.  Shapes as in `against`.
+
+    Alpha is the acceptance rate of `rejection` where target and draft are both sampled with the settings, filters too.
+    """
+    logits_target = mixed_dot_general(target_hidden, target_head, _LAST_FIRST)
+    target = log_target(logits_target, sampling)
+    kl = divergences.forward_kl(target, log_draft(logits, sampling))
+    alpha = divergences.acceptance(target, log_target(logits, sampling))
+    return jnp.stack([kl, alpha, jnp.argmax(logits_target, axis=1) == jnp.argmax(logits, axis=1)], axis=1)

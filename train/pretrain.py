@@ -14,21 +14,17 @@ from jax import Array
 
 from specjax.models.base import LinenModel
 from specjax.models.transformer import head_matrix
-from train.corpus import Source, Tokens, prepare
+from train.corpus import TextOptions, Tokens, prepare, starts_of_documents
 from train.loop import LoopOptions, fit
 from train.losses import chunked, cross_entropy
-from train.options import REQUIRED, option, parse
+from train.options import option, parse, run
 from train.student import ModelOptions, initial_params, make_model, read, save_student
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainOptions(LoopOptions, ModelOptions):
+class PretrainOptions(LoopOptions, ModelOptions, TextOptions):
     """The data, the model's sizes, and the loop."""
 
-    data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
-    pattern: str = option("*.py", "which files below a folder")
-    exclude: tuple[str, ...] = option((), "names of folders to leave out")
-    max_bytes: int = option(200_000, "larger files are left out: they are mostly tables")
     tokenizer: str | None = option(None, "an existing tokenizer.json; without it one is trained")
     vocab_size: int = option(4096, "of the tokenizer that is trained")
     eval_batches: int = option(32, "held-out batches per evaluation")
@@ -42,7 +38,12 @@ class Pretrain:
     model: LinenModel
     train: Tokens
     held_out: Tokens
+    end: int | None = None  # the token that starts a document, where documents are isolated
     frozen: Any = None
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        return self.train.inputs
 
     def init(self) -> Any:
         return initial_params(self.model, self.options)
@@ -53,7 +54,7 @@ class Pretrain:
 
     def loss(self, params: Any, frozen: Any, batch: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
-        hidden = read(self.model, params, batch[:, :-1])
+        hidden = read(self.model, params, batch[:, :-1], self.end)
         labels = batch[:, 1:].reshape(-1)
         total = chunked(cross_entropy)(hidden, head_matrix(params), (jnp.ones(len(labels)), labels))
         return total / len(labels), {}
@@ -67,6 +68,9 @@ class Pretrain:
         batches = (self.held_out.batch(i, o.batch_size, o.sequence_length, 0) for i in range(o.eval_batches))
         return {"held_out_loss": float(np.mean([self._measure(params, batch) for batch in batches]))}
 
+    def goal(self, report: dict[str, float]) -> float:
+        return -report["held_out_loss"]
+
     def export(self, params: Any, folder: pathlib.Path) -> None:
         save_student(folder, self.model, params, self.train.path.parent / "tokenizer.json")
 
@@ -74,11 +78,11 @@ class Pretrain:
 def main(argv: list[str] | None = None) -> None:
     options = parse(PretrainOptions, argv, __doc__)
     out = pathlib.Path(options.out)
-    source = Source(options.data, options.pattern, options.exclude, options.max_bytes)
-    tokenizer, train, held_out = prepare(source, out / "corpus", options.vocab_size, options.tokenizer)
+    tokenizer, train, held_out = prepare(options.source, out / "corpus", options.vocab_size, options.tokenizer)
     model = make_model(options, tokenizer.get_vocab_size())
-    fit(Pretrain(options, model, train, held_out), options)
+    end = starts_of_documents(tokenizer, options.isolate_documents)
+    fit(Pretrain(options, model, train, held_out, end), options)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

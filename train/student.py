@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import tokenizers
 from jax import Array
 
-from specjax.checkpoint import load, save
+from specjax.checkpoint import LanguageModel, load, save
 from specjax.models.base import LinenModel
-from specjax.models.transformer import Transformer, TransformerConfig
-from train.corpus import END_OF_TEXT
+from specjax.models.config import TransformerConfig
+from specjax.models.transformer import Transformer
+from train.corpus import end_of_text
 from train.options import option
 from train.precision import mixed_dot_general
 
@@ -29,6 +30,8 @@ class ModelOptions:
     num_heads: int = option(4, "query heads")
     num_kv_heads: int = option(2, "key and value heads")
     initial: str | None = option(None, "folder of a model of these sizes to go on from; without it, random numbers")
+    isolate_documents: bool = option(False, "documents packed into a sequence do not see each other")
+    remat: bool = option(False, "compute layers again in the backward pass, to need less memory")
 
 
 def make_model(options: Any, vocab_size: int) -> LinenModel:
@@ -44,7 +47,7 @@ def make_model(options: Any, vocab_size: int) -> LinenModel:
         max_positions=options.sequence_length,
         tied_embeddings=True,
     )
-    return LinenModel(Transformer(config, mixed_dot_general))
+    return LinenModel(Transformer(config, mixed_dot_general, remat=options.remat))
 
 
 def initial_params(model: LinenModel, options: Any) -> Any:
@@ -61,15 +64,27 @@ def initial_params(model: LinenModel, options: Any) -> Any:
     return {name: found.params[name] for name in params}
 
 
-def read(model: LinenModel, params: Any, inputs: Array) -> Array:
-    """The features [B * T, E] of a batch [B, T] of packed text."""
-    positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
-    hidden = model.apply(params, inputs, positions).hidden
+def read(model: LinenModel, params: Any, inputs: Array, end: int | None = None) -> Array:
+    """The features [B * T, E] of a batch [B, T] of packed text.
+
+    With `end`, the token that starts a document, each document is read as if it stood alone.
+    """
+    positions, mask = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape), None
+    if end is not None:
+        positions, mask = isolate(inputs == end)
+    hidden = model.apply(params, inputs, positions, None, mask).hidden
     return hidden.reshape(-1, hidden.shape[-1])
+
+
+def isolate(starts: Array) -> tuple[Array, Array]:
+    """Positions [B, T] that begin again, and a mask [B, T, T] that sees nothing before, where `starts` [B, T] says."""
+    place = jnp.arange(starts.shape[1])
+    first = jax.lax.cummax(jnp.where(starts, place, 0), axis=1)
+    return place - first, (place[:, None] >= place) & (first[:, :, None] == first[:, None])
 
 
 def save_student(folder: pathlib.Path, model: LinenModel, params: Any, tokenizer: pathlib.Path) -> None:
     """Write a Hugging Face folder in bfloat16."""
-    end = tokenizers.Tokenizer.from_file(str(tokenizer)).token_to_id(END_OF_TEXT)
-    eos = () if end is None else (end,)
-    save(folder, model, params, tokenizer=tokenizer, eos=eos, dtype=jnp.bfloat16)
+    words = tokenizers.Tokenizer.from_file(str(tokenizer))
+    end = end_of_text(words)
+    save(LanguageModel(model, params, words, () if end is None else (end,), folder.name), folder, dtype=jnp.bfloat16)

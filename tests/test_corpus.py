@@ -1,0 +1,95 @@
+"""Text files become streams, batches and masks."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+
+from specjax.models.transformer import head_matrix
+from tests import toys, trained
+from train.corpus import Source, Tokens, prepare, read_documents, starts_of_documents
+from train.student import isolate, read
+
+
+def test_batches_depend_on_the_step_alone(tmp_path):
+    """Whoever asks, and in which order; and an epoch covers the stream."""
+    ids = np.arange(1000, dtype=np.uint16)
+    ids.tofile(tmp_path / "ids")
+    one, two = Tokens(tmp_path / "ids"), Tokens(tmp_path / "ids")
+    forward = [one.batch(step, 3, 16, seed=5) for step in range(30)]
+    backward = [two.batch(step, 3, 16, seed=5) for step in reversed(range(30))][::-1]
+    np.testing.assert_array_equal(forward, backward)
+    assert all((np.diff(batch, axis=1) == 1).all() for batch in forward)
+    first_epoch = np.concatenate(forward)[: (1000 - 17) // 16]
+    assert len(set(first_epoch[:, 0].tolist())) == len(first_epoch)
+
+
+def test_a_tokenised_corpus_is_not_mixed_up(tmp_path):
+    """Other settings in the same folder are refused, not silently reused."""
+    prepare(Source((str(trained.text()),)), tmp_path, 300, None)
+    with pytest.raises(ValueError, match="choose another --out"):
+        prepare(Source((str(trained.text()),)), tmp_path, 400, None)
+
+
+def test_held_out_text_is_not_trained_on(tmp_path):
+    """Every document is in one of the two streams, and in one alone."""
+    tokenizer, train, held_out = prepare(Source((str(trained.text()),)), tmp_path, 300, None)
+    parts = [
+        tokenizer.decode(t.ids.tolist(), skip_special_tokens=False).split("<|endoftext|>") for t in (train, held_out)
+    ]
+    documents = {document for _, document in read_documents(Source((str(trained.text()),)))}
+    assert set(parts[0][1:]) | set(parts[1][1:]) == documents
+    assert not set(parts[0][1:]) & set(parts[1][1:])
+    assert len(parts[1]) > 1
+
+
+@pytest.mark.parametrize("files", [{}, {"a.py": b""}, {"a.py": b"\xff\xfe"}, {"a.py": b"x\0y", "b.py": b"z"}])
+def test_data_without_text_is_refused(tmp_path, files):
+    """Empty, binary or missing files: say how many were found, and that two are needed."""
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"UTF-8 text files.*at least two"):
+        prepare(Source((str(tmp_path),)), tmp_path / "out", 300, None)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    """The folder, and that it does not exist."""
+    with pytest.raises(ValueError, match="nowhere does not exist"):
+        prepare(Source((str(tmp_path / "nowhere"),)), tmp_path / "out", 300, None)
+
+
+def test_an_isolated_document_is_read_as_if_alone():
+    """Its features among others are those of the document by itself, at the positions that it would have."""
+    end, model, params = 0, toys.model(), toys.weights()
+    documents = [[end, 3, 1, 4, 1], [end, 5, 9], [end, 2, 6, 5, 3, 5, 8]]
+    packed = np.array([[7, 7, *itertools.chain(*documents)]])  # a window begins inside a document
+    logits = jax.jit(lambda tokens, end: read(model, params, tokens, end) @ head_matrix(params), static_argnums=1)
+    found = logits(packed, end)
+    first = 2
+    for document in documents:
+        alone = toys.plain_logits(np.pad(document, (0, toys.CAPACITY - len(document)))[None])[0]
+        np.testing.assert_allclose(found[first : first + len(document)], alone[: len(document)], rtol=1e-4, atol=1e-4)
+        first += len(document)
+    assert np.abs(found - logits(packed, None))[7:].max() > 1e-2, "in the plain stream they see each other"
+
+
+def test_positions_begin_again():
+    """At a start, and not before."""
+    positions, mask = isolate(jnp.array([[0, 0, 1, 0, 1, 0, 0]], bool))
+    assert positions.tolist() == [[0, 1, 0, 1, 0, 1, 2]]
+    assert mask[0].sum(1).tolist() == [1, 2, 1, 2, 1, 2, 3]
+
+
+def test_isolation_needs_a_token_that_starts_documents(tmp_path):
+    """A tokenizer without one is refused."""
+    tokenizer, _, _ = prepare(Source((str(trained.text()),)), tmp_path, 300, None)
+    assert starts_of_documents(tokenizer, True) == 0
+    assert starts_of_documents(tokenizer, False) is None
+    without = tokenizers.Tokenizer(tokenizers.models.BPE())
+    with pytest.raises(ValueError, match="which starts a document"):
+        starts_of_documents(without, True)

@@ -1,0 +1,226 @@
+"""What a target writes into a folder, and what is measured of its speculation."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import specjax
+from tests import toys, trained
+from train import dataset, distill, evaluate, generate
+from train.measure import interval
+
+PROMPTS = ["import os\n", "def f(x):\n    return", "class A:\n"]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    """A file of three prompts."""
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    return path
+
+
+def write(out, prompts, *more):
+    generate.main(["--target", str(trained.target()), "--prompts", str(prompts), "--out", str(out), "--batch-size", "2",
+                   "--max-new-tokens", "12", *more])  # fmt: skip
+    return out
+
+
+def shards(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory, prompts):
+    """Their continuations, greedily, with prompt lookup."""
+    return write(tmp_path_factory.mktemp("written") / "data", prompts)
+
+
+@pytest.fixture(scope="module")
+def said():
+    """The target, and what the library's own call makes of the prompts."""
+    target = specjax.load(trained.target())
+    return target, specjax.generate(target, PROMPTS, proposer=specjax.NGram(4), max_new_tokens=12)
+
+
+def test_the_dataset_is_what_the_target_says(written, said):
+    """The tokens of `generate`, exact counts, hashes, and lines of text."""
+    target, wanted = said
+    found = dataset.read(written)
+    assert [tokens[start:].tolist() for tokens, start in found] == wanted.tokens
+    assert target.tokenizer is not None
+    assert [tokens[:start].tolist() for tokens, start in found] == [target.tokenizer.encode(p).ids for p in PROMPTS]
+    manifest = json.loads((written / "dataset.json").read_text())
+    assert (manifest["complete"], manifest["sequences"]) == (True, 3)
+    assert manifest["new_tokens"] == sum(map(len, wanted.tokens))
+    assert manifest["request"]["hashes"] == dataset.model_hashes(trained.target())
+    lines = [json.loads(line) for line in (written / "text.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == PROMPTS
+    assert [line["text"] for line in lines] == wanted.text
+
+
+def test_an_interrupted_dataset_goes_on(written, tmp_path, prompts):
+    """Shards that are there stay, those that lack are the ones that would have been written, and others are refused."""
+    out = tmp_path / "data"
+    out.mkdir()
+    for name in ("00000.safetensors", "dataset.json"):
+        (out / name).write_bytes((written / name).read_bytes())
+    before = (out / "00000.safetensors").stat().st_mtime_ns
+    write(out, prompts)
+    assert (out / "00000.safetensors").stat().st_mtime_ns == before
+    assert shards(out) == shards(written)
+    assert (out / "dataset.json").read_bytes() == (written / "dataset.json").read_bytes()
+    with pytest.raises(ValueError, match="new_tokens was 12 and is 5"):
+        write(out, prompts, "--max-new-tokens", "5")
+
+
+def test_likeliest_tokens_are_the_targets(tmp_path, prompts):
+    """Ids and log-probabilities at each new token's place, whatever guesses came before, at temperature 1."""
+    out = write(tmp_path, prompts, "--temperature", "1", "--top-log-probs", "3", "--num-drafts", "2")
+    target = specjax.load(trained.target())
+    for path in sorted(out.glob("*.safetensors")):
+        found = safetensors.numpy.load_file(path)
+        logits = toys.plain_logits(found["tokens"], target.model, target.params)
+        values, ids = jax.lax.top_k(jax.nn.log_softmax(logits), 3)
+        for row, (start, end) in enumerate(zip(found["prompt_length"], found["length"], strict=True)):
+            new = slice(start - 1, end - 1), slice(start, end)
+            np.testing.assert_allclose(found["top_log_probs"][row, new[1]], values[row, new[0]], atol=1e-3)
+            assert (found["top_ids"][row, new[1]] == ids[row, new[0]]).mean() > 0.95  # near-ties
+            assert not found["top_log_probs"][row, :start].any()
+
+
+def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
+    """From its folder alone; another target's, an incomplete one and a need for text are refused."""
+    data = ["--target", str(trained.target()), "--data", str(written), "--sampled-prompt", "8", "--steps", "2"]
+    sizes = [*trained.DRAFT_SIZES, "--eval-batches", "1"]
+    distill.main([*data, "--out", str(tmp_path / "run"), "--sampled-fraction", "1", "--loss", "accepted-length",
+                  "--temperature", "0", *sizes])  # fmt: skip
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    with pytest.raises(ValueError, match="add a folder of text"):
+        distill.main([*data, "--out", str(tmp_path / "other"), *sizes])
+    rows = dataset.Written.load([written], 31, dataset.model_hashes(trained.target()))
+    assert rows.drawn.sum() == json.loads((written / "dataset.json").read_text())["new_tokens"]
+    with pytest.raises(ValueError, match="drawn with temperature 0, not 1, and this loss"):
+        dataset.Written.load([written], 31, {}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
+    with pytest.raises(ValueError, match="another target"):
+        dataset.Written.load([written], 31, {"target": "0" * 64})
+    manifest = json.loads((written / "dataset.json").read_text())
+    half = tmp_path / "half"
+    half.mkdir()
+    (half / "dataset.json").write_text(json.dumps({**manifest, "complete": False}))
+    with pytest.raises(ValueError, match="not complete"):
+        dataset.Written.load([half], 31, {})
+
+
+def test_windows_of_text_are_continued(tmp_path):
+    """As many as asked for, cut from the corpus."""
+    generate.main(["--target", str(trained.target()), "--data", str(trained.text()), "--out", str(tmp_path),
+                   "--sequences", "3", "--batch-size", "2", "--prompt-tokens", "9",
+                   "--max-new-tokens", "12"])  # fmt: skip
+    found = dataset.read(tmp_path)
+    assert [start for _, start in found] == [9, 9, 9]
+    assert json.loads((tmp_path / "dataset.json").read_text())["sequences"] == 3
+
+
+def test_one_kind_of_prompts(prompts, capsys):
+    """A file or text, and one of them."""
+    for arguments in ([], ["--prompts", str(prompts), "--data", "."]):
+        with pytest.raises(SystemExit):
+            generate.main(["--target", "t", *arguments])
+        assert "pass --prompts" in capsys.readouterr().err
+
+
+def test_the_text_is_the_targets_own(prompts, capsys):
+    """A rule that changes the distribution is refused."""
+    with pytest.raises(SystemExit):
+        generate.main(["--target", "t", "--prompts", str(prompts), "--rule", "typical"])
+    assert "--rule typical changes the distribution" in capsys.readouterr().err
+
+
+def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
+    """Its sums are those of the library's own statistics; a draft that is the target is always accepted."""
+    out = tmp_path / "figures.json"
+    common = ["--target", str(trained.target()), "--prompts", str(prompts), "--max-new-tokens", "12", "--out", str(out)]
+    evaluate.main(common)
+    found = json.loads(out.read_text())
+    stats = said[1].stats
+    assert found["new_tokens"] == stats.tokens
+    assert found["target_passes"] == stats.target_passes
+    assert found["acceptance_rate"][0] == pytest.approx(stats.acceptance_rate)
+    assert found["mean_accepted_length"][0] == pytest.approx(stats.mean_accepted_length)
+    assert "| alpha of guess 4 |" in capsys.readouterr().out
+    evaluate.main([*common, "--draft", str(trained.target()), "--num-drafts", "2", "--batch-size", "2"])
+    found = json.loads(out.read_text())
+    assert found["acceptance_rate_by_depth"] == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_any_proposer_is_evaluated(tmp_path, prompts):
+    """A tree whose drafts are the target's: at every depth one of the siblings is its own token."""
+    out = tmp_path / "figures.json"
+    target = str(trained.target())
+    evaluate.main(["--target", target, "--draft", target, "--proposer", "tree", "--branching", "2", "1", "--prompts",
+                   str(prompts), "--limit-prompts", "1", "--max-new-tokens", "6", "--out", str(out)])  # fmt: skip
+    assert json.loads(out.read_text())["acceptance_rate_by_depth"] == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_evaluations_are_plotted(tmp_path, prompts):
+    """Alpha by depth, as a picture."""
+    pytest.importorskip("matplotlib")
+    figures = {"acceptance_rate_by_depth": [(0.5, 0.4, 0.6), None, (0.7, 0.6, 0.8)]}
+    evaluate.plot(figures, str(tmp_path / "plot.png"))
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_conversations_are_answered(tmp_path):
+    """As the target's template writes them, and nothing of them counts as the target's own."""
+    target = tmp_path / "target"
+    shutil.copytree(trained.target(), target)
+    (target / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    chat = [{"role": role, "content": content} for role, content in (("user", "hi"), ("assistant", "o"), ("user", "x"))]
+    lines = tmp_path / "chats.jsonl"
+    lines.write_text(json.dumps({"messages": chat}) + "\n")
+    out = tmp_path / "data"
+    generate.main(["--target", str(target), "--prompts", str(lines), "--out", str(out), "--batch-size", "2",
+                   "--max-new-tokens", "12"])  # fmt: skip
+    ((tokens, start),) = dataset.read(out)
+    tokenizer = specjax.load(target).tokenizer
+    assert tokenizer is not None
+    assert tokenizer.decode(tokens[:start].tolist()) == "[u]hi[a]o[u]x>"
+    hashes = dataset.model_hashes(target)
+    rows = dataset.Written.load([out], 63, hashes)
+    assert rows.drawn[0].nonzero()[0].tolist() == list(range(start - 1, len(tokens) - 1))
+    (target / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    with pytest.raises(ValueError, match="another tokenizer"):
+        dataset.Written.load([out], 63, dataset.model_hashes(target))
+
+
+def test_bad_prompts_are_named(tmp_path, capsys):
+    """The line, and what it should be."""
+    target = specjax.load(trained.target())
+    path = pathlib.Path(tmp_path / "prompts.jsonl")
+    for text, message in [('{"prompt": "a"}\n{"text": "b"}\n', "line 2: it must be"), ("\n", "holds no prompt")]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            evaluate.read_prompts(target, str(path))
+
+
+def test_intervals():
+    """Of a ratio of sums: none where prompts agree, and about two standard errors where they do not."""
+    assert interval(np.full(9, 2.0), np.full(9, 4.0)) == (0.5, 0.5, 0.5)
+    assert interval(np.ones(3), np.zeros(3)) is None
+    values = np.random.default_rng(0).normal(1, 0.2, 400)
+    found = interval(values, np.ones(400))
+    assert found is not None
+    assert found[0] == pytest.approx(values.mean())
+    error = 1.96 * values.std() / 20
+    assert found[1] == pytest.approx(values.mean() - error, abs=0.004)
+    assert found[2] == pytest.approx(values.mean() + error, abs=0.004)

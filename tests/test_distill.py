@@ -1,0 +1,210 @@
+"""Distillation: where its text comes from, what it learns at, and that drafts are accepted more for it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from specjax import LanguageModel
+from specjax.models.transformer import head_matrix
+from tests import toys, trained
+from tests.trained import metrics
+from train import distill, online
+from train.dataset import Written
+from train.distill import DRAFT, TARGET, TEXT, Distill, DistillOptions, sources
+from train.optimizer import gradient
+
+LENGTH = 15
+SMALL = {"target": "", "data": (), "sequence_length": LENGTH, "sampled_prompt": 4, "num_drafts": 3, "batch_size": 4}
+TOKENS = np.random.default_rng(0).integers(1, toys.VOCAB, (8, LENGTH + 1), dtype=np.int32)
+DRAWN = (np.arange(LENGTH) >= 3) & (np.arange(LENGTH) < np.array([[15], [12], [9], [6]] * 2))
+
+
+def job(**changes):
+    """The toy target and its truncated self as draft, on eight sequences of which some end early."""
+    options = DistillOptions(**{**SMALL, "sampled_fraction": 1.0, **changes})
+    written = Written(TOKENS, DRAWN.astype(np.float32))
+    target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    return Distill(options, toys.model(num_layers=1), target, None, written, written, None, {})
+
+
+def probabilities(net=None, arrays=None, heat=1.0):
+    return np.asarray(jax.nn.softmax(toys.plain_logits(TOKENS, net, arrays)[:, :-1] / heat), np.float64)
+
+
+def batch_of(everything=slice(None), **changes):
+    rows = len(TOKENS[everything])
+    found = {"tokens": TOKENS[everything], "drawn": DRAWN[everything].astype(np.float32),
+             "number": np.arange(rows, dtype=np.int32), "own": np.zeros(rows, bool),
+             "share": np.ones(rows, np.float32)}  # fmt: skip
+    return {**found, **changes}
+
+
+def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses():
+    """Written out from both models' probabilities; annealed, it begins as forward KL."""
+    p, q = probabilities(), probabilities(toys.model(num_layers=1), toys.truncated())
+    ratio = np.minimum(1, np.take_along_axis(q / p, TOKENS[:, 1:, None], 2)[..., 0])
+    alpha, kl = np.minimum(p, q).sum(2), (p * np.log(p / q)).sum(2)
+    lengths, first = [], []
+    for row in range(8):
+        for t in range(LENGTH - 2):
+            if DRAWN[row, t : t + 3].all():
+                r, a = ratio[row, t:], alpha[row, t:]
+                lengths.append(a[0] + r[0] * a[1] + r[0] * r[1] * a[2])
+                first.append(kl[row, t])
+    loss = jax.jit(job(loss="accepted-length", anneal_steps=2).loss)
+    for share in (0.0, 0.5, 1.0):
+        found, others = loss(toys.truncated(), toys.weights(), batch_of(share=np.full(8, share, np.float32)))
+        wanted = share * (1 - np.mean(lengths) / 3) + (1 - share) * np.mean(first)
+        assert float(found) == pytest.approx(wanted, rel=0.03)
+        assert float(others["weight"]) == len(lengths)
+        assert float(others["expected_accepted_length"]) == pytest.approx(np.mean(lengths), rel=0.03)
+
+
+def test_parts_of_a_batch_weigh_what_they_hold():
+    """Sequences that end early make unequal parts; accumulated, they are the batch."""
+    made = job(loss="accepted-length")
+    read = jax.jit(gradient, static_argnums=(0, 1))
+    whole, cut = (read(made.loss, parts, toys.truncated(), toys.weights(), batch_of()) for parts in (1, 4))
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_nothing_is_learned_behind_an_end():
+    """Padding may hold anything."""
+    loss = jax.jit(job().loss)
+    ends = np.array([15, 12, 9, 6] * 2)
+    other = np.where(np.arange(LENGTH + 1) > ends[:, None], 7, TOKENS)
+    assert (other != TOKENS).any()
+    values = [float(loss(toys.truncated(), toys.weights(), batch_of(tokens=t))[0]) for t in (TOKENS, other)]
+    assert values[0] == values[1]
+
+
+def test_the_draft_goes_on_in_rows_of_its_own():
+    """At temperature 0 each token is the draft's likeliest; other rows stay, and so do prompts."""
+    made = job(draft_fraction=0.5, sampled_fraction=0.5, temperature=0.0)
+    own = np.arange(8) < 4
+    found = np.asarray(made._continue(toys.truncated(), batch_of(own=own)))
+    assert (found[4:] == TOKENS[4:]).all() and (found[:, :4] == TOKENS[:, :4]).all()
+    best = toys.plain_logits(found, toys.model(num_layers=1), toys.truncated()).argmax(-1)
+    assert (found[:4, 4:] == best[:4, 3:-1]).all()
+
+
+def test_learning_inside_speculation():
+    """At every root and guess, the target's distribution is that of a plain pass over the same tokens, and the draft's
+    is the one that it guessed from: so guesses behind a refused one are learned on the draft's own text."""
+    steps, case, gamma = 3, "draft 3", 3
+    decoder, arrays = toys.decoder(case, "rejection", eos=()), toys.params(case)
+    limit = np.full(toys.ROWS, toys.CAPACITY, np.int32)
+
+    def start():
+        return toys.prefill(decoder, arrays, temperature=1.0, limit=limit)
+
+    found = jax.jit(online.roll_out, static_argnums=(0, 3))(decoder, arrays, start(), steps)
+    draft = arrays.proposer
+    features = jax.jit(online.read_branches, static_argnums=0)(toys.model(), draft, found)
+    logits = jax.nn.log_softmax(features @ head_matrix(draft))
+    state, step, refused = start(), jax.jit(decoder.step), 0
+    for number in range(steps):
+        root = np.asarray(state.length) - 1
+        text = np.asarray(state.tokens)
+        state, info = step(arrays, state)
+        np.testing.assert_array_equal(found.root[:, number], root)
+        np.testing.assert_array_equal(found.guesses[:, number], info.proposal.tokens[:, 1:])
+        wanted = jax.nn.log_softmax(info.proposal.logits)[:, :gamma]
+        np.testing.assert_allclose(logits[:, number, :gamma], wanted, rtol=1e-3, atol=1e-4)
+        for row in range(toys.ROWS):
+            chain = [*text[row, : root[row] + 1], *np.asarray(found.guesses[row, number])]
+            plain = toys.plain_logits(np.pad(chain, (0, toys.CAPACITY - len(chain)))[None])[0]
+            at = root[row] + np.arange(gamma + 1)
+            np.testing.assert_allclose(found.logits[row, number], plain[at], rtol=1e-3, atol=1e-4)
+        refused += int((np.asarray(info.verdict.num_accepted) < gamma).sum())
+    assert refused > 0
+    np.testing.assert_array_equal(found.emitted, state.length - toys.LENGTHS)
+
+
+def test_where_sequences_come_from():
+    """Per sequence every batch holds its parts; per batch a batch is of one part, as often; the step decides alone."""
+    options = DistillOptions(**{**SMALL, "batch_size": 8, "sampled_fraction": 0.5, "draft_fraction": 0.25})
+    assert sources(options, 3).tolist() == [TEXT] * 2 + [TARGET] * 4 + [DRAFT] * 2
+    options = dataclasses.replace(options, mix="batch")
+    drawn = np.array([sources(options, step) for step in range(400)])
+    assert (drawn == drawn[:, :1]).all()
+    np.testing.assert_allclose(np.bincount(drawn[:, 0]) / 400, [0.25, 0.5, 0.25], atol=0.08)
+    assert (drawn[7] == sources(options, 7)).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss": "reverse-kl", "top_k": 5}, "reverse-kl is infinite"),
+        ({"loss": "reverse-kl", "temperature": 0.0}, "reverse-kl is infinite"),
+        ({"loss": "accepted-length"}, "pass --sampled-fraction 1"),
+        ({"loss": "accepted-length", "sampled_fraction": 1.0, "online": True}, "neither --online"),
+        ({"sampled_fraction": 0.7, "draft_fraction": 0.4}, "are more than 1"),
+        ({"temperature": -1.0}, "temperature=-1"),
+        ({"sampled_prompt": 15}, "shorter than a sequence"),
+        ({"eval_prompts": 2, "eval_tokens": 12}, "more than --sequence-length 15"),
+        ({"online": True, "sampled_prompt": 13}, "no room for --num-drafts 3 behind --sampled-prompt 13"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(changes, message):
+    """The option and the cure."""
+    with pytest.raises(ValueError, match=message):
+        DistillOptions(**{**SMALL, **changes})
+
+
+def run(out, *more, data=None):
+    distill.main([
+        "--target", str(trained.target()), "--data", str(data or trained.text()), "--out", str(out),
+        "--sampled-sequences", "8", "--sampled-batch", "4", "--sampled-prompt", "8", "--learning-rate", "0.01",
+        "--warmup-steps", "2", "--log-every", "1", *trained.DRAFT_SIZES, *more,
+    ])  # fmt: skip
+    return metrics(out)
+
+
+def test_sequences_longer_than_the_context_are_refused(tmp_path):
+    """The length, and what the target reads."""
+    with pytest.raises(ValueError, match="--sequence-length is 33; the target reads at most 32"):
+        run(tmp_path, "--sequence-length", "33")
+
+
+def test_distillation_raises_the_measured_tau(tmp_path):
+    """Through the decoder, beyond the intervals of both."""
+    measured = ("--eval-prompts", "24", "--eval-tokens", "20", "--eval-batches", "1", "--eval-every", "6")
+    found = [line for line in run(tmp_path, "--steps", "60", *measured) if "tau" in line]
+    before, after = found[0], found[-1]
+    assert before["tau_low"] <= before["tau"] <= before["tau_high"] < after["tau_low"] <= after["tau"]
+    assert (tmp_path / "best" / "model.safetensors").exists()
+
+
+MODES = {
+    "accepted length": ("--loss", "accepted-length", "--anneal-steps", "8", "--sampled-fraction", "1",
+                        "--temperature", "0.8", "--top-p", "0.95"),
+    "in speculation": ("--online", "--loss", "total-variation", "--anneal-steps", "10", "--num-drafts", "3"),
+    "all parts": ("--draft-fraction", "0.25", "--isolate-documents", "--accumulate", "2", "--ema", "0.5", "--remat",
+                  "--loss", "jensen-shannon", "--mix", "batch", "--schedule", "cosine"),
+}  # fmt: skip
+
+
+def test_a_resumed_distillation_is_uninterrupted(tmp_path):
+    """What the draft writes, and of which part a batch is, depends on the step and the parameters alone."""
+    arguments = (*MODES["all parts"], "--steps", "6", "--eval-every", "2", "--eval-batches", "1")
+    whole = run(tmp_path / "whole", *arguments)
+    run(tmp_path / "cut", *arguments, "--stop-at", "3")
+    assert run(tmp_path / "cut", *arguments) == whole
+    models = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_learns(tmp_path, mode):
+    """A whole run, from the command line: acceptance on held-out text grows."""
+    steps = ("--steps", "24", "--eval-every", "1", "--eval-batches", "1")
+    found = run(tmp_path / "run", *MODES[mode], *steps)
+    alphas = [line["held_out_alpha"] for line in found if "held_out_alpha" in line]
+    assert np.mean(alphas[-3:]) > np.mean(alphas[:3]) + 0.02
+    assert all(np.isfinite(line["loss"]) for line in found if "loss" in line)

@@ -1,0 +1,296 @@
+"""The loop and the optimizer, with a job of a few numbers: accumulation, averages, early stops, and what goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import resource
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax import LinenModel, Transformer
+from tests import toys
+from tests.trained import metrics
+from train import curves, options, record
+from train.loop import LoopOptions, fit
+from train.optimizer import gradient, make_schedule
+
+SIZE = 4096
+SETTINGS = {"steps": 12, "batch_size": 4, "save_every": 3, "eval_every": 3, "log_every": 2, "warmup_steps": 2}
+
+
+@dataclasses.dataclass(eq=False)
+class Toy:
+    """Numbers that follow the mean of others; `before` is called before each evaluation."""
+
+    size: int = SIZE
+    goals: tuple[float, ...] = ()
+    broken: int | None = None  # a step whose batch is not a number
+    before: object = None
+    inputs: dict = dataclasses.field(default_factory=lambda: {"text": "a" * 64})
+    frozen = None
+
+    def init(self):
+        return {"x": jnp.zeros(self.size)}
+
+    def batch(self, step):
+        found = np.random.default_rng(step).normal(size=(4, self.size)).astype(np.float32)
+        return {"y": found * (np.nan if step == self.broken else 1)}
+
+    def loss(self, params, frozen, batch):
+        return jnp.mean((params["x"] - batch["y"]) ** 2), {}
+
+    def evaluate(self, params):
+        if callable(self.before):
+            self.before()
+        return {"distance": float(jnp.abs(params["x"]).mean())}
+
+    def goal(self, report):
+        return self.goals[self.asked()] if self.goals else -report["distance"]
+
+    def asked(self):
+        self._asked = getattr(self, "_asked", -1) + 1
+        return self._asked
+
+    def export(self, params, folder):
+        folder.mkdir()
+        np.save(folder / "x.npy", np.asarray(params["x"]))
+
+
+def settings(out, **changes):
+    return LoopOptions(out=str(out), **(SETTINGS | changes))
+
+
+def exported(out, name="model"):
+    return np.load(out / name / "x.npy")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of the toy that nothing disturbed."""
+    out = tmp_path_factory.mktemp("toy") / "run"
+    fit(Toy(), settings(out))
+    return out
+
+
+def test_parts_of_a_batch_are_the_batch():
+    """The loss, its metrics and its gradient, where the parts hold unequal weights."""
+    x, y = (np.random.default_rng(n).normal(size=(8, 5)).astype(np.float32) for n in (0, 1))
+    batch = {"x": x, "y": y, "weight": (np.arange(8) % 3).astype(np.float32)}
+
+    def loss(params, frozen, batch):
+        each = ((batch["x"] @ params - batch["y"][:, 0]) ** 2) * batch["weight"]
+        total = batch["weight"].sum()
+        return each.sum() / total, {"weight": total, "twice": 2 * each.sum() / total}
+
+    params = jnp.arange(5.0)
+    whole, cut = (gradient(loss, parts, params, None, batch) for parts in (1, 4))
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_a_layer_that_is_computed_again_is_the_same_layer():
+    """Rematerialisation changes no gradient."""
+    tokens = jnp.array([[1, 2, 3, 4]])
+    positions = jnp.arange(4)[None]
+
+    def loss(params, remat):
+        model = LinenModel(Transformer(toys.model().module.config, remat=remat))
+        return (model.apply(params, tokens, positions).logits ** 2).mean()
+
+    wanted, found = (jax.jit(jax.grad(loss), static_argnums=1)(toys.weights(), remat) for remat in (False, True))
+    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_the_schedule_does_not_depend_on_steps_before_it_decays():
+    """So that a run can be resumed with more of them."""
+    short, long = (make_schedule(LoopOptions(steps=s, warmup_steps=10, decay_fraction=0.2)) for s in (100, 500))
+    assert [float(short(s)) for s in range(80)] == [float(long(s)) for s in range(80)]
+    assert float(short(100)) == 0.0
+
+
+def test_the_cosine_schedule():
+    """Up to the peak at the end of the warm-up, half of it in the middle of the rest, nothing at the end."""
+    rate = make_schedule(LoopOptions(steps=110, warmup_steps=10, learning_rate=0.4, schedule="cosine"))
+    assert [float(rate(s)) for s in (0, 5, 10, 60, 110)] == pytest.approx([0, 0.2, 0.4, 0.2, 0], abs=1e-6)
+
+
+def test_the_average_is_what_is_kept(tmp_path):
+    """ema <- decay ema + (1 - decay) params, from the start; and it is exported."""
+    constant = {"decay_fraction": 0.0, "warmup_steps": 0}
+    wanted = np.zeros(SIZE)
+    for steps in (1, 2):
+        fit(Toy(), settings(tmp_path / f"{steps}", steps=steps, **constant))
+        wanted = 0.9 * wanted + 0.1 * exported(tmp_path / f"{steps}")
+    fit(Toy(), settings(tmp_path / "ema", steps=2, ema=0.9, **constant))
+    np.testing.assert_allclose(exported(tmp_path / "ema"), wanted, rtol=1e-5)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path):
+    """At its step, with its batch, and the last good checkpoint can be resumed."""
+    with pytest.raises(FloatingPointError, match=r"at step 7, on batch 6 .*last good checkpoint \(step 6\)"):
+        fit(Toy(broken=6), settings(tmp_path))
+    assert np.isnan(np.load(tmp_path / "bad_batch.npz")["y"]).all()
+    fit(Toy(), settings(tmp_path))
+    assert np.isfinite(exported(tmp_path)).all()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax leaves its threads as they are
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
+    """A checkpoint that cannot be written is an error that says so; with room the run ends as if nothing happened."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    evaluations = []
+
+    def fill():
+        evaluations.append(1)
+        if len(evaluations) == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+
+    try:
+        with pytest.raises(OSError, match=r"step 6 could not be written(.|\n)*\(step 3\) is whole: make room"):
+            fit(Toy(before=fill, goals=(1.0, 0.0)), settings(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    gc.collect()  # here, not in the next test
+    fit(Toy(), settings(tmp_path))
+    assert exported(tmp_path).tobytes() == exported(finished).tobytes()
+    assert metrics(tmp_path) == metrics(finished)
+
+
+def test_patience(tmp_path):
+    """The best evaluation is kept, the second without a better one ends the run, and it stays ended."""
+    long = {"steps": 30, "decay_fraction": 0.0}
+    fit(Toy(goals=(1.0, 3.0, 2.0, 3.0)), settings(tmp_path / "run", patience=2, **long))
+    fit(Toy(), settings(tmp_path / "run", patience=2, **long))
+    assert metrics(tmp_path / "run")[-1]["step"] == 12
+    fit(Toy(), settings(tmp_path / "six", **{**long, "steps": 6}))
+    assert exported(tmp_path / "run", "best").tobytes() == exported(tmp_path / "six").tobytes()
+
+
+def test_other_options_and_inputs_are_refused(tmp_path, finished):
+    """Each change is named; those that do not touch the numbers are free; and they can be accepted."""
+    fit(Toy(), settings(tmp_path, stop_at=3))
+    with pytest.raises(ValueError, match=r"--learning-rate was 0.002 and is 0.1(.|\n)*--accept-changes"):
+        fit(Toy(), settings(tmp_path, learning_rate=0.1))
+    with pytest.raises(ValueError, match="the text has changed: sha256 aaaaaaaaaaaa, bbbbbbbbbbbb"):
+        fit(Toy(inputs={"text": "b" * 64}), settings(tmp_path))
+    with pytest.raises(ValueError, match="another job, or of a model of other sizes"):
+        fit(Toy(size=16), settings(tmp_path))
+    fit(Toy(inputs={"text": "b" * 64}), settings(tmp_path, accept_changes=True, stop_at=6))
+    fit(Toy(inputs={"text": "b" * 64}), settings(tmp_path, save_every=4))
+    assert exported(tmp_path).tobytes() == exported(finished).tobytes()
+
+
+def test_a_run_says_what_it_was(finished):
+    """Resolved options, versions, hashes."""
+    found = json.loads((finished / "run.json").read_text())
+    assert found["options"] == dataclasses.asdict(settings(finished))
+    assert found["versions"]["jax"] == jax.__version__
+    assert found["inputs"] == {"text": "a" * 64}
+
+
+def test_a_line_that_was_cut_off_is_dropped(tmp_path):
+    """A process that is killed while it writes a line leaves half of it."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo')
+    record.Metrics(path, 1).write(2, {"loss": 0.5})
+    assert record.read_metrics(path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 0.5}]
+
+
+def test_tensorboard_is_optional(tmp_path, monkeypatch):
+    """Without its writer the error says what to install; with it every number arrives."""
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ValueError, match="pip install tensorboardX"):
+        record.Metrics(tmp_path / "metrics.jsonl", 0, tensorboard=True)
+    written = []
+
+    class Writer:
+        def __init__(self, folder, purge_step):
+            written.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step, walltime):
+            written.append((name, value, step))
+
+        def close(self):
+            written.append("closed")
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))
+    found = record.Metrics(tmp_path / "metrics.jsonl", 4, tensorboard=True)
+    found.write(5, {"loss": 0.25})
+    found.close()
+    assert written == [(str(tmp_path / "tensorboard"), 5), ("loss", 0.25, 5), "closed"]
+
+
+def test_curves(finished, monkeypatch):
+    """A picture of every metric; without matplotlib a run that wants one is refused before it starts."""
+    with monkeypatch.context() as context:
+        context.setitem(sys.modules, "matplotlib", None)
+        with pytest.raises(ValueError, match="pip install matplotlib"):
+            fit(Toy(), settings(finished, curves=True))
+    pytest.importorskip("matplotlib")
+    assert curves.plot_curves(finished).read_bytes().startswith(b"\x89PNG")
+
+
+FILES = {
+    "options.json": '{"steps": 7, "out": "there", "tensorboard": true}',
+    "options.toml": 'steps = 7\nout = "there"\ntensorboard = true\n',
+    "options.yaml": "steps: 7\nout: there\ntensorboard: true\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_options_from_a_file(tmp_path, name):
+    """They are read, and the command line wins."""
+    (tmp_path / name).write_text(FILES[name])
+    found = options.parse(LoopOptions, ["--config", str(tmp_path / name), "--out", "here", "--batch-size", "2"])
+    assert found == LoopOptions(steps=7, out="here", tensorboard=True, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"stepps": 7}', "'stepps' is not an option of this job"),
+        ('{"steps": true}', "steps is True, but it is not a switch"),
+        ('{"steps": 0}', "--steps is 0; it must be at least 1"),
+        ("[1]", "holds a list"),
+        ("{", "options.json: "),
+    ],
+)
+def test_a_bad_file_of_options(tmp_path, text, message, capsys):
+    """The file and what is wrong with it."""
+    (tmp_path / "options.json").write_text(text)
+    with pytest.raises(SystemExit):
+        options.parse(LoopOptions, ["--config", str(tmp_path / "options.json")])
+    assert message in capsys.readouterr().err
+
+
+def test_what_a_user_can_mend_is_one_message(capsys):
+    """And a mistake of ours a traceback."""
+
+    def refuse():
+        raise ValueError("--steps is 0; it must be at least 1")
+
+    def fail():
+        raise AssertionError
+
+    with pytest.raises(SystemExit, match="2"):
+        options.run(refuse)
+    assert capsys.readouterr().err.endswith(": --steps is 0; it must be at least 1\n")
+    with pytest.raises(AssertionError):
+        options.run(fail)
+
+
+def test_a_kind_of_file_that_is_not_read(tmp_path, capsys):
+    """And one that is not there."""
+    (tmp_path / "options.ini").write_text("steps=7")
+    for name, message in [("options.ini", "must end in .yaml, .toml or .json"), ("none.json", "No such file")]:
+        with pytest.raises(SystemExit):
+            options.parse(LoopOptions, ["--config", str(tmp_path / name)])
+        assert message in capsys.readouterr().err

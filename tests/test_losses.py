@@ -1,0 +1,296 @@
+"""Losses: against float64, against finite differences, chunked against whole, and against speculative sampling."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.rules import Rejection
+from specjax.sampling import IndependentDraw, Sampling, argmax, warp
+from specjax.types import Proposal
+from train import accepted
+from train.accepted import expected_accepted_length
+from train.divergences import DIVERGENCES, acceptance, blend
+from train.losses import against, agreement, chunked, chunked_rows, cross_entropy, log_draft, log_target
+from train.precision import mixed_dot_general
+
+KEYS = jax.random.split(jax.random.key(0), 5)
+HIDDEN, HEAD = jax.random.normal(KEYS[0], (37, 8)), jax.random.normal(KEYS[1], (8, 11))
+TARGET_HIDDEN, TARGET_HEAD = jax.random.normal(KEYS[2], (37, 6)), jax.random.normal(KEYS[3], (6, 11))
+LABELS = jax.random.randint(KEYS[4], (37,), 0, 11)
+WEIGHT = (jnp.arange(37) % 3 > 0).astype(jnp.float32)
+LAST_FIRST = (((1,), (0,)), ((), ()))
+LOGITS, TARGET_LOGITS = (
+    mixed_dot_general(HIDDEN, HEAD, LAST_FIRST),
+    mixed_dot_general(TARGET_HIDDEN, TARGET_HEAD, LAST_FIRST),
+)
+WARM = Sampling.create(1, 0.7, top_k=6, top_p=0.9)
+LOSSES = {
+    "cross-entropy": (cross_entropy, (WEIGHT, LABELS), ()),
+    **{name: (against(d), (WEIGHT, TARGET_HIDDEN), (TARGET_HEAD,)) for name, d in DIVERGENCES.items()},
+    "warped": (against(DIVERGENCES["jensen-shannon"]), (WEIGHT, TARGET_HIDDEN), (TARGET_HEAD, WARM, jnp.float32(0.3))),
+}
+FILTERED = [name for name in DIVERGENCES if name != "reverse-kl"]
+
+
+def close(found, wanted, tolerance):
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "chunk"), [*((name, 8) for name in LOSSES), ("forward-kl", 64)])
+def test_a_chunked_loss_is_the_whole_one(name, chunk):
+    """Value and gradients, whether or not the chunks divide the rows."""
+    loss, rows, shared = LOSSES[name]
+
+    def whole(hidden, head):
+        return loss(mixed_dot_general(hidden, head, LAST_FIRST), *rows, *shared)
+
+    def cut(hidden, head):
+        return chunked(loss, chunk)(hidden, head, rows, shared)
+
+    found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(HIDDEN, HEAD) for f in (cut, whole))
+    close(found, wanted, 2e-4)
+
+
+@pytest.mark.parametrize("sampling", [None, WARM], ids=["plain", "warped"])
+def test_chunked_rows_are_the_whole_ones(sampling):
+    """Numbers of each token, and the gradient of any function of them."""
+    rows, shared, mix = (LABELS, TARGET_HIDDEN), (TARGET_HEAD, sampling), jax.random.normal(KEYS[0], (37, 3))
+
+    def whole(hidden, head):
+        found = accepted.statistics(mixed_dot_general(hidden, head, LAST_FIRST), *rows, *shared)
+        return jnp.sum(mix * found), found
+
+    def cut(hidden, head):
+        found = chunked_rows(accepted.statistics, 8)(hidden, head, rows, shared)
+        return jnp.sum(mix * found), found
+
+    found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(HIDDEN, HEAD) for f in (cut, whole))
+    close(found, wanted, 2e-4)
+
+
+@pytest.mark.parametrize("kind", ["sum", "rows"])
+def test_chunks_keep_no_logits(kind):
+    """Memory of the loss and its gradient: an eighth of the tokens at a time is less than a quarter of the memory."""
+    tokens, vocab = 1024, 4096
+    shapes = [(tokens, 8), (8, vocab), (tokens, 8), (8, vocab)]
+
+    def total(chunk, hidden, head, target_hidden, target_head):
+        if kind == "sum":
+            rows = (jnp.ones(tokens), target_hidden)
+            return chunked(against(DIVERGENCES["total-variation"]), chunk)(hidden, head, rows, (target_head,))
+        rows = (jnp.zeros(tokens, jnp.int32), target_hidden)
+        return chunked_rows(accepted.statistics, chunk)(hidden, head, rows, (target_head,)).sum()
+
+    def memory(chunk):
+        function = jax.jit(jax.grad(functools.partial(total, chunk), (0, 1)))
+        arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        analysis = function.lower(*arguments).compile().memory_analysis()
+        assert analysis is not None
+        return analysis.temp_size_in_bytes
+
+    cut, whole = memory(tokens // 8), memory(tokens)
+    assert whole > 4 * tokens * vocab, "the comparison holds a whole tensor of logits"
+    assert cut < whole / 4
+
+
+def float64(logits):
+    logits = np.asarray(logits, np.float64)
+    return np.exp(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
+
+
+def written_out(name, p, q):
+    """A divergence in NumPy, from probabilities."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if name == "forward-kl":
+            return np.nansum(p * np.log(p / q), axis=-1)
+        if name == "reverse-kl":
+            return np.nansum(q * np.log(q / p), axis=-1)
+        if name == "jensen-shannon":
+            m = (p + q) / 2
+            return (np.nansum(p * np.log(p / m), axis=-1) + np.nansum(q * np.log(q / m), axis=-1)) / 2
+        return np.abs(p - q).sum(-1) / 2
+
+
+@pytest.mark.parametrize(("name", "sampling"), [*((n, None) for n in DIVERGENCES), *((n, WARM) for n in FILTERED)])
+def test_divergences_against_float64(name, sampling):
+    """Values, and gradients against finite differences, with and without filters on the target."""
+    target = log_target(TARGET_LOGITS, sampling)
+    p = float64(np.asarray(target, np.float64))
+    heat = 1.0 if sampling is None else float(sampling.temperature[0])
+    logits = np.asarray(LOGITS, np.float64)
+
+    def value(logits):
+        return written_out(name, p, float64(logits / heat))
+
+    def found(logits):
+        return DIVERGENCES[name](target, log_draft(logits, sampling))
+
+    assert sampling is None or (p == 0).any()
+    np.testing.assert_allclose(found(LOGITS), value(logits), rtol=2e-4, atol=2e-6)
+    grads = np.asarray(jax.grad(lambda x: found(x).sum())(LOGITS))
+    for v in range(logits.shape[1]):
+        step = np.zeros_like(logits)
+        step[:, v] = 1e-5
+        np.testing.assert_allclose(
+            grads[:, v], (value(logits + step) - value(logits - step)) / 2e-5, rtol=2e-3, atol=2e-5
+        )
+
+
+def test_statistics_against_float64():
+    """Cross-entropy, and what is reported beside a loss."""
+    p, q = float64(TARGET_LOGITS), float64(LOGITS)
+    wanted = -(np.asarray(WEIGHT) * np.log(q[np.arange(37), LABELS])).sum()
+    assert float(cross_entropy(LOGITS, WEIGHT, LABELS)) == pytest.approx(wanted, rel=1e-5)
+    alpha, same = np.minimum(p, q).sum(1), p.argmax(1) == q.argmax(1)
+    kl = written_out("forward-kl", p, q)
+    np.testing.assert_allclose(agreement(LOGITS, TARGET_HIDDEN, TARGET_HEAD), np.stack([kl, alpha, same], 1), rtol=1e-4)
+    ratio = np.minimum(1, (q / p)[np.arange(37), LABELS])
+    found = accepted.statistics(LOGITS, LABELS, TARGET_HIDDEN, TARGET_HEAD)
+    np.testing.assert_allclose(found, np.stack([kl, ratio, alpha], 1), rtol=1e-4)
+
+
+def test_a_blend_goes_from_forward_kl_to_the_loss():
+    """The ends, and the middle."""
+    target, draft = log_target(TARGET_LOGITS), log_draft(LOGITS)
+    kl, tv = (DIVERGENCES[name](target, draft) for name in ("forward-kl", "total-variation"))
+    for share in (0.0, 0.25, 1.0):
+        found = blend(DIVERGENCES["total-variation"], jnp.float32(share))(target, draft)
+        np.testing.assert_allclose(found, (1 - share) * kl + share * tv, rtol=1e-5)
+
+
+def test_a_greedy_target_is_one_token_and_its_draft_is_not():
+    """At temperature 0 alpha is what the draft gives to the target's token, and can be learned."""
+    greedy = Sampling.create(1, 0.0)
+    alpha = acceptance(log_target(TARGET_LOGITS, greedy), log_draft(LOGITS, greedy))
+    wanted = float64(LOGITS)[np.arange(37), np.asarray(TARGET_LOGITS).argmax(1)]
+    np.testing.assert_allclose(alpha, wanted, rtol=1e-4)
+
+
+# A toy: the next token depends on the last one alone, in the target and in the draft.
+SIZE, GAMMA, DRAWS = 6, 3, 100_000
+TABLES = jax.random.normal(jax.random.key(7), (2, SIZE, SIZE)) * 1.5
+SETTINGS = {
+    "plain": Sampling.create(1),
+    "warm": Sampling.create(1, 0.8),
+    "filtered": Sampling.create(1, 1.2, top_k=5, top_p=0.9),
+    "smaller vocabulary": Sampling.create(1),  # of the draft, which never says the last two tokens
+}
+
+
+def toy(name):
+    """Log-probabilities [V, V] of target and draft: filters on the target alone, as in the loss."""
+    draft = TABLES[1].at[:, 4:].set(-jnp.inf) if name == "smaller vocabulary" else TABLES[1]
+    return log_target(TABLES[0], SETTINGS[name]), log_draft(draft, SETTINGS[name])
+
+
+def speculate(log_p, log_q, gamma):
+    """The number of guesses kept in each of DRAWS steps of the shipped rule, from token 0."""
+
+    def one(key):
+        draw = IndependentDraw(key, SIZE)
+        tokens = [jnp.int32(0)]
+        for node in range(gamma):
+            tokens.append(argmax(log_q[tokens[-1]] + draw.noise(node, node)))
+        tokens = jnp.stack(tokens)
+        proposal = Proposal(tokens, jnp.arange(gamma + 1) - 1, log_q[tokens])
+        return Rejection()(draw, proposal, log_p[tokens], gamma).num_accepted
+
+    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), DRAWS)))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_accepted_guesses_are_the_overlap(name):
+    """The share of accepted guesses in 100 000 draws is sum_v min(p, q), within three standard errors."""
+    log_p, log_q = toy(name)
+    alpha = float(acceptance(log_p[0], log_q[0]))
+    assert abs(speculate(log_p, log_q, 1).mean() - alpha) < 3 * (alpha * (1 - alpha) / DRAWS) ** 0.5
+
+
+def over_target_text(log_p, log_q):
+    """E[N] as the loss has it: every text of the target, weighed by its probability."""
+    p, q = jnp.exp(log_p), jnp.exp(log_q)
+    texts = np.array([(0, *rest) for rest in itertools.product(range(SIZE), repeat=GAMMA)])
+    before, after = texts[:, :-1], texts[:, 1:]
+    ratio, alpha = jnp.minimum(1, q / p)[before, after], jnp.minimum(p, q).sum(1)[before]
+    length, counts = expected_accepted_length(ratio, alpha, jnp.ones(before.shape), GAMMA)
+    assert length.shape == counts.shape == (len(texts), 1)
+    return jnp.sum(jnp.prod(p[before, after], axis=1) * length[:, 0])
+
+
+def over_guesses(log_p, log_q):
+    """E[N] as speculative sampling has it: every chain of guesses, weighed by its probability."""
+    p, q = np.exp(np.asarray(log_p, np.float64)), np.exp(np.asarray(log_q, np.float64))
+    total = 0.0
+    for guesses in itertools.product(range(SIZE), repeat=GAMMA):
+        chain = list(itertools.pairwise((0, *guesses)))
+        drawn = np.prod([q[pair] for pair in chain])
+        total += drawn * np.cumprod([min(1, p[pair] / q[pair]) for pair in chain]).sum() if drawn else 0
+    return total
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_expected_accepted_length_is_that_of_speculative_sampling(name):
+    """Over all texts of the target, over all chains of the draft, and in 100 000 steps of the shipped rule."""
+    log_p, log_q = toy(name)
+    exact = over_guesses(log_p, log_q)
+    assert float(over_target_text(log_p, log_q)) == pytest.approx(exact, rel=1e-5)
+    counted = speculate(log_p, log_q, GAMMA)
+    assert abs(counted.mean() - exact) < 3 * counted.std() / DRAWS**0.5
+
+
+def test_the_gradient_of_the_expected_accepted_length():
+    """Against finite differences of the sum over chains of guesses, in every logit of the draft."""
+    log_p, _ = toy("warm")
+
+    def logits(table):
+        return log_draft(table, SETTINGS["warm"])
+
+    found = np.asarray(jax.grad(lambda table: over_target_text(log_p, logits(table)))(TABLES[1]))
+    table = np.asarray(TABLES[1], np.float64)
+    for at in [(0, 0), (0, 3), (1, 2), (4, 5), (5, 5)]:
+        ends = []
+        for sign in (1, -1):
+            moved = table.copy()
+            moved[at] += sign * 1e-4
+            ends.append(over_guesses(log_p, np.log(float64(moved / 0.8))))
+        assert found[at] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-3, abs=1e-6)
+
+
+def test_chains_need_the_targets_own_tokens():
+    """A place counts where the target drew the tokens of a whole chain; with one guess 1 - E[N] is total variation."""
+    ratio, alpha = jnp.full((1, 6), 0.5), jnp.full((1, 6), 0.8)
+    drawn = jnp.array([[0, 1, 1, 1, 0, 1]])
+    length, counts = expected_accepted_length(ratio, alpha, drawn, 2)
+    assert counts.tolist() == [[0, 1, 1, 0, 0]]
+    np.testing.assert_allclose(length, 0.8 + 0.5 * 0.8, rtol=1e-6)
+    np.testing.assert_allclose(expected_accepted_length(ratio, alpha, drawn, 1)[0], alpha)
+
+
+def test_warping_in_a_loss_is_the_decoders():
+    """The same function, so the same distribution as served."""
+    wanted = jax.nn.log_softmax(warp(TARGET_LOGITS[None], WARM)[0])
+    np.testing.assert_array_equal(log_target(TARGET_LOGITS, WARM), wanted)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_mixed_products_round_and_sum_as_they_say(axis):
+    """bfloat16 factors, float32 sums, gradients of both factors."""
+    x, kernel = HIDDEN[:5], HEAD if axis == 0 else HEAD.T
+    dimensions = (((1,), (axis,)), ((), ()))
+
+    def rounded(a):
+        return np.asarray(a.astype(jnp.bfloat16), np.float64)
+
+    wanted = rounded(x) @ (rounded(kernel) if axis == 0 else rounded(kernel).T)
+    np.testing.assert_allclose(mixed_dot_general(x, kernel, dimensions), wanted, rtol=1e-6, atol=1e-6)
+    found = jax.grad(lambda x, k: (mixed_dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(x, kernel)
+    plain = jax.grad(lambda x, k: (jax.lax.dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(x, kernel)
+    for a, b in zip(found, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0.05, atol=0.2)

@@ -1,0 +1,50 @@
+"""A small model of Python code, trained once per session: what the tests of training share."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+
+from tests.folders import ROOT
+from train import pretrain
+
+SOURCE = pathlib.Path(__file__).parent.parent
+DRAFT_SIZES = [
+    *("--hidden-size", "16", "--mlp-size", "32", "--num-layers", "1", "--num-heads", "2", "--num-kv-heads", "1"),
+    *("--sequence-length", "32", "--batch-size", "4", "--eval-batches", "2"),
+]
+SIZES = ["--vocab-size", "300", *DRAFT_SIZES]
+STEPS = ["--steps", "20", "--save-every", "5", "--eval-every", "10", "--log-every", "4", "--warmup-steps", "2",
+         "--learning-rate", "0.01"]  # fmt: skip
+
+
+@functools.cache
+def text() -> pathlib.Path:
+    """A folder with a few small files of Python: the library's own."""
+    folder = ROOT / "text"
+    folder.mkdir()
+    for path in sorted((SOURCE / "specjax").rglob("*.py"))[:8]:
+        (folder / f"{path.parent.name}-{path.name}").write_text(path.read_text())
+    return folder
+
+
+def command(out: pathlib.Path, *more: str) -> list[str]:
+    return ["--data", str(text()), "--out", str(out), *STEPS, *SIZES, *more]
+
+
+@functools.cache
+def run() -> pathlib.Path:
+    """A run of 20 steps that nobody interrupted."""
+    pretrain.main(command(ROOT / "run"))
+    return ROOT / "run"
+
+
+def target() -> pathlib.Path:
+    return run() / "model"
+
+
+def metrics(folder: pathlib.Path) -> list[dict]:
+    """What was measured, but for the clock."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]
