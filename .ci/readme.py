@@ -1,6 +1,8 @@
-"""Print the shell commands of a Markdown file: what stands in its ```bash blocks, in order."""
+"""Print the shell commands of Markdown files: what stands in their ```bash blocks, in order, each once."""
 
 import re
 import sys
 
-print("\n".join(re.findall(r"^```bash\n(.*?)^```", open(sys.argv[1]).read(), re.DOTALL | re.MULTILINE)))
+pages = [open(page).read() for page in sys.argv[1:]]
+blocks = [b for text in pages for b in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)]
+print("\n".join(dict.fromkeys(blocks)))

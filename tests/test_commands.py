@@ -65,10 +65,67 @@ def test_json_is_one_object(capsys, temperature, proposer):
     assert (result["text"], result["tokens"], result["finish"]) == (plain.text, plain.tokens, plain.finish)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tree", *PAIR[2:], "--branching", 2, 1],
+        ["dynamic-tree", *PAIR[2:], "--num-drafts", 2, "--width", 2, "--num-nodes", 4],
+        ["early-exit", "--exit-layer", 1, "--num-drafts", 2],
+        ["first-of", *PAIR[2:], "--num-drafts", 2, "--confidence-threshold", 0.3],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_other_proposers(capsys, arguments):
+    """They find their weights, guess, and change no token."""
+    found = run(capsys, "generate", "import os\n", *PAIR[:2], "--json", *SHORT, "--proposer", *arguments)
+    stats = json.loads(found.out)["stats"]
+    assert stats["same_tokens"] is True
+    assert stats["tested"] > 0
+
+
+def test_audit_of_medusa_heads(capsys, tmp_path):
+    """One adapter serves all rows of a batch."""
+    target = specjax.load(TINY / "target")
+    specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
+    sizes = ["--samples", 16, "--rows", 16, "--num-tokens", 1, "--max-new-tokens", 8]
+    found = run(capsys, "audit", *PAIR[:2], "--proposer", "medusa", "--adapter", tmp_path / "heads", *sizes)
+    assert "passed" in found.out
+
+
+def test_medusa_and_its_picture(capsys, tmp_path):
+    """Heads from a folder give the same text, and their tree is drawn."""
+    target = specjax.load(TINY / "target")
+    specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
+    picture = tmp_path / "tree.png"
+    arguments = ["--adapter", tmp_path / "heads", "--plot", picture, "--json", *SHORT]
+    result = json.loads(run(capsys, "generate", "import os\n", *PAIR[:2], *arguments).out)
+    assert result["stats"]["same_tokens"] is True
+    assert result["stats"]["acceptance_rate"] is not None
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_no_compare(capsys):
     """Plain decoding is not run, and what depends on it is null."""
     stats = json.loads(run(capsys, "generate", "x", *PAIR, *SHORT, "--json", "--no-compare").out)["stats"]
     assert (stats["baseline_tokens_per_second"], stats["speedup"], stats["same_tokens"]) == (None, None, None)
+
+
+def test_the_whole_sampler(capsys):
+    """Every setting of `generate` has an option, and log-probabilities are printed as JSON."""
+    arguments = [
+        "--repetition-penalty", 1.5, "--presence-penalty", 0.2, "--frequency-penalty", 0.1, "--min-new-tokens", 9,
+        "--logit-bias", "5=-2.5", "--logit-bias", "9=1", "--bad-word", "self", "--stop", "xyz", "--logprobs", 2,
+    ]  # fmt: skip
+    found = json.loads(run(capsys, "generate", "import os\n", *PAIR, *SHORT, *arguments, "--json", "--no-compare").out)
+    settings = {
+        "repetition_penalty": 1.5, "presence_penalty": 0.2, "frequency_penalty": 0.1, "min_new_tokens": 9,
+        "logit_bias": {5: -2.5, 9: 1.0}, "bad_words": ["self"], "stop": "xyz", "logprobs": 2,
+    }  # fmt: skip
+    wanted = specjax.generate(specjax.load(TINY / "target"), "import os\n", max_new_tokens=24, **settings)
+    assert found["tokens"] == wanted.tokens
+    row = found["logprobs"][0]
+    assert [len(row[name]) for name in ("raw", "warped", "top_ids", "top")] == [len(wanted.tokens[0])] * 4
+    assert max(abs(a - b) for a, b in zip(row["raw"], wanted.logprobs[0].raw.tolist(), strict=True)) < 1e-3
 
 
 def test_num_speculative_tokens_is_num_drafts(capsys):
@@ -86,6 +143,65 @@ def test_rejection_says_what_it_keeps(capsys):
     out = run(capsys, "generate", "def main(", *PAIR, *arguments).out
     assert "lossless rule                  yes" in out
     assert "keeps the distribution, not the tokens" in out
+
+
+def test_an_inexact_rule_says_so(capsys):
+    """In the table, in both forms of the output, and in what stands above the figures; its numbers are options."""
+    arguments = ["--rule", "threshold", "--threshold", "0.05", "--mean", "--temperature", 1, *SHORT]
+    out = run(capsys, "generate", "def main(", *PAIR, *arguments).out
+    assert "lossless rule                  no" in out
+    assert "this rule changes the distribution" in out
+    assert (
+        json.loads(run(capsys, "generate", "def main(", *PAIR, *arguments, "--json", "--no-compare").out)["exact"]
+        is False
+    )
+    bench = ["--num-drafts", 4, "--rounds", 1, "--proposers", "draft"]
+    assert "rule threshold, lossless rule: no;" in run(capsys, "bench", "def main(", *PAIR, *arguments, *bench).out
+
+
+AUDIT = [*PAIR, "--samples", 128, "--max-new-tokens", 8]
+
+
+def test_audit(capsys):
+    """A table, and no exit status but 0 where nothing is broken."""
+    out = run(capsys, "audit", *AUDIT).out
+    lines = [line.split()[:3] for line in out.splitlines()]
+    for name in (["figures", "pass"], ["greedy", "pass"], ["same", "key", "pass"], ["same", "bits", "pass"]):
+        assert name in [line[: len(name)] for line in lines]
+    assert "passed: no claim is broken" in out
+    assert "would have been found with probability 0.95" in out
+
+
+def test_audit_fails_with_status_1(capsys, monkeypatch):
+    """A rule that claims what it does not keep."""
+    boastful = type("Boastful", (specjax.Threshold,), {"exact": True})
+    monkeypatch.setitem(specjax.RULES, "threshold", boastful)
+    with pytest.raises(SystemExit) as exit_:
+        run(capsys, "audit", *AUDIT, "--rule", "threshold", "--threshold", "0.02")
+    assert exit_.value.code == 1
+    out = capsys.readouterr().out
+    assert "FAILED: " in out
+    assert "same key" in out.split("FAILED: ")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--temperature", "0"], ["temperature=0", "greater than 0"]),
+        (["--samples", "3"], ["samples=3", "64"]),
+        (["--rule", "threshold", "--threshold", "1.5"], ["threshold=1.5", "[0, 1]"]),
+        (["--rule", "typical", "--posterior-alpha", "nan"], ["posterior_alpha=nan", "[0, 1]"]),
+        (["--threshold", "0.5"], ["--threshold is not used by --rule match", "--rule threshold"]),
+        (["--max-new-tokens", "5000"], ["5000", "256"]),
+        (["--max-new-tokens", "0"], ["num_tokens=3", "max_new_tokens=0"]),
+    ],
+)
+def test_audit_refuses_mistakes(capsys, arguments, words):
+    """In one line, before anything is compiled."""
+    message = failure(capsys, "audit", *AUDIT, *arguments)
+    assert message.count("\n") == 1
+    for word in words:
+        assert word in message
 
 
 def test_prompt_file(capsys, tmp_path):
@@ -118,9 +234,22 @@ def test_bench(capsys):
         (["x", "--target", "nowhere"], ["nowhere", "is not a folder"]),
         (["x", "--target", str(TINY / "target"), "--proposer", "draft"], ["--draft", "ngram"]),
         (["x", *PAIR, "--proposer", "ngram"], ["--draft is not used"]),
+        (["x", *PAIR[:2], "--proposer", "medusa"], ["--adapter", "trained for this target"]),
+        (["x", *PAIR[:2], "--proposer", "ngram", "--adapter", "y"], ["--adapter is not used"]),
+        (["x", *PAIR[:2], "--adapter", "nowhere"], ["nowhere", "is not a folder"]),
+        (["x", *PAIR, "--plot", "x.png"], ["--plot", "--proposer medusa"]),
         (["x", *PAIR, "--num-drafts", "0"], ["num_drafts=0", "at least 1"]),
+        (["x", *PAIR, "--confidence-threshold", "2"], ["confidence_threshold=2", "[0, 1]"]),
+        (["x", *PAIR, "--proposer", "tree", "--branching", "2", "0"], ["branching=(2, 0)", "at least 1"]),
+        (["x", *PAIR[:2], "--proposer", "early-exit", "--exit-layer", "9"], ["exit_layer=9", "it must lie in [1, "]),
+        (["x", *PAIR[:2], "--proposer", "first-of"], ["--proposer first-of needs --draft"]),
+        (["x", *PAIR, "--proposer", "dynamic-tree", "--num-nodes", "1"], ["num_nodes=1", "candidates"]),
         (["x", *PAIR, "--temperature", "-1"], ["temperature=-1"]),
         (["x", *PAIR, "--temperature", "nan"], ["temperature=nan"]),
+        (["x", *PAIR, "--repetition-penalty", "0"], ["repetition_penalty=0", "above 0"]),
+        (["x", *PAIR, "--logit-bias", "five=1"], ["--logit-bias five=1", "42=-1.5"]),
+        (["x", *PAIR, "--stop", ""], ["stop", "empty string"]),
+        (["x", *PAIR, "--logprobs", "2"], ["--logprobs", "--json"]),
         (["x", *PAIR, "--top-p", "0"], ["top_p=0", "(0, 1]"]),
         (["x", *PAIR, "--max-new-tokens", "5000"], ["5000", "256", "shorten"]),
         (["x", *PAIR, "--dtype", "int4"], ["int4", "bfloat16"]),

@@ -355,10 +355,25 @@ def test_num_drafts(target, gamma):
     assert out.stats.target_passes == math.ceil(len(out.tokens[0]) / (gamma + 1))
 
 
-@pytest.mark.parametrize("rule", [specjax.Match(), specjax.Rejection()], ids=["match", "rejection"])
+def test_num_drafts_a_row(target):
+    """A prompt with 0 is decoded plainly beside others, in the program of the most drafts among them."""
+    prompts = [[5, 6], [7], [5, 6, 7]]
+    plain = specjax.generate(target, prompts, max_new_tokens=NEW)
+    out = specjax.generate(target, prompts, draft=target, num_drafts=[4, 0, 2], max_new_tokens=NEW)
+    assert out.tokens == plain.tokens
+    lengths = [len(tokens) for tokens in out.tokens]
+    passes = sum(math.ceil(n / (gamma + 1)) for n, gamma in zip(lengths, (4, 0, 2), strict=True))
+    assert out.stats.target_passes == passes
+    before = folders.compilations()
+    specjax.generate(target, prompts, draft=target, num_drafts=[0, 4, 4], max_new_tokens=NEW)
+    assert folders.compilations() == before
+
+
+@pytest.mark.parametrize("rule", specjax.RULES.values(), ids=specjax.RULES)
 def test_exact(target, rule):
-    """Both rules say that they keep the target's distribution."""
-    assert specjax.generate(target, PROMPTS, rule=rule, max_new_tokens=NEW, temperature=1.0).exact is True
+    """An output says whether its rule keeps the target's distribution."""
+    out = specjax.generate(target, PROMPTS, rule=rule(), max_new_tokens=NEW, temperature=1.0)
+    assert out.exact is (rule not in (specjax.Typical, specjax.Threshold))
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -390,6 +405,37 @@ REFUSED = {
     "top_k negative": ("a", {"top_k": -1}, ["top_k=-1", "0 (off) or greater"]),
     "top_k half": ("a", {"top_k": 2.5}, ["top_k=2.5", "whole number"]),
     "min_p above 1": ("a", {"min_p": 1.1}, ["min_p=1.1", "[0, 1]"]),
+    "num_drafts too few": (["a"] * 3, {"num_drafts": [1, 2]}, ["num_drafts", "2 values for 3 prompts", "one a prompt"]),
+    "num_drafts negative": (["a", "b"], {"num_drafts": [1, -1]}, ["num_drafts=-1", "0 (plain) or greater"]),
+    "num_drafts half": ("a", {"num_drafts": [1.5]}, ["num_drafts=1.5", "whole number"]),
+    "repetition penalty 0": ("a", {"repetition_penalty": 0}, ["repetition_penalty=0", "above 0", "1 switches it off"]),
+    "one bad penalty": (["a", "b"], {"repetition_penalty": [1, -1]}, ["repetition_penalty=-1", "above 0"]),
+    "presence nan": ("a", {"presence_penalty": math.nan}, ["presence_penalty=nan", "finite"]),
+    "frequency infinite": ("a", {"frequency_penalty": math.inf}, ["frequency_penalty=inf", "finite"]),
+    "bias of no token": ("a", {"logit_bias": {320: 1.0}}, ["logit_bias", "320", "0 to 319"]),
+    "bias nan": ("a", {"logit_bias": {5: math.nan}}, ["logit_bias={5: nan}", "finite, or -inf"]),
+    "biases too few": (["a"] * 3, {"logit_bias": [{}, {}]}, ["logit_bias", "2 values for 3 rows"]),
+    "empty bad word": ("a", {"bad_words": [[5], []]}, ["bad_words", "empty sequence", "remove"]),
+    "empty bad text": ("a", {"bad_words": [" "]}, ["bad_words", "empty text", "remove"]),
+    "bad words as one text": ("a", {"bad_words": "x"}, ["bad_words='x'", "list"]),
+    "bad word of no token": ("a", {"bad_words": [[5, -1]]}, ["bad_words", "-1", "0 to 319"]),
+    "bad word that ends": ("a", {"bad_words": [[0]]}, ["bad_words", "min_new_tokens", "eos=[]"]),
+    "least above most": ("a", {"min_new_tokens": 9, "max_new_tokens": 8}, ["min_new_tokens=9", "max_new_tokens=8"]),
+    "least negative": ("a", {"min_new_tokens": -1}, ["min_new_tokens=-1", "0 (off) or greater"]),
+    "end of no token": ("a", {"eos": 320}, ["eos=320", "0 to 319"]),
+    "ends too few": (["a"] * 3, {"eos": [[1], [2]]}, ["eos", "2 lists for 3 prompts"]),
+    "logprobs negative": ("a", {"logprobs": -1}, ["logprobs=-1", "[0, 320]"]),
+    "logprobs beyond": ("a", {"logprobs": 321}, ["logprobs=321", "[0, 320]"]),
+    "function of another shape": (
+        "a",
+        {"logits_processor": lambda logits, text, counts: logits[:5]},
+        ["logits_processor", "(5,)", "(320,)", "as many"],
+    ),
+    "function of no shape": (
+        "a",
+        {"logits_processor": lambda logits, text, counts: (logits, counts)},
+        ["logits_processor", "tuple", "(320,)"],
+    ),
     "seeds too few": (["a"] * 3, {"seed": [1, 2]}, ["seed", "2 values for 3 prompts", "one a prompt"]),
     "seeds too many": ("a", {"seed": [1, 2]}, ["seed", "2 values for 1 prompts", "one a prompt"]),
 }
@@ -422,17 +468,11 @@ def test_refused(refused, target, case):
     refused(target, prompts, words, **options)
 
 
-def test_draft_of_another_tokenizer(refused, target):
-    """Both models, both sizes, and what to use instead."""
-    foreign = specjax.load(folders.foreign())
-    refused(target, "a", ["foreign", "target", "290", "270", "NGram()"], draft=foreign)
-
-
 @pytest.mark.parametrize("swap", [False, True])
 def test_draft_without_a_tokenizer(refused, target, wordless, swap):
     """A model without a tokenizer is no draft for one with it, nor the other way round."""
     target, draft = (wordless, target) if swap else (target, wordless)
-    refused(target, [[1]], ["target", "wordless", "no tokenizer"], draft=draft)
+    refused(target, [[1]], ["target", "wordless", "no tokenizer", "NGram()"], draft=draft)
 
 
 def test_draft_context(refused, target, draft):
@@ -447,8 +487,18 @@ def test_draft_and_proposer(refused, target, draft):
 
 def test_draft_as_proposer(refused, target, draft):
     """A draft model that comes without its weights."""
-    proposer = specjax.DraftModel(draft.model, target.model.vocab_size)
-    refused(target, "a", ["draft="], proposer=proposer)
+    for kind in (specjax.DraftModel, specjax.Universal):
+        refused(target, "a", [kind.__name__, "draft="], proposer=kind(draft.model, target.model.vocab_size))
+
+
+def test_a_proposer_of_other_models(refused, target, draft, wordless):
+    """Weights and structure have to be of the same model."""
+    size = target.model.vocab_size
+    refused(target, "a", ["DraftTree", "draft="], proposer=specjax.DraftTree(draft.model, size))
+    other = specjax.DraftModel(specjax.load(folders.padded()).model, size)
+    refused(target, "a", ["DraftModel", "other models", "draft.model"], draft=draft, proposer=other)
+    refused(target, "a", ["target.model.vocab_size"], draft=draft, proposer=specjax.DraftTree(draft.model, size - 1))
+    refused(target, "a", ["EarlyExit", "another target"], proposer=specjax.EarlyExit(draft.model, 1))
 
 
 @pytest.mark.parametrize("num_drafts", [0, -1])
@@ -465,6 +515,11 @@ def test_text_without_tokenizer(refused, wordless):
 def test_stop_without_tokenizer(refused, wordless):
     """A stop string needs one too."""
     refused(wordless, [[1]], ["stop", "'x'", "tokenizer", "wordless"], stop="x")
+
+
+def test_bad_word_without_tokenizer(refused, wordless):
+    """And so does a bad word."""
+    refused(wordless, [[1]], ["bad_words", "'x'", "tokenizer", "wordless"], bad_words=["x"])
 
 
 def test_context_is_filled_to_the_brim(target):

@@ -1,4 +1,4 @@
-"""The README is true: its Python runs here, its shell commands run in `.ci/run`."""
+"""The README and the pages behind it are true: their Python runs here, their shell commands run in `.ci/run`."""
 
 import pathlib
 import re
@@ -8,8 +8,10 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+PAGES = {page: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+BLOCKS = [
+    block for text in PAGES.values() for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0])
@@ -27,5 +29,6 @@ def test_there_are_blocks():
 
 def test_links_lead_somewhere():
     """Relative links name files of the checkout."""
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", README):
-        assert (ROOT / link).exists(), link
+    for page, text in PAGES.items():
+        for link in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text):
+            assert (page.parent / link).exists(), (page, link)

@@ -73,11 +73,12 @@ def test_from_choices_of_nothing_is_the_root():
     ("choices", "message"),
     [
         (((0,), (1, 0)), r"\(1, 0\) has no parent: add \(1,\)"),
+        (((0,), (2,)), r"\(2,\) has no better sibling: add \(1,\)"),
         (((0,), (0, 0), (0,)), "distinct"),
         (((0,), ()), "not empty"),
     ],
 )
 def test_from_choices_refuses_what_is_no_tree(choices, message):
-    """A choice without its parent, one that stands twice, and the empty one, are named."""
+    """A choice without its parent or its better sibling, one that stands twice, and the empty one, are named."""
     with pytest.raises(ValueError, match=message):
         tree.from_choices(choices)

@@ -20,7 +20,12 @@ from specjax import (
     RULES,
     Decoder,
     DraftModel,
+    DraftTree,
+    DynamicTree,
+    EarlyExit,
+    FirstOf,
     LinenModel,
+    Medusa,
     NGram,
     NoProposer,
     Params,
@@ -28,9 +33,14 @@ from specjax import (
     Sampling,
     Transformer,
     TransformerConfig,
+    Translation,
+    Universal,
+    UniversalParams,
     tree,
 )
-from specjax.types import Block, DecodeState, Proposer
+from specjax.models.medusa import MedusaHeads
+from specjax.proposers import MedusaParams
+from specjax.types import Block, DecodeState, ModelOutput, Proposer
 
 VOCAB = 29
 EOS = 22
@@ -70,6 +80,14 @@ def weights(vocab_size: int = VOCAB, num_layers: int = 2, noise: float = 0.0) ->
     return jax.tree.unflatten(structure, noisy)
 
 
+@functools.cache
+def flat(vocab_size: int, noise: float = 0.0, keep: int | None = None, layers: int = 1) -> Any:
+    """Those of few layers with a flatter head, so that every text is likely enough; cut to `keep` tokens."""
+    params = weights(vocab_size, layers, noise)
+    head = {"kernel": 0.4 * params["head"]["kernel"][:, :keep]}
+    return {**params, "embedding": params["embedding"][:keep], "head": head}
+
+
 def truncated() -> Any:
     """The target without its last layer, a draft for `model(num_layers=1)`."""
     return {name: leaf for name, leaf in weights().items() if name != "layer_1"}
@@ -82,6 +100,39 @@ def revocabulated(vocab_size: int) -> Any:
     embedding = jnp.pad(params["embedding"], ((0, extra), (0, 0)))[:vocab_size]
     head = jnp.pad(params["head"]["kernel"], ((0, 0), (0, extra)), constant_values=3.0)[:, :vocab_size]
     return {**params, "embedding": embedding, "head": {"kernel": head}}
+
+
+OTHER_VOCAB = VOCAB + 4
+
+
+def translation() -> Translation:
+    """To another vocabulary of `OTHER_VOCAB` tokens, made by hand.
+
+    Most tokens have another id there; two are spelt in three pieces, both in the same ones, two in two, of which one is
+    a token that is shared, one in one that stands for another token, and two not at all.
+    """
+    to_draft = np.random.default_rng(6).permutation(OTHER_VOCAB)[:VOCAB].astype(np.int32)
+    letters = sorted(set(range(OTHER_VOCAB)) - set(to_draft.tolist()))
+    pieces, count = np.zeros((VOCAB, 3), np.int32), np.ones(VOCAB, np.int32)
+    pieces[:, 0] = to_draft
+    spelt = {3: letters[:3], 8: letters[:3], 14: letters[2:4], 19: [letters[0], to_draft[5]], 25: [to_draft[5]]}
+    for token, spelling in {**spelt, 2: [], 11: []}.items():
+        count[token], to_draft[token] = len(spelling), -1
+        pieces[token, : len(spelling)] = spelling
+    return Translation(*map(jnp.asarray, (pieces, count, to_draft, np.array(letters[:1], np.int32))))
+
+
+def respelt(params: Any, tables: Translation) -> Any:
+    """Parameters in which token v is called `tables.to_draft[v]`; the tokens that are added would be favourites."""
+    names = np.asarray(tables.to_draft)
+    shared = names >= 0
+    embedding = 0.5 * jax.random.normal(jax.random.key(2), (OTHER_VOCAB, params["embedding"].shape[1]))
+    head = jnp.full((params["embedding"].shape[1], OTHER_VOCAB), 0.3)
+    return {
+        **params,
+        "embedding": embedding.at[names[shared]].set(params["embedding"][shared]),
+        "head": {"kernel": head.at[:, names[shared]].set(params["head"]["kernel"][:, shared])},
+    }
 
 
 def ancestors(parent: Any, node: int) -> list[int]:
@@ -139,11 +190,13 @@ class SampledTree:
         )
         positions = jnp.concatenate([jnp.broadcast_to(slot, (rows, width)), state.length[:, None] + depth], axis=1)
 
+        texts = jax.vmap(functools.partial(tree.path_tokens, max_depth=self.max_depth))
+
         def read(tokens):
             everything = jnp.concatenate([state.tokens, tokens], axis=1)
             logits = self.model.apply(params, everything, positions, None, visible).logits[:, width:]
             # Under shared noise guesses need no distribution, and at temperature 0 a warped one has no second best.
-            return logits.astype(jnp.float32) if draw.shared else warp(logits)
+            return logits.astype(jnp.float32) if draw.shared else warp(logits, texts(tokens, parent))
 
         def one(n, tokens):
             up = parent[:, n]
@@ -163,6 +216,94 @@ class SampledTree:
         return Proposal(tokens, parent, None if draw.shared else read(tokens)), state
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _read(net: LinenModel, arrays: Any, tokens: Array) -> ModelOutput:
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    return net.apply(arrays, tokens, positions)
+
+
+def plain_output(tokens: Any, net: LinenModel | None = None, arrays: Any = None) -> ModelOutput:
+    """[B, T] by one pass without a cache."""
+    return _read(net or model(), weights() if arrays is None else arrays, jnp.asarray(tokens))
+
+
+def plain_logits(tokens: Any, net: LinenModel | None = None, arrays: Any = None) -> np.ndarray:
+    """[B, T] -> [B, T, V] by one pass without a cache."""
+    return np.asarray(plain_output(tokens, net, arrays).logits)
+
+
+def naive_greedy(
+    prompts: Any,
+    lengths: Any,
+    limits: Any,
+    eos: tuple[int, ...] = (EOS,),
+    read: Any = plain_logits,
+    process: Any = None,
+) -> list[list[int]]:
+    """Greedy decoding without a cache: the whole text is read again for every token.
+
+    `process(row, text, logits [V])` stands for logits processors.
+    """
+    tokens = np.zeros((len(prompts), CAPACITY), np.int32)
+    tokens[:, : prompts.shape[1]] = prompts
+    length, done = np.array(lengths), np.array(lengths) >= limits
+    while not done.all():
+        logits = read(tokens)
+        for b in np.flatnonzero(~done):
+            following = logits[b, length[b] - 1]
+            if process is not None:
+                following = process(b, tokens[b, : length[b]].tolist(), following)
+            tokens[b, length[b]] = following.argmax()
+            length[b] += 1
+            done[b] = tokens[b, length[b] - 1] in eos or length[b] >= limits[b]
+    return [row[:end].tolist() for row, end in zip(tokens, length, strict=True)]
+
+
+OWN = MedusaHeads(num_heads=3, hidden_size=32, vocab_size=VOCAB, own_heads=True)
+SHARED = MedusaHeads(num_heads=2, hidden_size=32, vocab_size=VOCAB, num_layers=2)
+CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 0))
+
+
+@functools.cache
+def greedy_texts() -> np.ndarray:
+    """[16, CAPACITY] tokens that the target wrote behind random prompts."""
+    prompts = np.random.default_rng(0).integers(1, VOCAB, (4, ROWS, WIDTH))
+    full = np.full(ROWS, WIDTH), np.full(ROWS, CAPACITY)
+    return np.concatenate([naive_greedy(some, *full, eos=()) for some in prompts])
+
+
+def noisy_heads(heads: MedusaHeads, seed: int, scale: float = 0.2) -> dict[str, np.ndarray]:
+    """Random parameters; with `own_heads` the linear maps are fitted to `greedy_texts`, right now and then."""
+    rng = np.random.default_rng(seed)
+    stack, size = (heads.num_layers, heads.num_heads), heads.hidden_size
+    params = {
+        "kernel": rng.normal(0, scale, (*stack, size, size)).astype(np.float32),
+        "bias": rng.normal(0, scale, (*stack, size)).astype(np.float32),
+    }
+    if heads.own_heads:
+        texts = greedy_texts()
+        hidden = np.concatenate([plain_output(some).hidden for some in np.split(texts, len(texts) // ROWS)])
+        maps = []
+        for k in range(heads.num_heads):
+            x, label = hidden[:, : -2 - k].reshape(-1, size), texts[:, 2 + k :].reshape(-1)
+            z = x @ params["kernel"][0, k] + params["bias"][0, k]
+            maps.append(8 * np.linalg.lstsq(x + z / (1 + np.exp(-z)), np.eye(VOCAB)[label], rcond=None)[0])
+        params["head"] = np.array(maps, np.float32)
+    return params
+
+
+@functools.cache
+def medusa_params(own: bool) -> MedusaParams:
+    """A bank of one adapter with linear maps of its own, or of three with the target's, of which the last is free."""
+    if own:
+        bank = [noisy_heads(OWN, 0)]
+    else:
+        bank = [noisy_heads(SHARED, 1), noisy_heads(SHARED, 2)]
+        bank.append(jax.tree.map(np.zeros_like, bank[0]))
+    stacked = jax.tree.map(lambda *leaves: jnp.array(np.stack(leaves)), *bank)
+    return MedusaParams(stacked, jnp.int32(0), None if own else {"head": weights()["head"]})
+
+
 NOISE = 0.03
 SHAPES = ((-1, 0, 0, 1, 1, 2, 3), (-1, 0, 1, 2, 0, 4, 0), (-1, 0, -1, 1, 0, 4, 4))
 """Breadth first, depth first, and one with an absent node."""
@@ -172,9 +313,24 @@ TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
     "draft": {
         "draft 1": (DraftModel(model(), VOCAB, 1), weights(noise=NOISE)),
         "draft 3": (DraftModel(model(), VOCAB, 3), weights(noise=NOISE)),
-        "draft 6": (DraftModel(model(num_layers=1), VOCAB, 6), truncated()),
+        "draft 6": (DraftModel(model(num_layers=1), VOCAB, 6, confidence_threshold=0.3), truncated()),
+    },
+    "tree": {"draft tree": (DraftTree(model(num_layers=1), VOCAB, (3, 1, 2)), truncated())},
+    "dynamic-tree": {"dynamic tree": (DynamicTree(model(num_layers=1), VOCAB, 3, 2, 8), truncated())},
+    "early-exit": {"early exit": (EarlyExit(model(), 1, 3), weights())},
+    "first-of": {"first of": (FirstOf(NGram(3), DraftModel(model(num_layers=1), VOCAB, 3)), (None, truncated()))},
+    "medusa": {
+        "medusa chain": (Medusa(OWN), medusa_params(own=True)),
+        "medusa tree": (Medusa(SHARED, CHOICES), medusa_params(own=False)),
     },
     "ngram": {"ngram": (NGram(num_drafts=3), None)},
+    "universal": {
+        # Room for one draft token a token: the longest rows outgrow it.
+        "universal": (
+            Universal(model(OTHER_VOCAB), VOCAB, 3, expansion=1),
+            UniversalParams(respelt(weights(noise=NOISE), translation()), translation()),
+        )
+    },
 }
 """Cases of every proposer in `specjax.PROPOSERS`, by its name there."""
 
@@ -182,12 +338,32 @@ CASES: dict[str, tuple[Proposer, Any]] = {
     **{name: case for cases in TABLE.values() for name, case in cases.items()},
     "tree": (SampledTree(model(), SHAPES), weights(noise=NOISE)),
 }
-"""Those, and a tree, since the shipped proposers make chains only."""
+"""Those, and a tree whose shape changes from step to step, with absent nodes."""
 
-PAIRS = [(case, rule) for case in CASES for rule in RULES]
+NOISE_KINDS = ("match", "rejection")
+"""A rule for each kind of noise: every proposer meets these.  The others, about one row as they are, meet one."""
 
-ALONE = [(case, rule) for case in ("none", "draft 3", "ngram", "tree") for rule in RULES]
-"""Pairs that are also compiled for a single row: each proposer once."""
+
+def judges(rule: str, case: str) -> bool:
+    return CASES[case][0].is_chain or not getattr(RULES[rule], "chain_only", False)
+
+
+PAIRS = [
+    (case, rule)
+    for case in CASES
+    for rule in RULES
+    if rule in NOISE_KINDS or case == ("tree" if judges(rule, "tree") else "draft 3")
+]
+
+ALONE = [(case, rule) for case in ("none", "draft 3", "ngram", "universal", "tree") for rule in NOISE_KINDS] + [
+    ("draft tree", "rejection"),
+    ("dynamic tree", "match"),
+    ("early exit", "match"),
+    ("first of", "rejection"),
+    ("medusa tree", "match"),
+    ("medusa tree", "rejection"),
+]
+"""Pairs that are also compiled for a single row: each proposer at least once."""
 
 
 def decoder(case: str, rule: str, eos: tuple[int, ...] = (EOS,), capacity: int = CAPACITY) -> Decoder:
@@ -205,12 +381,15 @@ def keys(rows: int = ROWS, seed: int = 3) -> Array:
 def prefill(dec: Decoder, arrays: Params, rows: Any = None, temperature: Any = 0.0, **changes: Any) -> DecodeState:
     """The prompts, or those of `rows`; `changes` replace what else `Decoder.prefill` takes, or settings."""
     settings = {name: changes.pop(name) for name in ("top_k", "top_p", "min_p") if name in changes}
+    processors = changes.pop("processors", None)
     fields = {"prompt": PROMPTS, "prompt_length": LENGTHS, "limit": LIMITS, "key": keys()} | changes
     if rows is not None:
-        fields = {name: value[np.array(rows)] for name, value in fields.items()}
-    fields = {name: jnp.array(value) for name, value in fields.items()}  # a copy: `run` donates what it is given
+        fields, processors = jax.tree.map(lambda value: value[np.array(rows)], (fields, processors))
+    # A copy: `run` donates what it is given.
+    fields, processors = jax.tree.map(jnp.array, (fields, processors))
     sampling = Sampling.create(len(fields["prompt"]), temperature, **settings)
-    return dec.prefill(arrays, fields.pop("prompt"), fields.pop("prompt_length"), sampling=sampling, **fields)
+    prompt, length = fields.pop("prompt"), fields.pop("prompt_length")
+    return dec.prefill(arrays, prompt, length, sampling=sampling, processors=processors, **fields)
 
 
 def texts(state: DecodeState) -> list[list[int]]:
@@ -230,28 +409,3 @@ def decoded(case: str, rule: str, temperature: float = 0.0) -> tuple[list[list[i
 def committed(cache: Any, row: int) -> list[np.ndarray]:
     """Every layer's keys and values of a row, up to its length."""
     return [np.asarray(leaf[row, :, : int(cache.length[row])]) for leaf in (*cache.keys, *cache.values)]
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _read(net: LinenModel, arrays: Any, tokens: Array) -> Array:
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return net.apply(arrays, tokens, positions).logits
-
-
-def plain_logits(tokens: Any, net: LinenModel | None = None, arrays: Any = None) -> np.ndarray:
-    """[B, T] -> [B, T, V] by one pass without a cache."""
-    return np.asarray(_read(net or model(), weights() if arrays is None else arrays, jnp.asarray(tokens)))
-
-
-def naive_greedy(prompts: Any, lengths: Any, limits: Any, eos: tuple[int, ...] = (EOS,)) -> list[list[int]]:
-    """Greedy decoding without a cache: the whole text is read again for every token."""
-    tokens = np.zeros((len(prompts), CAPACITY), np.int32)
-    tokens[:, : prompts.shape[1]] = prompts
-    length, done = np.array(lengths), np.array(lengths) >= limits
-    while not done.all():
-        following = plain_logits(tokens).argmax(-1)
-        for b in np.flatnonzero(~done):
-            tokens[b, length[b]] = following[b, length[b] - 1]
-            length[b] += 1
-            done[b] = tokens[b, length[b] - 1] in eos or length[b] >= limits[b]
-    return [row[:end].tolist() for row, end in zip(tokens, length, strict=True)]

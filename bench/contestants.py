@@ -1,0 +1,161 @@
+"""Who is measured: specjax and transformers on the same weights, each a function from prompts to new tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from bench.imposed import Imposed, Script
+from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Contestant:
+    """`run(prompts [B, P], new)` returns tokens [B, new]; it has finished all its work when it returns."""
+
+    name: str
+    library: str
+    num_drafts: int
+    run: Callable[[np.ndarray, int], np.ndarray]
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the last run told: alpha, tau
+
+
+def ours(
+    target: specjax.LanguageModel,
+    draft: specjax.LanguageModel | None,
+    kind: str,
+    num_drafts: int = 0,
+    script: tuple[np.ndarray, np.ndarray] | None = None,
+    width: int = 1,
+) -> Contestant:
+    """specjax with a proposer: `plain`, `draft` or `ngram`.
+
+    Args:
+      target, draft: loaded models.
+      kind: of proposer.
+      num_drafts: gamma.
+      script: text [B, L] and coins [L] that impose an acceptance.
+      width: nodes of a plain pass (1, or that of a speculative step).
+    """
+    proposer: Any = {
+        "plain": lambda: NoProposer(num_nodes=width),
+        "draft": lambda: DraftModel(draft.model, target.model.vocab_size, num_drafts),  # pyright: ignore
+        "ngram": lambda: NGram(num_drafts),
+    }[kind]()
+    arrays: Any = draft.params if kind == "draft" and draft is not None else None
+    if script is not None and kind != "plain":
+        proposer = Imposed(proposer, target.model.vocab_size)
+        arrays = Script(arrays, jnp.asarray(script[0], jnp.int32), jnp.asarray(script[1]))
+    params = Params(target.params, arrays)
+    facts: dict[str, Any] = {}
+
+    def run(prompts: np.ndarray, new: int) -> np.ndarray:
+        rows, length = prompts.shape
+        capacity = -(-(length + new) // 128) * 128
+        decoder = Decoder(target.model, proposer, Match(), (), capacity)
+        lengths = np.full(rows, length, np.int32)
+        keys = jax.random.split(jax.random.key(0), rows)
+        sampling = Sampling.create(rows, 0.0)
+        state = decoder.prefill(params, prompts, lengths, limit=lengths + np.int32(new), sampling=sampling, key=keys)
+        state = jax.block_until_ready(decoder.run(params, state))
+        passes = int(np.sum(state.stats.target_passes))
+        tested = int(np.sum(state.stats.tested))
+        facts["tau"] = int(np.sum(state.stats.emitted)) / passes
+        facts["alpha"] = int(np.sum(state.stats.accepted)) / tested if tested else None
+        return np.asarray(state.tokens)[:, length : length + new]
+
+    name = kind if kind != "plain" or width == 1 else f"plain at {width} rows"
+    return Contestant(name, "specjax", num_drafts, run, facts)
+
+
+@functools.cache
+def _torch_model(folder: pathlib.Path, dtype: str, compiled: bool) -> Any:
+    import torch
+    import transformers
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model = model.eval().to(device)
+    if compiled:
+        model.forward = torch.compile(model.forward, dynamic=True)
+    return model
+
+
+def theirs(
+    target: pathlib.Path,
+    draft: pathlib.Path | None,
+    kind: str,
+    dtype: str,
+    num_drafts: int = 0,
+    script: tuple[np.ndarray, np.ndarray] | None = None,
+    compiled: bool = False,
+) -> Contestant:
+    """transformers' generate: `plain`, `draft` (assisted generation) or `ngram` (prompt lookup)."""
+
+    def run(prompts: np.ndarray, new: int) -> np.ndarray:
+        import torch
+
+        model = _torch_model(target, dtype, compiled)
+        options: dict[str, Any] = {}
+        if kind == "draft":
+            assert draft is not None
+            assistant = _torch_model(draft, dtype, False)
+            options["assistant_model"] = assistant
+            assistant.generation_config.num_assistant_tokens = num_drafts
+            assistant.generation_config.num_assistant_tokens_schedule = "constant"
+            assistant.generation_config.assistant_confidence_threshold = 0.0
+        if kind == "ngram":
+            options["prompt_lookup_num_tokens"] = num_drafts
+        ids = torch.from_numpy(prompts).long().to(model.device)
+        with torch.inference_mode(), _scripted(model, num_drafts, script):
+            out = model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, min_new_tokens=new,
+                pad_token_id=0, **options,
+            )  # fmt: skip
+        return out[:, prompts.shape[1] :].cpu().numpy()
+
+    return Contestant(kind + (" compiled" if compiled else ""), "transformers", num_drafts, run)
+
+
+class _scripted:
+    """While open, `model`'s candidate generators do their work, and guess what the script says."""
+
+    def __init__(self, model: Any, num_drafts: int, script: tuple[np.ndarray, np.ndarray] | None):
+        self.model, self.num_drafts, self.script = model, num_drafts, script
+
+    def __enter__(self) -> None:
+        if self.script is None:
+            return
+        import torch
+
+        make, drafts = type(self.model)._get_candidate_generator.__get__(self.model), self.num_drafts
+        text, right = (torch.from_numpy(np.asarray(x)) for x in self.script)
+        vocab = self.model.config.vocab_size
+
+        def scripted(*args: Any, **options: Any) -> Any:
+            generator = make(*args, **options)
+            guess = generator.get_candidates
+
+            def candidates(ids: Any, *rest: Any, **more: Any) -> Any:
+                guess(ids, *rest, **more)
+                start = ids.shape[1]
+                said = text[:1, start : start + drafts].to(ids)
+                wrong = (said + 1) % vocab
+                said = torch.where(right[start : start + drafts].to(ids.device), said, wrong)
+                return torch.cat([ids, said], dim=1), None
+
+            generator.get_candidates = candidates
+            return generator
+
+        self.model._get_candidate_generator = scripted
+
+    def __exit__(self, *_: Any) -> None:
+        self.model.__dict__.pop("_get_candidate_generator", None)

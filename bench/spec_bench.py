@@ -1,0 +1,125 @@
+"""python -m bench.spec_bench: the Spec-Bench protocol for any target, draft and proposer.
+
+Questions come as JSON lines with `question_id`, `category` and `turns`; categories form six task groups; every turn is
+answered greedily, once plainly and once with speculation, each seeing the answers that came before.  Per group: tokens
+per pass of the target, tokens/s, and the speed-up over plain decoding.
+
+Reference: Xia et al. 2024, arXiv 2401.07851.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from typing import Any
+
+from tqdm import tqdm
+
+import specjax
+
+GROUPS = {
+    **dict.fromkeys(
+        ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),
+        "multi-turn conversation",
+    ),
+    "translation": "translation",
+    "summarization": "summarization",
+    "qa": "question answering",
+    "math_reasoning": "mathematical reasoning",
+    "rag": "retrieval-augmented generation",
+}
+"""Category -> task group."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.spec_bench", description=__doc__)
+    parser.add_argument("--questions", required=True, help="JSON lines with question_id, category, turns")
+    parser.add_argument("--target", required=True, help="folder or hub name")
+    parser.add_argument("--draft", help="folder or hub name; without it, prompt lookup")
+    parser.add_argument("--num-drafts", type=int, default=4)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--max-new-tokens", type=int, default=1024)
+    parser.add_argument("--chat", action="store_true", help="use the tokenizer's chat template")
+    parser.add_argument("--json", help="write every answer's figures to this file")
+    arguments = parser.parse_args(argv)
+    target = specjax.load(arguments.target, arguments.dtype)
+    if arguments.draft:
+        draft = specjax.load(arguments.draft, arguments.dtype)
+        speculation: dict[str, Any] = {"draft": draft, "num_drafts": arguments.num_drafts}
+    else:
+        speculation = {"proposer": specjax.NGram(arguments.num_drafts)}
+    answers = []
+    for question in tqdm(read_questions(arguments.questions), unit="question", disable=None, file=sys.stderr):
+        plain = answer(target, question, arguments, {})
+        fast = answer(target, question, arguments, speculation)
+        group = GROUPS[question["category"]]
+        answers.append({"question_id": question["question_id"], "group": group, "plain": plain, "fast": fast})
+    print(table(answers))
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(json.dumps(answers))
+
+
+def read_questions(path: str) -> list[dict[str, Any]]:
+    """Raises ValueError for a line that lacks a field or has an unknown category."""
+    found = []
+    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), start=1):
+        if not line.strip():
+            continue
+        question = json.loads(line)
+        missing = {"question_id", "category", "turns"} - question.keys()
+        if missing:
+            raise ValueError(f"{path}, line {number} lacks {', '.join(sorted(missing))}")
+        if question["category"] not in GROUPS:
+            raise ValueError(
+                f"{path}, line {number}: category {question['category']!r} is not one of {', '.join(GROUPS)}"
+            )
+        found.append(question)
+    return found
+
+
+def answer(
+    target: specjax.LanguageModel, question: dict[str, Any], arguments: argparse.Namespace, how: dict[str, Any]
+) -> dict[str, Any]:
+    """All turns of a question; the figures of the second run of each, since the first may compile."""
+    messages: list[dict[str, str]] = []
+    tokens, seconds, passes = 0, 0.0, 0
+    for turn in question["turns"]:
+        messages.append({"role": "user", "content": turn})
+        if arguments.chat:
+            asked: dict[str, Any] = {"messages": messages}
+        else:
+            asked = {"prompts": "\n\n".join(message["content"] for message in messages) + "\n\n"}
+        options = {**asked, "max_new_tokens": arguments.max_new_tokens, "temperature": 0.0, **how}
+        specjax.generate(target, **options)
+        out = specjax.generate(target, **options)
+        messages.append({"role": "assistant", "content": out.text[0]})
+        tokens, seconds = tokens + out.stats.tokens, seconds + out.stats.seconds
+        passes += out.stats.target_passes
+    return {
+        "tokens": tokens, "seconds": seconds, "passes": passes,
+        "answers": [message["content"] for message in messages[1::2]],
+    }  # fmt: skip
+
+
+def table(answers: list[dict[str, Any]]) -> str:
+    """A row a group, and one for all."""
+    lines = ["| group | questions | tau | tokens/s | speed-up | same answers |", "|" + "---|" * 6]
+    groups = [*dict.fromkeys(a["group"] for a in answers), "all"]
+    for group in groups:
+        found = [a for a in answers if group in ("all", a["group"])]
+
+        def total(side: str, what: str, found: list = found) -> float:
+            return sum(a[side][what] for a in found)
+
+        rate = total("fast", "tokens") / total("fast", "seconds")
+        plain = total("plain", "tokens") / total("plain", "seconds")
+        same = sum(a["plain"]["answers"] == a["fast"]["answers"] for a in found)
+        tau = total("fast", "tokens") / total("fast", "passes")
+        lines.append(f"| {group} | {len(found)} | {tau:.2f} | {rate:.0f} | {rate / plain:.2f} | {same}/{len(found)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

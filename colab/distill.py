@@ -1,0 +1,90 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent,ipynb
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Distil a draft, and watch the accepted length rise
+#
+# A draft is worth what its guesses are accepted. `train.distill` trains a small model towards the target, measures tau (tokens
+# per pass of the target) through the real decoder as it goes, and writes a Hugging Face folder.
+#
+# **Runtime:** any. On a CPU the short run below takes a few minutes; with more steps it goes on from where it stopped.
+
+# %%
+import pathlib
+import sys
+
+if "google.colab" in sys.modules:  # installs from the repository, and leaves Colab's jax alone
+    # !git clone -q https://github.com/specjax/specjax
+    # !pip install -q ./specjax[train,plot]
+    root = pathlib.Path("specjax")
+    sys.path.insert(0, str(root))
+else:
+    root = next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir())
+    sys.path.insert(0, str(root))
+
+# %%
+import os
+
+import specjax
+from train import distill
+
+steps = int(os.environ.get("SPECJAX_STEPS", "300"))  # the first minutes of a run; the shipped draft took thousands
+checkpoints, runs = root / "checkpoints", pathlib.Path(os.environ.get("SPECJAX_RUNS", "runs"))
+target = specjax.load(checkpoints / "pycode" / "target")
+
+# %% [markdown]
+# ## Train
+# The text is specjax's own source; half of each batch is written by the target. The same command goes on from the last
+# checkpoint if it is stopped: on a command line it reads `python -m train.distill --target ...`.
+
+# %%
+out = runs / "notebook-draft"
+arguments = {
+    "target": checkpoints / "pycode" / "target",
+    "data": root / "specjax",
+    "out": out,
+    "steps": steps,
+    "warmup-steps": max(1, steps // 10),
+    "sampled-sequences": 32,
+    "sequence-length": 128,
+    "batch-size": 8,
+    "eval-every": max(1, steps // 3),
+    "eval-batches": 2,
+    "eval-prompts": 2,
+    "eval-tokens": 32,
+    "learning-rate": 3e-3,
+}
+distill.main([str(word) for name, value in arguments.items() for word in (f"--{name}", value)])
+
+# %% [markdown]
+# ## Watch tau
+
+# %%
+import json
+
+import matplotlib.pyplot as plt
+
+lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+found = [(line["step"], line["mean_accepted_length"]) for line in lines if "mean_accepted_length" in line]
+plt.plot(*zip(*found, strict=True), marker="o")
+plt.xlabel("step")
+plt.ylabel("tokens per pass of the target (tau)")
+plt.show()
+
+# %% [markdown]
+# ## Use it
+# The folder holds a Hugging Face model: transformers, vLLM and others read it, too.
+
+# %%
+draft = specjax.load(out / "model")
+prompt = "def main("
+plain = specjax.generate(target, prompt, max_new_tokens=48)
+fast = specjax.generate(target, prompt, draft=draft, num_drafts=3, max_new_tokens=48)
+print(prompt + fast.text[0])
+print("the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}")

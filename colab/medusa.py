@@ -1,0 +1,90 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent,ipynb
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Medusa heads: guesses from the target's own features
+#
+# Instead of a second model, a few small heads on the target's last hidden state guess the next tokens, several candidates
+# for each place: a tree, checked in one pass. Each prompt of a batch can pick heads of its own, or none.
+#
+# **Runtime:** any.
+
+# %%
+import pathlib
+import sys
+
+if "google.colab" in sys.modules:  # installs from the repository, and leaves Colab's jax alone
+    # !git clone -q https://github.com/specjax/specjax
+    # !pip install -q ./specjax[train,plot]
+    root = pathlib.Path("specjax")
+    sys.path.insert(0, str(root))
+else:
+    root = next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir())
+    sys.path.insert(0, str(root))
+
+# %%
+import os
+
+import specjax
+from train import medusa
+
+steps = int(os.environ.get("SPECJAX_STEPS", "300"))
+checkpoints, runs = root / "checkpoints", pathlib.Path(os.environ.get("SPECJAX_RUNS", "runs"))
+target = specjax.load(checkpoints / "pycode" / "target")
+
+# %% [markdown]
+# ## Fit heads
+# The target is frozen. Behind the last step the tree of choices is found that has the greatest accepted length on text that the
+# target writes itself.
+
+# %%
+out = runs / "notebook-medusa"
+arguments = {
+    "target": checkpoints / "pycode" / "target",
+    "data": root / "specjax",
+    "out": out,
+    "steps": steps,
+    "warmup-steps": max(1, steps // 10),
+    "num-heads": 3,
+    "tree-nodes": 8,
+    "sequence-length": 128,
+    "batch-size": 8,
+    "eval-batches": 2,
+    "eval-every": max(1, steps // 2),
+    "learning-rate": 2e-3,
+    "written-sequences": 8,
+}
+medusa.main([str(word) for name, value in arguments.items() for word in (f"--{name}", value)])
+
+# %% [markdown]
+# ## The tree that was found
+# The number on an edge says how often that guess was right where the one before it was.
+
+# %%
+from specjax import plot, tree
+
+heads = specjax.load_medusa(out / "model", target)
+choices = heads.proposer.choices
+figure = plot.tree(
+    tree.from_choices(choices), (1.0, *heads.acceptance), ["pending", *(str(choice[-1] + 1) for choice in choices)]
+)
+figure
+
+# %% [markdown]
+# ## The same text, and an adapter for each prompt
+
+# %%
+prompts = ["def main(", "class Node:"]
+plain = specjax.generate(target, prompts, max_new_tokens=32)
+fast = specjax.generate(target, prompts, proposer=heads, max_new_tokens=32)
+print("the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}")
+
+bank = specjax.MedusaBank.create({"python": heads}, capacity=4)  # room for three more, without a new program
+mixed = specjax.generate(target, prompts, proposer=bank, adapter=["python", None], max_new_tokens=32)
+print("the same tokens with heads for one prompt only:", plain.tokens == mixed.tokens)
