@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = [
     ["specjax.types"],
     [f"specjax.{name}" for name in ("tree", "cache", "recurrent", "sampling", "metrics", "chisquare", "vocabulary")]
-    + ["specjax.logprobs", "specjax.plot"],
+    + ["specjax.logprobs", "specjax.plot", "specjax.prefill"],
     ["specjax.processors"],
     ["specjax.models.rope", "specjax.models.attention", "specjax.models.base"],
     ["specjax.models.config"],
