@@ -39,7 +39,7 @@ FLOORS = [
     ["specjax.medusa_files", "specjax.pairing", "specjax.quantised", "specjax.texts", "specjax.requests"],
     ["specjax.generate", "specjax.auditing"],
     ["specjax"],
-    ["specjax.commands.progress"],
+    ["specjax.commands.progress", "specjax.commands.speculation"],
     ["specjax.commands.inputs"],
     ["specjax.commands.generate", "specjax.commands.bench", "specjax.commands.audit"],
     ["specjax.commands"],
@@ -49,7 +49,15 @@ FLOORS = [
     ["train.corpus", "train.losses", "train.optimizer", "train.record", "train.speculation", "train.online"],
     ["train.accepted", "train.curves", "train.dataset", "train.student"],
     ["train.loop"],
-    ["train.pretrain", "train.distill", "train.generate", "train.evaluate", "train.medusa", "train.export"],
+    [
+        "train.prompts",
+        "train.pretrain",
+        "train.distill",
+        "train.generate",
+        "train.evaluate",
+        "train.medusa",
+        "train.export",
+    ],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
 FILES = sorted(p for top in ("specjax", "train") for p in (ROOT / top).rglob("*.py"))
