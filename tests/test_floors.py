@@ -47,17 +47,9 @@ FLOORS = [
     ["train.options", "train.precision", "train.divergences", "train.measure", "train.formats"],
     ["train.heads"],
     ["train.corpus", "train.losses", "train.optimizer", "train.record", "train.speculation", "train.online"],
-    ["train.accepted", "train.curves", "train.dataset", "train.student"],
+    ["train.accepted", "train.curves", "train.dataset", "train.student", "train.prompts"],
     ["train.loop"],
-    [
-        "train.prompts",
-        "train.pretrain",
-        "train.distill",
-        "train.generate",
-        "train.evaluate",
-        "train.medusa",
-        "train.export",
-    ],
+    ["train.pretrain", "train.distill", "train.generate", "train.evaluate", "train.medusa", "train.export"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
 FILES = sorted(p for top in ("specjax", "train") for p in (ROOT / top).rglob("*.py"))

@@ -55,6 +55,7 @@ def add_numbers_of_proposers(parser: argparse.ArgumentParser, lookaheads: Sequen
         extra: dict[str, Any] = {"type": float if isinstance(number.default, float) else int}
         if name == "branching":
             extra |= {"nargs": "+", "action": "append" if lookaheads else "store"}
+            number = dataclasses.replace(number, help=number.help + ("; again for another tree" if lookaheads else ""))
         elif name == "num_drafts" and lookaheads:
             extra["nargs"] = "+"
             number = dataclasses.replace(number, default=tuple(lookaheads))
