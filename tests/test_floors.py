@@ -39,7 +39,7 @@ FLOORS = [
     ["specjax.medusa_files", "specjax.pairing", "specjax.quantised", "specjax.texts", "specjax.requests"],
     ["specjax.generate", "specjax.auditing"],
     ["specjax"],
-    ["specjax.commands.progress"],
+    ["specjax.commands.progress", "specjax.commands.speculation"],
     ["specjax.commands.inputs"],
     ["specjax.commands.generate", "specjax.commands.bench", "specjax.commands.audit"],
     ["specjax.commands"],
@@ -47,7 +47,7 @@ FLOORS = [
     ["train.options", "train.precision", "train.divergences", "train.measure", "train.formats"],
     ["train.heads"],
     ["train.corpus", "train.losses", "train.optimizer", "train.record", "train.speculation", "train.online"],
-    ["train.accepted", "train.curves", "train.dataset", "train.student"],
+    ["train.accepted", "train.curves", "train.dataset", "train.student", "train.prompts"],
     ["train.loop"],
     ["train.pretrain", "train.distill", "train.generate", "train.evaluate", "train.medusa", "train.export"],
 ]
