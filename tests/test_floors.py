@@ -45,9 +45,11 @@ FLOORS = [
     ["specjax.commands"],
     ["specjax.__main__"],
     ["train.options", "train.precision", "train.divergences", "train.measure", "train.formats"],
+    ["train.masks", "train.conversations"],
     ["train.heads"],
     ["train.corpus", "train.losses", "train.optimizer", "train.record", "train.speculation", "train.online"],
     ["train.accepted", "train.curves", "train.dataset", "train.student"],
+    ["train.material"],
     ["train.loop"],
     ["train.pretrain", "train.distill", "train.generate", "train.evaluate", "train.medusa", "train.export"],
 ]
