@@ -62,7 +62,8 @@ class Job(Protocol):
     `tokenizer` writes them.
 
     It may also have `inputs`, hashes by name of what it reads, which a resumed run must find unchanged; and
-    `goal(report)`, a number from an evaluation, the greater the better: the best model is kept, and patience asks it.
+    `goal(report)`, a number from an evaluation, the greater the better: the best model is kept, and patience asks it;
+    and `rates`, by which parts of its parameters learn faster (`optimizer.make_optimizer`).
     """
 
     @property
@@ -115,7 +116,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
         out / "state", options=ocp.CheckpointManagerOptions(max_to_keep=3, enable_async_checkpointing=False)
     )
     resumed = manager.latest_step() is not None
-    optimizer = make_optimizer(options)
+    optimizer = make_optimizer(options, getattr(job, "rates", None))
     # `best` is the goal's greatest value so far, `since` how many evaluations ago.
     state = {**start(optimizer, options, job.init()), "best": jnp.float32(-jnp.inf), "since": jnp.int32(0)}
     describe(out / "run.json", options, getattr(job, "inputs", {}), state, resumed)

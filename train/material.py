@@ -45,13 +45,12 @@ def gather(options: Any, target: LanguageModel, settings: dict[str, Any] | None 
         raise ValueError(f"--target {options.target} has no tokenizer.json, which tokenises --data")
     if length > target.model.max_positions:
         raise ValueError(f"--sequence-length is {length}; the target reads at most {target.model.max_positions}")
-    data = [pathlib.Path(path) for path in options.data]
-    made = [path for path in data if (path / dataset.MANIFEST).exists()]
-    chats = [path for path in data if path.suffix == SUFFIX and path.is_file()]
+    made = [path for path in map(pathlib.Path, options.data) if (path / dataset.MANIFEST).exists()]
+    chats = [path for path in map(pathlib.Path, options.data) if path.suffix == SUFFIX and path.is_file()]
     text = written = held_out = None
     hashes = model_hashes(options.target)
     inputs = dict(hashes)
-    if folders := tuple(map(str, (path for path in data if path not in made + chats))):
+    if folders := tuple(path for path in options.data if pathlib.Path(path) not in made + chats):
         source = dataclasses.replace(options.source, folders=folders)
         tokenizer = str(find_folder(options.target) / "tokenizer.json")
         _, text, held_out = prepare(source, out / "corpus", target.model.vocab_size, tokenizer)
