@@ -127,7 +127,7 @@ def job(**changes):
 
 
 def test_the_target_learns_beside_the_heads():
-    """Medusa-2 begins at the target: its own loss is the data's, or nothing against itself; both losses reach the
+    """Medusa-2 begins at the target: its own loss is the data's; both losses reach the
     changes, heads have their weight, and no prompt token is a label."""
     made, params, batch = job(lora_rank=2, heads_weight=0.5)
     target = made.target
@@ -142,9 +142,8 @@ def test_the_target_learns_beside_the_heads():
     assert {"layer_0/attention/q", "layer_1/mlp/down"} <= set(reached) and "head" not in reached
     assert min(reached.values()) > 0
     assert max(float(jnp.abs(grad["a"]).max()) for grad in grads["lora"].values()) == 0
-    made, params, batch = job(lora_rank=2, self_distil=True, heads_ramp="sine", steps=10, warmup_steps=1)
+    made = job(lora_rank=2, heads_ramp="sine", steps=10, warmup_steps=1)[0]
     assert [float(made.batch(step)["share"][0]) for step in (0, 5, 10)] == pytest.approx([0, 0.2 * 0.5**0.5, 0.2])
-    assert float(jax.jit(made.loss)(params, target.params, batch)[1]["loss_target"]) == pytest.approx(0, abs=1e-6)
 
 
 def test_low_rank_changes():
@@ -173,17 +172,16 @@ def test_parts_learn_at_their_own_rates():
 
 
 def test_heads_and_a_target_of_their_own(finished, text, tmp_path):
-    """Medusa-2 from the heads of Medusa-1: a target that loads as any other, heads that speculate for it, tau measured
-    on the way; stopped and resumed it is the same."""
-    more = ("--initial", str(finished / "model"), "--lora-rank", "2", "--self-distil", "--heads-ramp", "sine",
-               "--steps", "4", "--eval-every", "4", "--eval-prompts", "3", "--eval-tokens", "8")  # fmt: skip
-    whole = run(tmp_path / "whole", text, *more)
-    run(tmp_path / "cut", text, *more, "--stop-at", "2")
-    model = run(tmp_path / "cut", text, *more) / "model"
-    for name in ("target/model.safetensors", "heads/medusa_lm_head.safetensors"):
-        assert (model / name).read_bytes() == (whole / "model" / name).read_bytes()
-    last = metrics(whole)[-1]
-    assert 1 <= last["tau_low"] <= last["tau"] <= last["tau_high"] <= 3
+    """Medusa-2 from the heads of Medusa-1: the target begins as it was, and loads as any other; heads speculate for it;
+    tau is measured on the way."""
+    more = ("--initial", str(finished / "model"), "--lora-rank", "2", "--self-distil", "--steps", "3", "--eval-every",
+            "3", "--eval-prompts", "3", "--eval-tokens", "8", "--log-every", "1")  # fmt: skip
+    out = run(tmp_path / "run", text, *more)
+    found = metrics(out)
+    losses = [line["loss_target"] for line in found if "loss_target" in line]
+    assert losses[0] == pytest.approx(0, abs=1e-6) and losses[-1] > 0
+    assert 1 <= found[-1]["tau_low"] <= found[-1]["tau"] <= found[-1]["tau_high"] <= 3
+    model = out / "model"
     target = specjax.load(model / "target")
     before = specjax.load(TARGET).params["layer_0"]["attention"]["q"]["kernel"]
     assert (target.params["layer_0"]["attention"]["q"]["kernel"] != before).any()
