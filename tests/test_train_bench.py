@@ -16,11 +16,12 @@ TINY = ["--target", "checkpoints/tiny/target", "--draft", "checkpoints/tiny/draf
 
 
 def test_the_loops_take_the_same_step(tmp_path, monkeypatch, capsys):
-    """From the same weights and batch both have the same loss, before and after their first step."""
+    """From the same weights and batch both have the same loss, before and after their first step.  In one precision:
+    the same small change of a weight, once rounded, is another one."""
     pytest.importorskip("torch")
     monkeypatch.chdir(trained.SOURCE)
     bench.main([*TINY, "--only", "distill", "medusa", "--num-heads", "2", "--batch-size", "2", "--sequence-length",
-                "16", "--steps", "2", "--rounds", "1", "--precisions", "float32", "--peak", "0.1", "--out",
+                "16", "--steps", "2", "--rounds", "1", "--precisions", "bfloat16", "--peak", "0.1", "--out",
                 str(tmp_path / "report.json")])  # fmt: skip
     rows = json.loads((tmp_path / "report.json").read_text())["speed"]
     assert [(row["job"], row["library"]) for row in rows] == [
@@ -32,7 +33,7 @@ def test_the_loops_take_the_same_step(tmp_path, monkeypatch, capsys):
     for row in rows:
         if row["mfu"] is not None:  # else another process was busy
             assert row["mfu"] == pytest.approx(row["tokens_per_second"] * row["flops_per_token"] / 1e11)
-    assert "| distill | torch | float32 |" in capsys.readouterr().out
+    assert "| distill | torch | bfloat16 |" in capsys.readouterr().out
 
 
 def test_operations_are_those_of_the_products():
@@ -80,7 +81,7 @@ def test_an_ablation(tmp_path, monkeypatch):
             *("--target", "checkpoints/tiny/target", "--data", str(trained.text()), "--prompts", str(prompts)),
             *("--out", str(tmp_path / "out"), "--num-drafts", "2", "--written-sequences", "4", "--written-batch", "4"),
             *("--written-prompt", "8", "--sequence-length", "32", "--max-new-tokens", "12", "--batch-size", "3"),
-            *("--losses", "forward-kl", "accepted-length", "--modes", "text", "target", *more),
+            *("--losses", "accepted-length", "--modes", "target", *more),
             *("--", "--steps", "2", "--warmup-steps", "1", "--batch-size", "2", "--eval-batches", "1", "--hidden-size"),
             *("16", "--mlp-size", "32", "--num-heads", "2", "--num-kv-heads", "1", "--log-every", "1", *behind),
         ])  # fmt: skip
@@ -88,7 +89,7 @@ def test_an_ablation(tmp_path, monkeypatch):
 
     found = start()
     assert [(row["loss"], row["data"]) for row in found["rows"]] == [
-        ("forward-kl", "text"), ("forward-kl", "target"), ("accepted-length", "target")
+        ("forward-kl", "text"), ("accepted-length", "target")
     ]  # fmt: skip
     for row in found["rows"]:
         for heat in ("0.0", "1.0"):
@@ -97,7 +98,7 @@ def test_an_ablation(tmp_path, monkeypatch):
             assert (f"gain_{heat}" in row) == (row["data"] != "text")
     assert not found["left"]
     models = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/model/model.safetensors")}
-    assert len(models) == 3
+    assert len(models) == 2
     shards = (
         tmp_path / "out" / "accepted-length.target" / "sampled",
         tmp_path / "out" / "written" / "00000.safetensors",
@@ -108,7 +109,7 @@ def test_an_ablation(tmp_path, monkeypatch):
     kept = {path: path.stat().st_mtime_ns for path in models}
     assert [path.parent.parent.name for path in models if kept[path] != models[path]] == ["accepted-length.target"]
     lines = (tmp_path / "out" / "ablation.md").read_text().splitlines()
-    assert lines[2].startswith("| forward-kl | text | ") and len(lines) == 5
+    assert lines[2].startswith("| forward-kl | text | ") and len(lines) == 4
     with pytest.raises(ValueError, match="was begun with --num-drafts 2, not 3"):
         start("--num-drafts", "3")
     with pytest.raises(ValueError, match="was begun with -- --steps 2"):
@@ -133,6 +134,6 @@ def test_a_cell_that_fails_stays_in_the_table():
     made = ablation.report(options, found)
     assert "| reverse-kl | text | the loss is nan |" in ablation.table(made)
     assert "still to come: " not in ablation.table(made)
-    assert "still to come: reverse-kl.text" in ablation.table(ablation.report(options, {}))
+    assert "still to come: forward-kl.text, reverse-kl.text" in ablation.table(ablation.report(options, {}))
     with pytest.raises(ValueError, match="reverse-kl is infinite at --temperature 0"):
         ablation.AblationOptions(target="t", data=(), prompts="p", temperature=0.0)

@@ -23,7 +23,7 @@ def adapted(params: Any, tied: bool) -> dict[tuple[str, ...], Array]:
 
     A tied output is the embedding, which stays; so do the experts of a mixture, and what chooses among them.
     """
-    found = flatten_dict(params)
+    found: Any = flatten_dict(params)
     return {
         path: leaf
         for path, leaf in found.items()
@@ -43,7 +43,7 @@ def initial_lora(params: Any, rank: int, tied: bool, key: Array) -> dict[str, di
 
 def merge(params: Any, lora: dict[str, dict[str, Array]], scale: float) -> Any:
     """The parameters with their changes, in the types that they have."""
-    found = flatten_dict(params)
+    found: Any = flatten_dict(params)
     for name, change in lora.items():
         path = (*name.split("/"), _KERNEL)
         found[path] = found[path] + (scale * (change["a"] @ change["b"])).astype(found[path].dtype)
