@@ -116,6 +116,8 @@ def test_colours(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     count = f"--- {mask.sum()} of {len(ids)} tokens are learned\n"
     assert masks.paint(ids, mask, words) == count + "the cat⟦\\x1b sat⟧"
+    padded = masks.paint([*ids, *[0] * 9], [*mask, *[False] * 9], words)
+    assert padded.endswith("⟦\\x1b sat⟧\n(9 tokens of padding)")
     monkeypatch.delenv("NO_COLOR")
     assert masks.paint(ids, mask, words) == count + "\x1b[2mthe cat\x1b[0m\x1b[1;32m\\x1b sat\x1b[0m"
 
