@@ -44,12 +44,16 @@ FLOORS = [
     ["specjax.commands.generate", "specjax.commands.bench", "specjax.commands.audit"],
     ["specjax.commands"],
     ["specjax.__main__"],
+    ["train.peers"],
     ["train.options", "train.precision", "train.divergences", "train.measure", "train.formats"],
+    ["train.masks", "train.conversations", "train.lora", "train.recipes"],
     ["train.heads"],
     ["train.corpus", "train.losses", "train.optimizer", "train.record", "train.speculation", "train.online"],
     ["train.accepted", "train.curves", "train.dataset", "train.student", "train.prompts"],
+    ["train.material"],
     ["train.loop"],
     ["train.pretrain", "train.distill", "train.generate", "train.evaluate", "train.medusa", "train.export"],
+    ["train.bench", "train.ablation"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
 FILES = sorted(p for top in ("specjax", "train") for p in (ROOT / top).rglob("*.py"))
