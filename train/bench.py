@@ -122,7 +122,6 @@ def ours(job: str, options: BenchOptions, target: LanguageModel, draft: Language
     params = made.init() if job == "medusa" else {name: draft.params[name] for name in jax.eval_shape(made.init)}
     optimizer = make_optimizer(asked)
     states = [start(optimizer, asked, jax.tree.map(jnp.copy, params))]
-    facts: dict[str, Any] = {}
 
     def steps(tokens: np.ndarray, count: int) -> np.ndarray:
         losses = []
@@ -131,26 +130,18 @@ def ours(job: str, options: BenchOptions, target: LanguageModel, draft: Language
             state, values = update(made, optimizer, asked, states.pop(), made.frozen, batch)
             states.append(state)
             losses.append(values["loss"])
-        found = np.asarray(jax.block_until_ready(jnp.stack(losses)))
-        facts.setdefault("first_losses", found[:2].tolist())
-        return found
+        return np.asarray(jax.block_until_ready(jnp.stack(losses)))
 
-    return Contestant(job, "specjax", 0, steps, facts)
+    return Contestant(job, "specjax", 0, steps)
 
 
 def theirs(job: str, precision: str, options: BenchOptions, folders: tuple[pathlib.Path, pathlib.Path]) -> Contestant:
-    o, facts = options, {}
+    o = options
     if job == "distill":
-        inner = peers.distill(*folders, o.dtype, precision, _RATE, o.compiled)
+        steps = peers.distill(*folders, o.dtype, precision, _RATE, o.compiled)
     else:
-        inner = peers.medusa(folders[0], o.num_heads, _DECAY, o.dtype, precision, _RATE, o.compiled)
-
-    def steps(tokens: np.ndarray, count: int) -> np.ndarray:
-        found = inner(tokens, count)
-        facts.setdefault("first_losses", found[:2].tolist())
-        return found
-
-    return Contestant(f"{job} {precision}", "torch", 0, steps, facts)
+        steps = peers.medusa(folders[0], o.num_heads, _DECAY, o.dtype, precision, _RATE, o.compiled)
+    return Contestant(f"{job} {precision}", "torch", 0, steps)
 
 
 def speed(options: BenchOptions) -> list[dict[str, Any]]:
@@ -170,7 +161,7 @@ def speed(options: BenchOptions) -> list[dict[str, Any]]:
     for job in [job for job in ("distill", "medusa") if job in o.only]:
         contestants = [ours(job, o, target, draft), *(theirs(job, p, o, folders) for p in o.precisions)]
         flops = step_flops(job, o, target, draft)
-        rows += [_row(timed, job, o, flops, peak) for timed in alternate(contestants, tokens, o.steps, o.rounds)]
+        rows += [_row(timed, job, o, flops, peak) for timed in alternate(contestants, [tokens], o.steps, o.rounds)]
     return rows
 
 
@@ -180,7 +171,8 @@ def _row(timed: Timed, job: str, options: BenchOptions, flops: float, peak: floa
     return {
         "job": job, "library": timed.contestant.library, "name": timed.contestant.name, "tokens_per_second": rate,
         "flops_per_token": flops, "mfu": rate and rate * flops / peak, "peak": peak, "spread": timed.spread,
-        "samples": len(timed.seconds), "dropped": timed.dropped, "first_call_seconds": timed.first, **timed.facts,
+        "samples": len(timed.seconds[0]), "dropped": timed.dropped, "first_call_seconds": timed.first,
+        "first_losses": timed.tokens[0][:2].tolist(),
     }  # fmt: skip
 
 

@@ -174,6 +174,6 @@ def load_models(
     mesh, split = sizes and make_mesh(**sizes), {} if whole else RULES
     with progress("loading"):
         target = specjax.load(arguments.target, arguments.dtype, mesh=mesh)
-        if not drafted:
+        if arguments.draft is None:
             return target, None
         return target, specjax.load(arguments.draft, arguments.dtype, mesh=mesh, rules=split)
