@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from specjax.checkpoint import LanguageModel, load
 from specjax.decoding import Decoder
@@ -25,6 +26,7 @@ from specjax.models.transformer import Transformer, head_matrix
 from specjax.proposers import DraftModel, NoProposer
 from specjax.rules import Match
 from specjax.sampling import Sampling
+from specjax.sharding import TRAINING_RULES, row_parts, to_host
 from specjax.types import Params
 from train import accepted, dataset, online
 from train.corpus import TextOptions, Tokens, digest, prepare, starts_of_documents
@@ -33,6 +35,7 @@ from train.divergences import DIVERGENCES, blend
 from train.loop import LoopOptions, fit
 from train.losses import against, agreement, chunked, chunked_rows, log_draft
 from train.measure import interval, measure
+from train.mesh import lay_batch, mesh_of_run
 from train.options import REQUIRED, at_least, option, parse, run, within
 from train.precision import mixed_dot_general
 from train.student import ModelOptions, initial_params, make_model, read, save_student
@@ -127,6 +130,7 @@ class Distill:
     written: Written | None
     end: int | None  # the token that starts a document, where documents are isolated
     inputs: dict[str, str]
+    mesh: Mesh | None = None
 
     def __post_init__(self):
         # Numbers of the options, and so constants of the program: what is switched off costs nothing.
@@ -139,7 +143,7 @@ class Distill:
         return self.target.params
 
     def init(self) -> Any:
-        return initial_params(self.draft, self.options)
+        return initial_params(self.draft, self.options, self.mesh)
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         o = self.options
@@ -260,8 +264,9 @@ class Distill:
 
     def evaluate(self, params: Any) -> dict[str, float]:
         o = self.options
-        found = [self._measure(params, self.frozen, *self._held_out(i, 4)) for i in range(o.eval_batches)]
-        kl, alpha, same = np.mean(found, axis=0)
+        rows = -(-4 // row_parts(self.mesh)) * row_parts(self.mesh)
+        batches = (lay_batch(self._held_out(i, rows), self.mesh) for i in range(o.eval_batches))
+        kl, alpha, same = np.mean([to_host(self._measure(params, self.frozen, *batch)) for batch in batches], axis=0)
         report = {"held_out_kl": float(kl), "held_out_alpha": float(alpha), "held_out_same_argmax": float(same)}
         if o.eval_prompts:
             tokens, drawn = self._held_out(0, o.eval_prompts)
@@ -325,7 +330,8 @@ def sample(target: LanguageModel, text: Tokens, options: DistillOptions, folder:
 def main(argv: list[str] | None = None) -> None:
     options = parse(DistillOptions, argv, __doc__)
     out, length = pathlib.Path(options.out), options.sequence_length
-    target = load(options.target)
+    mesh = mesh_of_run(options)
+    target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
     if target.tokenizer is None:
         raise ValueError(f"--target {options.target} has no tokenizer.json, which tokenises --data")
     if length > target.model.max_positions:
@@ -359,7 +365,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"parameters: {json.dumps(sizes)}", flush=True)
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     assert held_out is not None
-    fit(Distill(options, draft, target, text, held_out, written, end, inputs), options)
+    fit(Distill(options, draft, target, text, held_out, written, end, inputs, mesh), options)
 
 
 if __name__ == "__main__":

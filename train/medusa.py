@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from specjax.bank import MedusaAdapter
 from specjax.checkpoint import LanguageModel, load
@@ -28,11 +29,13 @@ from specjax.proposers import NoProposer
 from specjax.proposers.choices import best_tree, expected_length, measure_ranks, node_acceptance
 from specjax.rules import Match
 from specjax.sampling import Sampling
+from specjax.sharding import TRAINING_RULES, module_shardings, put, row_parts, to_host
 from specjax.types import Params
 from train.corpus import TextOptions, Tokens, prepare, starts_of_documents
 from train.dataset import model_hashes
 from train.loop import LoopOptions, fit
 from train.losses import chunked, cross_entropy
+from train.mesh import lay_batch, mesh_of_run
 from train.options import REQUIRED, at_least, option, parse, run
 from train.precision import mixed_dot_general
 from train.student import read
@@ -97,6 +100,7 @@ class TrainMedusa:
     held_out: Tokens
     inputs: dict[str, str]  # hashes of what is read
     end: int | None = None  # the token that starts a document, where documents are isolated
+    mesh: Mesh | None = None
 
     def __post_init__(self):
         self.frozen = self.target.params
@@ -104,7 +108,11 @@ class TrainMedusa:
         self.heads: MedusaHeads = self.adapter.heads.clone(dot_general=mixed_dot_general)
 
     def init(self) -> Any:
-        return jax.tree.map(jnp.copy, self.adapter.params)  # the loop donates them
+        if self.mesh is None:
+            return jax.tree.map(jnp.copy, self.adapter.params)  # the loop donates them
+        heads, params = self.adapter.heads, to_host(self.adapter.params)
+        at = module_shardings(heads, self.mesh, TRAINING_RULES, jnp.zeros((1, heads.hidden_size)))
+        return jax.tree.map(put, params, at)
 
     def batch(self, step: int) -> np.ndarray:
         o = self.options
@@ -133,6 +141,7 @@ class TrainMedusa:
 
     def _ranks(self, params: Any, texts: np.ndarray) -> np.ndarray:
         """[B, T - 1 - K, K]."""
+        texts = lay_batch(texts, self.mesh)
         found = measure_ranks(self.reader, self.frozen, self.heads, params, head_matrix(self.frozen), texts)
         return found.reshape(len(texts), -1, self.heads.num_heads)
 
@@ -157,7 +166,8 @@ class TrainMedusa:
     def _write(self) -> np.ndarray:
         """[written_sequences, sequence_length] tokens: held-out text, continued greedily by the target."""
         o = self.options
-        rows, prompt, length = o.written_sequences, o.written_prompt, o.sequence_length
+        parts, prompt, length = row_parts(self.mesh), o.written_prompt, o.sequence_length
+        rows = -(-o.written_sequences // parts) * parts
         decoder = Decoder(self.target.model, NoProposer(), Match(), (), length)
         params = Params(self.target.params)
         state = decoder.prefill(
@@ -165,13 +175,14 @@ class TrainMedusa:
             limit=np.full(rows, length, np.int32), sampling=Sampling.create(rows, 0.0),
             key=jax.random.split(jax.random.key(0), rows),
         )  # fmt: skip
-        return np.asarray(decoder.run(params, state).tokens[:, :length])
+        return to_host(decoder.run(params, state).tokens)[:, :length]
 
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(MedusaOptions, argv, __doc__)
     out = pathlib.Path(options.out)
-    target = load(options.target)
+    mesh = mesh_of_run(options)
+    target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
     if target.tokenizer is None:
         raise ValueError(f"--target {options.target} has no tokenizer.json, which tokenises --data")
     if options.sequence_length > target.model.max_positions:
@@ -187,7 +198,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"parameters: {json.dumps({'target': target.num_params, 'heads': count})}", flush=True)
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     inputs = {**train.inputs, **model_hashes(options.target)}
-    fit(TrainMedusa(options, target, adapter, train, held_out, inputs, end), options)
+    fit(TrainMedusa(options, target, adapter, train, held_out, inputs, end, mesh), options)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from specjax.commands.processes import join_from, leaving
+
 T = TypeVar("T")
 REQUIRED = object()
 
@@ -71,6 +73,8 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str | None =
         arguments = _file_first(parser, argv)
         values = vars(parser.parse_args(arguments))
         del values["config"]
+        # Before JAX is asked anything, which a check of the options may do.
+        join_from(values)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -78,11 +82,12 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str | None =
 
 def run(main: Callable[[], None]) -> None:
     """Run a job from the command line.  What a user can mend ends in its message and exit status 2."""
-    try:
-        main()
-    except (ValueError, OSError, FloatingPointError) as error:
-        print(f"{pathlib.Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
-        sys.exit(2)
+    with leaving():
+        try:
+            main()
+        except (ValueError, OSError, FloatingPointError) as error:
+            print(f"{pathlib.Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+            sys.exit(2)
 
 
 def _file_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> list[str] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import specjax
 from specjax.commands.progress import progress
-from specjax.sharding import RULES, make_mesh
+from specjax.sharding import RULES, make_mesh, parse_mesh
 from specjax.types import Proposer
 
 _RULE_OPTIONS = {
@@ -118,10 +118,10 @@ def _flag(name: str) -> str:
 
 
 def _mesh(text: str) -> dict[str, int]:
-    sizes = {name: size for name, _, size in (part.partition("=") for part in text.split(","))}
-    if not sizes.keys() <= {"data", "model"} or not all(size.isdecimal() and int(size) for size in sizes.values()):
-        raise argparse.ArgumentTypeError(f"{text}; it must look like data=2,model=4, numbers of devices")
-    return {name: int(size) for name, size in sizes.items()}
+    try:
+        return parse_mesh(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _bias(text: str) -> tuple[int, float]:
