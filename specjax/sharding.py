@@ -175,7 +175,9 @@ def to_host(arrays: Any) -> Any:
     def fetch(leaf):
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
             return np.asarray(leaf)
-        return np.asarray(_gather(NamedSharding(leaf.sharding.mesh, PartitionSpec()))(leaf))
+        at = _named(leaf)
+        assert at is not None  # no other kind lies in several processes
+        return np.asarray(_gather(NamedSharding(at.mesh, PartitionSpec()))(leaf))
 
     return jax.tree.map(fetch, arrays)
 

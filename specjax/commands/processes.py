@@ -7,6 +7,7 @@ whatever that was busy with, and who is left says so and ends.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
 import inspect
@@ -81,6 +82,16 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None, ti
         sys.stdout = open(os.devnull, "w")
     _connect(host, count, number)
     late.cancel()
+
+
+def add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="of the first of several processes that run this command, or auto: a cluster's environment says",
+    )
+    parser.add_argument("--num-processes", type=int, help="how many; without it JAX_NUM_PROCESSES")
+    parser.add_argument("--process-id", type=int, help="which of them this is, from 0; without it JAX_PROCESS_ID")
 
 
 def join_from(options: dict[str, Any]) -> None:
