@@ -73,6 +73,11 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None, ti
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
         given["shutdown_timeout_seconds"] = _HEARTBEAT
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # Gloo tells on stdout whom it has found: that goes to stderr now, and what Python prints where it went.
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(stdout, "w", buffering=1)
     try:
         jax.distributed.initialize(address, count, number, **given)
     except (ValueError, RuntimeError) as error:
