@@ -45,30 +45,29 @@ def test_two_processes(tmp_path, capsys):
     target = folders.write(folders.random_llama(1, initializer_range=0.5), "processes")
     out, address = tmp_path / "two", f"localhost:{free_port()}"
     given = [str(out), str(trained.text()), str(target), address]
-    files = [open(tmp_path / f"{name}.{n}", "w+") for n in range(2) for name in ("stdout", "stderr")]
-    both = [
-        subprocess.Popen(
-            [sys.executable, "tests/in_processes.py", *given, str(n)],
-            stdout=files[2 * n], stderr=files[2 * n + 1], cwd=ROOT, env=environment(4),
-        )
-        for n in range(2)
-    ]  # fmt: skip
+    files = [tmp_path / f"{name}.{n}" for n in range(2) for name in ("stdout", "stderr")]
+    both = []
+    for n in range(2):
+        with open(files[2 * n], "w") as told, open(files[2 * n + 1], "w") as complained:
+            command = [sys.executable, "tests/in_processes.py", *given, str(n)]
+            both.append(subprocess.Popen(command, stdout=told, stderr=complained, cwd=ROOT, env=environment(4)))
     try:
         # Steps beyond the checkpoint of step 4 that nobody saves: they are lost, and no more.
         _wait(lambda: _steps(out) >= 5 or any(p.poll() is not None for p in both), 300)
-        assert [p.poll() for p in both] == [None, None], "".join(map(_text, files))
+        assert [p.poll() for p in both] == [None, None], "".join(file.read_text() for file in files)
         both[1].send_signal(signal.SIGKILL)
         began = time.monotonic()
-        assert both[0].wait(60) == 2, _text(files[1])
+        assert both[0].wait(60) == 2, files[1].read_text()
         assert time.monotonic() - began < 30
     finally:
         for process in both:
             process.kill()
-    message = _text(files[1])
+            process.wait()
+    message = files[1].read_text()
     assert "process 1 of 2 is gone" in message and "--num-processes 1" in message, message
     assert "Check failure stack trace" not in message
 
-    told, silent = _text(files[0]), _text(files[2])
+    told, silent = files[0].read_text(), files[2].read_text()
     assert silent == ""
     model = specjax.load(target)
     wanted = specjax.generate(
@@ -85,11 +84,6 @@ def test_two_processes(tmp_path, capsys):
     assert f"resumed {out} at step {saved_step} of" in capsys.readouterr().out
     pretrain.main([*common, "--out", str(tmp_path / "one"), "--stop-at", "4"])
     np.testing.assert_allclose(losses(out)[:4], losses(tmp_path / "one"), rtol=TOLERANCE)
-
-
-def _text(file) -> str:
-    file.seek(0)
-    return file.read()
 
 
 def _steps(out: pathlib.Path) -> int:
