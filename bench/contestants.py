@@ -25,7 +25,7 @@ class Contestant:
     library: str
     num_drafts: int
     run: Callable[[np.ndarray, int], np.ndarray]
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the last run told: alpha, tau
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)  # what the last run told of itself
 
 
 def ours(
@@ -35,6 +35,7 @@ def ours(
     num_drafts: int = 0,
     script: tuple[np.ndarray, np.ndarray] | None = None,
     width: int = 1,
+    name: str | None = None,
 ) -> Contestant:
     """specjax with a proposer: `plain`, `draft` or `ngram`.
 
@@ -44,6 +45,7 @@ def ours(
       num_drafts: gamma.
       script: text [B, L] and coins [L] that impose an acceptance.
       width: nodes of a plain pass (1, or that of a speculative step).
+      name: in the report; by default the kind.
     """
     proposer: Any = {
         "plain": lambda: NoProposer(num_nodes=width),
@@ -55,7 +57,7 @@ def ours(
         proposer = Imposed(proposer, target.model.vocab_size)
         arrays = Script(arrays, jnp.asarray(script[0], jnp.int32), jnp.asarray(script[1]))
     params = Params(target.params, arrays)
-    facts: dict[str, Any] = {}
+    counts: dict[str, int] = {}
 
     def run(prompts: np.ndarray, new: int) -> np.ndarray:
         rows, length = prompts.shape
@@ -66,14 +68,13 @@ def ours(
         sampling = Sampling.create(rows, 0.0)
         state = decoder.prefill(params, prompts, lengths, limit=lengths + np.int32(new), sampling=sampling, key=keys)
         state = jax.block_until_ready(decoder.run(params, state))
-        passes = int(np.sum(state.stats.target_passes))
-        tested = int(np.sum(state.stats.tested))
-        facts["tau"] = int(np.sum(state.stats.emitted)) / passes
-        facts["alpha"] = int(np.sum(state.stats.accepted)) / tested if tested else None
+        stats = state.stats
+        found = {"passes": stats.target_passes, "emitted": stats.emitted, "accepted": stats.accepted}
+        counts.update({key: int(np.sum(count)) for key, count in {**found, "tested": stats.tested}.items()})
         return np.asarray(state.tokens)[:, length : length + new]
 
-    name = kind if kind != "plain" or width == 1 else f"plain at {width} rows"
-    return Contestant(name, "specjax", num_drafts, run, facts)
+    default = kind if kind != "plain" or width == 1 else f"plain at {width} rows"
+    return Contestant(name or default, "specjax", num_drafts, run, counts)
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from jax.core import Tracer
 
 from specjax import tree
 from specjax.logprobs import Logprobs
+from specjax.prefill import read_prompt
 from specjax.processors import LogitsProcessor, Processors, check_function, process
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
 from specjax.sharding import hold, is_split, layout, mesh_of, row_parts, spread, to_host
@@ -290,9 +291,8 @@ def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, 
     # Behind the last committed slot there is room to stage a proposal, or the padded prompt.
     cache = decoder.target.init_cache(rows, decoder.capacity + decoder.proposer.num_nodes)
     cache = spread(cache, mesh, split_target)
-    positions = jnp.broadcast_to(jnp.arange(width), (rows, width))
-    out = decoder.target.apply(params.target, prompt, positions, cache)
     seen = prompt_length - 1
+    hidden, cache = read_prompt(decoder.target, params.target, prompt, seen, cache)
     tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
     zero = jnp.zeros(rows, jnp.int32)
     own, size = decoder.logits_processor is not None, decoder.target.vocab_size
@@ -305,7 +305,7 @@ def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, 
         limit=limit,
         num_drafts=num_drafts,
         done=prompt_length >= limit,
-        cache=out.cache.commit(seen),
+        cache=cache,
         proposer=None,
         key=key,
         sampling=sampling,
@@ -314,7 +314,7 @@ def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, 
         logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
         stats=Stats(zero, zero, zero, zero, zero),
     )
-    begun = decoder.proposer.init(params.proposer, Block(prompt, out.hidden, seen), decoder.capacity)
+    begun = decoder.proposer.init(params.proposer, Block(prompt, hidden, seen), decoder.capacity)
     return dataclasses.replace(spread(state, mesh, split_target), proposer=spread(begun, mesh, split_proposer))
 
 

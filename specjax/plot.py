@@ -1,8 +1,9 @@
-"""Pictures: a proposal tree with its acceptance.  Drawing needs matplotlib (`pip install specjax[plot]`)."""
+"""Pictures: a tree with its acceptance, and what `specjax bench` found.  They need `pip install specjax[plot]`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,14 +40,9 @@ def tree(parent: Any, acceptance: Any = None, labels: Sequence[str] | None = Non
         raise ValueError(f"parent={parent.tolist()}; every node stands behind its parent, and {ABSENT} is none")
     if ((values < 0) | (values > 1)).any():
         raise ValueError(f"acceptance={values.tolist()}; probabilities lie in [0, 1]")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("drawing needs matplotlib: pip install 'specjax[plot]'") from None
-
     depth, height = _places(parent)
     rows = max(height.values()) + 1
-    figure = Figure(figsize=(2 + 1.6 * (max(depth.values()) + 1), 1 + 0.4 * rows), layout="constrained")
+    figure = new_figure(2 + 1.6 * (max(depth.values()) + 1), 1 + 0.4 * rows)
     axes = figure.add_subplot()
     axes.set_axis_off()
     marked = set() if path is None else set(np.asarray(path).tolist())
@@ -68,6 +64,68 @@ def tree(parent: Any, acceptance: Any = None, labels: Sequence[str] | None = Non
     axes.invert_yaxis()
     axes.margins(0.1)
     return figure
+
+
+_FIGURES = {"acceptance_rate": "alpha", "mean_accepted_length": "tau", "speedup": "speed-up"}
+
+
+def bench(report: Mapping[str, Any]) -> Any:
+    """Bars of a report of `specjax bench --json`: a group a proposer, a colour a rule; inexact rules are hatched.
+
+    A row of panels for each of alpha, tau and speed-up that was measured, a column for each temperature.
+
+    Returns:
+      A matplotlib `Figure`.
+
+    Raises:
+      ImportError: without matplotlib.
+    """
+    rows = [row for row in report["rows"] if row["guesses"]]
+    names = [name for name in _FIGURES if any(row[name] is not None for row in rows)]
+    temperatures, rules, groups = (
+        list(dict.fromkeys(key(row) for row in rows))
+        for key in (lambda r: r["temperature"], lambda r: r["rule"], _group)
+    )
+    thick = 0.8 / max(len(rules), 1)
+    wide = max(4.0, 0.25 * len(groups) * (len(rules) + 1))
+    figure = new_figure(wide * len(temperatures), 1 + 2.2 * len(names))
+    panels = figure.subplots(len(names), len(temperatures), squeeze=False, sharex=True, sharey="row")
+    for (down, name), (right, temperature) in itertools.product(enumerate(names), enumerate(temperatures)):
+        axes = panels[down, right]
+        for number, rule in enumerate(rules):
+            mine = [row for row in rows if (row["temperature"], row["rule"]) == (temperature, rule)]
+            known = [row for row in mine if row[name] is not None]
+            across = [groups.index(_group(row)) + (number + 0.5) * thick - 0.4 for row in known]
+            exact = all(row["exact"] for row in mine)
+            axes.bar(
+                across, [row[name] for row in known], thick, color=f"C{number}",
+                hatch=None if exact else "//", label=rule if exact else f"{rule} (exact=False)",
+            )  # fmt: skip
+        if name != "acceptance_rate":  # plain decoding
+            axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
+        axes.set_xticks(range(len(groups)), groups, rotation=45, ha="right")
+        if down == 0:
+            axes.set_title(f"temperature {temperature:g}")
+        if right == 0:
+            axes.set_ylabel(_FIGURES[name])
+    if rows:
+        panels[0, 0].legend(fontsize=7)
+    return figure
+
+
+def _group(row: Mapping[str, Any]) -> str:
+    """A proposer with its size."""
+    tree = row.get("branching")
+    return f"{row['proposer']} {','.join(map(str, tree)) if tree else row['num_drafts']}"
+
+
+def new_figure(width: float = 4, height: float = 3) -> Any:
+    """An empty figure of so many inches.  Raises ImportError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("drawing needs matplotlib: pip install 'specjax[plot]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _places(parent: np.ndarray) -> tuple[dict[int, int], dict[int, float]]:

@@ -1,5 +1,6 @@
 """The notebooks run from end to end on the shipped checkpoints, through their jupytext twins, and keep their word."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -28,3 +29,26 @@ def test_runs(notebook, tmp_path):
 def test_there_are_five():
     names = {"quickstart", "distill", "medusa", "reproducible_sampling", "bring_your_own_model"}
     assert {path.stem for path in NOTEBOOKS} == names
+
+
+def cells(twin):
+    """The cells of a jupytext script: (is it code, its text)."""
+    body = twin.read_text().split("# %%")[1:]
+    for cell in body:
+        head, _, text = cell.partition("\n")
+        code = "[markdown]" not in head
+        lines = text.strip().splitlines()
+        yield code, "\n".join(lines if code else [line.removeprefix("#").removeprefix(" ") for line in lines])
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_its_twin(notebook):
+    """Cell by cell, and every cell that ran shows what it printed or drew, without an error."""
+    found = json.loads(notebook.with_suffix(".ipynb").read_text())["cells"]
+    wanted = list(cells(notebook))
+    assert [cell["cell_type"] == "code" for cell in found] == [code for code, _ in wanted]
+    for cell, (code, text) in zip(found, wanted, strict=True):
+        source = "".join(cell["source"]).strip()
+        assert (source.replace("\n!", "\n# !").replace("    !", "    # !") if code else source) == text
+    outputs = [output for cell in found if cell["cell_type"] == "code" for output in cell["outputs"]]
+    assert outputs and not [output for output in outputs if output["output_type"] == "error"]

@@ -156,7 +156,7 @@ def test_an_inexact_rule_says_so(capsys):
         is False
     )
     bench = ["--num-drafts", 4, "--rounds", 1, "--proposers", "draft"]
-    assert "rule threshold, lossless rule: no;" in run(capsys, "bench", "def main(", *PAIR, *arguments, *bench).out
+    assert "| threshold (exact=False) |" in run(capsys, "bench", "def main(", *PAIR, *arguments, *bench).out
 
 
 AUDIT = [*PAIR, "--samples", 128, "--max-new-tokens", 8]
@@ -218,11 +218,65 @@ def test_bench(capsys):
     arguments = ["--num-drafts", 1, 3, "--rounds", 1, "--json"]
     report = json.loads(run(capsys, "bench", "def f(", "import ", *PAIR, *SHORT, *arguments).out)
     names = [(row["proposer"], row["num_drafts"]) for row in report["rows"]]
-    assert names == [("plain", 0), ("draft", 1), ("ngram", 1), ("draft", 3), ("ngram", 3)]
+    assert names == [("none", 0), ("draft", 1), ("draft", 3), ("ngram", 1), ("ngram", 3)]
     assert all(row["same_tokens"] == 2 for row in report["rows"])
     assert report["rows"][0]["mean_accepted_length"] == 1.0
     text = run(capsys, "bench", "def f(", *PAIR, *SHORT, *arguments[:-1]).out
     assert text.count("\n| ") == 6
+
+
+def test_bench_of_trees_rules_and_temperatures(capsys, tmp_path):
+    """A table a temperature; what cannot be paired is named; tokens are compared where they must be the same."""
+    picture, file = tmp_path / "bars.png", tmp_path / "report.json"
+    arguments = [
+        "--proposers", "tree", "--branching", 1, "--branching", 3, "--rules", "rejection", "block",
+        "--temperatures", 0, 1, "--max-new-tokens", 8, "--rounds", 0, "--save", file, "--plot", picture,
+    ]  # fmt: skip
+    out = run(capsys, "bench", "def f(", "import ", *PAIR, *arguments).out
+    assert "not possible: tree 3 with block, which judges chains only" in out
+    assert [line for line in out.splitlines() if line.startswith("temperature")] == ["temperature 0", "temperature 1"]
+    assert len({line.count("|") for line in out.splitlines() if line.startswith("|")}) == 1
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    rows = json.loads(file.read_text())["rows"]
+    names = [(row["proposer"], row.get("branching"), row["guesses"], row["rule"]) for row in rows]
+    assert names == [("none", None, 0, "match"), *(("tree", [n], n, "rejection") for n in (1, 3))] * 2
+    for row in rows:
+        comparable = row["rule"] == "match" or row["temperature"] == 0
+        assert row["same_tokens"] == (2 if comparable else None)
+        assert (row["tokens_per_second"], row["speedup"]) == (None, None)
+        assert row["proposer"] == "none" or 0 <= row["acceptance_error"] <= 1
+
+
+@pytest.mark.filterwarnings("default:the draft .* speaks other tokens")
+def test_bench_of_a_draft_with_other_tokens(capsys):
+    """It is translated, and its acceptance is measured without timing."""
+    draft = ROOT / "checkpoints" / "pycode" / "draft"
+    arguments = ["--proposers", "draft", "--num-drafts", 2, "--rounds", 0, "--max-new-tokens", 6, "--json"]
+    found = run(capsys, "bench", "import os\n", *PAIR[:2], "--draft", draft, *arguments)
+    _, row = json.loads(found.out)["rows"]
+    assert "speaks other tokens" in found.err
+    assert (row["proposer"], row["same_tokens"], row["speedup"]) == ("draft", 1, None)
+    assert row["acceptance_rate"] is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--proposers", "tree", "--rules", "block"], ["block judges chains only", "a proposer of chains"]),
+        (["--proposers", "draft", "--branching", "2"], ["--branching is not used by --proposer draft", "tree"]),
+        (["--rules", "match", "block", "--threshold", "0.5"], ["--threshold is not used by --rule match, block"]),
+        (["--proposers", "draft", "medusa"], ["--proposer medusa needs --adapter"]),
+        (["--rounds", "-1"], ["--rounds -1", "0 or more"]),
+        (["--num-drafts", "1", "0"], ["num_drafts=0", "at least 1"]),
+        (["--max-new-tokens", "5000"], ["5000", "256", "shorten"]),
+    ],
+)
+def test_bench_refuses_mistakes(capsys, arguments, words):
+    """In one line, before anything is compiled."""
+    message = failure(capsys, "bench", "def f(", *PAIR, *arguments)
+    assert message.count("\n") == 1
+    for word in words:
+        assert word in message
 
 
 @pytest.mark.parametrize(
@@ -244,6 +298,9 @@ def test_bench(capsys):
         (["x", *PAIR[:2], "--proposer", "early-exit", "--exit-layer", "9"], ["exit_layer=9", "it must lie in [1, "]),
         (["x", *PAIR[:2], "--proposer", "first-of"], ["--proposer first-of needs --draft"]),
         (["x", *PAIR, "--proposer", "dynamic-tree", "--num-nodes", "1"], ["num_nodes=1", "candidates"]),
+        (["x", *PAIR[:2], "--proposer", "ngram", "--branching", "2"], ["--branching is not used by --proposer ngram"]),
+        (["x", *PAIR, "--proposer", "tree", "--num-drafts", "3"], ["--num-drafts is not used by --proposer tree"]),
+        (["x", *PAIR, "--exit-layer", "1"], ["--exit-layer is not used by --proposer draft", "early-exit"]),
         (["x", *PAIR, "--temperature", "-1"], ["temperature=-1"]),
         (["x", *PAIR, "--temperature", "nan"], ["temperature=nan"]),
         (["x", *PAIR, "--repetition-penalty", "0"], ["repetition_penalty=0", "above 0"]),
@@ -276,6 +333,19 @@ def test_without_the_shipped_checkpoint(capsys, monkeypatch, tmp_path):
     """An installed package has no checkpoint: say what to pass."""
     monkeypatch.setattr(inputs, "_SHIPPED", tmp_path / "nowhere")
     assert "pass --target" in failure(capsys, "generate", "x")
+
+
+def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
+    """Heads beside the shipped target are taken without an option; where there are none, their place is named."""
+    monkeypatch.setattr(inputs, "_SHIPPED", tmp_path)
+    (tmp_path / "target").symlink_to(TINY / "target")
+    arguments = ["generate", "import os\n", "--proposer", "medusa", *SHORT, "--json", "--no-compare"]
+    message = failure(capsys, *arguments)
+    assert "--proposer medusa needs --adapter" in message
+    assert str(tmp_path / "medusa") in message
+    target = specjax.load(TINY / "target")
+    specjax.save_medusa(tmp_path / "medusa", specjax.MedusaAdapter.create(target, 2), "target")
+    assert json.loads(run(capsys, *arguments).out)["stats"]["tested"] > 0
 
 
 def test_the_shipped_pair_is_the_default(capsys):

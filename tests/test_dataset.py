@@ -105,18 +105,18 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     with pytest.raises(ValueError, match="add a folder of text"):
         distill.main([*data, "--out", str(tmp_path / "other"), *sizes])
-    rows = dataset.Written.load([written], 31, dataset.model_hashes(trained.target()))
+    rows = dataset.Written.of(dataset.read_masked(written, dataset.model_hashes(trained.target())), 31)
     assert rows.drawn.sum() == json.loads((written / "dataset.json").read_text())["new_tokens"]
     with pytest.raises(ValueError, match="drawn with temperature 0, not 1, and this loss"):
-        dataset.Written.load([written], 31, {}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
+        dataset.read_masked(written, {}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
     with pytest.raises(ValueError, match="another target"):
-        dataset.Written.load([written], 31, {"target": "0" * 64})
+        dataset.read_masked(written, {"target": "0" * 64})
     manifest = json.loads((written / "dataset.json").read_text())
     half = tmp_path / "half"
     half.mkdir()
     (half / "dataset.json").write_text(json.dumps({**manifest, "complete": False}))
     with pytest.raises(ValueError, match="not complete"):
-        dataset.Written.load([half], 31, {})
+        dataset.read_masked(half, {})
 
 
 def test_windows_of_text_are_continued(tmp_path):
@@ -195,12 +195,11 @@ def test_conversations_are_answered(tmp_path):
     tokenizer = specjax.load(target).tokenizer
     assert tokenizer is not None
     assert tokenizer.decode(tokens[:start].tolist()) == "[u]hi[a]o[u]x>"
-    hashes = dataset.model_hashes(target)
-    rows = dataset.Written.load([out], 63, hashes)
+    rows = dataset.Written.of(dataset.read_masked(out, dataset.model_hashes(target)), 63)
     assert rows.drawn[0].nonzero()[0].tolist() == list(range(start - 1, len(tokens) - 1))
     (target / "chat_template.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(ValueError, match="another tokenizer"):
-        dataset.Written.load([out], 63, dataset.model_hashes(target))
+        dataset.read_masked(out, dataset.model_hashes(target))
 
 
 def test_bad_prompts_are_named(tmp_path, capsys):

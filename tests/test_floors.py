@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 FLOORS = [
     ["specjax.types"],
     [f"specjax.{name}" for name in ("tree", "cache", "recurrent", "sampling", "metrics", "chisquare", "vocabulary")]
-    + ["specjax.logprobs", "specjax.plot"],
+    + ["specjax.logprobs", "specjax.plot", "specjax.prefill"],
     ["specjax.processors"],
     ["specjax.models.rope", "specjax.models.attention", "specjax.models.base"],
     ["specjax.models.config"],
@@ -40,17 +40,21 @@ FLOORS = [
     ["specjax.medusa_files", "specjax.pairing", "specjax.quantised", "specjax.texts", "specjax.requests"],
     ["specjax.generate", "specjax.auditing"],
     ["specjax"],
-    ["specjax.commands.progress", "specjax.commands.processes"],
+    ["specjax.commands.progress", "specjax.commands.processes", "specjax.commands.speculation"],
     ["specjax.commands.inputs"],
     ["specjax.commands.generate", "specjax.commands.bench", "specjax.commands.audit"],
     ["specjax.commands"],
     ["specjax.__main__"],
+    ["train.peers"],
     ["train.options", "train.precision", "train.divergences", "train.measure", "train.formats"],
-    ["train.heads", "train.mesh"],
+    ["train.masks", "train.conversations", "train.lora", "train.recipes", "train.mesh"],
+    ["train.heads"],
     ["train.corpus", "train.losses", "train.optimizer", "train.record", "train.speculation", "train.online"],
-    ["train.accepted", "train.curves", "train.dataset", "train.student"],
+    ["train.accepted", "train.curves", "train.dataset", "train.student", "train.prompts"],
+    ["train.material"],
     ["train.loop"],
     ["train.pretrain", "train.distill", "train.generate", "train.evaluate", "train.medusa", "train.export"],
+    ["train.bench", "train.ablation"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
 FILES = sorted(p for top in ("specjax", "train") for p in (ROOT / top).rglob("*.py"))

@@ -1,4 +1,4 @@
-"""A tree as a picture: what is drawn is counted."""
+"""Trees and benchmarks as pictures: what is drawn is counted."""
 
 import builtins
 
@@ -47,6 +47,31 @@ def test_what_is_no_tree_is_refused(arguments, message):
     """Before matplotlib is asked for."""
     with pytest.raises(ValueError, match=message):
         plot.tree(*arguments)
+
+
+def row(rule, temperature, guesses=4, **figures):
+    """Of a report of `specjax bench`."""
+    known = {"acceptance_rate": 0.5, "mean_accepted_length": 2.0, "speedup": None, **figures}
+    exact = rule != "typical"
+    return {"proposer": "draft", "num_drafts": guesses, "guesses": guesses, "rule": rule, "exact": exact,
+            "temperature": temperature, **known}  # fmt: skip
+
+
+def test_every_row_of_a_bench_is_a_bar():
+    """Panels for what was measured, a bar for each row but plain decoding, and inexact rules hatched and named so."""
+    rows = [
+        found
+        for t in (0.0, 1.0)
+        for found in (row("match", t, 0, acceptance_rate=None), row("match", t), row("match", t, 6), row("typical", t))
+    ]
+    figure = plot.bench({"rows": rows})
+    assert len(figure.axes) == 4  # alpha and tau, greedy and at temperature 1; nothing was timed
+    for axes, value in zip(figure.axes, [0.5, 0.5, 2.0, 2.0], strict=True):
+        assert [bar.get_height() for bar in axes.patches] == [value] * 3
+        assert [bool(bar.get_hatch()) for bar in axes.patches] == [False, False, True]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["match", "typical (exact=False)"]
+    assert [text.get_text() for text in figure.axes[2].get_xticklabels()] == ["draft 4", "draft 6"]
+    assert len(plot.bench({"rows": [row("match", 0.0, speedup=1.5)]}).axes) == 3
 
 
 def test_without_matplotlib(monkeypatch):

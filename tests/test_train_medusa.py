@@ -2,7 +2,9 @@
 
 import json
 import pathlib
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,8 +12,13 @@ import pytest
 import specjax
 from specjax.models.transformer import head_matrix
 from specjax.proposers.medusa import measure_ranks
-from train import medusa
+from tests import toys
+from train import lora, medusa, options, recipes
 from train.corpus import Tokens
+from train.dataset import Written
+from train.loop import LoopOptions
+from train.material import Material
+from train.optimizer import make_optimizer
 
 ROOT = pathlib.Path(__file__).parent.parent
 TARGET = ROOT / "checkpoints" / "tiny" / "target"
@@ -49,14 +56,15 @@ def metrics(folder):
 
 
 def test_labels_lie_two_places_ahead_and_more():
-    """Head k learns at t the token at t + 2 + k; what lies behind the batch weighs nothing."""
+    """Head k learns at t the token at t + 2 + k, if that is learned; what lies behind the batch weighs nothing."""
     batch = jnp.arange(2 * 9).reshape(2, 9)
+    mask = jnp.array([[1.0] * 8, [0, 0, 0, 0, 1, 1, 1, 0]])
     for k in range(3):
-        labels, weight = (np.asarray(x) for x in medusa.labels_ahead(batch, k))
+        labels, weight = (np.asarray(x) for x in medusa.labels_ahead(batch, mask, k))
         assert labels.shape == weight.shape == (2, 8)
-        assert weight.sum() == 2 * (8 - 1 - k)
+        learned = {(row, t): row == 0 or 5 <= t + 2 + k <= 7 for row in range(2) for t in range(7 - k)}
+        assert set(zip(*np.nonzero(weight), strict=True)) == {place for place, yes in learned.items() if yes}
         for row, t in zip(*np.nonzero(weight), strict=True):
-            assert t + 2 + k <= 8
             assert labels[row, t] == batch[row, t + 2 + k]
 
 
@@ -104,16 +112,120 @@ def test_own_heads_and_soft_labels(text, tmp_path):
     assert np.isfinite(metrics(out)[-1]["held_out_length"])
 
 
+def job(**changes):
+    """Heads of the tiny target, on sequences of which a part is learned; parameters to begin with, and a batch."""
+    options = medusa.MedusaOptions(
+        target=str(TARGET), data=(), num_heads=2, sequence_length=24, written_prompt=8, batch_size=2, **changes
+    )
+    target = specjax.load(TARGET)
+    tokens = np.random.default_rng(0).integers(1, 512, (2, 25), dtype=np.int32)
+    drawn = np.tile((np.arange(24) >= 10).astype(np.float32), (2, 1))
+    written = Written(tokens, drawn)
+    made = medusa.TrainMedusa(options, target, medusa.first_adapter(options, target),
+                              Material(None, written, written, {}))  # fmt: skip
+    return made, made.init(), made.batch(0)
+
+
+def test_the_target_learns_beside_the_heads():
+    """Medusa-2 begins at the target: its own loss is the data's; both losses reach the
+    changes, heads have their weight, and no prompt token is a label."""
+    made, params, batch = job(lora_rank=2, heads_weight=0.5)
+    target = made.target
+    loss = jax.jit(jax.value_and_grad(made.loss, has_aux=True))
+    (total, found), grads = loss(params, target.params, batch)
+    logits = jax.nn.log_softmax(toys.plain_logits(batch["tokens"][:, :-1], target.model, target.params))
+    wanted = -np.take_along_axis(np.asarray(logits), batch["tokens"][:, 1:, None], 2)[..., 0][:, 10:].mean()
+    assert float(found["loss_target"]) == pytest.approx(wanted, rel=0.02)
+    heads = float(found["loss_head_0"]) + 0.8 * float(found["loss_head_1"])
+    assert float(total) == pytest.approx(wanted + 0.5 * heads, rel=0.02)
+    reached = {name: float(jnp.abs(grad["b"]).max()) for name, grad in grads["lora"].items()}
+    assert {"layer_0/attention/q", "layer_1/mlp/down"} <= set(reached) and "head" not in reached
+    assert min(reached.values()) > 0
+    assert max(float(jnp.abs(grad["a"]).max()) for grad in grads["lora"].values()) == 0
+    made = job(lora_rank=2, heads_ramp="sine", steps=10, warmup_steps=1)[0]
+    assert [float(made.batch(step)["share"][0]) for step in (0, 5, 10)] == pytest.approx([0, 0.2 * 0.5**0.5, 0.2])
+
+
+def test_low_rank_changes():
+    """W + alpha / rank A B of every linear map, in its type; a tied output, and what chooses experts, stay."""
+    key, leaf = jax.random.key(0), jnp.ones((3, 4), jnp.bfloat16)
+    params = {"layer_0": {"q": {"kernel": leaf, "bias": leaf[0]}, "router": {"kernel": leaf}, "gate": leaf},
+              "head": {"kernel": leaf}, "embedding": leaf.T}  # fmt: skip
+    assert set(lora.initial_lora(params, 2, True, key)) == {"layer_0/q"}
+    found = lora.initial_lora(params, 2, False, key)
+    assert set(found) == {"layer_0/q", "head"}
+    found["head"]["b"] = jnp.full((2, 4), 2.0)
+    merged = lora.merge(params, found, 0.25)
+    wanted = 1 + 0.5 * np.asarray(found["head"]["a"]).sum(1, keepdims=True).repeat(4, 1)
+    np.testing.assert_allclose(np.asarray(merged["head"]["kernel"], np.float32), wanted, rtol=0.01)
+    assert merged["head"]["kernel"].dtype == jnp.bfloat16
+    assert (merged["layer_0"]["q"]["kernel"] == leaf).all()
+
+
+def test_parts_learn_at_their_own_rates():
+    """Equal gradients, and steps in the ratio of the rates."""
+    optimizer = make_optimizer(LoopOptions(warmup_steps=0), {"heads": 4.0, "lora": 1.0})
+    params = {"heads": {"x": jnp.zeros(3)}, "lora": {"x": jnp.zeros(3)}}
+    changes: Any = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)[0]
+    np.testing.assert_allclose(changes["heads"]["x"], 4 * changes["lora"]["x"], rtol=1e-6)
+    assert (changes["lora"]["x"] < 0).all()
+
+
+def test_heads_and_a_target_of_their_own(finished, text, tmp_path):
+    """Medusa-2 from the heads of Medusa-1: the target begins as it was, and loads as any other; heads speculate for it;
+    tau is measured on the way."""
+    more = ("--initial", str(finished / "model"), "--lora-rank", "2", "--self-distil", "--steps", "3", "--eval-every",
+            "3", "--eval-prompts", "3", "--eval-tokens", "8", "--log-every", "1")  # fmt: skip
+    out = run(tmp_path / "run", text, *more)
+    found = metrics(out)
+    losses = [line["loss_target"] for line in found if "loss_target" in line]
+    assert losses[0] == pytest.approx(0, abs=1e-6) and losses[-1] > 0
+    assert 1 <= found[-1]["tau_low"] <= found[-1]["tau"] <= found[-1]["tau_high"] <= 3
+    model = out / "model"
+    target = specjax.load(model / "target")
+    before = specjax.load(TARGET).params["layer_0"]["attention"]["q"]["kernel"]
+    assert (target.params["layer_0"]["attention"]["q"]["kernel"] != before).any()
+    heads = specjax.load_medusa(model / "heads", target)
+    plain = specjax.generate(target, "import ", max_new_tokens=8)
+    assert specjax.generate(target, "import ", max_new_tokens=8, proposer=heads).tokens == plain.tokens
+
+
+def test_presets(tmp_path):
+    """Each says what its options are; the command line and a file win over it, and a file can name one."""
+    required = ["--target", "t", "--data", "d"]
+    for name, recipe in recipes.PRESETS.items():
+        found = options.parse(medusa.MedusaOptions, [*required, "--preset", name], None, recipes.PRESETS)
+        assert {key: getattr(found, key) for key in recipe} == recipe
+    (tmp_path / "o.json").write_text(json.dumps({"preset": "medusa-2", "num_heads": 3}))
+    file = [*required, "--config", str(tmp_path / "o.json"), "--lora-rank", "8"]
+    found = options.parse(medusa.MedusaOptions, file, None, recipes.PRESETS)
+    assert (found.num_heads, found.lora_rank, found.lora_alpha) == (3, 8, 16.0)
+
+
+def test_other_data_for_heads(text, tmp_path):
+    """Text and answers together are refused, and heads of another form to begin with."""
+    (tmp_path / "chats.jsonl").write_text("")
+    with pytest.raises(ValueError, match="holds no conversation"):
+        run(tmp_path / "run", tmp_path / "chats.jsonl")
+    made = job()[0]
+    specjax.save_medusa(tmp_path / "heads", made.adapter, "tiny")
+    with pytest.raises(ValueError, match="and the options ask for"):
+        run(tmp_path / "run", text, "--initial", str(tmp_path / "heads"), "--num-heads", "3")
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("more", "message"),
     [
+        (["--self-distil"], "pass --lora-rank, too"),
+        (["--eval-prompts", "2", "--eval-tokens", "41"], "are more than --sequence-length 48"),
+        (["--preset", "medusa-3"], "invalid choice: 'medusa-3'"),
         (["--num-heads", "0"], "--num-heads is 0; it must be at least 1"),
         (["--tree-nodes", "1"], "--tree-nodes is 1; it counts the root too"),
         (["--sequence-length", "9"], "--sequence-length is 9"),
     ],
 )
-def test_bad_options_are_usage_errors(text, tmp_path, capsys, options, message):
+def test_bad_options_are_usage_errors(text, tmp_path, capsys, more, message):
     """Named, and nothing starts."""
     with pytest.raises(SystemExit):
-        run(tmp_path, text, *options)
+        run(tmp_path, text, *more)
     assert message in capsys.readouterr().err

@@ -189,52 +189,61 @@ def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
     return found
 
 
+def read_masked(
+    folder: pathlib.Path, hashes: dict[str, str], settings: dict[str, Any] | None = None
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The token ids [L] of each sequence, and of each token whether the target drew it, [L] bool.
+
+    Raises:
+      ValueError: the dataset is not complete, another target or tokenizer made it, or it was drawn with other
+        `settings` (None: with any).
+    """
+    found = json.loads((folder / MANIFEST).read_text())
+    if not found["complete"]:
+        raise ValueError(f"{folder} is not complete: run the train.generate that made it again")
+    for name, wanted in hashes.items():
+        if found["request"]["hashes"][name] != wanted:
+            raise ValueError(
+                f"{folder} was made with another {name} (sha256 {found['request']['hashes'][name]:.12}) than "
+                f"this one ({wanted:.12}): make it again with python -m train.generate"
+            )
+    drawn_with = {"min_p": 0.0, **found["request"]["settings"]}
+    for name, wanted in ({} if settings is None else {"min_p": 0.0, **settings}).items():
+        if drawn_with[name] != wanted:
+            raise ValueError(
+                f"{folder} was drawn with {name} {drawn_with[name]:g}, not {wanted:g}, and this loss is a mean "
+                "over text that was drawn as it is served: pass the same settings, or make it again"
+            )
+    return [(ids, np.arange(len(ids)) >= start) for ids, start in read(folder)]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Written:
-    """Sequences that a target wrote, as batches that depend on the step alone."""
+    """Sequences that a target wrote, or somebody else, as batches that depend on the step alone."""
 
     tokens: np.ndarray  # [R, T + 1] int32, right-padded
-    drawn: np.ndarray  # [R, T] float32; 1 where the next token is the target's own
+    drawn: np.ndarray  # [R, T] float32; 1 where the next token is to be learned: the target's own, an answer
 
     @classmethod
-    def load(
-        cls,
-        folders: Sequence[pathlib.Path],
-        length: int,
-        hashes: dict[str, str],
-        settings: dict[str, Any] | None = None,
-    ) -> Written:
-        """Read datasets, each sequence cut or padded to `length` + 1 tokens.
+    def of(cls, rows: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> Written:
+        """From token ids [L] and masks [L] bool, each sequence cut or padded to `length` + 1 tokens.
+
+        A sequence of which nothing is left to learn is passed over; how many these are stands on stdout.
 
         Raises:
-          ValueError: a dataset is not complete, another target or tokenizer made it, or it was drawn with other
-            `settings` (None: with any).
+          ValueError: nothing is left of any.
         """
-        rows = []
-        for folder in folders:
-            found = json.loads((folder / MANIFEST).read_text())
-            if not found["complete"]:
-                raise ValueError(f"{folder} is not complete: run the train.generate that made it again")
-            for name, wanted in hashes.items():
-                if found["request"]["hashes"][name] != wanted:
-                    raise ValueError(
-                        f"{folder} was made with another {name} (sha256 {found['request']['hashes'][name]:.12}) than "
-                        f"this one ({wanted:.12}): make it again with python -m train.generate"
-                    )
-            drawn_with = {"min_p": 0.0, **found["request"]["settings"]}
-            for name, wanted in ({} if settings is None else {"min_p": 0.0, **settings}).items():
-                if drawn_with[name] != wanted:
-                    raise ValueError(
-                        f"{folder} was drawn with {name} {drawn_with[name]:g}, not {wanted:g}, and this loss is a mean "
-                        "over text that was drawn as it is served: pass the same settings, or make it again"
-                    )
-            rows += read(folder)
         tokens, drawn = np.zeros((len(rows), length + 1), np.int32), np.zeros((len(rows), length), np.float32)
-        for row, (ids, start) in enumerate(rows):
+        for row, (ids, mask) in enumerate(rows):
             kept = ids[: length + 1]
             tokens[row, : len(kept)] = kept
-            drawn[row, start - 1 : len(kept) - 1] = 1
-        return cls(tokens, drawn)
+            drawn[row, : len(kept) - 1] = mask[1 : length + 1]
+        full = drawn.any(1)
+        if not full.any():
+            raise ValueError(f"every prompt fills --sequence-length {length}: nothing of an answer is left to learn")
+        if not full.all():
+            print(f"passed over {(~full).sum()} of {len(rows)} sequences: their prompts fill {length} tokens")
+        return cls(tokens[full], drawn[full])
 
     def split(self, out_of: int = 100) -> tuple[Written, Written]:
         """Training rows, and one in `out_of` that is held out; at least one."""

@@ -29,12 +29,13 @@ from specjax.sampling import Sampling
 from specjax.sharding import TRAINING_RULES, row_parts, to_host
 from specjax.types import Params
 from train import accepted, dataset, online
-from train.corpus import TextOptions, Tokens, digest, prepare, starts_of_documents
+from train.corpus import TextOptions, Tokens, starts_of_documents
 from train.dataset import Request, Written, model_hashes
 from train.divergences import DIVERGENCES, blend
 from train.loop import LoopOptions, fit
 from train.losses import against, agreement, chunked, chunked_rows, log_draft
-from train.measure import interval, measure
+from train.material import gather, held_out_prompts, held_out_rows, learned
+from train.measure import measure_tau
 from train.mesh import lay_batch, mesh_of_run
 from train.options import REQUIRED, at_least, option, parse, run, within
 from train.precision import mixed_dot_general
@@ -57,6 +58,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
     top_p: float = option(1.0, "likewise")
     sampled_fraction: float = option(0.5, "part of the sequences that the target wrote")
     draft_fraction: float = option(0.0, "part of the sequences that the draft writes, in the step")
+    learn_prompts: bool = option(False, "learn the prompts of sequences with answers, too")
     mix: str = option(
         "sequence", "do the parts hold in every batch, or is a batch of one part", choices=("sequence", "batch")
     )
@@ -142,6 +144,10 @@ class Distill:
     def frozen(self) -> Any:
         return self.target.params
 
+    @property
+    def tokenizer(self) -> Any:
+        return self.target.tokenizer
+
     def init(self) -> Any:
         return initial_params(self.draft, self.options, self.mesh)
 
@@ -179,18 +185,11 @@ class Distill:
             mean = jnp.sum(counts * each) / jnp.maximum(weight, 1)
             found = jnp.sum(counts * length) / jnp.maximum(weight, 1)
             return mean, {"weight": weight, "expected_accepted_length": found}
-        # Padding behind a sequence that ended has nothing to teach; prompts do.
-        weight = self._there(batch["drawn"]).reshape(-1)
+        weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
         hidden, rows = self._read(params, frozen, tokens)
         shared = (head_matrix(frozen), self.serving, self._share(batch))
         total = chunked(against(DIVERGENCES[o.loss]))(hidden, head_matrix(params), (weight, rows), shared)
         return total / jnp.maximum(weight.sum(), 1), {"weight": weight.sum()}
-
-    def _there(self, drawn: Array | np.ndarray) -> Array:
-        """[B, T] 1 up to the last token that a sequence holds."""
-        place = jnp.arange(drawn.shape[1])
-        last = jnp.max(jnp.where(drawn > 0, place, -1), axis=1, keepdims=True)
-        return ((place <= last) | (last < 0)).astype(jnp.float32)
 
     def _share(self, batch: Any) -> Array | None:
         return batch["share"][0] if self.options.anneal_steps else None
@@ -257,7 +256,7 @@ class Distill:
     @functools.cached_property
     def _measure(self):
         def mean(params, frozen, tokens, drawn):
-            weight = self._there(drawn)
+            weight = learned(drawn, self.options.learn_prompts)
             return (weight * self._rows(agreement, params, frozen, tokens, False)).sum((1, 2)) / weight.sum()
 
         return jax.jit(mean)
@@ -265,30 +264,23 @@ class Distill:
     def evaluate(self, params: Any) -> dict[str, float]:
         o = self.options
         rows = -(-4 // row_parts(self.mesh)) * row_parts(self.mesh)
-        batches = (lay_batch(self._held_out(i, rows), self.mesh) for i in range(o.eval_batches))
-        kl, alpha, same = np.mean([to_host(self._measure(params, self.frozen, *batch)) for batch in batches], axis=0)
+        batches = (held_out_rows(self.held_out, i, rows, o.sequence_length) for i in range(o.eval_batches))
+        found = [to_host(self._measure(params, self.frozen, *lay_batch(batch, self.mesh))) for batch in batches]
+        kl, alpha, same = np.mean(found, axis=0)
         report = {"held_out_kl": float(kl), "held_out_alpha": float(alpha), "held_out_same_argmax": float(same)}
         if o.eval_prompts:
-            tokens, drawn = self._held_out(0, o.eval_prompts)
-            # Of a sequence that is shorter than a prompt, all but what pads it.
-            lengths = np.minimum(o.sampled_prompt, 1 + np.asarray(self._there(drawn)).sum(1).astype(int))
-            prompts = [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
-            decoder = self.speculator(o.sampled_prompt + o.eval_tokens + o.num_drafts, self.target.eos)
-            counts = measure(
-                decoder, Params(self.frozen, params), prompts, o.eval_tokens, batch=min(o.eval_prompts, 8),
-                settings=o.settings, seed=0,
-            ).counts  # fmt: skip
-            tau = interval(counts.emitted, counts.passes)
-            assert tau is not None
-            report |= dict(zip(("tau", "tau_low", "tau_high"), tau, strict=True))
+            longest = o.sequence_length - o.eval_tokens
+            prompts = held_out_prompts(self.held_out, o.eval_prompts, o.sequence_length, o.sampled_prompt, longest)
+            room = max(map(len, prompts)) + o.eval_tokens + o.num_drafts
+            decoder = self.speculator(room, self.target.eos)
+            report |= measure_tau(decoder, Params(self.frozen, params), prompts, o.eval_tokens, settings=o.settings)
         return report
 
-    def _held_out(self, index: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and `drawn`, as in a batch."""
-        if isinstance(self.held_out, Written):
-            return self.held_out.rows(index * rows, rows, 0)
-        tokens = self.held_out.batch(index, rows, self.options.sequence_length, 0)
-        return tokens, np.zeros((rows, self.options.sequence_length), np.float32)
+    def show(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens, and which of them are learned: for --show-mask."""
+        if self.options.online:
+            raise ValueError("--show-mask: with --online the draft learns from guesses that are made in the step")
+        return batch["tokens"], np.asarray(learned(batch["drawn"], self.options.learn_prompts))
 
     def goal(self, report: dict[str, float]) -> float:
         """Measured acceptance, where it is measured: the loss can fall while it does, too."""
@@ -329,43 +321,28 @@ def sample(target: LanguageModel, text: Tokens, options: DistillOptions, folder:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(DistillOptions, argv, __doc__)
-    out, length = pathlib.Path(options.out), options.sequence_length
-    mesh = mesh_of_run(options)
+    out, mesh = pathlib.Path(options.out), mesh_of_run(options)
     target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
-    if target.tokenizer is None:
-        raise ValueError(f"--target {options.target} has no tokenizer.json, which tokenises --data")
-    if length > target.model.max_positions:
-        raise ValueError(f"--sequence-length is {length}; the target reads at most {target.model.max_positions}")
-    hashes = model_hashes(options.target)
-    made = [pathlib.Path(folder) for folder in options.data if (pathlib.Path(folder) / dataset.MANIFEST).exists()]
-    folders = tuple(folder for folder in options.data if pathlib.Path(folder) not in made)
-    text = held_out = written = None
-    inputs = dict(hashes)
-    if folders:
-        source = dataclasses.replace(options.source, folders=folders)
-        tokenizer = str(find_folder(options.target) / "tokenizer.json")
-        _, text, held_out = prepare(source, out / "corpus", target.model.vocab_size, tokenizer)
-        inputs = {**text.inputs, **hashes}
-        if not made and options.sampled_fraction and not options.online:
-            sample(target, text, options, out / "sampled", hashes)
-            written = Written.load([out / "sampled"], length, hashes)
-    elif options.online or options.sampled_fraction < 1:
-        raise ValueError("--data holds only what the target wrote: add a folder of text, or pass --sampled-fraction 1")
-    if made:
-        exact = options.settings if options.loss == ACCEPTED_LENGTH else None
-        written = Written.load(made, length, hashes, exact)
-        inputs["dataset"] = digest(*(shard for folder in made for shard in sorted(folder.glob("*.safetensors"))))
-        if held_out is None:
-            written, held_out = written.split()
+    exact = options.settings if options.loss == ACCEPTED_LENGTH else None
+    found = gather(options, target, exact)
+    written, needs_text = found.written, options.online or options.sampled_fraction < 1
+    if needs_text and found.text is None:
+        raise ValueError(
+            "--data holds only sequences of prompts and answers: add a folder of text, or pass --sampled-fraction 1"
+        )
+    if written is None and found.text is not None and options.sampled_fraction and not options.online:
+        sample(target, found.text, options, out / "sampled", model_hashes(options.target))
+        rows = dataset.read_masked(out / "sampled", model_hashes(options.target))
+        written = Written.of(rows, options.sequence_length)
     draft = make_model(options, target.model.vocab_size)
     sizes = {
         "target": target.num_params,
         "draft": sum(x.size for x in jax.tree.leaves(jax.eval_shape(draft.init, jax.random.key(0)))),
     }
     print(f"parameters: {json.dumps(sizes)}", flush=True)
+    assert target.tokenizer is not None
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    assert held_out is not None
-    fit(Distill(options, draft, target, text, held_out, written, end, inputs, mesh), options)
+    fit(Distill(options, draft, target, found.text, found.held_out, written, end, found.inputs, mesh), options)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from specjax.sharding import leader, mesh_of
 from train.curves import plot_curves, pyplot
+from train.masks import paint
 from train.mesh import Agreement, MeshOptions, lay_batch, lay_state, together
 from train.optimizer import OptimizerOptions, averaged, make_optimizer, start, update
 from train.options import at_least, option
@@ -47,6 +48,7 @@ class LoopOptions(OptimizerOptions, MeshOptions):
     stop_at: int = option(0, "stop and save after this step of `steps`, to go on later; 0: run to the end", free=True)
     tensorboard: bool = option(False, "write TensorBoard events too (needs tensorboardX)", free=True)
     curves: bool = option(False, "draw the metrics at the end (needs matplotlib)", free=True)
+    show_mask: bool = option(False, "print in colour what of a batch is learned, and end", free=True)
     accept_changes: bool = option(False, "resume although options, text, tokenizer or target have changed", free=True)
 
     def __post_init__(self):
@@ -58,8 +60,12 @@ class LoopOptions(OptimizerOptions, MeshOptions):
 class Job(Protocol):
     """What a training job brings to the loop.  Hashed by identity: it is a static argument of the update.
 
+    `show(batch)` are the tokens [B, T + 1] of a batch and which [B, T] of those behind the first are learned;
+    `tokenizer` writes them.
+
     It may also have `inputs`, hashes by name of what it reads, which a resumed run must find unchanged; and
-    `goal(report)`, a number from an evaluation, the greater the better: the best model is kept, and patience asks it.
+    `goal(report)`, a number from an evaluation, the greater the better: the best model is kept, and patience asks it;
+    and `rates`, by which parts of its parameters learn faster (`optimizer.make_optimizer`).
     """
 
     @property
@@ -85,6 +91,11 @@ class Job(Protocol):
         """Write the finished model."""
         ...
 
+    @property
+    def tokenizer(self) -> Any: ...
+
+    def show(self, batch: Any) -> tuple[Any, Any]: ...
+
 
 def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     """Run a job to its end, or resume it.  Returns the last evaluation.
@@ -98,6 +109,9 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
       OSError: a checkpoint could not be written; the ones before it are whole.
     """
     out = pathlib.Path(options.out).absolute()
+    if options.show_mask:
+        print(show_mask(job))
+        return {}
     out.mkdir(parents=True, exist_ok=True)
     if options.curves:
         pyplot()  # now, rather than after hours
@@ -105,7 +119,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
         out / "state", options=ocp.CheckpointManagerOptions(max_to_keep=3, enable_async_checkpointing=False)
     )
     resumed = manager.latest_step() is not None
-    optimizer = make_optimizer(options)
+    optimizer = make_optimizer(options, getattr(job, "rates", None))
     # `best` is the goal's greatest value so far, `since` how many evaluations ago.
     params = job.init()
     mesh = mesh_of(params)
@@ -188,6 +202,14 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     if options.curves and leader():
         print(f"wrote {plot_curves(out)}", flush=True)
     return report
+
+
+def show_mask(job: Job) -> str:
+    """The first batch of a job, what is learned of it in colour."""
+    tokens, learned = job.show(job.batch(0))
+    # What stands first in a sequence has nothing to be guessed from.
+    masks = np.pad(np.asarray(learned, bool), ((0, 0), (1, 0)))
+    return "\n".join(paint(row, mask, job.tokenizer) for row, mask in zip(np.asarray(tokens), masks, strict=True))
 
 
 @contextlib.contextmanager

@@ -126,3 +126,14 @@ def interval(above: Array | np.ndarray, below: Array | np.ndarray, seed: int = 0
     ratios = sums[0][sums[1] > 0] / sums[1][sums[1] > 0]
     low, high = np.quantile(ratios, [0.025, 0.975])
     return float(above.sum() / below.sum()), float(low), float(high)
+
+
+def measure_tau(
+    decoder: Decoder, params: Params, prompts: Sequence[Sequence[int]], new_tokens: int, settings: dict[str, Any]
+) -> dict[str, float]:
+    """Tokens per pass of the target on prompts, with its interval: how a job validates."""
+    rows = min(len(prompts), 8)
+    counts = measure(decoder, params, prompts, new_tokens, batch=rows, settings=settings, seed=0).counts
+    found = interval(counts.emitted, counts.passes)
+    assert found is not None
+    return dict(zip(("tau", "tau_low", "tau_high"), found, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -28,6 +29,7 @@ class OptimizerOptions:
     learning_rate: float = option(2e-3, "peak learning rate of AdamW")
     schedule: str = option("wsd", "of the learning rate: constant and at the end linear, or cosine", choices=SCHEDULES)
     warmup_steps: int = option(200, "steps of linear warm-up")
+    warmup_fraction: float = option(0.0, "part of the run that is warm-up, instead; 0: so many steps")
     decay_fraction: float = option(0.2, "last part of a wsd run in which the learning rate falls linearly to zero")
     weight_decay: float = option(0.1, "of AdamW, on matrices only")
     clip: float = option(1.0, "largest norm of the gradient")
@@ -35,7 +37,7 @@ class OptimizerOptions:
 
     def __post_init__(self):
         at_least(self, 1, "steps", "batch_size", "accumulate")
-        within(self, 0, 1, "decay_fraction", "ema")
+        within(self, 0, 1, "decay_fraction", "ema", "warmup_fraction")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"--accumulate is {self.accumulate}; it must divide --batch-size, which is {self.batch_size}"
@@ -48,6 +50,8 @@ def make_schedule(options: OptimizerOptions) -> optax.Schedule:
     Until the decay starts a wsd rate does not depend on `steps`, so a run can be resumed with more of them.
     """
     rate, warmup = options.learning_rate, options.warmup_steps
+    if options.warmup_fraction:
+        warmup = round(options.steps * options.warmup_fraction)
     if options.schedule == "cosine":
         return optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(options.steps, warmup + 1))
     decay = max(1, round(options.steps * options.decay_fraction))
@@ -61,8 +65,11 @@ def make_schedule(options: OptimizerOptions) -> optax.Schedule:
     )
 
 
-def make_optimizer(options: OptimizerOptions) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101) after clipping by the global norm."""
+def make_optimizer(options: OptimizerOptions, rates: Mapping[str, float] | None = None) -> optax.GradientTransformation:
+    """AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101) after clipping by the global norm.
+
+    With `rates`, parameters are a dict, and those below each name learn at so many times the rate.
+    """
     return optax.chain(
         optax.clip_by_global_norm(options.clip),
         optax.adamw(
@@ -71,7 +78,15 @@ def make_optimizer(options: OptimizerOptions) -> optax.GradientTransformation:
             weight_decay=options.weight_decay,
             mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
         ),
+        *([] if rates is None else [_times(rates)]),
     )
+
+
+def _times(rates: Mapping[str, float]) -> optax.GradientTransformation:
+    def scale(updates, _):
+        return {name: jax.tree.map(lambda u, rate=rates[name]: rate * u, branch) for name, branch in updates.items()}
+
+    return optax.stateless(scale)
 
 
 def start(optimizer: optax.GradientTransformation, options: OptimizerOptions, params: Any) -> dict[str, Any]:

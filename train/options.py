@@ -10,7 +10,7 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from specjax.commands.processes import join_from, leaving
@@ -47,12 +47,22 @@ def within(options: Any, low: float, high: float, *names: str) -> None:
             raise ValueError(f"{flag(name)} is {getattr(options, name)}; it must lie in [{low:g}, {high:g}]")
 
 
-def parse(cls: type[T], argv: list[str] | None = None, description: str | None = None) -> T:
-    """Read `cls` from the command line, over what `--config` says; `ValueError`s of its checks become usage errors."""
+def parse(
+    cls: type[T],
+    argv: list[str] | None = None,
+    description: str | None = None,
+    presets: Mapping[str, Mapping[str, Any]] | None = None,
+) -> T:
+    """Read `cls` from the command line, over what `--config` says, over what `--preset` (one of `presets`) says.
+
+    `ValueError`s of its checks become usage errors.
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--config", help="a YAML, TOML or JSON file of options; those of the command line win")
+    if presets is not None:
+        parser.add_argument("--preset", choices=sorted(presets), help="a published recipe; other options win over it")
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     for field in fields:
@@ -71,8 +81,10 @@ def parse(cls: type[T], argv: list[str] | None = None, description: str | None =
         )
     try:
         arguments = _file_first(parser, argv)
+        if presets is not None:
+            arguments = _preset_first(parser, arguments, presets)
         values = vars(parser.parse_args(arguments))
-        del values["config"]
+        values = {name: value for name, value in values.items() if name not in ("config", "preset")}
         # Before JAX is asked anything, which a check of the options may do.
         join_from(values)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
@@ -97,19 +109,35 @@ def _file_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> list
     found, rest = finder.parse_known_args(argv)
     if found.config is None:
         return argv
-    known = {action.dest: action for action in parser._actions}
-    before = []
-    for name, value in _read(pathlib.Path(found.config)).items():
+    return _arguments(parser, f"--config {found.config}", _read(pathlib.Path(found.config))) + rest
+
+
+def _preset_first(
+    parser: argparse.ArgumentParser, argv: list[str] | None, presets: Mapping[str, Mapping[str, Any]]
+) -> list[str] | None:
+    """The command line with the options of `--preset` before its own."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--preset")
+    found, rest = finder.parse_known_args(argv)
+    if found.preset not in presets:
+        return argv  # where an unknown one is an error that lists them
+    return _arguments(parser, f"--preset {found.preset}", presets[found.preset]) + rest
+
+
+def _arguments(parser: argparse.ArgumentParser, origin: str, values: Mapping[str, Any]) -> list[str]:
+    """Options by name as a command line."""
+    known, found = {action.dest: action for action in parser._actions}, []
+    for name, value in values.items():
         dest = str(name).replace("-", "_")
         if dest not in known or dest in ("config", "help"):
-            raise ValueError(f"--config {found.config}: {name!r} is not an option of this job; --help lists them")
+            raise ValueError(f"{origin}: {name!r} is not an option of this job; --help lists them")
         if isinstance(value, bool):
             if not isinstance(known[dest], argparse.BooleanOptionalAction):
-                raise ValueError(f"--config {found.config}: {name} is {value}, but it is not a switch")
-            before.append(flag(dest) if value else "--no-" + flag(dest)[2:])
+                raise ValueError(f"{origin}: {name} is {value}, but it is not a switch")
+            found.append(flag(dest) if value else "--no-" + flag(dest)[2:])
         elif value is not None:
-            before += [flag(dest), *map(str, value if isinstance(value, list) else [value])]
-    return before + rest
+            found += [flag(dest), *map(str, value if isinstance(value, list) else [value])]
+    return found
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class Pretrain:
     model: LinenModel
     train: Tokens
     held_out: Tokens
+    tokenizer: Any = None  # for --show-mask
     end: int | None = None  # the token that starts a document, where documents are isolated
     frozen: Any = None
     mesh: Mesh | None = None
@@ -54,6 +55,10 @@ class Pretrain:
     def batch(self, step: int) -> np.ndarray:
         o = self.options
         return self.train.batch(step, o.batch_size, o.sequence_length, o.seed)
+
+    def show(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of text every token is learned."""
+        return batch, np.ones_like(batch[:, 1:])
 
     def loss(self, params: Any, frozen: Any, batch: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
@@ -87,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
     tokenizer, train, held_out = prepare(options.source, out / "corpus", options.vocab_size, options.tokenizer)
     model = make_model(options, tokenizer.get_vocab_size())
     end = starts_of_documents(tokenizer, options.isolate_documents)
-    fit(Pretrain(options, model, train, held_out, end, mesh=mesh), options)
+    fit(Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh), options)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from specjax.checkpoint import LanguageModel
-from specjax.commands.inputs import load_models, make_proposer
+from specjax.commands.inputs import choose, load_models
+from specjax.commands.speculation import KINDS, NUMBERS, make_proposer
 from specjax.decoding import Decoder
 from specjax.pairing import pair
-from specjax.proposers import PROPOSERS, Universal
+from specjax.proposers import Universal
 from specjax.requests import check_length, conversations, encode
 from specjax.rules import RULES
 from specjax.sampling import Sampling
@@ -29,9 +30,7 @@ class SpeculationOptions:
     draft: str | None = option(None, "of the draft, likewise; one with other tokens is translated")
     adapter: str | None = option(None, "folder of Medusa heads")
     dtype: str = option("float32", "of both models", choices=("float32", "bfloat16", "float16"))
-    proposer: str | None = option(
-        None, "by default what there is a folder for, else ngram", choices=sorted(set(PROPOSERS) - {"universal"})
-    )
+    proposer: str | None = option(None, "by default what there is a folder for, else ngram", choices=KINDS)
     num_drafts: int = option(4, "guesses per step (gamma), or depth")
     branching: tuple[int, ...] = option((3, 2, 1), "tree: children a node, by level")
     width: int = option(4, "dynamic-tree: nodes expanded a level, and children of each")
@@ -66,8 +65,11 @@ def load_speculation(
     Raises:
       ValueError: models, proposer and prompts that do not fit together, and the cure.
     """
-    asked = argparse.Namespace(**dataclasses.asdict(options))
-    target, draft, kind = load_models(asked)
+    # A number at its default was not asked for: it may belong to another proposer.
+    fields = dataclasses.asdict(options).items()
+    asked = argparse.Namespace(**{k: v for k, v in fields if k not in NUMBERS or v != NUMBERS[k].default})
+    kind = choose(asked)
+    target, draft = load_models(asked, [kind])
     proposer, arrays = pair(target, draft, make_proposer(asked, kind, target, draft), options.num_drafts)
     ids = prompts(target)
     check_length(target, None if isinstance(proposer, Universal) else draft, ids, options.max_new_tokens)

@@ -9,12 +9,14 @@ from specjax.auditing import audit
 from specjax.commands.inputs import (
     add_model_arguments,
     add_proposer_arguments,
+    add_rule_arguments,
     add_sampling_arguments,
+    choose,
     load_models,
-    make_proposer,
     read_prompts,
     sampling,
 )
+from specjax.commands.speculation import make_proposer, make_rule, number_of
 from specjax.decoding import Decoder
 from specjax.pairing import pair
 from specjax.requests import encode
@@ -28,6 +30,7 @@ _PROMPTS = ["def ", "import os\n", "class Stack:\n", "The "]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_proposer_arguments(parser)
+    add_rule_arguments(parser)
     add_sampling_arguments(parser)
     parser.add_argument("--samples", type=int, default=4096, help="texts drawn with speculation, and as many without")
     parser.add_argument("--num-tokens", type=int, default=3, help="so many first tokens of them are compared")
@@ -38,13 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments) if arguments.prompt or arguments.prompt_file else _PROMPTS
-    target, draft, kind = load_models(arguments)
+    kind = choose(arguments)
+    target, draft = load_models(arguments, [kind], [arguments.rule])
+    rule = make_rule(arguments, arguments.rule)
     options = sampling(arguments, target)
     proposer = make_proposer(arguments, kind, target, draft)
-    proposer, weights = pair(target, draft, proposer, arguments.num_drafts, rows=arguments.rows)
+    proposer, weights = pair(target, draft, proposer, number_of(arguments, "num_drafts"), rows=arguments.rows)
     ids = encode(target, prompts)
     capacity = max(map(len, ids)) + max(arguments.max_new_tokens, 1)
-    decoder = Decoder(target.model, proposer, options.pop("rule"), target.eos, capacity)
+    decoder = Decoder(target.model, proposer, rule, target.eos, capacity)
     names = ("samples", "num_tokens", "rows", "significance")
     numbers = {name: getattr(arguments, name) for name in names}
     report = audit(decoder, Params(target.params, weights), ids, **numbers, **options)

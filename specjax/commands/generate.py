@@ -14,14 +14,17 @@ from specjax.commands.inputs import (
     add_model_arguments,
     add_processor_arguments,
     add_proposer_arguments,
+    add_rule_arguments,
     add_sampling_arguments,
+    choose,
     load_models,
-    make_proposer,
+    processing,
     read_prompts,
     sampling,
 )
 from specjax.commands.processes import add_process_arguments
 from specjax.commands.progress import progress
+from specjax.commands.speculation import make_proposer, make_rule, number_of
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
 
@@ -31,6 +34,7 @@ _ROUNDS = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     add_proposer_arguments(parser)
+    add_rule_arguments(parser)
     add_sampling_arguments(parser)
     add_processor_arguments(parser)
     add_process_arguments(parser)
@@ -45,13 +49,15 @@ def run(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments)
     if arguments.logprobs is not None and not arguments.json:
         raise ValueError("--logprobs is printed as JSON; add --json")
-    target, draft, kind = load_models(arguments)
-    options = {**sampling(arguments, target), "logprobs": arguments.logprobs}
+    kind = choose(arguments)
+    target, draft = load_models(arguments, [kind], [arguments.rule])
+    options = {**sampling(arguments, target), **processing(arguments, target), "logprobs": arguments.logprobs}
+    options["rule"] = make_rule(arguments, arguments.rule)
     asked = _asked(prompts, arguments.chat)
     proposer = make_proposer(arguments, kind, target, draft)
     if arguments.plot:
         _plot(proposer, arguments.plot)
-    speculation = {"draft": draft, "proposer": proposer, "num_drafts": arguments.num_drafts}
+    speculation = {"draft": draft, "proposer": proposer, "num_drafts": number_of(arguments, "num_drafts")}
     if arguments.json:
         with progress("generating"):
             output = specjax.generate(target, **asked, **options, **speculation)

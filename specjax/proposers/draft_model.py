@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from specjax.prefill import read_prompt
 from specjax.proposers.chain import CatchUp, ModelChain
 from specjax.types import Block, Model, Proposal
 
@@ -35,12 +36,10 @@ class Drafter(CatchUp):
     vocab_size: int  # the target's
 
     def init(self: Any, params: Any, prompt: Block, capacity: int) -> DraftState:
-        rows, width = prompt.tokens.shape
-        block = self.max_depth + 1
+        rows, block = len(prompt.tokens), self.max_depth + 1
         # The look-ahead is staged behind the catch-up block: room for both.
         cache = self.model.init_cache(rows, capacity + block + self.num_nodes)
-        positions = jnp.broadcast_to(jnp.arange(width), (rows, width))
-        cache = self.model.apply(params, prompt.tokens, positions, cache).cache.commit(prompt.count)
+        _, cache = read_prompt(self.model, params, prompt.tokens, prompt.count, cache)
         return DraftState(cache, jnp.zeros((rows, block), jnp.int32), jnp.zeros(rows, jnp.int32))
 
     def _catch_up(self, params: Any, state: DraftState, pending: Array) -> tuple[Any, Any, Array]:

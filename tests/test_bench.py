@@ -1,0 +1,91 @@
+"""What `python -m bench` measures on, how it times, and the rows of its report, on the tiny checkpoint."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import types
+
+import numpy as np
+import pytest
+
+import specjax
+from bench import __main__ as bench
+from bench import machine, timing, vocabularies
+from bench.contestants import Contestant
+from bench.prompts import SHIPPED, batches
+
+TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
+
+
+def test_real_prompts_are_cut_to_one_length():
+    """The last tokens of each, as many batches as they fill; random tokens without a file."""
+    target = specjax.load(TINY / "target")
+    found = batches(target, SHIPPED, 4, 40, limit=10)
+    assert [batch.shape for batch in found] == [(4, 40), (4, 40)]
+    text = json.loads(SHIPPED.read_text().splitlines()[5])["prompt"]
+    assert found[1][1].tolist() == target.tokenizer.encode(text).ids[-40:]
+    assert [batch.shape for batch in batches(target, None, 3, None)] == [(3, 32)]
+
+
+def test_prompts_that_do_not_fit_are_refused(tmp_path):
+    """A short one, and too few for a batch: with what to pass instead."""
+    target, path = specjax.load(TINY / "target"), tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "import os and sys and json"}\n{"prompt": "x"}\n')
+    with pytest.raises(ValueError, match=r"prompt 1 of .* has 2 tokens, fewer than the 8 .*--prompt-length 2"):
+        batches(target, path, 1, 8)
+    with pytest.raises(ValueError, match=r"--batch 3 asks for more prompts than the 2"):
+        batches(target, path, 3, 2)
+
+
+def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
+    """Counts add up over the batches; a batch without a clean sample leaves no median."""
+    busy = iter([0.0, 0.9, 0.0, 0.0])
+    monkeypatch.setattr(timing, "Meter", lambda: types.SimpleNamespace(busy=lambda: next(busy)))
+    counts = {}
+
+    def run(prompts, new):
+        counts.update(accepted=int(prompts[0, 0]), tested=4, emitted=6, passes=3)
+        return np.full((1, new), prompts[0, 0])
+
+    asked = [np.array([[1]]), np.array([[3]])]
+    (timed,) = timing.alternate([Contestant("draft", "specjax", 1, run, counts)], asked, 2, rounds=2)
+    assert (timed.alpha, timed.tau, timed.dropped) == (0.5, 2.0, 1)
+    assert [len(samples) for samples in timed.seconds] == [2, 1]
+    assert [tokens.tolist() for tokens in timed.tokens] == [[[1, 1]], [[3, 3]]]
+    assert timed.median == pytest.approx(sum(map(np.median, timed.seconds)))
+    timed.seconds[1].clear()
+    assert (timed.median, timed.spread) == (None, None)
+
+
+def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
+    """A row for each use of int8; the text is that of plain decoding wherever the target is in float32."""
+    monkeypatch.setattr(machine, "ceilings", lambda: {"bandwidth": 10.0})
+    sizes = ["--num-drafts", "1", "--prompt-length", "16", "--new-tokens", "8", "--limit-prompts", "2", "--rounds", "1"]
+    models = ["--target", str(TINY / "target"), "--prompt-file", str(SHIPPED)]
+    bench.main([*models, *sizes, "--int8", "--peers", "--json", str(tmp_path / "report.json")])
+    assert "2 real prompts of 16 tokens" in capsys.readouterr().out
+    rows = {row["proposer"]: row for row in json.loads((tmp_path / "report.json").read_text())["rows"]}
+    assert list(rows) == ["plain", "plain at 2 rows", "ngram", "int8 target", "self-int8"]
+    assert all(
+        "same_tokens" not in row if name == "int8 target" else row["same_tokens"] == 2 for name, row in rows.items()
+    )
+    assert rows["self-int8"]["acceptance_rate"] > 0.8
+    assert rows["plain"]["mean_accepted_length"] == 1.0
+    target, draft = (specjax.load(TINY / name) for name in ("target", "draft"))
+    found = [(one.name, one.num_drafts) for one in bench._in_int8(target, draft, [1, 2], None)]
+    drafts = [(name, gamma) for gamma in (1, 2) for name in ("draft int8", "self-int8")]
+    assert found == [("int8 target", 0), ("draft int8 alone", 0), *drafts]
+
+
+def test_vocabularies_are_alike_and_not_equal(capsys):
+    """Two made-up tokenizers share most tokens of the smaller one, whose pieces spell the larger one's."""
+    target, draft = vocabularies.tokenizer(900, 1, "byte-level"), vocabularies.tokenizer(700, 2, "sentencepiece")
+    tables, seconds = vocabularies.measure(target, draft, 1)
+    assert seconds > 0
+    shared = np.flatnonzero(tables.to_draft >= 0)
+    assert 200 < len(shared) < 700
+    for token in shared[::50].tolist():
+        assert draft.decode([int(tables.to_draft[token])]) == target.decode([token])
+    vocabularies.main(["--target-size", "900", "--draft-size", "700", "--rounds", "1"])
+    assert f"| sentencepiece | 700 | {len(shared)} |" in capsys.readouterr().out

@@ -1,0 +1,151 @@
+"""Loss masks: of a conversation only what the assistant says is learned, and --show-mask shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+
+import numpy as np
+import pytest
+from test_chat import TEMPLATES
+
+import specjax
+from specjax.chat import render
+from tests import folders, trained
+from train import distill, masks
+from train.conversations import encode_conversation, read_conversations
+from train.dataset import Written
+from train.material import learned
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+SIMPLE = {
+    "zephyr": "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
+    "phi": "{% for m in messages %}{{ '<|' + m.role + '|>' + '\n' + m.content + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
+    "mistral": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}",
+}
+# What ends a turn, by template.
+ENDS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>", "llama2": "</s>", "zephyr": "</s>",
+        "mistral": "</s>"}  # fmt: skip
+CHATS = {
+    "turns": [("user", "the cat?"), ("assistant", "on the mat"), ("user", "and ü the dog"), ("assistant", "ate it")],
+    "the reply repeats the question": [("user", "the cat"), ("assistant", "the cat"), ("user", "the cat"),
+                                       ("assistant", "the cat")],
+    "an empty system turn": [("system", ""), ("user", "the cat?"), ("assistant", "on the mat")],
+}  # fmt: skip
+
+
+def target(template, ends=()):
+    """What `encode_conversation` reads of a target, whose tokenizer has the ends of turns as tokens."""
+    words = folders.tokenizer()
+    words.add_special_tokens([*SPECIAL.values(), *ENDS.values()])
+    files = {"tokenizer_config.json": json.dumps({"chat_template": template, **SPECIAL}).encode()}
+    eos = tuple(words.token_to_id(end) for end in ends)
+    return specjax.LanguageModel(types.SimpleNamespace(), {}, words, eos, "chatty", files=files)
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("name", ENDS)
+def test_no_prompt_token_is_learned(name, chat):
+    """By characters, found without the mask's own means: a token is learned just where all of it lies in a reply or in
+    the token that ends one."""
+    turns = [turn for turn in CHATS[chat] if turn[0] != "system" or name not in ("gemma", "mistral")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    made = target({**TEMPLATES, **SIMPLE}[name], [ENDS[name]])
+    assert made.tokenizer is not None
+    ids, mask = encode_conversation(made, messages)
+    text, spans, after = render(made.files, messages, add_generation_prompt=False), [], 0
+    for role, content in turns:
+        begin = text.index(content, after)
+        after = begin + len(content)
+        if role == "assistant":
+            end = text.index(ENDS[name], after) + len(ENDS[name])
+            spans.append((begin - (name == "llama2"), end))  # this one writes a space before what is said
+    encoded = made.tokenizer.encode(text, add_special_tokens=False)
+    assert encoded.ids == ids.tolist()
+    wanted = [any(low <= a and b <= high for low, high in spans) for a, b in encoded.offsets]
+    assert mask.tolist() == wanted
+    assert 0 < mask.sum() < len(mask)
+
+
+def test_a_boundary_that_is_not_certain_is_refused(tmp_path):
+    """Templates that write a turn otherwise once another follows, and those that put the end behind the whole."""
+    later = "{% for m in messages %}[{{ m.content if loop.last else '' }}]{% endfor %}"
+    chat = [{"role": role, "content": content} for role, content in CHATS["turns"]]
+    with pytest.raises(ValueError, match="where message 1 begins cannot be told"):
+        encode_conversation(target(later), chat)
+    with pytest.raises(ValueError, match="where message 1 ends cannot be told"):
+        encode_conversation(target(SIMPLE["phi"]), chat)
+    path = tmp_path / "chats.jsonl"
+    for text, message in [
+        ('{"messages": [{"role": "user", "content": "x"}]}\n', "line 1: no message has the role assistant"),
+        ('\n{"prompt": "x"}\n', 'line 2: it must be an object like {"messages"'),
+        ("\n", "holds no conversation"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            read_conversations(target(TEMPLATES["chatml"]), path)
+
+
+def test_prompts_that_fill_a_sequence_are_passed_over(capsys):
+    """Cut behind its prompt a sequence would look like text, of which everything is learned."""
+    ids = np.arange(1, 9, dtype=np.int32)
+    made = Written.of([(ids, ids > 6), (ids, ids > 2)], 4)
+    assert made.tokens.tolist() == [[1, 2, 3, 4, 5]]
+    assert made.drawn.tolist() == [[0, 1, 1, 1]]
+    assert "passed over 1 of 2 sequences" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="every prompt fills --sequence-length 4"):
+        Written.of([(ids, ids > 6)], 4)
+
+
+def test_what_is_learned_of_a_batch():
+    """What was drawn; all of a text; prompts too, if asked, and padding never."""
+    drawn = np.array([[0, 0, 1, 1, 0], [0, 0, 0, 0, 0]], np.float32)
+    assert learned(drawn).tolist() == [[0, 0, 1, 1, 0], [1] * 5]
+    assert learned(drawn, prompts=True).tolist() == [[1, 1, 1, 1, 0], [1] * 5]
+
+
+def test_colours(monkeypatch):
+    """Each stretch in its own; without colour in brackets; escapes of the text stay text."""
+    words = folders.tokenizer()
+    ids = words.encode("the cat\x1b sat", add_special_tokens=False).ids
+    mask = np.arange(len(ids)) >= len(words.encode("the cat", add_special_tokens=False).ids)
+    monkeypatch.setenv("NO_COLOR", "1")
+    count = f"--- {mask.sum()} of {len(ids)} tokens are learned\n"
+    assert masks.paint(ids, mask, words) == count + "the cat⟦\\x1b sat⟧"
+    padded = masks.paint([*ids, *[0] * 9], [*mask, *[False] * 9], words)
+    assert padded.endswith("⟦\\x1b sat⟧\n(9 tokens of padding)")
+    monkeypatch.delenv("NO_COLOR")
+    assert masks.paint(ids, mask, words) == count + "\x1b[2mthe cat\x1b[0m\x1b[1;32m\\x1b sat\x1b[0m"
+
+
+def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
+    """A file of conversations is data; its mask is printed as the first step would use it, and nothing is trained."""
+    made = trained.target()
+    model = tmp_path / "target"
+    model.mkdir()
+    for path in made.iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}<|endoftext|>{% endfor %}"
+        "{% if add_generation_prompt %}[a]{% endif %}"
+    )
+    chats = tmp_path / "chats.jsonl"
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    chats.write_text(json.dumps({"messages": turns}) + "\n" + json.dumps({"messages": turns * 2}) + "\n")
+    monkeypatch.setenv("NO_COLOR", "1")
+    command = ["--target", str(model), "--data", str(chats), "--out", str(tmp_path / "run"), "--sampled-prompt", "8",
+               "--sampled-fraction", "1", *trained.DRAFT_SIZES]  # fmt: skip
+    distill.main([*command, "--show-mask"])
+    out = capsys.readouterr().out
+    assert "[u]hi<|endoftext|>[a]⟦yes<|endoftext|>⟧" in out
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="holds what anybody said, and this loss"):
+        distill.main([*command, "--loss", "accepted-length"])
+    options = distill.DistillOptions(**{**{f.name: f.default for f in dataclasses.fields(distill.DistillOptions)},
+                                        "target": "", "data": (), "online": True})  # fmt: skip
+    with pytest.raises(ValueError, match="with --online the draft learns from guesses"):
+        distill.Distill.show(types.SimpleNamespace(options=options), {})  # pyright: ignore

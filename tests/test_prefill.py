@@ -1,0 +1,76 @@
+"""A prompt read in chunks is the prompt read at once, in memory that its length does not set."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import own_models
+import pytest
+import toys
+
+from specjax import LinenModel, Transformer, prefill
+
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, toys.VOCAB, (4, 14), np.int32))
+COUNT = jnp.array([14, 0, 5, 9], jnp.int32)
+
+
+def windowed():
+    config = dataclasses.replace(toys.model().module.config, windows=(None, 4))
+    return LinenModel(Transformer(config)), toys.weights()
+
+
+CASES = {
+    "transformer": lambda: (toys.model(), toys.weights()),
+    "sliding window": windowed,
+    **{name: lambda name=name: own_models.own(name) for name in ("recurrent linen", "cached function")},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_chunks_are_one_pass(case, monkeypatch):
+    """Features of what was committed, and the next logits behind it, for rows that end in any chunk or in none."""
+    model, params = CASES[case]()
+
+    def read():
+        cache = model.init_cache(len(TOKENS), toys.CAPACITY)
+        hidden, cache = prefill.read_prompt(model, params, TOKENS, COUNT, cache)
+        pending = jnp.full((len(TOKENS), 1), 3, jnp.int32)
+        return hidden, model.apply(params, pending, cache.length[:, None], cache).logits, cache.length
+
+    whole = jax.jit(read)()
+    monkeypatch.setattr(prefill, "CHUNK", 4)
+    parts = jax.jit(lambda: read())()
+    np.testing.assert_array_equal(parts[2], COUNT)
+    np.testing.assert_allclose(parts[1], whole[1], rtol=0, atol=1e-5 * np.abs(whole[1]).max())
+    for row, count in enumerate(COUNT):
+        np.testing.assert_allclose(parts[0][row, :count], whole[0][row, :count], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["draft 3", "medusa tree", "universal"])
+def test_decoding_from_chunks(case, monkeypatch):
+    """The text is the same, also where a proposer reads the prompt itself, or looks at its features."""
+    monkeypatch.setattr(prefill, "CHUNK", 3)
+    dec = toys.decoder(case, "match", capacity=toys.CAPACITY + 1)  # not compiled for another chunk before
+    arrays = toys.params(case)
+    state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0))
+    assert toys.texts(state) == toys.decoded(case, "match", 1.0)[0]
+    np.testing.assert_array_equal(state.stats.accepted, toys.decoded(case, "match", 1.0)[1].stats.accepted)
+
+
+def test_memory_does_not_grow_with_the_prompt():
+    """But for the cache and the features, which come out: four times the prompt takes no more scratch."""
+    capacity = 16_384
+    config = dataclasses.replace(toys.model(num_layers=1).module.config, max_positions=capacity)
+    model = LinenModel(Transformer(config))
+    cache = jax.eval_shape(lambda: model.init_cache(1, capacity))
+
+    def scratch(width):
+        tokens, count = jax.ShapeDtypeStruct((1, width), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
+        read = jax.jit(lambda *given: prefill.read_prompt(model, *given), donate_argnums=3)
+        compiled = read.lower(jax.eval_shape(toys.weights), tokens, count, cache).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    scores = config.num_heads * prefill.CHUNK * capacity * 4
+    assert scratch(4_096) > scores  # the figure that is compared is of scores, and not of nothing
+    assert scratch(capacity) < 1.1 * scratch(4_096)
