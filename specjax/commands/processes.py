@@ -29,6 +29,7 @@ AUTO = "auto"
 _DONE = "done"
 _TIMEOUT = 60  # seconds in which all must have come
 _HEARTBEAT = 30  # seconds after which a machine is given up that no longer answers
+_MOMENT = 2  # seconds in which the end of another process is noticed
 _STATUS = 2
 
 _tell: Callable[[str], None] | None = None  # why this process ends, to the others
@@ -124,6 +125,10 @@ def leaving() -> Iterator[None]:
         asked = isinstance(error, SystemExit)
         if not asked:
             traceback.print_exc()
+        # Whatever failed, a checkpoint perhaps, may have failed for want of another process: who watches that one says
+        # so and ends this one.
+        _flush()
+        time.sleep(_MOMENT)
         cause = error.__context__ if asked and error.__context__ is not None else error
         _tell(f"it has stopped: {cause!r}".replace("\n", " "))
         _flush()
