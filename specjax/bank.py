@@ -15,6 +15,7 @@ from specjax.checkpoint import LanguageModel
 from specjax.models.medusa import MedusaHeads, initial_medusa
 from specjax.models.transformer import head_matrix
 from specjax.proposers import Medusa, MedusaParams
+from specjax.sharding import to_host
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ class MedusaAdapter:
 
 def target_marks(target: LanguageModel) -> tuple[float, ...]:
     """Numbers by which a target is known again, whatever type its weights were rounded to."""
-    return tuple(np.asarray(target.params["embedding"][:4, :4], np.float32).ravel().tolist())
+    return tuple(to_host(target.params["embedding"][:4, :4]).astype(np.float32).ravel().tolist())
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

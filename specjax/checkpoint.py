@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 from specjax.hub import SLOW_TOKENIZER, TOKENIZER, find_folder
 from specjax.models import FAMILIES, Family, LinenModel, Transformer
-from specjax.sharding import RULES, shardings
+from specjax.sharding import RULES, Rules, leader, shardings
 from specjax.tensors import INDEX, SHARDS, SINGLE, read_bytes, read_json, read_params, write_params
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
@@ -62,7 +62,7 @@ def load(
     *,
     revision: str | None = None,
     mesh: Mesh | None = None,
-    rules: Mapping[str, str | None] = RULES,
+    rules: Rules = RULES,
 ) -> LanguageModel:
     """Read a model.
 
@@ -107,7 +107,7 @@ def save(model: LanguageModel, folder: str | os.PathLike[str], *, dtype: Any = N
 
     What `load` found beside the weights is written as it came; only what `dataclasses.replace` has changed since (the
     configuration, `eos`, `defaults`) is written anew.  An interrupted save leaves the model that was there, or a folder
-    without `config.json`, which nothing loads.
+    without `config.json`, which nothing loads.  Of several processes the first writes, and all must call.
 
     Args:
       model: over a `Transformer`.
@@ -126,6 +126,9 @@ def save(model: LanguageModel, folder: str | os.PathLike[str], *, dtype: Any = N
     if model.tokenizer is not None and "tokenizer.json" not in files:
         files["tokenizer.json"] = model.tokenizer.to_str(pretty=True).encode()
         files.setdefault("tokenizer_config.json", _json({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    if not leader():
+        write_params(folder / SINGLE, family, module.config, model.params, dtype)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
         new = pathlib.Path(made)

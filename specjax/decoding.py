@@ -27,7 +27,7 @@ from specjax.logprobs import Logprobs
 from specjax.prefill import read_prompt
 from specjax.processors import LogitsProcessor, Processors, check_function, process
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
-from specjax.sharding import hold, is_split, layout, mesh_of, row_parts, spread
+from specjax.sharding import hold, is_split, layout, mesh_of, row_parts, spread, to_host
 from specjax.types import (
     ABSENT,
     Block,
@@ -195,7 +195,7 @@ class Decoder:
         """
         if steps_per_chunk < 1:
             raise ValueError(f"steps_per_chunk={steps_per_chunk}; it must be at least 1")
-        while not np.asarray(state.done).all():
+        while not to_host(state.done).all():
             state = self.run(params, state, steps_per_chunk)
             stop = yield state
             if stop is not None:

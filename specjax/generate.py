@@ -34,7 +34,7 @@ from specjax.requests import (
 )
 from specjax.rules import Match
 from specjax.sampling import Sampling
-from specjax.sharding import lay, mesh_of, row_parts
+from specjax.sharding import lay, mesh_of, row_parts, to_host
 from specjax.texts import Texts
 from specjax.types import DecodeState, Params, Proposer, Rule
 
@@ -244,20 +244,20 @@ def generate(
 
 
 def _output(texts: Texts, decoder: Decoder, state: DecodeState, lengths: np.ndarray, seconds: float) -> Output:
-    text, tokens, finish, ends = [], [], [], np.asarray(state.eos)
+    text, tokens, finish, ends = [], [], [], to_host(state.eos)
     for row, new in enumerate(_new_tokens(state, lengths)):
         kept, written, stopped = texts.cut(row, new)
         text.append(written)
         tokens.append(kept)
         finish.append("stop" if stopped else "eos" if kept and kept[-1] in ends[row] else "limit")
-    stats = summarize(jax.device_get(state.stats), sum(map(len, tokens)), seconds)
-    found = jax.device_get(state.logprobs)
+    stats = summarize(to_host(state.stats), sum(map(len, tokens)), seconds)
+    found = to_host(state.logprobs)
     logprobs = found and [found.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)]
     return Output(text, tokens, finish, stats, decoder.rule.exact, logprobs)
 
 
 def _new_tokens(state: DecodeState, lengths: np.ndarray) -> list[list[int]]:
-    tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
+    tokens, ends = to_host((state.tokens, state.length))
     return [tokens[row, lengths[row] : ends[row]].tolist() for row in range(len(lengths))]
 
 
@@ -275,7 +275,7 @@ def _stream(
             state = states.send(stopped)
         except StopIteration:
             break
-        done = np.asarray(state.done)
+        done = to_host(state.done)
         stopped = np.zeros_like(done)
         pieces = []
         for row, new in enumerate(_new_tokens(state, lengths)):

@@ -20,6 +20,7 @@ from specjax.bank import MedusaAdapter
 from specjax.checkpoint import LanguageModel
 from specjax.models.medusa import MedusaHeads
 from specjax.models.transformer import head_matrix
+from specjax.sharding import leader, to_host
 
 _WEIGHTS = "medusa_lm_head.safetensors"
 _STORED = ("F64", "F32", "F16", "BF16")
@@ -65,8 +66,12 @@ def save_medusa(folder: str | pathlib.Path, adapter: MedusaAdapter, base: str, d
       adapter: the heads.
       base: the target's name, for `base_model_name_or_path`.
       dtype: to round to; by default what the parameters have.
+
+    Of several processes the first writes, and all must call.
     """
-    folder, heads = pathlib.Path(folder), adapter.heads
+    folder, heads, params = pathlib.Path(folder), adapter.heads, to_host(adapter.params)
+    if not leader():
+        return
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "medusa_num_heads": heads.num_heads,
@@ -76,7 +81,7 @@ def save_medusa(folder: str | pathlib.Path, adapter: MedusaAdapter, base: str, d
         "specjax": {"choices": adapter.choices, "acceptance": adapter.acceptance, "target": adapter.marks},
     }
     (folder / "config.json").write_text(json.dumps(config) + "\n")
-    leaves = {name: np.asarray(leaf).astype(dtype or leaf.dtype) for name, leaf in adapter.params.items()}
+    leaves = {name: leaf.astype(dtype or leaf.dtype) for name, leaf in params.items()}
     tensors = {
         name: np.ascontiguousarray(leaves[leaf][at].T if transpose else leaves[leaf][at])
         for name, (leaf, at, transpose) in _tensors(heads).items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tqdm import tqdm
 
 from specjax.models import Family, LinenModel, Tensor, TransformerConfig
+from specjax.sharding import leader, to_host
 
 SINGLE, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
 
@@ -147,7 +149,10 @@ def read_params(
 def write_params(
     file: pathlib.Path, family: Family, config: TransformerConfig, params: Any, dtype: Any = None
 ) -> np.dtype:
-    """Write one safetensors file, rounded to `dtype` (None: as they are).  Returns the dtype of the first tensor."""
+    """Write one safetensors file, rounded to `dtype` (None: as they are).  Returns the dtype of the first tensor.
+
+    Of several processes the first writes; the others must call too, since they hold parts of what it writes.
+    """
     leaves = _flat(params)
     tensors = {}
     for name, parts in _grouped(family.tensors(config), "name").items():
@@ -164,13 +169,13 @@ def write_params(
         header[name] = {"dtype": names[kind], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with open(file, "wb") as stream:
+    with open(file if leader() else os.devnull, "wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for name in tqdm(order, desc=f"saving {file.name}", unit="tensor", disable=None, leave=False):
             shape, kind, parts = tensors[name]
             whole = np.empty(shape, kind)
             for row in parts:
-                part = np.asarray(leaves[row.path])
+                part = to_host(leaves[row.path])
                 part = part if row.at is None else part[row.at]
                 place = whole.reshape(row.view or shape)[row.index]
                 place[...] = (part.T if row.transpose else part).reshape(place.shape)

@@ -17,6 +17,8 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
+from specjax.sharding import leader
+from train.mesh import together
 from train.options import REQUIRED, option
 
 END_OF_TEXT = "<|endoftext|>"
@@ -162,7 +164,7 @@ class Tokens:
 def prepare(
     source: Source, out: pathlib.Path, vocab_size: int, tokenizer: str | None
 ) -> tuple[tokenizers.Tokenizer, Tokens, Tokens]:
-    """Tokenise `source` into `out` (once: a second call reads what the first has written).
+    """Tokenise `source` into `out` (once: a second call, or process, reads what the first has written).
 
     Returns:
       The tokenizer (`tokenizer.json`), training tokens (`train.bin`) and held-out tokens (`held_out.bin`).
@@ -170,13 +172,13 @@ def prepare(
     manifest = out / "corpus.json"
     settings = {"source": dataclasses.asdict(source), "vocab_size": vocab_size, "tokenizer": tokenizer}
     settings = json.loads(json.dumps(settings))  # as it reads back: tuples are lists
-    if manifest.exists():
+    if leader() and manifest.exists():
         found = json.loads(manifest.read_text())["settings"]
         if found != settings:
             raise ValueError(
                 f"{manifest} was made with {found}, not with {settings}: choose another --out, or delete it"
             )
-    else:
+    elif leader():
         out.mkdir(parents=True, exist_ok=True)
         documents = list(read_documents(source))
         if len(documents) < 2:
@@ -207,6 +209,7 @@ def prepare(
             "settings": settings, "files": len(documents), "tokens": counts, "held_out": held_out,
             "sha256": {name: digest(out / name) for name in ("tokenizer.json", "train.bin", "held_out.bin")},
         }, indent=1))  # fmt: skip
+    together(f"read {out}")
     loaded = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
     dtype = _dtype(loaded)
     return loaded, Tokens(out / "train.bin", dtype), Tokens(out / "held_out.bin", dtype)

@@ -26,10 +26,13 @@ from tqdm import tqdm
 
 from specjax.decoding import Decoder
 from specjax.hub import TOKENIZER, find_folder
+from specjax.requests import pad_rows
 from specjax.sampling import Sampling
+from specjax.sharding import leader, mesh_of, row_parts, to_host
 from specjax.types import DecodeState, Params
 from train.corpus import digest
 from train.measure import pad, width_for
+from train.mesh import together
 from train.record import write as write_text
 
 MANIFEST = "dataset.json"
@@ -92,7 +95,8 @@ def write(
             + "\n  ".join(changes)
             + "\nchoose another folder, or delete it"
         )
-    _describe(path, wanted, False, 0, 0)
+    if leader():
+        _describe(path, wanted, False, 0, 0)
     count = 0
     shards = range(-(-request.sequences // request.batch))
     bar = tqdm(shards, desc="the target writes", unit="shard", disable=None)
@@ -100,15 +104,19 @@ def write(
         shard = folder / f"{number:05d}.safetensors"
         if not shard.exists():
             found = _write_shard(request, decoder, params, prompts(number), number)
-            partial = shard.with_suffix(".partial")
-            safetensors.numpy.save_file(found, partial)
-            partial.rename(shard)
-        found = safetensors.numpy.load_file(shard)
+            if leader():
+                partial = shard.with_suffix(".partial")
+                safetensors.numpy.save_file(found, partial)
+                partial.rename(shard)
+        else:
+            found = safetensors.numpy.load_file(shard)
         count += int((found["length"] - found["prompt_length"]).sum())
         bar.set_postfix(new_tokens=count)
-    if tokenizer is not None:
-        _write_lines(folder, tokenizer)
-    _describe(path, wanted, True, request.sequences, count)
+    if leader():
+        if tokenizer is not None:
+            _write_lines(folder, tokenizer)
+        _describe(path, wanted, True, request.sequences, count)
+    together(f"wrote {folder}")
 
 
 def _describe(path: pathlib.Path, request: dict[str, Any], complete: bool, sequences: int, new_tokens: int) -> None:
@@ -126,20 +134,21 @@ def _write_shard(
     prompt, lengths = pad(prompts, min(width_for(prompts), decoder.capacity))
     limit = np.minimum(lengths + np.int32(request.new_tokens), decoder.capacity)
     sampling = Sampling.create(request.batch, **request.settings)
-    state = decoder.prefill(params, prompt, lengths, limit=limit, sampling=sampling, key=keys)
-    state, *top = _run(decoder, request.top, params, state)
-    ends = np.asarray(state.length)
+    given = (prompt, lengths), {"limit": limit, "sampling": sampling, "key": keys}
+    places, names = pad_rows(given, -request.batch % row_parts(mesh_of(params.target)))
+    state, *top = _run(decoder, request.top, params, decoder.prefill(params, *places, **names))
+    tokens, ends, *top = (x[: request.batch] for x in to_host((state.tokens, state.length, *top)))
     width = ends[:rows].max()
     place = np.arange(width)
     new = (place >= lengths[:, None]) & (place < ends[:, None])
     found = {
-        "tokens": np.where(place < ends[:, None], np.asarray(state.tokens)[:, :width], 0),
+        "tokens": np.where(place < ends[:, None], tokens[:, :width], 0),
         "prompt_length": lengths,
         "length": ends,
     }
     if request.top:
         names = ("top_ids", "top_log_probs")
-        found |= {n: np.where(new[:, :, None], np.asarray(x)[:, :width], 0) for n, x in zip(names, top, strict=True)}
+        found |= {n: np.where(new[:, :, None], x[:, :width], 0) for n, x in zip(names, top, strict=True)}
     return {name: np.ascontiguousarray(x[:rows]) for name, x in found.items()}
 
 

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from specjax.checkpoint import LanguageModel, load
 from specjax.decoding import Decoder
@@ -25,6 +26,7 @@ from specjax.models.transformer import Transformer, head_matrix
 from specjax.proposers import DraftModel, NoProposer
 from specjax.rules import Match
 from specjax.sampling import Sampling
+from specjax.sharding import TRAINING_RULES, row_parts, to_host
 from specjax.types import Params
 from train import accepted, dataset, online
 from train.corpus import TextOptions, Tokens, starts_of_documents
@@ -34,6 +36,7 @@ from train.loop import LoopOptions, fit
 from train.losses import against, agreement, chunked, chunked_rows, log_draft
 from train.material import gather, held_out_prompts, held_out_rows, learned
 from train.measure import measure_tau
+from train.mesh import lay_batch, mesh_of_run
 from train.options import REQUIRED, at_least, option, parse, run, within
 from train.precision import mixed_dot_general
 from train.student import ModelOptions, initial_params, make_model, read, save_student
@@ -129,6 +132,7 @@ class Distill:
     written: Written | None
     end: int | None  # the token that starts a document, where documents are isolated
     inputs: dict[str, str]
+    mesh: Mesh | None = None
 
     def __post_init__(self):
         # Numbers of the options, and so constants of the program: what is switched off costs nothing.
@@ -145,7 +149,7 @@ class Distill:
         return self.target.tokenizer
 
     def init(self) -> Any:
-        return initial_params(self.draft, self.options)
+        return initial_params(self.draft, self.options, self.mesh)
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         o = self.options
@@ -259,10 +263,9 @@ class Distill:
 
     def evaluate(self, params: Any) -> dict[str, float]:
         o = self.options
-        found = [
-            self._measure(params, self.frozen, *held_out_rows(self.held_out, i, 4, o.sequence_length))
-            for i in range(o.eval_batches)
-        ]
+        rows = -(-4 // row_parts(self.mesh)) * row_parts(self.mesh)
+        batches = (held_out_rows(self.held_out, i, rows, o.sequence_length) for i in range(o.eval_batches))
+        found = [to_host(self._measure(params, self.frozen, *lay_batch(batch, self.mesh))) for batch in batches]
         kl, alpha, same = np.mean(found, axis=0)
         report = {"held_out_kl": float(kl), "held_out_alpha": float(alpha), "held_out_same_argmax": float(same)}
         if o.eval_prompts:
@@ -318,7 +321,8 @@ def sample(target: LanguageModel, text: Tokens, options: DistillOptions, folder:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(DistillOptions, argv, __doc__)
-    out, target = pathlib.Path(options.out), load(options.target)
+    out, mesh = pathlib.Path(options.out), mesh_of_run(options)
+    target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
     exact = options.settings if options.loss == ACCEPTED_LENGTH else None
     found = gather(options, target, exact)
     written, needs_text = found.written, options.online or options.sampled_fraction < 1
@@ -338,7 +342,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"parameters: {json.dumps(sizes)}", flush=True)
     assert target.tokenizer is not None
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    fit(Distill(options, draft, target, found.text, found.held_out, written, end, found.inputs), options)
+    fit(Distill(options, draft, target, found.text, found.held_out, written, end, found.inputs, mesh), options)
 
 
 if __name__ == "__main__":

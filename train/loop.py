@@ -25,15 +25,17 @@ import orbax.checkpoint as ocp
 from jax import Array
 from tqdm import tqdm
 
+from specjax.sharding import leader, mesh_of
 from train.curves import plot_curves, pyplot
 from train.masks import paint
+from train.mesh import Agreement, MeshOptions, lay_batch, lay_state, together
 from train.optimizer import OptimizerOptions, averaged, make_optimizer, start, update
 from train.options import at_least, option
 from train.record import Metrics, describe
 
 
 @dataclasses.dataclass(frozen=True)
-class LoopOptions(OptimizerOptions):
+class LoopOptions(OptimizerOptions, MeshOptions):
     """What every job takes."""
 
     out: str = option("runs/run", "folder of the run: checkpoints, metrics, and the model at its end", free=True)
@@ -72,7 +74,7 @@ class Job(Protocol):
         ...
 
     def init(self) -> Any:
-        """Fresh trainable parameters."""
+        """Fresh trainable parameters.  Where they lie on a mesh, the run is there."""
         ...
 
     def batch(self, step: int) -> Any:
@@ -98,7 +100,8 @@ class Job(Protocol):
 def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     """Run a job to its end, or resume it.  Returns the last evaluation.
 
-    Ctrl-C and SIGTERM finish the step, save, and stop: the same command goes on from there.
+    Ctrl-C and SIGTERM finish the step, save, and stop: the same command goes on from there, also on another mesh and
+    with another number of processes.  Of several processes only the first writes, but for their parts of checkpoints.
 
     Raises:
       ValueError: the folder holds a run of other options or inputs.
@@ -118,7 +121,10 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     resumed = manager.latest_step() is not None
     optimizer = make_optimizer(options, getattr(job, "rates", None))
     # `best` is the goal's greatest value so far, `since` how many evaluations ago.
-    state = {**start(optimizer, options, job.init()), "best": jnp.float32(-jnp.inf), "since": jnp.int32(0)}
+    params = job.init()
+    mesh = mesh_of(params)
+    state = {**start(optimizer, options, params), "best": jnp.float32(-jnp.inf), "since": jnp.int32(0)}
+    state = lay_state(state, optimizer, mesh)
     describe(out / "run.json", options, getattr(job, "inputs", {}), state, resumed)
     if resumed:
         state = dict(manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state)))
@@ -127,7 +133,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     step = int(state["step"])
     metrics = Metrics(out / "metrics.jsonl", step, options.tensorboard)
     stop = min(options.stop_at or options.steps, options.steps)
-    bar = tqdm(total=options.steps, initial=step, unit="step", disable=None)
+    bar = tqdm(total=options.steps, initial=step, unit="step", disable=None if leader() else True)
     report: dict[str, float] = {}
     began, tokens, values = time.perf_counter(), 0, {}
 
@@ -136,7 +142,8 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
 
     def check(number, values):
         if values and not np.isfinite([values["loss"], values["grad_norm"]]).all():
-            np.savez(out / "bad_batch.npz", **_by_name(job.batch(number - 1)))
+            if leader():
+                np.savez(out / "bad_batch.npz", **_by_name(job.batch(number - 1)))
             raise FloatingPointError(
                 f"the loss is {values['loss']} and its gradient's norm {values['grad_norm']} at step {number}, on "
                 f"batch {number - 1} (kept in {out / 'bad_batch.npz'}); {out / 'state'} holds the last good checkpoint "
@@ -153,10 +160,12 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
                 f"(step {manager.latest_step()}) is whole: make room, and the same command resumes"
             ) from error
 
+    agreement = Agreement(mesh)
     with _signals() as interrupted, contextlib.closing(manager), contextlib.closing(metrics), contextlib.closing(bar):
         ending = False
         while step < stop and patient() and not ending:
-            before, (state, values) = values, update(job, optimizer, options, state, job.frozen, job.batch(step))
+            batch = lay_batch(job.batch(step), mesh)
+            before, (state, values) = values, update(job, optimizer, options, state, job.frozen, batch)
             check(step, before)  # of the step before: this one runs meanwhile
             step += 1
             bar.update()
@@ -179,7 +188,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
                         _replace(out / "best", functools.partial(job.export, averaged(state)))
                 began, tokens = time.perf_counter(), 0
             # Read once: a signal that comes after this line ends the next step, not this one unsaved.
-            ending = bool(interrupted)
+            ending = agreement.ask(bool(interrupted))
             if step % options.save_every == 0 or step == stop or ending or not patient():
                 check(step, values)
                 save()
@@ -190,7 +199,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
         print(f"stopped at step {step} of {options.steps}: {since} evaluations without a better one", flush=True)
     _replace(out / "model", functools.partial(job.export, averaged(state)))
     print(f"wrote {out / 'model'}" + (f"; the best one is {out / 'best'}" if since else ""), flush=True)
-    if options.curves:
+    if options.curves and leader():
         print(f"wrote {plot_curves(out)}", flush=True)
     return report
 
@@ -218,13 +227,16 @@ def _signals() -> Iterator[list[int]]:
 def _replace(folder: pathlib.Path, write: Any) -> None:
     """Put what `write(folder)` writes in the place of `folder`, which is whole before and after."""
     partial, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("partial", "old"))
-    for leftover in (partial, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    if leader():
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True)
     write(partial)
-    if folder.exists():
-        folder.rename(old)
-    partial.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
+    if leader():
+        if folder.exists():
+            folder.rename(old)
+        partial.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    together(f"wrote {folder}")
 
 
 def _by_name(batch: Any) -> dict[str, Any]:

@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from specjax.sharding import mesh_of
 
 _KERNEL, _ROUTER = "kernel", "router"
 
@@ -32,13 +35,32 @@ def adapted(params: Any, tied: bool) -> dict[tuple[str, ...], Array]:
 
 
 def initial_lora(params: Any, rank: int, tied: bool, key: Array) -> dict[str, dict[str, Array]]:
-    """Changes of nothing yet: {"layer_0/attention/q": {"a": [in, rank], "b": [rank, out]}, ...}."""
-    made, matrices = {}, adapted(params, tied)
-    for path, one in zip(sorted(matrices), jax.random.split(key, len(matrices)), strict=True):
-        rows, columns = matrices[path].shape
-        a = jax.random.uniform(one, (rows, rank), minval=-1, maxval=1) * rows**-0.5
-        made["/".join(path[:-1])] = {"a": a, "b": jnp.zeros((rank, columns))}
-    return made
+    """Changes of nothing yet: {"layer_0/attention/q": {"a": [in, rank], "b": [rank, out]}, ...}.
+
+    On a mesh, A is split as the rows of the matrix that it changes, and B as its columns.
+    """
+    matrices = adapted(params, tied)
+
+    def make(key: Array) -> dict[str, dict[str, Array]]:
+        made = {}
+        for path, one in zip(sorted(matrices), jax.random.split(key, len(matrices)), strict=True):
+            rows, columns = matrices[path].shape
+            a = jax.random.uniform(one, (rows, rank), minval=-1, maxval=1) * rows**-0.5
+            made["/".join(path[:-1])] = {"a": a, "b": jnp.zeros((rank, columns))}
+        return made
+
+    at = None
+    if mesh_of(matrices) is not None:
+        at = {"/".join(path[:-1]): _split_as(matrix.sharding) for path, matrix in matrices.items()}
+    return jax.jit(make, out_shardings=at)(key)
+
+
+def _split_as(at: Any) -> dict[str, NamedSharding]:
+    rows, columns = (*at.spec, None, None)[:2]
+    return {
+        "a": NamedSharding(at.mesh, PartitionSpec(rows, None)),
+        "b": NamedSharding(at.mesh, PartitionSpec(None, columns)),
+    }
 
 
 def merge(params: Any, lora: dict[str, dict[str, Array]], scale: float) -> Any:

@@ -45,7 +45,7 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
 
         start = (jnp.float32(0), jnp.zeros_like(head))
         (value, grad_head), grad_hidden = jax.lax.scan(step, start, _split((hidden, rows), chunk))
-        return value, (grad_hidden.reshape(-1, hidden.shape[1])[: len(hidden)], grad_head)
+        return value, (_join(grad_hidden)[: len(hidden)], grad_head)
 
     def backward(saved: Any, grad: Array):
         return saved[0] * grad, saved[1] * grad, None, None
@@ -66,7 +66,7 @@ def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable
             return None, statistics(mixed_dot_general(xs[0], head, _LAST_FIRST), *xs[1], *shared)
 
         found = jax.lax.scan(step, None, _split((hidden, rows), chunk))[1]
-        return found.reshape(-1, found.shape[-1])[: len(hidden)]
+        return _join(found)[: len(hidden)]
 
     def forward(hidden, head, rows, shared):
         return whole(hidden, head, rows, shared), (hidden, head, rows, shared)
@@ -85,13 +85,22 @@ def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable
 
 
 def _split(arrays: Any, chunk: int) -> Any:
-    """Arrays [M, ...] as chunks [K, C, ...], the last one padded with zeros."""
+    """Arrays [M, ...] as chunks [K, C, ...], padded with zeros at the end.
+
+    Chunk k has the rows k, k + K, ...: on a mesh, of every device as many as of another, so that all read each chunk.
+    """
 
     def split(x):
         size = min(chunk, len(x))
-        return jnp.pad(x, [(0, -len(x) % size)] + [(0, 0)] * (x.ndim - 1)).reshape(-1, size, *x.shape[1:])
+        padded = jnp.pad(x, [(0, -len(x) % size)] + [(0, 0)] * (x.ndim - 1))
+        return padded.reshape(size, -1, *x.shape[1:]).swapaxes(0, 1)
 
     return jax.tree.map(split, arrays)
+
+
+def _join(chunks: Array) -> Array:
+    """What `_split` has cut, [K, C, E] as [M, E], padding too."""
+    return chunks.swapaxes(0, 1).reshape(-1, chunks.shape[-1])
 
 
 def log_target(logits: Array, sampling: Sampling | None = None) -> Array:

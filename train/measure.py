@@ -16,6 +16,7 @@ from jax import Array
 
 from specjax.decoding import Decoder, asked
 from specjax.sampling import Sampling
+from specjax.sharding import mesh_of, row_parts, to_host
 from specjax.types import DecodeState, Params
 
 _SMALLEST_WIDTH = 16
@@ -85,10 +86,12 @@ def measure(
     """Continue each prompt by `new_tokens`, `batch` at a time.
 
     Args:
+      batch: on a mesh, rounded up to what divides its rows.
       settings: `temperature`, `top_k` and so on, as `Sampling.create` takes them.
       seed: a prompt's noise depends on it and on the prompt's number.
     """
-    width = min(width_for(prompts), decoder.capacity)
+    width, parts = min(width_for(prompts), decoder.capacity), row_parts(mesh_of(params.target))
+    batch = -(-batch // parts) * parts
     keys = jax.vmap(lambda n: jax.random.fold_in(jax.random.key(seed), n))(jnp.arange(len(prompts)))
     counts, seconds, tokens = [], [], []
     for first in range(0, len(prompts), batch):
@@ -103,8 +106,8 @@ def measure(
         state, found = jax.block_until_ready(count_steps(decoder, params, state))
         kept = min(batch, len(prompts) - first)
         seconds += [(time.perf_counter() - began) / kept] * kept
-        counts.append(jax.tree.map(lambda x, kept=kept: np.asarray(x)[:kept], found))
-        written, ends = np.asarray(state.tokens), np.asarray(state.length)
+        counts.append(jax.tree.map(lambda x, kept=kept: x[:kept], to_host(found)))
+        written, ends = to_host((state.tokens, state.length))
         tokens += [written[row, lengths[row] : ends[row]].tolist() for row in range(kept)]
     return Measured(jax.tree.map(lambda *x: np.concatenate(x), *counts), np.array(seconds), tokens)
 

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from specjax.bank import MedusaAdapter
 from specjax.checkpoint import LanguageModel, load, save
@@ -32,6 +33,7 @@ from specjax.proposers import MedusaParams, NoProposer
 from specjax.proposers.choices import best_tree, expected_length, measure_ranks, node_acceptance
 from specjax.rules import Match
 from specjax.sampling import Sampling
+from specjax.sharding import TRAINING_RULES, hold, layout, module_shardings, put, row_parts, to_host
 from specjax.types import Params
 from train.corpus import TextOptions, starts_of_documents
 from train.divergences import forward_kl
@@ -40,6 +42,7 @@ from train.lora import initial_lora, merge
 from train.losses import against, chunked, cross_entropy
 from train.material import Material, gather, held_out_prompts, held_out_rows, learned
 from train.measure import measure_tau, pad
+from train.mesh import lay_batch, mesh_of_run
 from train.options import REQUIRED, at_least, option, parse, run, within
 from train.precision import mixed_dot_general
 from train.recipes import PRESETS
@@ -131,6 +134,7 @@ class TrainMedusa:
     adapter: MedusaAdapter  # to begin with
     material: Material
     end: int | None = None  # the token that starts a document, where documents are isolated
+    mesh: Mesh | None = None
 
     def __post_init__(self):
         self.frozen = self.target.params
@@ -143,11 +147,18 @@ class TrainMedusa:
         self.inputs, self.tokenizer = self.material.inputs, self.target.tokenizer
 
     def init(self) -> Any:
-        heads = jax.tree.map(jnp.copy, self.adapter.params)  # the loop donates them
-        if not self.joint:
-            return heads
+        heads, params = self.adapter.heads, self.adapter.params
+        if self.mesh is None:
+            made = jax.tree.map(jnp.copy, params)  # the loop donates them
+        else:
+            at = module_shardings(heads, self.mesh, TRAINING_RULES, jnp.zeros((1, heads.hidden_size)))
+            made = jax.tree.map(put, to_host(params), at)
+        return {"heads": made, "lora": self.changes()} if self.joint else made
+
+    def changes(self) -> Any:
+        """Those of the target, which are none yet."""
         o = self.options
-        return {"heads": heads, "lora": initial_lora(self.frozen, o.lora_rank, self.tied, jax.random.key(o.seed))}
+        return initial_lora(self.frozen, o.lora_rank, self.tied, jax.random.key(o.seed))
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         o, text, written = self.options, self.material.text, self.material.written
@@ -169,7 +180,8 @@ class TrainMedusa:
         """Parameters of the heads, and of the target as it is now."""
         if not self.joint:
             return params, frozen
-        return params["heads"], merge(frozen, params["lora"], self.options.lora_alpha / self.options.lora_rank)
+        merged = merge(frozen, params["lora"], self.options.lora_alpha / self.options.lora_rank)
+        return params["heads"], hold(merged, layout(frozen))
 
     def loss(self, params: Any, frozen: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
         tokens, mask = batch["tokens"], learned(batch["drawn"])
@@ -218,6 +230,7 @@ class TrainMedusa:
 
     def _ranks(self, heads: Any, target: Any, texts: np.ndarray) -> np.ndarray:
         """[B, T - 1 - K, K]."""
+        texts = lay_batch(texts, self.mesh)
         found = measure_ranks(self.reader, target, self.heads, heads, head_matrix(target), texts)
         return found.reshape(len(texts), -1, self.heads.num_heads)
 
@@ -279,17 +292,17 @@ class TrainMedusa:
 
     def _write(self, target: Any) -> tuple[np.ndarray, np.ndarray]:
         """[written_sequences, sequence_length] tokens, held-out prompts that the target continues greedily; and how
-        long [written_sequences] the prompts are."""
-        o = self.options
-        length = o.sequence_length
-        prompts, lengths = pad(self._prompts(o.written_sequences, length - o.num_heads - 2), length)
-        decoder, rows = Decoder(self.target.model, NoProposer(), Match(), (), length), len(prompts)
+        long [written_sequences] the prompts are.  On a mesh there are as many more as divide its rows."""
+        o, parts = self.options, row_parts(self.mesh)
+        length, rows = o.sequence_length, -(-o.written_sequences // parts) * parts
+        prompts, lengths = pad(self._prompts(rows, length - o.num_heads - 2), length)
+        decoder = Decoder(self.target.model, NoProposer(), Match(), (), length)
         params = Params(target)
         state = decoder.prefill(
             params, prompts[:, : lengths.max()], lengths, limit=np.full(rows, length, np.int32),
             sampling=Sampling.create(rows, 0.0), key=jax.random.split(jax.random.key(0), rows),
         )  # fmt: skip
-        return np.asarray(decoder.run(params, state).tokens[:, :length]), lengths
+        return to_host(decoder.run(params, state).tokens)[:, :length], lengths
 
 
 def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapter:
@@ -309,17 +322,17 @@ def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapte
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(MedusaOptions, argv, __doc__, PRESETS)
-    target = load(options.target)
+    mesh = mesh_of_run(options)
+    target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
     material = gather(options, target)
     if material.text is not None and material.written is not None:
         raise ValueError("--data holds text, and sequences with answers: heads learn from one of the two")
-    job = TrainMedusa(options, target, first_adapter(options, target), material)
     assert target.tokenizer is not None
-    job.end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    made = jax.eval_shape(job.init)
-    parts = {"target": target.params, **(made if job.joint else {"heads": made})}
+    end = starts_of_documents(target.tokenizer, options.isolate_documents)
+    job = TrainMedusa(options, target, first_adapter(options, target), material, end, mesh)
+    parts = {"heads": job.adapter.params, **({"lora": jax.eval_shape(job.changes)} if job.joint else {})}
     counts = {name: sum(leaf.size for leaf in jax.tree.leaves(part)) for name, part in parts.items()}
-    print(f"parameters: {json.dumps({**counts, 'target': target.num_params})}", flush=True)
+    print(f"parameters: {json.dumps({'target': target.num_params, **counts})}", flush=True)
     fit(job, options)
 
 

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from specjax.sharding import hold, layout
+from train.mesh import gathered
 from train.options import at_least, option, within
 
 SCHEDULES = ("wsd", "cosine")
@@ -98,18 +100,27 @@ def averaged(state: dict[str, Any]) -> Any:
     return state.get("ema", state["params"])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
 def update(
     job: Any, optimizer: optax.GradientTransformation, options: OptimizerOptions, state: dict, frozen: Any, batch: Any
 ) -> tuple[dict, dict]:
-    """One step of a `loop.Job`: state and metrics."""
-    loss, metrics, grads = gradient(job.loss, options.accumulate, state["params"], frozen, batch)
+    """One step of a `loop.Job`: state and metrics.  The state is donated, and lies afterwards as it did."""
+    read = gathered(layout(state["params"])), gathered(layout(frozen))
+    return _update(job, optimizer, options, layout(state), read, state, frozen, batch)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=5)
+def _update(job, optimizer, options, layout, read, state, frozen, batch):
+    def loss_of(params, frozen, batch):
+        return job.loss(hold(params, read[0]), hold(frozen, read[1]), batch)
+
+    loss, metrics, grads = gradient(loss_of, options.accumulate, state["params"], frozen, batch)
     changes, optimizer_state = optimizer.update(grads, state["optimizer"], state["params"])
     params = optax.apply_updates(state["params"], changes)
     after = {"params": params, "optimizer": optimizer_state, "step": state["step"] + 1}
     if options.ema:
         after["ema"] = optax.incremental_update(params, state["ema"], 1 - options.ema)
-    return after, {"loss": loss, "grad_norm": optax.global_norm(grads), **metrics}
+    metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), **metrics}
+    return hold(after, layout), metrics
 
 
 def gradient(loss: Any, parts: int, params: Any, frozen: Any, batch: Any) -> tuple[Array, dict[str, Array], Any]:
@@ -134,7 +145,8 @@ def gradient(loss: Any, parts: int, params: Any, frozen: Any, batch: Any) -> tup
         weight, metrics, grads = read(part)
         return jax.tree.map(lambda t, g: t + weight * g, total, grads), (weight, metrics)
 
-    batch = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
+    # Part i has the rows i, i + parts, ...: on a mesh, of every device as many as of another.
+    batch = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
     zeros = jax.tree.map(jnp.zeros_like, params)
     total, (weights, metrics) = jax.lax.scan(add, zeros, batch)
     whole = jnp.maximum(weights.sum(), 1e-9)

@@ -13,6 +13,8 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from specjax.commands.processes import join_from, leaving
+
 T = TypeVar("T")
 REQUIRED = object()
 
@@ -83,6 +85,8 @@ def parse(
             arguments = _preset_first(parser, arguments, presets)
         values = vars(parser.parse_args(arguments))
         values = {name: value for name, value in values.items() if name not in ("config", "preset")}
+        # Before JAX is asked anything, which a check of the options may do.
+        join_from(values)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except (ValueError, OSError) as error:
         parser.error(str(error))
@@ -90,11 +94,12 @@ def parse(
 
 def run(main: Callable[[], None]) -> None:
     """Run a job from the command line.  What a user can mend ends in its message and exit status 2."""
-    try:
-        main()
-    except (ValueError, OSError, FloatingPointError) as error:
-        print(f"{pathlib.Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
-        sys.exit(2)
+    with leaving():
+        try:
+            main()
+        except (ValueError, OSError, FloatingPointError) as error:
+            print(f"{pathlib.Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
+            sys.exit(2)
 
 
 def _file_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> list[str] | None:

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import Mesh
 
 from specjax.models.base import LinenModel
 from specjax.models.transformer import head_matrix
 from train.corpus import TextOptions, Tokens, prepare, starts_of_documents
 from train.loop import LoopOptions, fit
 from train.losses import chunked, cross_entropy
+from train.mesh import lay_batch, mesh_of_run
 from train.options import option, parse, run
 from train.student import ModelOptions, initial_params, make_model, read, save_student
 
@@ -41,13 +43,14 @@ class Pretrain:
     tokenizer: Any = None  # for --show-mask
     end: int | None = None  # the token that starts a document, where documents are isolated
     frozen: Any = None
+    mesh: Mesh | None = None
 
     @property
     def inputs(self) -> dict[str, str]:
         return self.train.inputs
 
     def init(self) -> Any:
-        return initial_params(self.model, self.options)
+        return initial_params(self.model, self.options, self.mesh)
 
     def batch(self, step: int) -> np.ndarray:
         o = self.options
@@ -71,7 +74,9 @@ class Pretrain:
     def evaluate(self, params: Any) -> dict[str, float]:
         o = self.options
         batches = (self.held_out.batch(i, o.batch_size, o.sequence_length, 0) for i in range(o.eval_batches))
-        return {"held_out_loss": float(np.mean([self._measure(params, batch) for batch in batches]))}
+        return {
+            "held_out_loss": float(np.mean([self._measure(params, lay_batch(batch, self.mesh)) for batch in batches]))
+        }
 
     def goal(self, report: dict[str, float]) -> float:
         return -report["held_out_loss"]
@@ -82,11 +87,12 @@ class Pretrain:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(PretrainOptions, argv, __doc__)
+    mesh = mesh_of_run(options)
     out = pathlib.Path(options.out)
     tokenizer, train, held_out = prepare(options.source, out / "corpus", options.vocab_size, options.tokenizer)
     model = make_model(options, tokenizer.get_vocab_size())
     end = starts_of_documents(tokenizer, options.isolate_documents)
-    fit(Pretrain(options, model, train, held_out, tokenizer, end), options)
+    fit(Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh), options)
 
 
 if __name__ == "__main__":

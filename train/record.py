@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from specjax.sharding import leader
 from train.options import flag
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "safetensors")
@@ -63,7 +64,8 @@ def describe(path: pathlib.Path, options: Any, inputs: dict[str, str], state: An
                 + "\n  ".join(changes)
                 + "\nchoose another --out, or pass --accept-changes to go on with what is there now"
             )
-    write(path, json.dumps(now, indent=2) + "\n")
+    if leader():
+        write(path, json.dumps(now, indent=2) + "\n")
 
 
 def write(path: pathlib.Path, text: str) -> None:
@@ -85,15 +87,23 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 class Metrics:
-    """`metrics.jsonl`: a JSON object a line.  Lines past the step that a run resumes from are dropped."""
+    """`metrics.jsonl`: a JSON object a line.  Lines past the step that a run resumes from are dropped.
+
+    Of several processes the first writes.
+    """
 
     def __init__(self, path: pathlib.Path, step: int, tensorboard: bool = False):
+        self._path, self._events = None, None
+        if not leader():
+            return
         kept = [line for line in read_metrics(path) if line["step"] <= step]
         write(path, "".join(json.dumps(line) + "\n" for line in kept))
         self._path = path
         self._events = _event_writer(path.parent / "tensorboard", step) if tensorboard else None
 
     def write(self, step: int, values: dict[str, Any]) -> None:
+        if self._path is None:
+            return
         rounded = {name: round(float(value), 6) for name, value in values.items()}
         with open(self._path, "a") as file:
             file.write(json.dumps({"step": step, **rounded}) + "\n")

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import tokenizers
 from jax import Array
+from jax.sharding import Mesh
 
 from specjax.checkpoint import LanguageModel, load, save
 from specjax.models.base import LinenModel
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
+from specjax.sharding import TRAINING_RULES, shardings
 from train.corpus import end_of_text
 from train.options import option
 from train.precision import mixed_dot_general
@@ -50,18 +52,19 @@ def make_model(options: Any, vocab_size: int) -> LinenModel:
     return LinenModel(Transformer(config, mixed_dot_general, remat=options.remat))
 
 
-def initial_params(model: LinenModel, options: Any) -> Any:
-    """Those of the folder `--initial`, or random ones of the seed."""
-    params = model.init(jax.random.key(options.seed))
+def initial_params(model: LinenModel, options: Any, mesh: Mesh | None = None) -> Any:
+    """Those of the folder `--initial`, or random ones of the seed; on a mesh, each device makes or reads its part."""
+    key = jax.random.key(options.seed)
     if options.initial is None:
-        return params
-    found = load(options.initial)
+        at = None if mesh is None else shardings(model, mesh, TRAINING_RULES)
+        return jax.jit(model.init, out_shardings=at)(key)
+    found = load(options.initial, mesh=mesh, rules=TRAINING_RULES)
     if found.model.module.config != model.module.config:
         raise ValueError(
             f"--initial {options.initial} is {found.model.module.config}, "
             f"and the options ask for {model.module.config}: give the options its sizes"
         )
-    return {name: found.params[name] for name in params}
+    return {name: found.params[name] for name in jax.eval_shape(model.init, key)}
 
 
 def read(model: LinenModel, params: Any, inputs: Array, end: int | None = None) -> Array:

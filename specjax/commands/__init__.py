@@ -7,6 +7,7 @@ import sys
 import warnings
 
 from specjax.commands import audit, bench, generate
+from specjax.commands.processes import join_from, leaving
 
 COMMANDS = {"generate": generate, "bench": bench, "audit": audit}
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
@@ -22,7 +23,13 @@ def main(argv: list[str] | None = None) -> None:
         )
         module.add_arguments(command)
     arguments = parser.parse_args(argv)
+    with leaving():
+        _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> None:
     try:
+        join_from(vars(arguments))
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: print(
                 f"specjax {arguments.command}: {message}", file=sys.stderr

@@ -22,6 +22,7 @@ from specjax.commands.inputs import (
     read_prompts,
     sampling,
 )
+from specjax.commands.processes import add_process_arguments
 from specjax.commands.progress import progress
 from specjax.commands.speculation import make_proposer, make_rule, number_of
 
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rule_arguments(parser)
     add_sampling_arguments(parser)
     add_processor_arguments(parser)
+    add_process_arguments(parser)
     parser.add_argument("--chat", action="store_true", help="a prompt is a user's message; use the target's template")
     parser.add_argument("--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and of the N best")
     parser.add_argument("--no-compare", action="store_true", help="do not time plain decoding")

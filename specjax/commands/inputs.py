@@ -17,7 +17,7 @@ from specjax.commands.speculation import (
     add_numbers_of_rules,
     check_numbers,
 )
-from specjax.sharding import RULES, make_mesh
+from specjax.sharding import RULES, make_mesh, parse_mesh
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _SHIPPED = pathlib.Path(specjax.__file__).parent.parent / "checkpoints" / "pycode"
@@ -92,10 +92,10 @@ def processing(arguments: argparse.Namespace, target: specjax.LanguageModel) -> 
 
 
 def _mesh(text: str) -> dict[str, int]:
-    sizes = {name: size for name, _, size in (part.partition("=") for part in text.split(","))}
-    if not sizes.keys() <= {"data", "model"} or not all(size.isdecimal() and int(size) for size in sizes.values()):
-        raise argparse.ArgumentTypeError(f"{text}; it must look like data=2,model=4, numbers of devices")
-    return {name: int(size) for name, size in sizes.items()}
+    try:
+        return parse_mesh(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -13,6 +13,7 @@ from jax import Array
 
 from specjax import tree
 from specjax.models.medusa import MedusaHeads, medusa_features, medusa_logits
+from specjax.sharding import to_host
 from specjax.types import Model
 
 Choices = tuple[tuple[int, ...], ...]
@@ -37,7 +38,7 @@ def measure_ranks(
         raise ValueError(
             f"texts of {tokens.shape[1]} tokens; {heads.num_heads} heads need {heads.num_heads + 2} or more"
         )
-    return np.asarray(_ranks(model, heads, params, arrays, target_head, tokens)).reshape(-1, heads.num_heads)
+    return to_host(_ranks(model, heads, params, arrays, target_head, tokens)).reshape(-1, heads.num_heads)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
