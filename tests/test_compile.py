@@ -11,8 +11,17 @@ from specjax import Sampling
 
 TRACES = []
 jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: TRACES.append(event) if event == "/jax/core/compile/jaxpr_trace_duration" else None
+    lambda event, seconds, fun_name=None, **_: (
+        TRACES.append(fun_name) if event == "/jax/core/compile/jaxpr_trace_duration" else None
+    )
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_compiled():
+    """JAX keeps some thousand traces: of those that other files left, each verb might find one and miss the next."""
+    jax.clear_caches()
+
 
 OTHER = {
     "prompt": toys.PROMPTS[::-1] % 7,
