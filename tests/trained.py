@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import pathlib
+import tempfile
 
-from tests.folders import ROOT
 from train import pretrain
 
+_root = tempfile.TemporaryDirectory(prefix="specjax-tests-")
+atexit.register(_root.cleanup)
+ROOT = pathlib.Path(_root.name)
 SOURCE = pathlib.Path(__file__).parent.parent
 DRAFT_SIZES = [
     *("--hidden-size", "16", "--mlp-size", "32", "--num-layers", "1", "--num-heads", "2", "--num-kv-heads", "1"),

@@ -151,7 +151,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
             )
 
     def save():
-        record = {"best": np.float32(best), "since": np.int32(since)}
+        record = {"best": np.array(best, np.float32), "since": np.array(since, np.int32)}
         try:
             manager.save(step, args=ocp.args.StandardSave({**state, **record}))
         except Exception as error:  # tensorstore and the operating system each have their own

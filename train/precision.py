@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.models.attention import factors
+
 _WIDE = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
 
 
@@ -23,7 +25,7 @@ def mixed_dot_general(x: Array, kernel: Array, dimensions: Any) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _mixed(x: Array, kernel: Array, dimensions: Any) -> Array:
-    return _WIDE(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), dimensions)
+    return _WIDE(*factors(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)), dimensions)
 
 
 def _forward(x: Array, kernel: Array, dimensions: Any):

@@ -9,6 +9,16 @@ from jax import Array
 _CAUSAL_BLOCK = 64
 
 
+def factors(x: Array, y: Array) -> tuple[Array, Array]:
+    """`x`, `y` as a product with float32 sums takes them: XLA:CPU before jax 0.10 multiplies no bfloat16 into float32.
+
+    There they are widened, which changes none of the numbers.
+    """
+    if jax.__version_info__ < (0, 10) and jax.default_backend() == "cpu":
+        return x.astype(jnp.float32), y.astype(jnp.float32)
+    return x, y
+
+
 def attend(
     query: Array, keys: Array, values: Array, visible: Array, scale: float | None = None, softcap: float | None = None
 ) -> Array:
@@ -28,7 +38,7 @@ def attend(
     groups = heads // keys.shape[1]
     grouped = query.reshape(batch, width, keys.shape[1], groups, dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(batch, keys.shape[1], groups * width, dim)
-    scores = jnp.einsum("bkqd,bksd->bkqs", grouped, keys, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("bkqd,bksd->bkqs", *factors(grouped, keys), preferred_element_type=jnp.float32)
     scores = scores * (dim**-0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
