@@ -9,7 +9,8 @@ A worked example, one row, length 3, a proposal of four nodes of which the root 
     commit(2, [0, 2])   x y z r b b c . .      length 5     (what lies behind is scratch again)
 
 A chain keeps its first tokens, so its commit moves nothing: it only advances the length.  A draft that has committed
-its own guesses in order to read on takes the length back (`rewind`), and they are scratch.
+its own guesses in order to read on takes the length back (`rewind`), and they are scratch, of which it commits again
+what the target keeps.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class KVCache:
     sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)  # of the layers, on a mesh
 
     commits_paths = True
+    keeps_scratch = True
 
     @classmethod
     def zeros(cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: Any) -> KVCache:

@@ -128,7 +128,10 @@ class ChainCache(Protocol):
         ...
 
     def rewind(self, to: Any) -> Any:
-        """This cache as it was at `to`, an earlier value of it: what was committed since is scratch."""
+        """This cache as it was at `to`, an earlier value of it: what was committed since is scratch.
+
+        A cache that says `keeps_scratch = True` still has it: the next `commit` may keep the first of it after all.
+        """
         ...
 
 

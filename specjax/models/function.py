@@ -38,6 +38,7 @@ class TextCache:
     length: Array  # [B] int32
 
     commits_paths = False
+    keeps_scratch = True
 
     def commit(self, count: Array) -> TextCache:
         return TextCache(self.tokens, self.length + count)

@@ -48,7 +48,7 @@ class CatchUp:
         )
 
     def _unread(self, state: Any, pending: Array) -> Array:
-        """[B, max_depth + 2]: the fresh tokens, then the pending one."""
+        """[B, T + 1]: the fresh tokens [B, T], then the pending one."""
         return jnp.pad(state.fresh, ((0, 0), (0, 1))).at[jnp.arange(len(pending)), state.count].set(pending)
 
 

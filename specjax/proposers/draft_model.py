@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -69,9 +70,17 @@ class Drafter(CatchUp):
         return out.cache, logits[..., : self.vocab_size]
 
 
+@struct.dataclass
+class ChainState(DraftState):
+    ahead: Array  # [B, num_drafts] the pending token and the guesses that the model has read: scratch in its cache
+
+
 @dataclasses.dataclass(frozen=True)
 class DraftModel(ModelChain, Drafter):
     """`num_drafts` tokens, drawn one after the other from `model`, at a pass each.
+
+    What it guessed right it need not read again, if its cache keeps scratch: two tokens are left at most, the last
+    guess and the pending one.
 
     Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1.
     """
@@ -79,10 +88,16 @@ class DraftModel(ModelChain, Drafter):
     num_drafts: int = 4
     confidence_threshold: float = 0.0
 
+    def init(self, params: Any, prompt: Block, capacity: int) -> ChainState:
+        begun = super().init(params, prompt, capacity)
+        ahead = jnp.zeros((len(begun.count), self.num_drafts), jnp.int32)
+        return ChainState(begun.cache, begun.fresh, begun.count, ahead)
+
     def propose(
-        self, params: Any, state: DraftState, pending: Array, draw: Any, warp: Callable[..., Array]
-    ) -> tuple[Proposal, DraftState]:
-        committed, cache, logits = self._catch_up(params, state, pending)
+        self, params: Any, state: ChainState, pending: Array, draw: Any, warp: Callable[..., Array]
+    ) -> tuple[Proposal, ChainState]:
+        unread = self._read_most(params, state) if _keeps_scratch(state.cache) else state
+        committed, cache, logits = self._catch_up(params, unread, pending)
         one, none = jnp.ones_like(state.count), jnp.zeros_like(state.count)
 
         def read(cache, tokens):
@@ -91,4 +106,30 @@ class DraftModel(ModelChain, Drafter):
 
         # Look ahead, and take it back afterwards: the drafts stay scratch, and the last one is never read.
         proposal, cache = self._look_ahead(read, cache, logits, pending, draw, warp)
-        return proposal, DraftState(cache.rewind(committed), state.fresh, none)
+        return proposal, ChainState(cache.rewind(committed), state.fresh, none, proposal.tokens[:, :-1])
+
+    def observe(self, params: Any, state: ChainState, block: Block) -> ChainState:
+        state = super().observe(params, state, block)
+        if not _keeps_scratch(state.cache):
+            return state
+        right = (state.fresh[:, :-1] == state.ahead) & (jnp.arange(self.num_drafts) < state.count[:, None])
+        known = jnp.cumprod(right, axis=1, dtype=jnp.int32).sum(1)
+        fresh = jax.vmap(jnp.roll)(state.fresh, -known)
+        return ChainState(state.cache.commit(known), fresh, state.count - known, state.ahead)
+
+    def _read_most(self, params: Any, state: ChainState) -> ChainState:
+        """With one fresh token a row at most: a pass reads those before it where the guesses were another's."""
+
+        def read(state):
+            most = jnp.maximum(state.count - 1, 0)
+            cache, _ = self._read(params, state.cache, state.fresh, most[:, None])
+            fresh = jax.vmap(jnp.roll)(state.fresh, -most)
+            return ChainState(cache.commit(most), fresh, state.count - most, state.ahead)
+
+        # A loop of no turn or one: what a branch returns would be copied, what a loop carries stays in place.
+        state = jax.lax.while_loop(lambda state: (state.count > 1).any(), read, state)
+        return dataclasses.replace(state, fresh=state.fresh[:, :1])
+
+
+def _keeps_scratch(cache: Any) -> bool:
+    return getattr(cache, "keeps_scratch", False)
