@@ -105,8 +105,9 @@ class KVCache:
     @classmethod
     def zeros(cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: Any) -> KVCache:
         # Zeros, not empty memory: a masked slot is multiplied by zero, and zero times NaN is NaN.
+        # A slot more than asked for: `stage` may write a blank behind the last one.
         def leaves():
-            return tuple(jnp.zeros((batch, heads, size, dim), dtype) for _ in range(layers))
+            return tuple(jnp.zeros((batch, heads, size + 1, dim), dtype) for _ in range(layers))
 
         return cls(leaves(), leaves(), jnp.zeros(batch, jnp.int32))
 
@@ -122,6 +123,10 @@ class KVCache:
         """The keys and values [B, K, S, D] of a single layer, with new ones [B, K, N, D] behind the length."""
         (old_keys,), (old_values,) = self.keys, self.values
         put = functools.partial(stage, start=self.length, sharding=self.sharding)
+        if keys.shape[2] == 1:
+            # A single token is only a reshape away from its place, so that XLA:CPU would write it twice, for attention
+            # and for the next step, each time into a copy of the whole buffer.  A blank behind it keeps the write one.
+            keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0))) for x in (keys, values))
         return put(old_keys, keys), put(old_values, values)
 
     def commit(self, count: Array, path: Array | None = None) -> KVCache:

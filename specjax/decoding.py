@@ -33,6 +33,7 @@ from specjax.types import (
     Block,
     DecodeState,
     Model,
+    ModelOutput,
     Params,
     Proposal,
     Proposer,
@@ -153,7 +154,7 @@ class Decoder:
         kept = depth <= state.num_drafts[:, None]
         proposal = dataclasses.replace(proposal, parent=jnp.where(kept, proposal.parent, ABSENT))
         positions = cache.length[:, None] + depth
-        out = self.target.apply(params.target, proposal.tokens, positions, cache, mask)
+        out = self._verify(params, proposal, positions, cache, mask)
         path = None
         if state.processors is not None:
             texts = functools.partial(tree.path_tokens, max_depth=self.proposer.max_depth)
@@ -235,6 +236,33 @@ class Decoder:
             raise ValueError(f"limit={limits.max()} is beyond the capacity of {self.capacity}: raise the capacity")
         if not isinstance(num_drafts, Tracer) and (least := np.asarray(num_drafts).min()) < 0:
             raise ValueError(f"num_drafts={least}; it must be 0 (plain decoding) or more")
+
+    def _verify(
+        self, params: Params, proposal: Proposal, positions: Array, cache: Any, mask: Array | None
+    ) -> ModelOutput:
+        """The target's pass over a proposal; where no row has a guess, over the roots alone, and 0 for the others."""
+        num_nodes = proposal.tokens.shape[1]
+
+        def read(width: int, cache: Any) -> ModelOutput:
+            seen = None if mask is None else mask[:, :width, :width]
+            out = self.target.apply(params.target, proposal.tokens[:, :width], positions[:, :width], cache, seen)
+            logits, hidden = (jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))) for x in (out.logits, out.hidden))
+            return ModelOutput(logits, hidden, out.cache)
+
+        if not getattr(self.proposer, "may_abstain", False):
+            return read(num_nodes, cache)
+        guessed = (proposal.parent != ABSENT).any()
+        shapes = jax.eval_shape(functools.partial(read, 1), cache)
+        empty = ModelOutput(*(jnp.zeros(x.shape, x.dtype) for x in (shapes.logits, shapes.hidden)), cache)
+
+        # Loops of one turn or none: what a branch returns would be copied, what a loop carries stays in place.
+        def read_if(wanted: Array, width: int, before: ModelOutput) -> ModelOutput:
+            def turn(carry):
+                return jnp.zeros_like(wanted), read(width, carry[1].cache)
+
+            return jax.lax.while_loop(lambda carry: carry[0], turn, (wanted, before))[1]
+
+        return read_if(guessed, num_nodes, read_if(~guessed, 1, empty))
 
     def _draw(self, state: DecodeState) -> SharedDraw | IndependentDraw:
         """The randomness that the rule asks for, so that a proposer cannot be paired with another kind."""

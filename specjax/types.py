@@ -173,6 +173,8 @@ class Model(Protocol):
 class Proposer(Protocol):
     """Guesses.  Frozen and hashable; what evolves is its state, whose leaves all have the row as axis 0.
 
+    One with `may_abstain = True` often has no guess at all, and spares the target the wide pass then.
+
     A proposer with `shares_cache = True` guesses in the target's cache, behind its length: `propose` is given that
     cache in place of a state, and returns it.
     """

@@ -26,14 +26,17 @@ class NGram(Chain):
     """Copies what followed the most recent earlier occurrence of the longest matching suffix.
 
     Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A continuation that reaches
-    the end of the text goes round: after "a b a b" it proposes "a b a ...".  Rows without a match propose nothing.
+    the end of the text goes round: after "a b a b" it proposes "a b a ...".  Rows without a match propose nothing, and
+    where no row has one, the target reads no more than in plain decoding; `may_abstain=False` keeps the width of its
+    passes, and with it their bits.
 
     Reference: Saxena 2023, "Prompt lookup decoding".
     """
 
     num_drafts: int = 4
-    max_ngram: int = 3
-    min_ngram: int = 1
+    max_ngram: int = 4
+    min_ngram: int = 2
+    may_abstain: bool = True
 
     def __post_init__(self):
         super().__post_init__()
