@@ -7,9 +7,11 @@ import functools
 import json
 import pathlib
 import tempfile
+from collections.abc import Callable
 
 import jax
 import numpy as np
+import safetensors.torch
 import tokenizers
 import torch
 import transformers
@@ -156,6 +158,14 @@ def edit(folder: pathlib.Path, file: str = "config.json", drop: tuple[str, ...] 
     found = {k: v for k, v in {**found, **values}.items() if k not in drop}
     (folder / file).write_text(json.dumps(found))
     return folder
+
+
+def change_tensors(folder: pathlib.Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Let `change` spoil the tensors of a folder."""
+    file = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    change(tensors)
+    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
 
 
 def random_tokens(length: int, seed: int = 0, vocab_size: int = 320) -> np.ndarray:

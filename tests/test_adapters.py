@@ -10,6 +10,7 @@ import numpy as np
 import own_models
 import pytest
 import toys
+import trees
 
 import specjax
 from specjax import KVCache, RecurrentCache
@@ -39,7 +40,7 @@ def proposers(name):
         "none": specjax.NoProposer(),
         "draft": specjax.DraftModel(model, toys.VOCAB, 3),
         "ngram": specjax.NGram(3),
-        "tree": toys.SampledTree(model, toys.SHAPES),
+        "tree": trees.SampledTree(model, toys.SHAPES),
     }
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import toys
+import trees
 
 from specjax import (
     BlockVerification,
@@ -25,7 +26,7 @@ from specjax import (
 VOCAB, EOS, GAMMA, NEW = 5, 4, 2, 16
 PROMPTS = [(2, 0, 2, 0), (1, 3)]
 NET = toys.model(VOCAB, num_layers=1)
-TREE = toys.SampledTree(NET, ((-1, 0, 0), (-1, 0, 1)))
+TREE = trees.SampledTree(NET, ((-1, 0, 0), (-1, 0, 1)))
 
 
 def found(proposer, rule, decoder=Decoder, noise=0.12, samples=8192, **settings):

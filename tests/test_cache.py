@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+import trees
 
 from specjax import tree
 from specjax.cache import KVCache, stage, visible_slots
@@ -61,7 +62,7 @@ def test_logits_at_a_tree_node_are_those_of_its_path_read_plainly():
     for row in range(toys.ROWS):
         for node in range(TREES.shape[1]):
             if PARENTS[row, node] >= 0 or node == 0:
-                path = toys.ancestors(PARENTS[row], node)
+                path = trees.ancestors(PARENTS[row], node)
                 close(logits[row, node], plainly(row, TREES[row, path])[-1])
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import toys
+import trees
 
 from specjax import (
     PROPOSERS,
@@ -92,7 +93,7 @@ CASES = {
     "medusa": (Medusa(HEADS, ((0,), (1,), (0, 0))), medusa_params),
     "ngram": (NGram(num_drafts=2), lambda: None),
     "universal": (Universal(NET, VOCAB, 2), lambda: UniversalParams(weights(0.05), TRANSLATION)),
-    "tree": (toys.SampledTree(NET, SHAPES), lambda: weights(0.05)),
+    "tree": (trees.SampledTree(NET, SHAPES), lambda: weights(0.05)),
 }
 
 

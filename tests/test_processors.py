@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-import toys
 import transformers
+import trees
 from reference import OFF, no_repeated_pair, no_repeated_pair_reference, reference
 
 from specjax import Processors, eos_of_rows, tree
@@ -48,7 +48,7 @@ def nodes():
     logits = rng.normal(size=(*PARENT.shape, FEW)).astype(np.float32) * 3
     texts = [
         [
-            tokens[row, : LENGTH[row]].tolist() + [int(guesses[row, m]) for m in toys.ancestors(PARENT[row], n)[1:]]
+            tokens[row, : LENGTH[row]].tolist() + [int(guesses[row, m]) for m in trees.ancestors(PARENT[row], n)[1:]]
             for n in range(PARENT.shape[1])
         ]
         for row in range(3)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+import trees
 
 from specjax import (
     RULES,
@@ -94,7 +95,7 @@ def test_proposals_are_trees_of_distinct_siblings(case, rule):
             assert tokens[0] == state.tokens[row, state.length[row] - 1]
             nodes = [n for n in range(len(parent)) if parent[n] >= 0]
             assert all(parent[n] < n and (parent[n] == 0 or parent[parent[n]] >= 0) for n in nodes)
-            assert all(len(toys.ancestors(parent, n)) - 1 <= proposer.max_depth for n in nodes)
+            assert all(len(trees.ancestors(parent, n)) - 1 <= proposer.max_depth for n in nodes)
             pairs = [(parent[n], tokens[n]) for n in nodes]
             assert len(set(pairs)) == len(pairs)
             there += len(nodes)
@@ -122,7 +123,7 @@ def test_siblings_of_a_static_tree_are_the_best_with_the_noise(rule):
                 children = np.flatnonzero(parent == node)
                 if len(children) == 0:
                     continue
-                path = tokens[toys.ancestors(parent, node)[1:]]
+                path = tokens[trees.ancestors(parent, node)[1:]]
                 best, _ = ranked(state, rule, row, path, node, TEMPERATURE[row])
                 assert tokens[children].tolist() == best[: len(children)].tolist()
                 if proposal.logits is not None:
@@ -156,7 +157,7 @@ def test_a_dynamic_tree_is_expanded_and_reranked(rule):
                 level = sorted(new, reverse=True)[: proposer.width]
             wanted = {path for _, path in sorted(candidates, reverse=True)[: proposer.num_nodes - 1]}
             parent, tokens = proposal.parent[row], proposal.tokens[row]
-            ways = [toys.ancestors(parent, n)[1:] for n in range(1, proposer.num_nodes)]
+            ways = [trees.ancestors(parent, n)[1:] for n in range(1, proposer.num_nodes)]
             assert {tuple(tokens[way].tolist()) for way in ways} == wanted
             shapes.add(tuple(parent.tolist()))
     assert len(shapes) > 2

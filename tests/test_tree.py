@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-import toys
+import trees
 
 from specjax import tree
 
@@ -23,7 +23,7 @@ def forests():
 def test_ancestor_mask_names_the_nodes_on_the_way_up(forests):
     """mask[n, m] holds exactly for the ancestors m of n, and for n itself."""
     found = np.asarray(jax.vmap(tree.ancestor_mask)(forests))
-    wanted = [[np.isin(np.arange(len(p)), toys.ancestors(p, n)) for n in range(len(p))] for p in forests]
+    wanted = [[np.isin(np.arange(len(p)), trees.ancestors(p, n)) for n in range(len(p))] for p in forests]
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -31,7 +31,7 @@ def test_depth_counts_the_steps_up(forests):
     """A node's depth is the number of its proper ancestors; roots and absent nodes have 0."""
     found = np.asarray(jax.vmap(tree.depth)(forests))
     assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, [[len(toys.ancestors(p, n)) - 1 for n in range(len(p))] for p in forests])
+    np.testing.assert_array_equal(found, [[len(trees.ancestors(p, n)) - 1 for n in range(len(p))] for p in forests])
 
 
 def test_path_lists_the_way_down_padded_with_its_end(forests):
@@ -42,7 +42,7 @@ def test_path_lists_the_way_down_padded_with_its_end(forests):
     assert found.dtype == np.int32
     for parent, rows in zip(forests, found, strict=True):
         for node, row in zip(nodes, rows, strict=True):
-            way = toys.ancestors(parent, node)
+            way = trees.ancestors(parent, node)
             assert row.tolist() == way + [node] * (MAX_DEPTH + 1 - len(way))
 
 

@@ -6,15 +6,14 @@ or one of them, in decoders of `CAPACITY`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax import Array
+from trees import SampledTree
 
 from specjax import (
     RULES,
@@ -29,18 +28,16 @@ from specjax import (
     NGram,
     NoProposer,
     Params,
-    Proposal,
     Sampling,
     Transformer,
     TransformerConfig,
     Translation,
     Universal,
     UniversalParams,
-    tree,
 )
 from specjax.models.medusa import MedusaHeads
 from specjax.proposers import MedusaParams
-from specjax.types import Block, DecodeState, ModelOutput, Proposer
+from specjax.types import DecodeState, ModelOutput, Proposer
 
 VOCAB = 29
 EOS = 22
@@ -133,87 +130,6 @@ def respelt(params: Any, tables: Translation) -> Any:
         "embedding": embedding.at[names[shared]].set(params["embedding"][shared]),
         "head": {"kernel": head.at[:, names[shared]].set(params["head"]["kernel"][:, shared])},
     }
-
-
-def ancestors(parent: Any, node: int) -> list[int]:
-    """The path from the root of its tree to `node`, found by walking up."""
-    found = [node]
-    while parent[found[0]] >= 0:
-        found.insert(0, int(parent[found[0]]))
-    return found
-
-
-@struct.dataclass
-class TreeState:
-    tokens: Array  # [B, capacity]
-    length: Array  # [B]
-
-
-@dataclasses.dataclass(frozen=True)
-class SampledTree:
-    """Trees for the decoder's general path: rows take turns through `shapes`, so parents are data.
-
-    `model` rereads the whole text for every node: slow, and without a cache of its own.  Siblings are drawn without
-    replacement, as the tokens of greatest logit + noise.
-    """
-
-    model: LinenModel
-    shapes: tuple[tuple[int, ...], ...]
-    is_chain = False
-
-    @property
-    def num_nodes(self) -> int:
-        return len(self.shapes[0])
-
-    @property
-    def max_depth(self) -> int:
-        return max(len(ancestors(shape, n)) - 1 for shape in self.shapes for n in range(len(shape)))
-
-    def init(self, params: Any, prompt: Block, capacity: int) -> TreeState:
-        rows, width = prompt.tokens.shape
-        tokens = jnp.zeros((rows, capacity + self.num_nodes), jnp.int32).at[:, :width].set(prompt.tokens)
-        return TreeState(tokens, prompt.count)
-
-    def observe(self, params: Any, state: TreeState, block: Block) -> TreeState:
-        write = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))
-        return TreeState(write(state.tokens, block.tokens, state.length), state.length + block.count)
-
-    def propose(self, params: Any, state: TreeState, pending: Array, draw: Any, warp: Any):
-        rows, width, nodes = len(pending), state.tokens.shape[1], self.num_nodes
-        parent = jnp.array(self.shapes)[state.length % len(self.shapes)]
-        depth, mask = jax.vmap(tree.depth)(parent), jax.vmap(tree.ancestor_mask)(parent)
-        slot = jnp.arange(width)
-        text = jnp.broadcast_to(slot[:, None] >= slot, (rows, width, width))
-        past = jnp.broadcast_to((slot < state.length[:, None])[:, None], (rows, nodes, width))
-        visible = jnp.concatenate(
-            [jnp.pad(text, ((0, 0), (0, 0), (0, nodes))), jnp.concatenate([past, mask], axis=2)], axis=1
-        )
-        positions = jnp.concatenate([jnp.broadcast_to(slot, (rows, width)), state.length[:, None] + depth], axis=1)
-
-        texts = jax.vmap(functools.partial(tree.path_tokens, max_depth=self.max_depth))
-
-        def read(tokens):
-            everything = jnp.concatenate([state.tokens, tokens], axis=1)
-            logits = self.model.apply(params, everything, positions, None, visible).logits[:, width:]
-            # Under shared noise guesses need no distribution, and at temperature 0 a warped one has no second best.
-            return logits.astype(jnp.float32) if draw.shared else warp(logits, texts(tokens, parent))
-
-        def one(n, tokens):
-            up = parent[:, n]
-            at = jnp.maximum(up, 0)
-            scores = jnp.take_along_axis(read(tokens), at[:, None, None], axis=1)[:, 0]
-            noise = jax.vmap(lambda d, node, deep: d.noise(node, deep))(
-                draw, at, jnp.take_along_axis(depth, at[:, None], axis=1)[:, 0]
-            )
-            sibling = (parent == up[:, None]) & (jnp.arange(nodes) < n)
-            taken = (sibling[:, :, None] & (tokens[:, :, None] == jnp.arange(scores.shape[-1]))).any(1)
-            # A float that is lower than any score and yet above -inf: a sibling is distinct even where nothing is left.
-            found = jnp.argmax(jnp.where(taken, -jnp.inf, jnp.maximum(scores + noise, -1e30)), axis=-1)
-            return tokens.at[:, n].set(found.astype(jnp.int32))
-
-        tokens = jnp.zeros((rows, nodes), jnp.int32).at[:, 0].set(pending)
-        tokens = jax.lax.fori_loop(1, nodes, one, tokens)
-        return Proposal(tokens, parent, None if draw.shared else read(tokens)), state
 
 
 @functools.partial(jax.jit, static_argnums=0)

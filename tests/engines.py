@@ -1,0 +1,147 @@
+"""Folders of Medusa heads as every engine's loader reads them.
+
+The engines skip in silence what they do not know and leave at random what they miss.  So `READERS` states again, from
+their loaders and apart from `train.formats`, which tensors each takes; here more or fewer of them are an error.
+"""
+
+import itertools
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+import torch
+
+from train.formats import Form, Heads
+
+E, V = 6, 10
+HEAD = np.random.default_rng(9).normal(size=(V, E)).astype(np.float32)
+OURS = {"choices": [[0], [1], [0, 0]], "acceptance": [0.5, 0.25, 0.125], "target": []}
+
+
+def heads_of(layers, own, kind="bfloat16", size=E, vocab=V, repeated=False):
+    """Three heads of random numbers, under the authors' names."""
+    rng, tensors = np.random.default_rng(layers), {}
+    for h in range(3):
+        for k in range(layers):
+            tensors[f"{h}.{k}.linear.weight"] = rng.normal(0, 0.3, size=(size, size))
+            tensors[f"{h}.{k}.linear.bias"] = rng.normal(0, 0.3, size=size)
+            if repeated and k:
+                for end in ("weight", "bias"):
+                    tensors[f"{h}.{k}.linear.{end}"] = tensors[f"{h}.0.linear.{end}"]
+        if own:
+            tensors[f"{h}.{layers}.weight"] = rng.normal(size=(vocab, size))
+    cast = {name: tensor.astype(jnp.dtype(kind)) for name, tensor in tensors.items()}
+    return Heads(Form(3, layers, own, "some/target", OURS), cast)
+
+
+# What the loaders take.  Each gives, for head after head, its blocks [(W, b), ...] and its map to the vocabulary.
+
+
+def take(stored, wanted):
+    """The tensors `wanted`, name -> shape, and no others, all of one floating type."""
+    assert set(stored) == set(wanted)
+    assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == wanted
+    assert len({str(tensor.dtype) for tensor in stored.values()}) == 1
+    return stored
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+def authors_heads(stored, heads, layers, own, prefix=""):
+    wanted = {}
+    for h, k in itertools.product(range(heads), range(layers)):
+        wanted |= {f"{prefix}{h}.{k}.linear.weight": (E, E), f"{prefix}{h}.{k}.linear.bias": (E,)}
+    wanted |= {f"{prefix}{h}.{layers}.weight": (V, E) for h in range(heads) if own}
+    found = take(stored, wanted)
+    return [
+        ([(found[f"{prefix}{h}.{k}.linear.weight"], found[f"{prefix}{h}.{k}.linear.bias"]) for k in range(layers)],
+         found[f"{prefix}{h}.{layers}.weight"] if own else None)
+        for h in range(heads)
+    ]  # fmt: skip
+
+
+def original_reader(folder):
+    """The authors': version "2" is a string, and one block is repeated."""
+    config = config_of(folder)
+    assert config["base_model_name_or_path"]
+    own = config.get("version") != "2"
+    stored = safetensors.numpy.load_file(folder / "medusa_lm_head.safetensors")
+    return authors_heads(stored, config["medusa_num_heads"], config["medusa_num_layers"], own)
+
+
+def tgi_reader(folder):
+    """TGI and LoRAX: the latter swaps adapters of a number 2 or more; version 2 has one block."""
+    config = config_of(folder)
+    assert config["base_model_name_or_path"]
+    assert isinstance(config["version"], int | float)
+    stored = safetensors.numpy.load_file(folder / "medusa_lm_head.safetensors")
+    own = config["medusa_num_layers"] > 1 or f"0.{config['medusa_num_layers']}.weight" in stored
+    assert own == (config["version"] < 2)
+    assert own or config["medusa_num_layers"] == 1
+    return authors_heads(stored, config["medusa_num_heads"], config["medusa_num_layers"], own)
+
+
+def vllm_reader(folder):
+    """vLLM: counts by parts of a key's name, biases if asked for, the first linear map for all heads if so."""
+    config = config_of(folder)
+    assert config["model_type"] == "medusa"
+    assert config["architectures"] == ["MedusaModel"]
+    heads = [config[key] for key in config if "num" in key and "heads" in key]
+    layers = [config[key] for key in config if "num" in key and "layers" in key and "heads" not in key]
+    assert len(heads) == len(layers) == 1
+    (heads,), (layers,) = heads, layers
+    assert (config["hidden_size"], config["vocab_size"], config["truncated_vocab_size"]) == (E, V, V)
+    assert config["logit_scale"] == 1.0
+    bias, shared = config.get("medusa_fc_bias", False), config.get("original_lm_head", False)
+    files = sorted(folder.glob("*.safetensors"))
+    stored = {}
+    for file in files:
+        for name, tensor in safetensors.numpy.load_file(file).items():
+            stored[name.removeprefix("medusa_heads.")] = tensor
+    wanted: dict[str, tuple[int, ...]] = {f"lm_heads.{h}.weight": (V, E) for h in range(1 if shared else heads)}
+    for h, k in itertools.product(range(heads), range(layers)):
+        wanted[f"blocks.{h}.layers.{k}.weight"] = (E, E)
+        if bias:
+            wanted[f"blocks.{h}.layers.{k}.bias"] = (E,)
+    found = take(stored, wanted)
+    return [
+        ([(found[f"blocks.{h}.layers.{k}.weight"], found[f"blocks.{h}.layers.{k}.bias"]) for k in range(layers)],
+         found[f"lm_heads.{0 if shared else h}.weight"])
+        for h in range(heads)
+    ]  # fmt: skip
+
+
+def tensorrt_reader(folder):
+    """TensorRT-LLM: a pickle of tensors, counts from its command line; every head has its linear map."""
+    config = config_of(folder)
+    loaded = torch.load(folder / "medusa_lm_head.pt", weights_only=True)
+    assert len({tensor.data_ptr() for tensor in loaded.values()}) == len(loaded)
+    stored = {name: as_numpy(tensor) for name, tensor in loaded.items()}
+    return authors_heads(stored, config["medusa_num_heads"], config["medusa_num_layers"], True)
+
+
+def optimizer_reader(folder):
+    """Model-Optimizer, and TensorRT-LLM for its checkpoints."""
+    counts = config_of(folder)["medusa"]
+    stored = safetensors.numpy.load_file(folder / "model.safetensors")
+    return authors_heads(stored, counts["num_medusa_heads"], counts["num_medusa_layers"], True, "medusa_heads.")
+
+
+READERS = {
+    "specjax": original_reader, "original": original_reader, "tgi": tgi_reader, "vllm": vllm_reader,
+    "tensorrt-llm": tensorrt_reader, "model-optimizer": optimizer_reader,
+}  # fmt: skip
+
+
+def as_numpy(tensor):
+    bits = tensor.contiguous().view(torch.uint8).numpy()
+    return bits.view(jnp.dtype(str(tensor.dtype).removeprefix("torch.")))
+
+
+def same_bits(one, other):
+    assert one.dtype == other.dtype
+    assert one.shape == other.shape
+    assert one.tobytes() == other.tobytes()

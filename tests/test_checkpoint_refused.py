@@ -1,0 +1,280 @@
+"""Folders that do not fit: what is wrong is named, with the cure, before anything is compiled."""
+
+import json
+import shutil
+
+import folders
+import jax
+import pytest
+import safetensors.torch
+import torch
+
+import specjax
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A good folder, to be spoilt."""
+    return shutil.copytree(folders.target(), tmp_path / "model")
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A good folder of several files, and its weight map."""
+    folders.random_llama(5).save_pretrained(tmp_path / "shards", max_shard_size="60KB")
+    index = json.loads((tmp_path / "shards" / "model.safetensors.index.json").read_text())
+    return tmp_path / "shards", index["weight_map"]
+
+
+@pytest.fixture
+def refused():
+    """`load` raises, its message holds every word, and nothing was compiled."""
+    jax.random.key(0)
+
+    def check(error, folder, *words, **options):
+        before = folders.compilations()
+        with pytest.raises(error) as caught:
+            specjax.load(folder, **options)
+        assert folders.compilations() == before
+        assert [word for word in words if word not in str(caught.value)] == [], caught.value
+        return str(caught.value)
+
+    return check
+
+
+def test_missing_folder(refused, tmp_path):
+    """A folder that is not there is named."""
+    refused(FileNotFoundError, tmp_path / "nowhere", str(tmp_path / "nowhere"), "config.json", "model.safetensors")
+
+
+def test_missing_config(refused, folder):
+    """A folder without config.json."""
+    (folder / "config.json").unlink()
+    refused(FileNotFoundError, folder, str(folder / "config.json"), "missing")
+
+
+@pytest.mark.parametrize("text", ["{", "", "\xff\xfe", "weights: yes"])
+def test_config_is_not_json(refused, folder, text):
+    """A config.json that is not JSON."""
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    refused(ValueError, folder, str(folder / "config.json"), "not JSON")
+
+
+def test_config_is_no_object(refused, folder):
+    """A config.json that is JSON, and no object."""
+    (folder / "config.json").write_text("[1]")
+    refused(ValueError, folder, str(folder / "config.json"), "list")
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
+def test_config_lacks_a_key(refused, folder, key):
+    """The key is named, and the model_type that needs it."""
+    folders.edit(folder, drop=(key,))
+    refused(ValueError, folder, str(folder / "config.json"), key, "llama")
+
+
+def test_rope_lacks_a_key(refused, folder):
+    """A scaled rope without its factor."""
+    folders.edit(folder, rope_parameters={"rope_type": "linear", "rope_theta": 1e4})
+    refused(ValueError, folder, str(folder / "config.json"), "factor")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("vocab_size", "x"), ("num_hidden_layers", None), ("num_attention_heads", 0), ("num_key_value_heads", -2)],
+)
+def test_config_value_of_another_kind(refused, folder, key, value):
+    """The key and its value."""
+    folders.edit(folder, **{key: value})
+    refused(ValueError, folder, str(folder / "config.json"), key, repr(value))
+
+
+@pytest.mark.parametrize("kind", ["mamba", None])
+def test_unknown_model_type(refused, folder, kind):
+    """The type, and the types that are read."""
+    folders.edit(folder, model_type=kind)
+    refused(ValueError, folder, repr(kind), "llama")
+
+
+def test_unknown_rope(refused, folder):
+    """The rope type, and those that are read."""
+    folders.edit(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+    refused(ValueError, folder, "'dynamic'", "default", "linear", "llama3")
+
+
+def test_unknown_activation(refused, folder):
+    """The activation, and the one that is read."""
+    folders.edit(folder, hidden_act="quick_gelu")
+    refused(ValueError, folder, "'quick_gelu'", "silu")
+
+
+def test_heads_do_not_divide(refused, folder):
+    """Query heads that are no multiple of the key heads."""
+    folders.edit(folder, num_key_value_heads=3)
+    refused(ValueError, folder, "num_heads=4", "num_kv_heads=3")
+
+
+def test_quantised(refused, folder):
+    """A quantised folder."""
+    folders.edit(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    refused(ValueError, folder, "quantization_config", "unquantised")
+
+
+@pytest.mark.parametrize("kind", ["llama", "their_own"])
+def test_code_is_never_executed(refused, folder, kind):
+    """`auto_map` is refused whatever the model_type, and the folder's code does not run."""
+    marker = folder / "ran"
+    (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n")
+    folders.edit(folder, model_type=kind, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
+    refused(ValueError, folder, "auto_map", "never executes", "remove")
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickles_are_never_read(refused, folder, file):
+    """Pickled weights are refused, with the way to convert them, and not opened."""
+    marker = folder / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return open, (str(marker), "w")
+
+    (folder / "model.safetensors").unlink()
+    torch.save(Evil(), folder / file)
+    refused(ValueError, folder, "pickled", "safe_serialization=True")
+    assert not marker.exists()
+
+
+def test_no_weights(refused, folder):
+    """A folder without any weights."""
+    (folder / "model.safetensors").unlink()
+    refused(FileNotFoundError, folder, str(folder), "model.safetensors.index.json")
+
+
+def test_all_that_does_not_fit_is_named_at_once(refused, folder):
+    """Missing, misshapen and unexpected tensors are one error."""
+
+    def spoil(tensors):
+        del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
+        tensors["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(7, 5)
+        tensors["model.layers.9.surprise"] = torch.zeros(2)
+        tensors["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(48)
+
+    folders.change_tensors(folder, spoil)
+    message = refused(
+        ValueError,
+        folder,
+        str(folder),
+        "model.norm.weight is missing (shape [48])",
+        "model.layers.1.mlp.up_proj.weight is missing (shape [64, 48])",
+        "model.layers.0.self_attn.q_proj.weight has shape [7, 5] instead of [48, 48]",
+        "model.layers.9.surprise is not a tensor of this architecture",
+        "model.layers.0.self_attn.q_proj.bias is not a tensor of this architecture",
+    )
+    assert message.count("\n") == 5
+
+
+def test_bias_without_its_tensor(refused, folder):
+    """`attention_bias` promises four tensors a layer."""
+    folders.edit(folder, attention_bias=True)
+    message = refused(ValueError, folder, "model.layers.1.self_attn.o_proj.bias is missing (shape [48])")
+    assert message.count("is missing") == 8
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, 10_000])
+def test_truncated(refused, folder, kept):
+    """A file of which only the beginning is there."""
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    refused(ValueError, folder, str(file), "truncated", "download it again")
+
+
+def test_missing_shards(refused, shards):
+    """The shards that are not there, all of them, and those alone."""
+    folder, weight_map = shards
+    first, second, *rest = sorted(set(weight_map.values()))
+    (folder / first).unlink()
+    (folder / second).unlink()
+    message = refused(FileNotFoundError, folder, first, second, "download the missing shards")
+    assert not any(name in message for name in rest)
+
+
+def test_tensor_in_two_shards(refused, shards):
+    """Which of two is meant cannot be known."""
+    folder, weight_map = shards
+    home = weight_map["model.norm.weight"]
+    other = next(file for file in weight_map.values() if file != home)
+    tensors = safetensors.torch.load_file(folder / other)
+    tensors["model.norm.weight"] = torch.ones(48)
+    safetensors.torch.save_file(tensors, folder / other, metadata={"format": "pt"})
+    refused(ValueError, folder, "model.norm.weight is in two files")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "float8"])
+def test_weights_are_no_floats(refused, folder, dtype):
+    """Quantised numbers without their scales are not weights, whatever config.json says."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    folders.change_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    refused(ValueError, folder, name)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "vocab.json"])
+def test_tokenizer_of_an_older_format(refused, folder, name):
+    """It is not taken for none: the file, and the way to convert it."""
+    (folder / "tokenizer.json").rename(folder / name)
+    refused(ValueError, folder, name, "tokenizer.json", "save_pretrained")
+
+
+def test_tokenizer_larger_than_the_embedding(refused, tmp_path):
+    """The tokenizer of another model."""
+    folder = shutil.copytree(folders.foreign(), tmp_path / "model")
+    shutil.copy(folders.tokenizer_file(), folder / "tokenizer.json")
+    refused(ValueError, folder, str(folder / "tokenizer.json"), "up to 289", "280 rows", "another model")
+
+
+def test_an_added_token_beyond_the_embedding(tmp_path):
+    """Gemma 3 has one; it loads, and is refused where it is used."""
+    tokenizer = folders.tokenizer()
+    size = tokenizer.get_vocab_size()
+    folders.random_llama(2, vocab_size=size).save_pretrained(tmp_path)
+    assert tokenizer.add_special_tokens(["<image>"]) == 1
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=f"to {size}; the vocabulary of .* has {size}"):
+        specjax.generate(specjax.load(tmp_path), "a cat <image>")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"])
+def test_files_that_cannot_be_read(refused, folder, name):
+    """A folder in the place of a file; where the user is not root, a file without permission."""
+    (folder / name).unlink()
+    (folder / name).mkdir()
+    refused(IsADirectoryError, folder, str(folder / name), "cannot be read")
+
+
+def test_without_permission(refused, folder, monkeypatch):
+    """The system's refusal names the file, and says what to do.  (It would not refuse root.)"""
+
+    def forbid(file, *_):
+        raise PermissionError(13, "Permission denied", str(file))
+
+    monkeypatch.setattr("builtins.open", forbid)
+    refused(PermissionError, folder, str(folder / "config.json"), "Permission denied", "you may read")
+
+
+@pytest.mark.parametrize("value", ["warm", True, [0.5]])
+def test_sampling_default_of_another_kind(refused, folder, value):
+    """The setting and its value."""
+    folders.edit(folder, "generation_config.json", do_sample=True, temperature=value)
+    refused(ValueError, folder, "temperature", repr(value))
+
+
+def test_damaged_tokenizer(refused, folder):
+    """A tokenizer.json that is none."""
+    (folder / "tokenizer.json").write_text("{")
+    refused(ValueError, folder, str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float64", "complex64", "foo"])
+def test_unsupported_dtype(refused, folder, dtype):
+    """The dtype, and those that are supported."""
+    refused(ValueError, folder, dtype, "float32", "bfloat16", "float16", dtype=dtype)

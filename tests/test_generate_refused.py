@@ -1,0 +1,168 @@
+"""What `generate` refuses: the message names the value and the cure, and nothing was compiled or run."""
+
+import math
+
+import folders
+import jax
+import pytest
+
+import specjax
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load(folders.target())
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return specjax.load(folders.draft())
+
+
+@pytest.fixture(scope="module")
+def wordless():
+    return specjax.load(folders.wordless())
+
+
+# prompts, options, words of the message: the value, and the cure.
+REFUSED = {
+    "no prompt": ([], {}, ["prompts is empty", "at least one"]),
+    "empty text": ("", {}, ["prompt 0 is empty", "at least one token"]),
+    "empty text among others": (["a", "", "b"], {}, ["prompt 1 is empty", "at least one token"]),
+    "no tokens": ([[1], []], {}, ["prompt 1 is empty", "at least one token"]),
+    "tokens in no list": ([1, 2, 3], {}, ["prompts", "list"]),
+    "token too large": ([[1, 2], [3, 320]], {}, ["prompt 1", "320", "vocabulary"]),
+    "token negative": ([[-1, 2]], {}, ["prompt 0", "-1", "vocabulary", "320"]),
+    "empty stop": ("a", {"stop": ""}, ["stop", "empty string", "remove"]),
+    "empty stop among others": ("a", {"stop": ["x", ""]}, ["stop", "empty string", "remove"]),
+    "no new tokens": ("a", {"max_new_tokens": 0}, ["max_new_tokens=0", "at least 1"]),
+    "negative new tokens": ("a", {"max_new_tokens": -3}, ["max_new_tokens=-3", "at least 1"]),
+    "beyond the context": ([[1] * 10], {"max_new_tokens": 503}, ["10", "503", "513", "target", "512", "=502"]),
+    "prompt beyond it": ([[1] * 600], {"max_new_tokens": 5}, ["600", "605", "512", "shorten the prompt"]),
+    "nan temperature": ("a", {"temperature": math.nan}, ["temperature=nan", "0 (greedy) or greater"]),
+    "infinite temperature": ("a", {"temperature": math.inf}, ["temperature=inf", "0 (greedy) or greater"]),
+    "negative temperature": ("a", {"temperature": -0.5}, ["temperature=-0.5", "0 (greedy) or greater"]),
+    "one bad temperature": (["a", "b"], {"temperature": [0, -2]}, ["temperature=-2", "0 (greedy) or greater"]),
+    "no temperature": ("a", {"temperature": []}, ["temperature", "0 values for 1 rows"]),
+    "two temperatures": (["a"] * 3, {"temperature": [0, 1]}, ["temperature", "2 values for 3 rows", "one a row"]),
+    "top_p 0": ("a", {"top_p": 0}, ["top_p=0", "(0, 1]"]),
+    "top_p above 1": ("a", {"top_p": 1.5}, ["top_p=1.5", "(0, 1]"]),
+    "top_p nan": ("a", {"top_p": math.nan}, ["top_p=nan", "(0, 1]"]),
+    "top_k negative": ("a", {"top_k": -1}, ["top_k=-1", "0 (off) or greater"]),
+    "top_k half": ("a", {"top_k": 2.5}, ["top_k=2.5", "whole number"]),
+    "min_p above 1": ("a", {"min_p": 1.1}, ["min_p=1.1", "[0, 1]"]),
+    "num_drafts too few": (["a"] * 3, {"num_drafts": [1, 2]}, ["num_drafts", "2 values for 3 prompts", "one a prompt"]),
+    "num_drafts negative": (["a", "b"], {"num_drafts": [1, -1]}, ["num_drafts=-1", "0 (plain) or greater"]),
+    "num_drafts half": ("a", {"num_drafts": [1.5]}, ["num_drafts=1.5", "whole number"]),
+    "repetition penalty 0": ("a", {"repetition_penalty": 0}, ["repetition_penalty=0", "above 0", "1 switches it off"]),
+    "one bad penalty": (["a", "b"], {"repetition_penalty": [1, -1]}, ["repetition_penalty=-1", "above 0"]),
+    "presence nan": ("a", {"presence_penalty": math.nan}, ["presence_penalty=nan", "finite"]),
+    "frequency infinite": ("a", {"frequency_penalty": math.inf}, ["frequency_penalty=inf", "finite"]),
+    "bias of no token": ("a", {"logit_bias": {320: 1.0}}, ["logit_bias", "320", "0 to 319"]),
+    "bias nan": ("a", {"logit_bias": {5: math.nan}}, ["logit_bias={5: nan}", "finite, or -inf"]),
+    "biases too few": (["a"] * 3, {"logit_bias": [{}, {}]}, ["logit_bias", "2 values for 3 rows"]),
+    "empty bad word": ("a", {"bad_words": [[5], []]}, ["bad_words", "empty sequence", "remove"]),
+    "empty bad text": ("a", {"bad_words": [" "]}, ["bad_words", "empty text", "remove"]),
+    "bad words as one text": ("a", {"bad_words": "x"}, ["bad_words='x'", "list"]),
+    "bad word of no token": ("a", {"bad_words": [[5, -1]]}, ["bad_words", "-1", "0 to 319"]),
+    "bad word that ends": ("a", {"bad_words": [[0]]}, ["bad_words", "min_new_tokens", "eos=[]"]),
+    "least above most": ("a", {"min_new_tokens": 9, "max_new_tokens": 8}, ["min_new_tokens=9", "max_new_tokens=8"]),
+    "least negative": ("a", {"min_new_tokens": -1}, ["min_new_tokens=-1", "0 (off) or greater"]),
+    "end of no token": ("a", {"eos": 320}, ["eos=320", "0 to 319"]),
+    "ends too few": (["a"] * 3, {"eos": [[1], [2]]}, ["eos", "2 lists for 3 prompts"]),
+    "logprobs negative": ("a", {"logprobs": -1}, ["logprobs=-1", "[0, 320]"]),
+    "logprobs beyond": ("a", {"logprobs": 321}, ["logprobs=321", "[0, 320]"]),
+    "function of another shape": (
+        "a",
+        {"logits_processor": lambda logits, text, counts: logits[:5]},
+        ["logits_processor", "(5,)", "(320,)", "as many"],
+    ),
+    "function of no shape": (
+        "a",
+        {"logits_processor": lambda logits, text, counts: (logits, counts)},
+        ["logits_processor", "tuple", "(320,)"],
+    ),
+    "seeds too few": (["a"] * 3, {"seed": [1, 2]}, ["seed", "2 values for 3 prompts", "one a prompt"]),
+    "seeds too many": ("a", {"seed": [1, 2]}, ["seed", "2 values for 1 prompts", "one a prompt"]),
+}
+
+
+@pytest.fixture
+def refused(monkeypatch):
+    """`generate` raises ValueError, its message holds every word, and nothing was compiled or run."""
+
+    def touched(*_, **__):
+        raise AssertionError("the decoder was reached")
+
+    monkeypatch.setattr(specjax.Decoder, "prefill", touched)
+    jax.random.key(0)
+
+    def check(model, prompts, words, **options):
+        before = folders.compilations()
+        with pytest.raises(ValueError) as caught:
+            specjax.generate(model, prompts, **options)
+        assert folders.compilations() == before
+        assert [word for word in words if word not in str(caught.value)] == [], caught.value
+
+    return check
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(refused, target, case):
+    """The message names the value and the cure."""
+    prompts, options, words = REFUSED[case]
+    refused(target, prompts, words, **options)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_draft_without_a_tokenizer(refused, target, wordless, swap):
+    """A model without a tokenizer is no draft for one with it, nor the other way round."""
+    target, draft = (wordless, target) if swap else (target, wordless)
+    refused(target, [[1]], ["target", "wordless", "no tokenizer", "NGram()"], draft=draft)
+
+
+def test_draft_context(refused, target, draft):
+    """The draft reads the text too."""
+    refused(target, [[1] * 10], ["10", "300", "310", "draft", "256", "=246"], draft=draft, max_new_tokens=300)
+
+
+def test_draft_and_proposer(refused, target, draft):
+    """One of the two."""
+    refused(target, "a", ["draft=", "proposer=", "not both"], draft=draft, proposer=specjax.NGram())
+
+
+def test_draft_as_proposer(refused, target, draft):
+    """A draft model that comes without its weights."""
+    for kind in (specjax.DraftModel, specjax.Universal):
+        refused(target, "a", [kind.__name__, "draft="], proposer=kind(draft.model, target.model.vocab_size))
+
+
+def test_a_proposer_of_other_models(refused, target, draft, wordless):
+    """Weights and structure have to be of the same model."""
+    size = target.model.vocab_size
+    refused(target, "a", ["DraftTree", "draft="], proposer=specjax.DraftTree(draft.model, size))
+    other = specjax.DraftModel(specjax.load(folders.padded()).model, size)
+    refused(target, "a", ["DraftModel", "other models", "draft.model"], draft=draft, proposer=other)
+    refused(target, "a", ["target.model.vocab_size"], draft=draft, proposer=specjax.DraftTree(draft.model, size - 1))
+    refused(target, "a", ["EarlyExit", "another target"], proposer=specjax.EarlyExit(draft.model, 1))
+
+
+@pytest.mark.parametrize("num_drafts", [0, -1])
+def test_no_drafts(refused, target, draft, num_drafts):
+    """A draft model has to propose something."""
+    refused(target, "a", [f"num_drafts={num_drafts}", "at least 1"], draft=draft, num_drafts=num_drafts)
+
+
+def test_text_without_tokenizer(refused, wordless):
+    """A text needs a tokenizer."""
+    refused(wordless, "a", ["wordless", "tokenizer.json", "token ids"])
+
+
+def test_stop_without_tokenizer(refused, wordless):
+    """A stop string needs one too."""
+    refused(wordless, [[1]], ["stop", "'x'", "tokenizer", "wordless"], stop="x")
+
+
+def test_bad_word_without_tokenizer(refused, wordless):
+    """And so does a bad word."""
+    refused(wordless, [[1]], ["bad_words", "'x'", "tokenizer", "wordless"], bad_words=["x"])
