@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
+import math
 import pathlib
 import tempfile
+import time
 from typing import Any
 
 import jax
@@ -14,9 +18,11 @@ import numpy as np
 import specjax
 from bench import machine, prompts
 from bench.contestants import Contestant, ours, theirs
+from bench.drawing import draw
 from bench.imposed import coins
 from bench.timing import Timed, alternate
-from bench.weights import SIZES, random_pair
+from bench.weights import SIZES, Pair, from_folders, random_folders, random_on_device
+from specjax.plot import new_figure
 
 _INT8_TARGET = "int8 target"
 _GUESSERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int8": _INT8_TARGET}
@@ -24,41 +30,67 @@ _GUESSERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--size", choices=sorted(SIZES), help="random weights of this many parameters")
-    parser.add_argument("--target", help="a folder instead; without either, the shipped pair")
-    parser.add_argument("--draft", help="folder of its draft")
-    parser.add_argument("--vocab-size", type=int, default=32000, help="of random weights")
-    parser.add_argument("--dtype", default="float32", help="of weights and cache: float32 or bfloat16")
-    parser.add_argument("--num-drafts", type=int, nargs="+", default=[1, 2, 4, 6, 8], help="lookaheads")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument(
+    arguments = parser().parse_args(argv)
+    if arguments.plot:
+        new_figure()  # without matplotlib, say so now rather than after the measurement
+    reports = []
+    for batch, length, vocab_size in itertools.product(
+        arguments.batch, arguments.prompt_length or [None], arguments.vocab_size
+    ):
+        setting = {**vars(arguments), "batch": batch, "prompt_length": length, "vocab_size": vocab_size}
+        reports.append(measure(argparse.Namespace(**setting)))
+        print(table(reports[-1]) + "\n", flush=True)
+        if arguments.json:  # after each: the next may not come to its end
+            pathlib.Path(arguments.json).write_text(json.dumps(reports, indent=1))
+        if arguments.plot:
+            draw(reports).savefig(arguments.plot)
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    made.add_argument("--size", choices=sorted(SIZES), help="random weights of this many parameters")
+    made.add_argument("--target", help="a folder instead; without either, the shipped pair")
+    made.add_argument("--draft", help="folder of its draft")
+    made.add_argument("--vocab-size", type=int, nargs="+", default=[32000], help="of random weights")
+    made.add_argument("--dtype", default="float32", help="of weights and cache: float32 or bfloat16")
+    made.add_argument("--num-drafts", type=int, nargs="+", default=[1, 2, 4, 6, 8], help="lookaheads")
+    made.add_argument("--batch", type=int, nargs="+", default=[1], help="prompts that are decoded together")
+    made.add_argument(
         "--prompt-file",
         help="real prompts, as of specjax bench; without it, those of the shipped pair, else random ones",
     )
-    parser.add_argument("--limit-prompts", type=int, default=0, help="use the first so many real ones only; 0: all")
-    parser.add_argument("--prompt-length", type=int, help="tokens; of real prompts the last; else 32 random, 96 real")
-    parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--synthetic-acceptance", type=float, help="impose this chance that a guess is right")
-    parser.add_argument("--int8", action="store_true", help="target, draft and the target's own draft in int8, too")
-    parser.add_argument("--peers", nargs="*", default=["plain", "draft", "ngram"], help="transformers: which, if any")
-    parser.add_argument("--compiled", action="store_true", help="transformers plain under torch.compile, too")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--weights", default=str(pathlib.Path(tempfile.gettempdir()) / "specjax-bench"))
-    parser.add_argument("--json", help="write the report to this file")
-    arguments = parser.parse_args(argv)
-    report = measure(arguments)
-    print(table(report))
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(report, indent=1))
+    made.add_argument("--limit-prompts", type=int, default=0, help="use the first so many real ones only; 0: all")
+    made.add_argument(
+        "--prompt-length", type=int, nargs="+", help="tokens; of real prompts the last; else 32 random, 96 real"
+    )
+    made.add_argument("--new-tokens", type=int, default=64)
+    made.add_argument("--synthetic-acceptance", type=float, help="impose this chance that a guess is right")
+    made.add_argument(
+        "--proposers", nargs="+", choices=("draft", "ngram"), default=["draft", "ngram"], help="specjax: which"
+    )
+    made.add_argument("--int8", action="store_true", help="target, draft and the target's own draft in int8, too")
+    made.add_argument(
+        "--peers", nargs="*", choices=("plain", "draft", "ngram", "loop"), default=["plain", "draft", "ngram"],
+        help="transformers: which, if any; and a compiled PyTorch loop",
+    )  # fmt: skip
+    made.add_argument("--compiled", action="store_true", help="transformers plain under torch.compile, too")
+    made.add_argument("--rounds", type=int, default=5)
+    made.add_argument("--seconds", type=float, default=math.inf, help="leave out what cannot be done in this time")
+    made.add_argument(
+        "--weights", default=str(pathlib.Path(tempfile.gettempdir()) / "specjax-bench"),
+        help="folder for random weights, or `device`: draw them there and write none",
+    )  # fmt: skip
+    made.add_argument("--json", help="write the reports to this file, a list")
+    made.add_argument("--plot", help="draw speed and speed-up against the lookahead into this file")
+    return made
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything that the arguments ask for, as plain data."""
-    top = machine.ceilings()
-    folders = _folders(arguments)
-    target = specjax.load(folders[0], arguments.dtype)
-    draft = specjax.load(folders[1], arguments.dtype) if folders[1] else None
+    """Everything that the arguments ask for, of one batch, prompt length and vocabulary, as plain data."""
+    began, top = time.perf_counter(), machine.ceilings()
+    names = ("size", "vocab_size", "dtype", "weights", "target", "draft")
+    pair = _pair(*(getattr(arguments, name) for name in names))
+    target, draft = pair.target, pair.draft
     path = arguments.prompt_file or (None if arguments.size or arguments.target else prompts.SHIPPED)
     length, limit = arguments.prompt_length, arguments.limit_prompts
     asked = prompts.batches(target, path and pathlib.Path(path), arguments.batch, length, limit)
@@ -69,10 +101,27 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         del asked[1:]  # a script is of one batch
         # The text of a wide pass: at one row other sums round differently, and a tie may fall the other way.
         text = ours(target, None, "plain", width=width).run(asked[0], new)
-        right = coins(asked[0].shape[1] + new + width, arguments.synthetic_acceptance)
-        text = np.pad(np.concatenate([asked[0], text], axis=1), ((0, 0), (0, width)))
-        script = (text, right)
+        right = coins(arguments.batch, new, arguments.synthetic_acceptance, arguments.num_drafts)
+        text, length = np.concatenate([asked[0], text], axis=1), asked[0].shape[1]
+        script = (np.pad(text, ((0, 0), (0, width))), np.pad(right, ((0, 0), (length, width))))
 
+    entries = [*_our_entries(pair, arguments, script), *_their_entries(pair, arguments, script)]
+    timed, left = alternate(entries, asked, new, arguments.rounds, began + arguments.seconds)
+    return {
+        "machine": machine.describe(),
+        "ceilings": top,
+        "arguments": {k: v for k, v in vars(arguments).items() if k not in ("json", "weights", "plot", "seconds")},
+        "parameters": {"target": target.num_params, "draft": draft.num_params if draft else None},
+        "prompts": {"real": path is not None, "number": len(asked) * arguments.batch, "length": asked[0].shape[1]},
+        "floor_seconds": _floor(target, arguments.dtype, top),
+        "dropped": sum(t.dropped for t in timed),
+        "left_out": left,
+        "rows": _rows(timed, target, arguments, top),
+    }
+
+
+def _our_entries(pair: Pair, arguments: argparse.Namespace, script: Any) -> list[Contestant]:
+    target, draft = pair.target, pair.draft if "draft" in arguments.proposers else None
     entries = [ours(target, None, "plain")]
     entries += [ours(target, None, "plain", width=gamma + 1) for gamma in arguments.num_drafts]
     if draft is not None:
@@ -80,28 +129,28 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     for gamma in arguments.num_drafts:
         if draft is not None:
             entries.append(ours(target, draft, "draft", gamma, script))
-        entries.append(ours(target, None, "ngram", gamma, script))
-    entries += _in_int8(target, draft, arguments.num_drafts, script) if arguments.int8 else []
-    if "plain" in arguments.peers:
-        entries.append(theirs(folders[0], None, "plain", arguments.dtype))
+        if "ngram" in arguments.proposers:
+            entries.append(ours(target, None, "ngram", gamma, script))
+    return entries + (_in_int8(target, draft, arguments.num_drafts, script) if arguments.int8 else [])
+
+
+def _their_entries(pair: Pair, arguments: argparse.Namespace, script: Any) -> list[Contestant]:
+    peers, entries = arguments.peers, []
+    if "plain" in peers:
+        entries.append(theirs(pair, "plain"))
         if arguments.compiled:
-            entries.append(theirs(folders[0], None, "plain", arguments.dtype, compiled=True))
-    if arguments.batch == 1:  # transformers' assisted generation refuses a batch
-        for gamma in arguments.num_drafts:
-            if draft is not None and "draft" in arguments.peers:
-                entries.append(theirs(folders[0], folders[1], "draft", arguments.dtype, gamma, script))
-            if "ngram" in arguments.peers:
-                entries.append(theirs(folders[0], None, "ngram", arguments.dtype, gamma, script))
-    timed = alternate(entries, asked, new, arguments.rounds)
-    return {
-        "machine": machine.describe(),
-        "ceilings": top,
-        "arguments": {k: v for k, v in vars(arguments).items() if k not in ("json", "weights")},
-        "parameters": {"target": target.num_params, "draft": draft.num_params if draft else None},
-        "prompts": {"real": path is not None, "number": len(asked) * arguments.batch, "length": asked[0].shape[1]},
-        "dropped": sum(t.dropped for t in timed),
-        "rows": _rows(timed, target, arguments, top),
-    }
+            entries.append(theirs(pair, "plain", compiled=True))
+    if "loop" in peers:
+        from bench.torch_loop import loop
+
+        entries.append(loop(pair))
+        entries += [loop(pair, gamma, script) for gamma in arguments.num_drafts if pair.draft is not None]
+    for gamma in arguments.num_drafts if arguments.batch == 1 else ():  # assisted generation refuses a batch
+        if pair.draft is not None and "draft" in peers:
+            entries.append(theirs(pair, "draft", gamma, script))
+        if "ngram" in peers:
+            entries.append(theirs(pair, "ngram", gamma, script))
+    return entries
 
 
 def _in_int8(target: Any, draft: Any, lookaheads: list[int], script: Any) -> list[Contestant]:
@@ -118,13 +167,16 @@ def _in_int8(target: Any, draft: Any, lookaheads: list[int], script: Any) -> lis
     return found
 
 
-def _folders(arguments: argparse.Namespace) -> tuple[pathlib.Path, pathlib.Path | None]:
-    if arguments.size:
-        return random_pair(arguments.size, arguments.vocab_size, pathlib.Path(arguments.weights), arguments.dtype)
-    if arguments.target:
-        return pathlib.Path(arguments.target), pathlib.Path(arguments.draft) if arguments.draft else None
+@functools.lru_cache(1)
+def _pair(size: str, vocab_size: int, dtype: str, weights: str, target: str | None, draft: str | None) -> Pair:
+    if size and weights == "device":
+        return random_on_device(size, vocab_size, dtype)
+    if size:
+        return from_folders(*random_folders(size, vocab_size, pathlib.Path(weights), dtype), dtype)
+    if target:
+        return from_folders(pathlib.Path(target), pathlib.Path(draft) if draft else None, dtype)
     shipped = pathlib.Path(__file__).parent.parent / "checkpoints" / "pycode"
-    return shipped / "target", shipped / "draft"
+    return from_folders(shipped / "target", shipped / "draft", dtype)
 
 
 def _rows(timed: list[Timed], target: Any, arguments: argparse.Namespace, top: dict[str, float]) -> list[dict]:
@@ -133,13 +185,12 @@ def _rows(timed: list[Timed], target: Any, arguments: argparse.Namespace, top: d
     count = batches * arguments.batch * arguments.new_tokens
     seconds = {(t.contestant.library, t.contestant.name, t.contestant.num_drafts): t.median for t in timed}
     plain = seconds["specjax", "plain", 0]
-    itemsize = jax.numpy.dtype(arguments.dtype).itemsize
-    floor = target.num_params * itemsize / (top["bandwidth"] * 1e9)  # seconds to read every weight once
+    floor = _floor(target, arguments.dtype, top)
     reference = np.concatenate(timed[0].tokens)
     rows = []
     for t in timed:
         name, gamma, ours_too = t.contestant.name, t.contestant.num_drafts, t.contestant.library == "specjax"
-        peer = seconds.get(("transformers", name, gamma))
+        peer, loop = (seconds.get((library, name, gamma)) for library in ("transformers", "torch loop"))
         median, row = t.median, {"library": t.contestant.library, "proposer": name, "num_drafts": gamma}
         row |= {
             "first_call_seconds": t.first,
@@ -151,14 +202,21 @@ def _rows(timed: list[Timed], target: Any, arguments: argparse.Namespace, top: d
         row["tokens_per_second"] = count / median if median else None
         row["speedup"] = plain / median if median and plain else None
         row["over_peer"] = peer / median if median and peer and ours_too else None
+        row["over_loop"] = loop / median if median and loop and ours_too else None
         if name == "plain" and median:
-            row["share_of_bandwidth"] = floor * batches * arguments.new_tokens / median
+            row["step_seconds"] = median / (batches * arguments.new_tokens)
+            row["share_of_bandwidth"] = floor / row["step_seconds"]
         if ours_too and gamma and median and plain and t.tau:
             row["share_of_theory"] = _share(seconds, name, gamma, t.tau, plain / median)
         if not ours_too or name not in _GUESSERS.values():  # those write texts of their own
             row["same_tokens"] = int((np.concatenate(t.tokens) == reference).all(1).sum())
         rows.append(row)
     return rows
+
+
+def _floor(target: Any, dtype: str, top: dict[str, float]) -> float:
+    """Seconds to read every weight once."""
+    return target.num_params * jax.numpy.dtype(dtype).itemsize / (top["bandwidth"] * 1e9)
 
 
 def _share(seconds: dict, name: str, gamma: int, tau: float, speedup: float) -> float | None:
@@ -168,6 +226,25 @@ def _share(seconds: dict, name: str, gamma: int, tau: float, speedup: float) -> 
     if not plain or wide is None or alone is None:
         return None
     return speedup / (tau / (wide / plain + gamma * alone / plain))
+
+
+_COLUMNS = {
+    "library": ("library", ""),
+    "proposer": ("proposer", ""),
+    "drafts": ("num_drafts", ""),
+    "alpha": ("acceptance_rate", ".2f"),
+    "tau": ("mean_accepted_length", ".2f"),
+    "tokens/s": ("tokens_per_second", ".1f"),
+    "spread": ("spread", ".2f"),
+    "x plain": ("speedup", ".2f"),
+    "x peer": ("over_peer", ".2f"),
+    "x loop": ("over_loop", ".2f"),
+    "s a step": ("step_seconds", ".5f"),
+    "of bandwidth": ("share_of_bandwidth", ".2f"),
+    "of theory": ("share_of_theory", ".2f"),
+    "same tokens": ("same_tokens", "d"),
+    "first call, s": ("first_call_seconds", ".1f"),
+}
 
 
 def table(report: dict[str, Any]) -> str:
@@ -186,24 +263,15 @@ def table(report: dict[str, Any]) -> str:
         f"{found['processor']}, {found['cores']} cores, {found['device']}, jax {found['jax']}, "
         f"torch {found.get('torch')}, transformers {found.get('transformers')}, {found['date']}; "
         + ", ".join(f"{k} {v:.0f}" for k, v in report["ceilings"].items())
-        + f"; {report['dropped']} samples dropped",
+        + f"; every weight is read in {report['floor_seconds'] * 1e3:.3f} ms; {report['dropped']} samples dropped",
+        *(f"left out: {left}" for left in report["left_out"]),
         "",
-        "| library | proposer | drafts | alpha | tau | tokens/s | spread | x plain | x peer | of bandwidth | of theory "
-        "| same tokens | first call, s |",
-        "|" + "---|" * 13,
+        "| " + " | ".join(_COLUMNS) + " |",
+        "|" + "---|" * len(_COLUMNS),
     ]
-
-    def cell(value: Any, form: str = ".2f") -> str:
-        return "" if value is None else format(value, form)
-
     for row in report["rows"]:
-        cells = [
-            row["library"], row["proposer"], str(row["num_drafts"]), cell(row["acceptance_rate"]),
-            cell(row["mean_accepted_length"]), cell(row["tokens_per_second"], ".1f"), cell(row["spread"]),
-            cell(row["speedup"]), cell(row["over_peer"]), cell(row.get("share_of_bandwidth")),
-            cell(row.get("share_of_theory")), cell(row.get("same_tokens"), "d"), cell(row["first_call_seconds"], ".1f"),
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
+        found = ((row.get(name), form) for name, form in _COLUMNS.values())
+        lines.append("| " + " | ".join("" if value is None else format(value, form) for value, form in found) + " |")
     return "\n".join(lines)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 
 import specjax
 from bench.imposed import Imposed, Script
+from bench.weights import Pair
 from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling
 
 
@@ -43,7 +42,7 @@ def ours(
       target, draft: loaded models.
       kind: of proposer.
       num_drafts: gamma.
-      script: text [B, L] and coins [L] that impose an acceptance.
+      script: text [B, L] and coins [B, L] that impose an acceptance.
       width: nodes of a plain pass (1, or that of a speculative step).
       name: in the report; by default the kind.
     """
@@ -77,50 +76,39 @@ def ours(
     return Contestant(name or default, "specjax", num_drafts, run, counts)
 
 
-@functools.cache
-def _torch_model(folder: pathlib.Path, dtype: str, compiled: bool) -> Any:
-    import torch
-    import transformers
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    model = model.eval().to(device)
-    if compiled:
-        model.forward = torch.compile(model.forward, dynamic=True)
-    return model
-
-
 def theirs(
-    target: pathlib.Path,
-    draft: pathlib.Path | None,
+    pair: Pair,
     kind: str,
-    dtype: str,
     num_drafts: int = 0,
     script: tuple[np.ndarray, np.ndarray] | None = None,
     compiled: bool = False,
 ) -> Contestant:
     """transformers' generate: `plain`, `draft` (assisted generation) or `ngram` (prompt lookup)."""
+    forward: Any = None
 
     def run(prompts: np.ndarray, new: int) -> np.ndarray:
+        nonlocal forward
         import torch
 
-        model = _torch_model(target, dtype, compiled)
-        options: dict[str, Any] = {}
+        model, options = pair.peer("target"), {}
         if kind == "draft":
-            assert draft is not None
-            assistant = _torch_model(draft, dtype, False)
-            options["assistant_model"] = assistant
+            options["assistant_model"] = assistant = pair.peer("draft")
             assistant.generation_config.num_assistant_tokens = num_drafts
             assistant.generation_config.num_assistant_tokens_schedule = "constant"
             assistant.generation_config.assistant_confidence_threshold = 0.0
         if kind == "ngram":
             options["prompt_lookup_num_tokens"] = num_drafts
+        if compiled:
+            forward = model.forward = forward or torch.compile(model.forward, dynamic=True)
         ids = torch.from_numpy(prompts).long().to(model.device)
-        with torch.inference_mode(), _scripted(model, num_drafts, script):
-            out = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, min_new_tokens=new,
-                pad_token_id=0, **options,
-            )  # fmt: skip
+        try:
+            with torch.inference_mode(), _scripted(model, num_drafts, script):
+                out = model.generate(
+                    ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, min_new_tokens=new,
+                    pad_token_id=0, **options,
+                )  # fmt: skip
+        finally:
+            vars(model).pop("forward", None)  # others run the same model
         return out[:, prompts.shape[1] :].cpu().numpy()
 
     return Contestant(kind + (" compiled" if compiled else ""), "transformers", num_drafts, run)
@@ -150,7 +138,7 @@ class _scripted:
                 start = ids.shape[1]
                 said = text[:1, start : start + drafts].to(ids)
                 wrong = (said + 1) % vocab
-                said = torch.where(right[start : start + drafts].to(ids.device), said, wrong)
+                said = torch.where(right[:1, start : start + drafts].to(ids.device), said, wrong)
                 return torch.cat([ids, said], dim=1), None
 
             generator.get_candidates = candidates

@@ -16,40 +16,69 @@ import numpy as np
 from tqdm import tqdm
 
 from specjax import Decoder, LinenModel, Match, NGram, NoProposer, Params, Sampling, Transformer, TransformerConfig
+from specjax.plot import new_figure
 
 BASE = {"batch": 1, "prompt": 64, "drafts": 4, "vocabulary": 4096, "layers": 6}
+_DEPARTS = 1.25
 
-# What varies, its values, and the law in words.
-AXES: dict[str, tuple[list[int], str]] = {
-    "batch": ([1, 2, 4, 8, 16], "flat while weights are read, then linear in the rows"),
-    "prompt": ([64, 256, 1024, 2048], "flat, and linear in the slots once the cache outweighs the weights"),
-    "drafts": ([1, 2, 4, 6, 8], "flat while a pass is bound by memory, then linear in the nodes"),
-    "vocabulary": ([1024, 4096, 16384, 65536], "linear in the vocabulary: head and noise"),
-    "layers": ([2, 4, 8, 12], "linear in the layers, for the compilation too, since layers are unrolled"),
+# What varies, its values, and how the parts of a cost should grow with it, each in words.
+AXES: dict[str, tuple[list[int], dict[str, str]]] = {
+    "batch": (
+        [1, 2, 4, 8, 16],
+        {"step": "flat while weights are read, then linear in the rows", "memory": "linear: caches", "compile": "flat"},
+    ),
+    "prompt": (
+        [64, 256, 1024, 2048],
+        {
+            "step": "flat, then linear once the cache outweighs the weights",
+            "memory": "linear: cache",
+            "compile": "flat",
+        },
+    ),
+    "drafts": (
+        [1, 2, 4, 6, 8],
+        {"step": "flat while memory binds, then linear in the nodes", "memory": "flat", "compile": "flat"},
+    ),
+    "vocabulary": (
+        [1024, 4096, 16384, 65536],
+        {"step": "linear: head and noise", "memory": "linear: embedding and head", "compile": "flat"},
+    ),
+    "layers": (
+        [2, 4, 8, 12],
+        {"step": "linear", "memory": "linear", "compile": "linear, since layers are unrolled"},
+    ),
 }
+PARTS = {"step": ("ms a step", 1e3), "memory": ("MB", 1e-6), "compile": ("s to compile", 1.0)}
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__)
     parser.add_argument("--axes", nargs="+", choices=sorted(AXES), default=list(AXES))
     parser.add_argument("--steps", type=int, default=32, help="decoding steps of a sample")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--plot", help="draw the curves into this file")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    if arguments.plot:
+        new_figure()  # without matplotlib, say so now rather than after the measurement
     found: dict[str, list[dict[str, Any]]] = {}
     turns = [(axis, value) for axis in arguments.axes for value in AXES[axis][0]]
     for axis, value in tqdm(turns, unit="setting", disable=None):
         row = measure({**BASE, axis: value}, arguments.steps, arguments.rounds)
         found.setdefault(axis, []).append({axis: value, **row})
     for axis, rows in found.items():
-        print(f"\n{axis}: {AXES[axis][1]}\n\n| {axis} | step, ms | memory, MB | compile, s |\n|---|---|---|---|")
+        values = np.array([row[axis] for row in rows], float)
+        print(f"\n{axis}")
+        for part, words in AXES[axis][1].items():
+            _, departs = law(values, np.array([row[part] for row in rows]), words)
+            print(f"  {part}: {words}{'; ' * bool(departs)}{departs}")
+        print(f"\n| {axis} | step, ms | memory, MB | compile, s |\n|---|---|---|---|")
         for row in rows:
             print(f"| {row[axis]} | {row['step'] * 1e3:.2f} | {row['memory'] / 1e6:.1f} | {row['compile']:.1f} |")
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(found, indent=1))
     if arguments.plot:
-        plot(found, arguments.plot)
+        plot(found).savefig(arguments.plot)
 
 
 def measure(setting: dict[str, int], steps: int, rounds: int) -> dict[str, float]:
@@ -82,20 +111,31 @@ def measure(setting: dict[str, int], steps: int, rounds: int) -> dict[str, float
     return {"step": statistics.median(samples[1:]), "memory": float(held), "compile": seconds}
 
 
-def plot(found: dict[str, list[dict[str, Any]]], path: str) -> None:
-    """A panel an axis: time a step, with a line of slope one through its last point."""
-    import matplotlib.pyplot as plt
+def law(x: np.ndarray, y: np.ndarray, words: str) -> tuple[np.ndarray, str]:
+    """The line a + b x that fits best in ratio, with b = 0 for what should be flat; and a word where it departs."""
+    slope = 0.0 if words == "flat" else 1.0
+    a = np.stack([np.ones_like(x), slope * x], axis=1) / y[:, None]
+    fitted = np.stack([np.ones_like(x), slope * x], axis=1) @ np.linalg.lstsq(a, np.ones_like(x), rcond=None)[0]
+    worst = int(np.argmax(np.abs(np.log(np.maximum(y, 1e-12) / np.maximum(fitted, 1e-12)))))
+    ratio = y[worst] / max(fitted[worst], 1e-12)
+    return fitted, "" if 1 / _DEPARTS < ratio < _DEPARTS else f"departs: {ratio:.1f} x at {x[worst]:.0f}"
 
-    figure, panels = plt.subplots(1, len(found), figsize=(4 * len(found), 3.5), squeeze=False)
-    for panel, (axis, rows) in zip(panels[0], found.items(), strict=True):
-        x, y = np.array([row[axis] for row in rows]), np.array([row["step"] for row in rows]) * 1e3
-        panel.loglog(x, y, marker="o", label="measured")
-        panel.loglog(x, y[-1] * x / x[-1], linestyle=":", label="linear")
-        panel.set_xlabel(axis)
-        panel.set_ylabel("ms a step")
-        panel.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+
+def plot(found: dict[str, list[dict[str, Any]]]) -> Any:
+    """A column an axis, a row a cost: measured, and the law beside it.  Returns a matplotlib `Figure`."""
+    figure = new_figure(4 * len(found), 9)
+    panels = figure.subplots(len(PARTS), len(found), squeeze=False)
+    for column, (axis, rows) in zip(panels.T, found.items(), strict=True):
+        x = np.array([row[axis] for row in rows], float)
+        for panel, (part, (unit, scale)) in zip(column, PARTS.items(), strict=True):
+            y, words = np.array([row[part] for row in rows]) * scale, AXES[axis][1][part]
+            fitted, departs = law(x, y, words)
+            panel.plot(x, y, marker="o", label="measured")
+            panel.plot(x, fitted, linestyle=":", label="law")
+            panel.set(xlabel=axis, ylabel=unit, xscale="log", yscale="log", ylim=(y.min() / 2, y.max() * 2))
+            panel.set_title(f"{words}\n{departs}", fontsize=7)
+    panels[0, 0].legend(fontsize=7)
+    return figure
 
 
 if __name__ == "__main__":

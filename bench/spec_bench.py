@@ -44,6 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--chat", action="store_true", help="use the tokenizer's chat template")
     parser.add_argument("--json", help="write every answer's figures to this file")
     arguments = parser.parse_args(argv)
+    questions = read_questions(arguments.questions)
     target = specjax.load(arguments.target, arguments.dtype)
     if arguments.draft:
         draft = specjax.load(arguments.draft, arguments.dtype)
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
     else:
         speculation = {"proposer": specjax.NGram(arguments.num_drafts)}
     answers = []
-    for question in tqdm(read_questions(arguments.questions), unit="question", disable=None, file=sys.stderr):
+    for question in tqdm(questions, unit="question", disable=None, file=sys.stderr):
         plain = answer(target, question, arguments, {})
         fast = answer(target, question, arguments, speculation)
         group = GROUPS[question["category"]]
@@ -67,7 +68,12 @@ def read_questions(path: str) -> list[dict[str, Any]]:
     for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), start=1):
         if not line.strip():
             continue
-        question = json.loads(line)
+        try:
+            question = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+        if not isinstance(question, dict):
+            raise ValueError(f"{path}, line {number} holds a {type(question).__name__}, not an object")
         missing = {"question_id", "category", "turns"} - question.keys()
         if missing:
             raise ValueError(f"{path}, line {number} lacks {', '.join(sorted(missing))}")
@@ -75,7 +81,12 @@ def read_questions(path: str) -> list[dict[str, Any]]:
             raise ValueError(
                 f"{path}, line {number}: category {question['category']!r} is not one of {', '.join(GROUPS)}"
             )
+        turns = question["turns"]
+        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+            raise ValueError(f"{path}, line {number}: turns is {turns!r}; it must be a list of texts")
         found.append(question)
+    if not found:
+        raise ValueError(f"{path} holds no question: JSON lines with question_id, category and turns")
     return found
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -53,24 +56,49 @@ class Timed:
         return sum(map(of, self.seconds)) if all(self.seconds) else None
 
 
-def alternate(contestants: list[Contestant], prompts: Sequence[np.ndarray], new: int, rounds: int) -> list[Timed]:
-    """Each contestant on each batch once to warm up, then all of them `rounds` times in turn."""
-    found = []
-    for contestant in contestants:
+def alternate(
+    contestants: list[Contestant], prompts: Sequence[np.ndarray], new: int, rounds: int, until: float = math.inf
+) -> tuple[list[Timed], list[str]]:
+    """Each contestant on each batch once to warm up, then all of them `rounds` times in turn.
+
+    Of the time that is left `until` then, on the clock of `time.perf_counter`, first calls may take two thirds: whoever
+    comes later is left out, as is who fails, so that an unattended run loses nobody else.  One round is always run.
+
+    Returns:
+      What was measured of each, and who was left out, and why.
+    """
+    found, left, began = [], [], time.perf_counter()
+    for contestant in tqdm(contestants, desc="first calls", unit="contestant", disable=None, file=sys.stderr):
+        name = f"{contestant.library} {contestant.name} {contestant.num_drafts}"
         started = time.perf_counter()
-        tokens, counts = [contestant.run(prompts[0], new)], dict(contestant.counts)
-        first = time.perf_counter() - started
-        for batch in prompts[1:]:
-            tokens.append(contestant.run(batch, new))
-            counts = {name: count + contestant.counts[name] for name, count in counts.items()}
+        if found and started - began > (until - began) * 2 / 3:
+            left.append(f"{name}: no time")
+            continue
+        try:
+            tokens, counts = [contestant.run(prompts[0], new)], dict(contestant.counts)
+            first = time.perf_counter() - started
+            for batch in prompts[1:]:
+                tokens.append(contestant.run(batch, new))
+                counts = {name: count + contestant.counts[name] for name, count in counts.items()}
+        except Exception as error:
+            if not found:  # the first is what all are compared with
+                raise
+            traceback.print_exc()
+            left.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")
+            continue
         found.append(Timed(contestant, first, [[] for _ in prompts], 0, tokens, counts))
-    turns = [(number, timed) for _ in range(rounds) for number in range(len(prompts)) for timed in found]
-    for number, timed in tqdm(turns, desc="measuring", unit="run", disable=None, file=sys.stderr):
-        meter, started = Meter(), time.perf_counter()
-        timed.contestant.run(prompts[number], new)
-        seconds = time.perf_counter() - started
-        if meter.busy() > _BUSY:
-            timed.dropped += 1
-        else:
-            timed.seconds[number].append(seconds)
-    return found
+    bar = tqdm(total=rounds, desc="measuring", unit="round", disable=None, file=sys.stderr)
+    for turn in range(rounds):
+        if turn and time.perf_counter() > until:
+            break
+        for number, timed in itertools.product(range(len(prompts)), found):
+            meter, started = Meter(), time.perf_counter()
+            timed.contestant.run(prompts[number], new)
+            seconds = time.perf_counter() - started
+            if meter.busy() > _BUSY:
+                timed.dropped += 1
+            else:
+                timed.seconds[number].append(seconds)
+        bar.update()
+    bar.close()
+    return found, left

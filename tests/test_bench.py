@@ -49,7 +49,7 @@ def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
         return np.full((1, new), prompts[0, 0])
 
     asked = [np.array([[1]]), np.array([[3]])]
-    (timed,) = timing.alternate([Contestant("draft", "specjax", 1, run, counts)], asked, 2, rounds=2)
+    (timed,), _ = timing.alternate([Contestant("draft", "specjax", 1, run, counts)], asked, 2, rounds=2)
     assert (timed.alpha, timed.tau, timed.dropped) == (0.5, 2.0, 1)
     assert [len(samples) for samples in timed.seconds] == [2, 1]
     assert [tokens.tolist() for tokens in timed.tokens] == [[[1, 1]], [[3, 3]]]
@@ -65,7 +65,7 @@ def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
     models = ["--target", str(TINY / "target"), "--prompt-file", str(SHIPPED)]
     bench.main([*models, *sizes, "--int8", "--peers", "--json", str(tmp_path / "report.json")])
     assert "2 real prompts of 16 tokens" in capsys.readouterr().out
-    rows = {row["proposer"]: row for row in json.loads((tmp_path / "report.json").read_text())["rows"]}
+    rows = {row["proposer"]: row for row in json.loads((tmp_path / "report.json").read_text())[0]["rows"]}
     assert list(rows) == ["plain", "plain at 2 rows", "ngram", "int8 target", "self-int8"]
     assert all(
         "same_tokens" not in row if name == "int8 target" else row["same_tokens"] == 2 for name, row in rows.items()

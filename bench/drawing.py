@@ -1,0 +1,52 @@
+"""The reports of `python -m bench` as a picture: speed against the number of drafts, with the theory beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specjax.plot import new_figure
+
+_VARIES = ("batch", "prompt_length", "vocab_size")
+
+
+def draw(reports: Sequence[dict[str, Any]]) -> Any:
+    """Tokens/s above, speed-up over specjax's plain decoding below; a column a report.  Returns a matplotlib `Figure`.
+
+    A contestant keeps its colour: full lines are measured, dotted ones tau / (cost(gamma + 1) + gamma c) with the costs
+    that were measured, and what does not guess is a level line.
+    """
+    figure = new_figure(2 + 4 * len(reports), 7)
+    panels = figure.subplots(2, len(reports), squeeze=False, sharex=True, sharey="row")
+    varies = [name for name in _VARIES if len({report["arguments"][name] for report in reports}) > 1]
+    names = dict.fromkeys(_name(row) for report in reports for row in report["rows"] if _shown(row))
+    colours = {name: f"C{number % 10}" for number, name in enumerate(names)}
+    for column, report in zip(panels.T, reports, strict=True):
+        column[0].set_title(", ".join(f"{name} {report['arguments'][name]}" for name in varies), fontsize=9)
+        column[1].set_xlabel("drafts")
+        for name, colour in colours.items():
+            rows = [row for row in report["rows"] if _name(row) == name and row["speedup"]]
+            for axes, value in zip(column, ("tokens_per_second", "speedup"), strict=True):
+                guessing = [row for row in rows if row["num_drafts"]]
+                for row in rows:
+                    if not row["num_drafts"]:
+                        axes.axhline(row[value], color=colour, linewidth=0.8, linestyle="--", label=name)
+                if guessing:
+                    lookaheads = [row["num_drafts"] for row in guessing]
+                    axes.plot(lookaheads, [row[value] for row in guessing], color=colour, marker="o", label=name)
+                known = [row for row in guessing if row.get("share_of_theory")]
+                promised = [row[value] / row["share_of_theory"] for row in known]
+                axes.plot([row["num_drafts"] for row in known], promised, color=colour, linestyle=":")
+    panels[0, 0].set_ylabel("tokens/s")
+    panels[1, 0].set_ylabel("x plain; dotted: theory")
+    panels[0, 0].legend(fontsize=7)
+    return figure
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['library']} {row['proposer']}"
+
+
+def _shown(row: dict[str, Any]) -> bool:
+    """Not the plain passes that are there to be counted as a cost."""
+    return not row["proposer"].startswith("plain at") and "alone" not in row["proposer"]

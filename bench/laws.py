@@ -1,0 +1,93 @@
+"""python -m bench.laws: what speculation promises, held against this device and this precision; status 1 if it breaks.
+
+The auditor compares each proposer with plain decoding at the width of its step: greedy texts, texts of the same key,
+and the bits of what the target says next.  Then one prompt and one key run with every number of drafts, at that one
+width, which must give one text; and at widths of their own, which in bfloat16 need not, so that is only counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from bench.weights import SIZES, Pair, random_on_device
+from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling, audit
+
+_PROMPTS, _LENGTH = 4, 16
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.laws", description=__doc__)
+    parser.add_argument("--size", choices=sorted(SIZES), default="110m", help="of random weights")
+    parser.add_argument("--vocab-size", type=int, default=32000)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--num-drafts", type=int, nargs="+", default=[1, 4], help="lookaheads")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    arguments = parser.parse_args(argv)
+    pair = random_on_device(arguments.size, arguments.vocab_size, arguments.dtype)
+    prompts = np.random.default_rng(0).integers(1, arguments.vocab_size, (_PROMPTS, _LENGTH), dtype=np.int32)
+    print(f"{arguments.size}, {arguments.dtype}, {jax.devices()[0].device_kind}, jax {jax.__version__}\n")
+    kept = True
+    for gamma in arguments.num_drafts:
+        for name, (proposer, arrays) in proposers(pair, gamma).items():
+            decoder = Decoder(pair.target.model, proposer, Match(), (), 256)
+            params = Params(pair.target.params, arrays)
+            found = audit(
+                decoder, params, prompts.tolist(), max_new_tokens=arguments.new_tokens, samples=64, rows=16, top_k=4
+            )
+            same = drafts_of_one_width(decoder, params, prompts[0], arguments.new_tokens)
+            print(f"{name}: {found}\n  0 to {gamma} drafts, one key: {'one text' if same else 'FAIL: several texts'}\n")
+            kept = kept and found.passed and same
+    print(of_all_widths(pair, prompts, arguments.num_drafts, arguments.new_tokens))
+    sys.exit(not kept)
+
+
+def proposers(pair: Pair, gamma: int) -> dict[str, tuple[Any, Any]]:
+    """One that is mostly right, one that is wrong, and one that asks no model."""
+    target, draft, size = pair.target, pair.draft, pair.target.model.vocab_size
+    assert draft is not None
+    return {
+        "the target as its own draft": (DraftModel(target.model, size, gamma), target.params),
+        "a random draft": (DraftModel(draft.model, size, gamma), draft.params),
+        "prompt lookup": (NGram(gamma), None),
+    }
+
+
+def drafts_of_one_width(decoder: Decoder, params: Params, prompt: np.ndarray, new: int) -> bool:
+    """One prompt and key in rows that may guess 0, 1, 2 ... deep: do they write one text?"""
+    deep = np.arange(decoder.proposer.max_depth + 1, dtype=np.int32)
+    texts = _decode(decoder, params, np.tile(prompt, (len(deep), 1)), new, np.zeros_like(deep), deep)
+    return bool((texts == texts[0]).all())
+
+
+def of_all_widths(pair: Pair, prompts: np.ndarray, lookaheads: list[int], new: int) -> str:
+    """How many texts of plain decoding at one row are those of wider passes."""
+    keys, lines = np.arange(len(prompts)), []
+    plain = Decoder(pair.target.model, NoProposer(), Match(), (), 256)
+    reference = _decode(plain, Params(pair.target.params), prompts, new, keys)
+    for width in (gamma + 1 for gamma in lookaheads):
+        wide = dataclasses.replace(plain, proposer=NoProposer(width))
+        same = (_decode(wide, Params(pair.target.params), prompts, new, keys) == reference).all(1).sum()
+        lines.append(f"plain at {width} rows: {same} of {len(prompts)} texts are those at one row (no claim)")
+    return "\n".join(lines)
+
+
+def _decode(
+    decoder: Decoder, params: Params, prompts: np.ndarray, new: int, keys: np.ndarray, num_drafts: Any = None
+) -> np.ndarray:
+    """New tokens [B, new] at temperature 1; rows of equal number in `keys` [B] have equal keys."""
+    lengths = np.full(len(prompts), prompts.shape[1], np.int32)
+    state = decoder.prefill(
+        params, prompts, lengths, limit=lengths + np.int32(new), sampling=Sampling.create(len(prompts), 1.0),
+        key=jax.vmap(jax.random.key)(keys), num_drafts=num_drafts,
+    )  # fmt: skip
+    return np.asarray(decoder.run(params, state).tokens)[:, prompts.shape[1] : prompts.shape[1] + new]
+
+
+if __name__ == "__main__":
+    main()

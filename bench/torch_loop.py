@@ -1,0 +1,149 @@
+"""A compiled PyTorch loop: what a careful user of PyTorch would write for one pair of Llama models, and no more.
+
+Caches of fixed size that stay where they are, and one compiled step that guesses, verifies and keeps, greedily, each
+row its own number of tokens.  It reads the very weights of transformers' models.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bench.contestants import Contestant
+from bench.weights import Pair
+
+
+class Llama(nn.Module):
+    """transformers' Llama over its own weights, in as few operations as decoding needs.  Buffers are its cache."""
+
+    cache: Tensor
+
+    def __init__(self, model: Any, rows: int, slots: int):
+        super().__init__()
+        c = model.config
+        self.body, self.head, self.eps = model.model, model.lm_head, c.rms_norm_eps
+        self.heads, self.kv_heads = c.num_attention_heads, c.num_key_value_heads
+        shape = (c.num_hidden_layers, 2, rows, self.kv_heads, slots, self.body.layers[0].self_attn.head_dim)
+        self.register_buffer("cache", torch.zeros(shape, dtype=model.dtype, device=model.device), persistent=False)
+
+    def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
+        """Read `tokens` [B, N] at positions `start` [B] and on; logits [B, N, V].  Keys and values are kept."""
+        place = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        seen = torch.arange(self.cache.shape[4], device=tokens.device) <= place[..., None]
+        x = self.body.embed_tokens(tokens)
+        angles = place[..., None].float() * self.body.rotary_emb.inv_freq
+        cos, sin = (f(torch.cat([angles, angles], -1)).to(x.dtype)[:, :, None] for f in (torch.cos, torch.sin))
+        for layer, memory in zip(self.body.layers, self.cache, strict=True):
+            x = x + self._attend(layer.self_attn, self._norm(layer.input_layernorm, x), memory, place, seen, cos, sin)
+            y, mlp = self._norm(layer.post_attention_layernorm, x), layer.mlp
+            x = x + mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
+        return self.head(self._norm(self.body.norm, x))
+
+    def _attend(self, layer: Any, x: Tensor, memory: Tensor, place: Tensor, seen: Tensor, cos: Tensor, sin: Tensor):
+        batch, width, _ = x.shape
+
+        def rotate(y: Tensor) -> Tensor:
+            left, right = y.chunk(2, dim=-1)
+            return y * cos + torch.cat([-right, left], -1) * sin
+
+        query = rotate(layer.q_proj(x).view(batch, width, self.heads, -1))
+        keys = rotate(layer.k_proj(x).view(batch, width, self.kv_heads, -1))
+        values = layer.v_proj(x).view(batch, width, self.kv_heads, -1)
+        row = torch.arange(batch, device=x.device)[:, None]
+        memory[0][row, :, place], memory[1][row, :, place] = keys, values
+        # Query heads of one key head side by side, so that no key is copied: [B, K, N x heads / K, D].
+        query = query.view(batch, width, self.kv_heads, -1, query.shape[-1]).transpose(1, 2).flatten(2, 3)
+        scores = (query @ memory[0].transpose(2, 3)).float() / query.shape[-1] ** 0.5
+        mask = seen.repeat_interleave(self.heads // self.kv_heads, dim=1)[:, None]
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(x.dtype)
+        mixed = (weights @ memory[1]).view(batch, self.kv_heads, width, -1, memory.shape[-1])
+        return layer.o_proj(mixed.transpose(1, 2).reshape(batch, width, -1))
+
+    def _norm(self, norm: Any, x: Tensor) -> Tensor:
+        y = x.float()
+        return norm.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+
+
+class Loop(nn.Module):
+    """One batch: its text, and the step that goes on with it."""
+
+    text: Tensor
+    length: Tensor
+    guessed: Tensor
+    said: Tensor
+    right: Tensor
+
+    def __init__(self, target: Any, draft: Any, num_drafts: int, rows: int, limit: int, script: Any):
+        super().__init__()
+        slots, device = limit + num_drafts + 1, target.device
+        self.num_drafts, self.limit, self.vocab = num_drafts, limit, target.config.vocab_size
+        self.target = Llama(target, rows, slots)
+        self.draft = Llama(draft, rows, slots) if num_drafts else None
+        self.scripted = script is not None
+        said, right = script or (np.zeros((rows, 1)), np.zeros((rows, 1)))
+        numbers = {"text": np.zeros((rows, slots)), "length": np.zeros(rows), "guessed": np.zeros((rows, num_drafts))}
+        for name, value in {**numbers, "said": said}.items():
+            self.register_buffer(name, torch.from_numpy(value).long().to(device), persistent=False)
+        self.register_buffer("right", torch.from_numpy(right).bool().to(device), persistent=False)
+        mode = "reduce-overhead" if device.type == "cuda" else None
+        self.step = torch.compile(self._step, mode=mode, fullgraph=True)
+
+    def generate(self, prompts: Tensor) -> Tensor:
+        """[B, limit]: the prompts [B, P], at least two tokens each, and what follows."""
+        text, length = self.text, self.length
+        text.zero_()[:, : prompts.shape[1]] = prompts
+        length.fill_(prompts.shape[1])
+        for model in filter(None, (self.target, self.draft)):
+            model(prompts[:, :-1], torch.zeros_like(length))
+        # No step writes more than this, so nobody need ask before.
+        for _ in range(-(-(self.limit - prompts.shape[1]) // (self.num_drafts + 1))):
+            self.step()
+        while bool((length < self.limit).any()):
+            self.step()
+        return text[:, : self.limit]
+
+    def _step(self) -> None:
+        text, length = self.text, self.length
+        pending = text.gather(1, length[:, None] - 1)
+        nodes = torch.cat([pending, self._guess(text, length)], dim=1)
+        best = self.target(nodes, length - 1).argmax(-1)
+        kept = (nodes[:, 1:] == best[:, :-1]).long().cumprod(1).sum(1)
+        # What stands behind the length is scratch.
+        text.scatter_(1, length[:, None] + torch.arange(nodes.shape[1], device=nodes.device), best)
+        length.copy_(torch.minimum(length + kept + 1, torch.full_like(length, self.limit)))
+
+    def _guess(self, text: Tensor, length: Tensor) -> Tensor:
+        """[B, num_drafts]; the first pass also reads the token before, which may be a guess that was never read."""
+        if self.draft is None:
+            return self.guessed
+        tokens, start = text.gather(1, length[:, None] + torch.tensor([-2, -1], device=text.device)), length - 2
+        for node in range(self.num_drafts):
+            guess = self.draft(tokens, start)[:, -1].argmax(-1)
+            self.guessed[:, node] = guess
+            tokens, start = guess[:, None], length + node
+        if not self.scripted:
+            return self.guessed
+        place = length[:, None] + torch.arange(self.num_drafts, device=text.device)
+        said = self.said.gather(1, place)
+        return torch.where(self.right.gather(1, place), said, (said + 1) % self.vocab)
+
+
+def loop(pair: Pair, num_drafts: int = 0, script: tuple[np.ndarray, np.ndarray] | None = None) -> Contestant:
+    """Plain decoding, or a chain from the draft."""
+    made: dict[tuple, Loop] = {}
+
+    def run(prompts: np.ndarray, new: int) -> np.ndarray:
+        target, draft = pair.peer("target"), pair.peer("draft") if num_drafts else None
+        rows, length = prompts.shape
+        with torch.inference_mode():
+            key = rows, length + new
+            if key not in made:
+                made[key] = Loop(target, draft, num_drafts, *key, script)
+            ids = torch.from_numpy(prompts).long().to(target.device)
+            return made[key].generate(ids)[:, length:].cpu().numpy()
+
+    return Contestant("draft" if num_drafts else "plain", "torch loop", num_drafts, run)

@@ -1,0 +1,188 @@
+"""The parts of the benchmark: imposed luck, the same weights everywhere, goals, pictures, growth and Spec-Bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+from bench import __main__ as bench
+from bench import goals, growth, imposed, laws, machine, spec_bench, weights
+from bench.contestants import ours, theirs
+from specjax.metrics import expected_accepted_length
+
+ROOT = pathlib.Path(__file__).parent.parent
+TINY = ROOT / "checkpoints" / "tiny"
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_coins_keep_what_the_rate_promises(rows):
+    """Acceptance and length on every lookahead, over all rows, which differ from each other."""
+    right = imposed.coins(rows, 64, 0.8, [2, 4])
+    assert right.shape == (rows, 64)
+    assert len(np.unique(right, axis=0)) == rows
+    for gamma in (2, 4):
+        passes, accepted, tested = np.sum([imposed.walk(row, gamma) for row in right], axis=0)
+        assert accepted / tested == pytest.approx(0.8, abs=0.015)
+        assert right.size / passes == pytest.approx(expected_accepted_length(0.8, gamma), rel=0.02)
+
+
+def test_a_walk_by_hand():
+    """Two right, one wrong; one right and its bonus; cut by the end."""
+    assert imposed.walk(np.array([1, 1, 0, 1, 1, 1], bool), 2) == (2, 4, 4)
+    assert imposed.walk(np.array([0, 1, 0, 1], bool), 2) == (3, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return weights.random_on_device("tiny", 256, "float32")
+
+
+def test_imposed_contestants_say_the_same(pair, monkeypatch):
+    """specjax, transformers and the PyTorch loop, ragged: the text of plain decoding, accepted as the coins say."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    torch_loop = pytest.importorskip("bench.torch_loop")
+    monkeypatch.setattr("torch.compile", lambda step, **_: step)
+    prompts, new = np.random.default_rng(0).integers(1, 256, (2, 6), dtype=np.int32), 16
+    plain = ours(pair.target, None, "plain", width=4)
+    text, right = plain.run(prompts, new), imposed.coins(2, new, 0.7, [3])
+    whole = np.concatenate([prompts, text], axis=1)
+    script = np.pad(whole, ((0, 0), (0, 4))), np.pad(right, ((0, 0), (6, 4)))
+    drafted = ours(pair.target, pair.draft, "draft", 3, script)
+    for contestant in (drafted, theirs(pair, "plain"), torch_loop.loop(pair), torch_loop.loop(pair, 3, script)):
+        np.testing.assert_array_equal(contestant.run(prompts, new), text)
+    passes, accepted, tested = np.sum([imposed.walk(row, 3) for row in right], axis=0)
+    assert [drafted.counts[name] for name in ("passes", "accepted", "tested")] == [passes, accepted, tested]
+    np.testing.assert_array_equal(torch_loop.loop(pair, 3).run(prompts, new), text)  # real acceptance
+
+
+def test_laws_hold_here(pair):
+    """One key is one text, however deep a row may guess; the auditor is tested elsewhere."""
+    proposer, arrays = laws.proposers(pair, 2)["the target as its own draft"]
+    decoder = laws.Decoder(pair.target.model, proposer, laws.Match(), (), 32)
+    assert laws.drafts_of_one_width(decoder, laws.Params(pair.target.params, arrays), np.arange(1, 9), 12)
+
+
+def row(library, proposer, gamma, rate, **more):
+    return {"library": library, "proposer": proposer, "num_drafts": gamma, "tokens_per_second": rate, **more}
+
+
+REPORT = {
+    "arguments": {"batch": 1, "prompt_length": None, "vocab_size": 256},
+    "rows": [
+        row("specjax", "plain", 0, 10.0, speedup=1.0, share_of_bandwidth=0.8),
+        row("specjax", "draft", 4, 30.0, speedup=3.0, share_of_theory=0.9),
+        row("transformers", "plain", 0, 5.0, speedup=0.5),
+        row("transformers", "draft", 4, None, speedup=None),
+    ],
+}
+
+
+def test_goals_are_judged():
+    """Met, missed, and open where a side has no clean sample."""
+    judged = [goals.judge(goal, REPORT) for goal in goals.GOALS if goal.run == "110M f32"]
+    assert [row["verdict"] for row in judged] == ["missed", "met", "met", "missed", "open"]
+    assert judged[0]["measured"] == 2.0
+    assert {goal.run for goal in goals.GOALS} == set(goals.RUNS)
+    quick = argparse.Namespace(quick=True, rounds=5, new_tokens=128)
+    found = {name: goals.settings(name, quick) for name in goals.RUNS}
+    assert found["110M f32 batch 8"].batch == 8 and found["110M bf16"].dtype == "bfloat16"
+    assert {asked.new_tokens for asked in found.values()} == {16}
+
+
+def test_several_batches_are_several_reports(monkeypatch, tmp_path, capsys):
+    """Each with a table and a column of the picture."""
+    pytest.importorskip("matplotlib")
+
+    def measure(arguments):
+        return {**REPORT, "arguments": {**REPORT["arguments"], "batch": arguments.batch}}
+
+    monkeypatch.setattr(bench, "measure", measure)
+    monkeypatch.setattr(bench, "table", lambda report: f"batch {report['arguments']['batch']}")
+    files = [tmp_path / "reports.json", tmp_path / "picture.png"]
+    bench.main(["--batch", "1", "8", "--json", str(files[0]), "--plot", str(files[1])])
+    assert capsys.readouterr().out.split("\n\n")[:2] == ["batch 1", "batch 8"]
+    assert [report["arguments"]["batch"] for report in json.loads(files[0].read_text())] == [1, 8]
+    figure = bench.draw(json.loads(files[0].read_text()))
+    assert [axes.get_title() for axes in figure.axes[:2]] == ["batch 1", "batch 8"]
+    promised = [line for line in figure.axes[2].lines if line.get_linestyle() == ":" and len(line.get_xdata())]
+    assert promised[0].get_ydata()[0] == pytest.approx(3.0 / 0.9)
+
+
+def test_growth_says_where_it_departs():
+    """A line is a line; what is not is named, with its place; a panel a cost."""
+    x = np.array([1.0, 2, 4, 8])
+    assert growth.law(x, 3 + 2 * x, "linear")[1] == ""
+    assert growth.law(x, np.array([5.0, 5, 5, 15]), "flat")[1].startswith("departs: ")
+    pytest.importorskip("matplotlib")
+    found = {"batch": [{"batch": n, "step": 0.1 * n, "memory": 1e6, "compile": 2.0} for n in (1, 2)]}
+    assert len(growth.plot(found).axes) == len(growth.PARTS) == 3
+
+
+def test_the_ceiling_is_the_best_read(monkeypatch):
+    monkeypatch.setattr(machine, "bandwidths", lambda rounds: {"one": 39.0, "other": 70.0})
+    monkeypatch.setattr(machine, "_median", lambda call, rounds: 1.0)
+    machine.ceilings.cache_clear()
+    assert machine.ceilings()["bandwidth"] == 70.0
+    machine.ceilings.cache_clear()
+
+
+QUESTIONS = [
+    {"question_id": 1, "category": "writing", "turns": ["Name a tree.", "And a flower?"]},
+    {"question_id": 2, "category": "translation", "turns": ["Sag es auf Englisch: Haus."]},
+]
+
+
+def test_spec_bench(tmp_path, capsys):
+    """Two of its groups, a question of two turns: the same answers plainly and with prompt lookup."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join(map(json.dumps, QUESTIONS)))
+    spec_bench.main(
+        ["--questions", str(path), "--target", str(TINY / "target"), "--max-new-tokens", "6",
+         "--json", str(tmp_path / "answers.json")]
+    )  # fmt: skip
+    out = capsys.readouterr().out
+    assert "| multi-turn conversation | 1 |" in out and "| translation | 1 |" in out and "2/2" in out
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert [len(found["plain"]["answers"]) for found in answers] == [2, 1]
+    assert len(set(spec_bench.GROUPS.values())) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1 is not JSON"),
+        ("[1]", "line 1 holds a list"),
+        ('{"question_id": 1, "turns": ["a"]}', "line 1 lacks category"),
+        ('{"question_id": 1, "category": "poetry", "turns": ["a"]}', "category 'poetry' is not one of writing"),
+        ('{"question_id": 1, "category": "qa", "turns": "a"}', "turns is 'a'; it must be a list"),
+        ("", "holds no question"),
+    ],
+)
+def test_spec_bench_refuses(tmp_path, line, message):
+    """Before a model is loaded."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text(line)
+    with pytest.raises(ValueError, match=message):
+        spec_bench.main(["--questions", str(path), "--target", "nowhere"])
+
+
+def test_accelerator_sh_reports_what_failed(tmp_path):
+    """A part that fails loses itself alone, and the summary says so; a part of no name is refused."""
+    script, python = ROOT / "bench" / "accelerator.sh", tmp_path / "python"
+    python.write_text(
+        '#!/bin/bash\n[ "$2" = bench.laws ] && exit 1\n[ "$1" = - ] && cat >/dev/null && echo {}\nexit 0\n'
+    )
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "OUT": str(tmp_path / "out")}
+    done = subprocess.run([script, "--dry-run"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "| laws | failed with status 1 |" in done.stdout and "| 8b | ran |" in done.stdout
+    assert (tmp_path / "out" / "summary.md").read_text() == done.stdout
+    done = subprocess.run([script, "9b"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "9b is neither" in done.stderr
