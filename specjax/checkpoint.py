@@ -95,7 +95,7 @@ def load(
     tokenizer = _tokenizer(folder, ours.vocab_size)
     # On a CPU the copy of a tied embedding pays for itself; elsewhere memory is dearer.
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-    separate = ours.tied_embeddings and dtype == jnp.float32 and platform == "cpu"
+    separate = ours.tied_embeddings and platform == "cpu"
     model = LinenModel(Transformer(ours, separate_head=separate), dtype)
     params = read_params(folder, family, model, dtype, None if mesh is None else shardings(model, mesh, rules))
     name = folder.name if pathlib.Path(path).is_dir() else str(path)

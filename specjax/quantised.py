@@ -24,6 +24,7 @@ from jax import Array
 
 from specjax.checkpoint import LanguageModel
 from specjax.models import LinenModel
+from specjax.models.products import dot_general
 
 _LARGEST = 127
 
@@ -69,10 +70,10 @@ def _round(x: Array) -> tuple[Array, Array]:
     return jnp.round(x / scale).astype(jnp.int8), scale
 
 
-def int8_dot_general(x: Array, kernel: Any, dimensions: Any, **settings: Any) -> Array:
-    """`jax.lax.dot_general` of x [..., in] with an `Int8` kernel; of two arrays, as ever."""
+def int8_dot_general(x: Array, kernel: Any, dimensions: Any) -> Array:
+    """`models.products.dot_general`, with an `Int8` kernel too."""
     if not isinstance(kernel, _Kernel):
-        return jax.lax.dot_general(x, kernel, dimensions, **settings)
+        return dot_general(x, kernel, dimensions)
     if dimensions != (((x.ndim - 1,), (0,)), ((), ())):
         raise ValueError(f"an int8 kernel contracts x's last axis with its first, not {dimensions}")
     rows, scale = _round(x.reshape(-1, x.shape[-1]))

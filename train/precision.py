@@ -9,9 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.models.attention import factors
-
-_WIDE = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+from specjax.models.products import float32_dot_general
 
 
 def mixed_dot_general(x: Array, kernel: Array, dimensions: Any) -> Array:
@@ -25,7 +23,7 @@ def mixed_dot_general(x: Array, kernel: Array, dimensions: Any) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _mixed(x: Array, kernel: Array, dimensions: Any) -> Array:
-    return _WIDE(*factors(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)), dimensions)
+    return float32_dot_general(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), dimensions)
 
 
 def _forward(x: Array, kernel: Array, dimensions: Any):
@@ -38,9 +36,9 @@ def _backward(dimensions: Any, saved: tuple[Array, Array], grad: Array):
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     flat_grad = grad.reshape(-1, grad.shape[-1]).astype(dtype)
     flat_x = x.reshape(-1, x.shape[-1]).astype(dtype)
-    grad_x = _WIDE(flat_grad, kernel.astype(dtype), (((1,), (1 - kernel_axis,)), ((), ())))
+    grad_x = float32_dot_general(flat_grad, kernel.astype(dtype), (((1,), (1 - kernel_axis,)), ((), ())))
     pair = (flat_x, flat_grad) if kernel_axis == 0 else (flat_grad, flat_x)
-    return grad_x.reshape(x.shape), _WIDE(*pair, (((0,), (0,)), ((), ())))
+    return grad_x.reshape(x.shape), float32_dot_general(*pair, (((0,), (0,)), ((), ())))
 
 
 _mixed.defvjp(_forward, _backward)

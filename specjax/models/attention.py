@@ -6,17 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.models.products import float32_dot_general, two_rows
+
 _CAUSAL_BLOCK = 64
-
-
-def factors(x: Array, y: Array) -> tuple[Array, Array]:
-    """`x`, `y` as a product with float32 sums takes them: XLA:CPU before jax 0.10 multiplies no bfloat16 into float32.
-
-    There they are widened, which changes none of the numbers.
-    """
-    if jax.__version_info__ < (0, 10) and jax.default_backend() == "cpu":
-        return x.astype(jnp.float32), y.astype(jnp.float32)
-    return x, y
 
 
 def attend(
@@ -37,8 +29,8 @@ def attend(
     batch, width, heads, dim = query.shape
     groups = heads // keys.shape[1]
     grouped = query.reshape(batch, width, keys.shape[1], groups, dim).transpose(0, 2, 3, 1, 4)
-    grouped = grouped.reshape(batch, keys.shape[1], groups * width, dim)
-    scores = jnp.einsum("bkqd,bksd->bkqs", *factors(grouped, keys), preferred_element_type=jnp.float32)
+    grouped, rows = two_rows(grouped.reshape(batch, keys.shape[1], groups * width, dim)), groups * width
+    scores = float32_dot_general(grouped, keys, (((3,), (3,)), ((0, 1), (0, 1))))[:, :, :rows]  # [B, K, rows, S]
     scores = scores * (dim**-0.5 if scale is None else scale)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
@@ -46,8 +38,8 @@ def attend(
     # A large finite number: a slot that holds an infinity must not turn 0 * inf into NaN through the maximum.
     scores = jnp.where(visible[:, None, None], scores, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    weights = weights.reshape(batch, keys.shape[1], groups * width, -1)
-    out = jnp.einsum("bkqs,bksd->bkqd", weights, values)
+    weights = two_rows(weights.reshape(batch, keys.shape[1], rows, -1))
+    out = float32_dot_general(weights, values, (((3,), (2,)), ((0, 1), (0, 1))))[:, :, :rows].astype(values.dtype)
     out = out.reshape(batch, keys.shape[1], groups, width, dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, width, heads * dim)
 

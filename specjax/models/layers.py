@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax import Array
 
 from specjax.models.config import TransformerConfig
+from specjax.models.products import dot_general
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nn.silu,
@@ -28,7 +29,7 @@ class Dense(nn.Module):
     axes: tuple[str, str]
     use_bias: bool = False
     scale: float = 0.02
-    dot_general: Callable[..., Array] = jax.lax.dot_general
+    dot_general: Callable[..., Array] = dot_general
 
     @nn.compact
     def __call__(self, x: Array) -> Array:

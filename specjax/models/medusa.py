@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from specjax.models.products import dot_general
+
 
 class MedusaHeads(nn.Module):
     """Head k (from 0) guesses, from the features of the token at t, the token at t + 2 + k.
@@ -37,7 +39,7 @@ class MedusaHeads(nn.Module):
     num_layers: int = 1
     own_heads: bool = False
     logit_softcap: float | None = None
-    dot_general: Callable[..., Array] = jax.lax.dot_general
+    dot_general: Callable[..., Array] = dot_general
 
     @nn.compact
     def __call__(self, hidden: Array) -> Array:
