@@ -14,7 +14,8 @@ FLOORS = [
     [f"specjax.{name}" for name in ("tree", "cache", "recurrent", "sampling", "metrics", "chisquare", "vocabulary")]
     + ["specjax.logprobs", "specjax.plot", "specjax.prefill"],
     ["specjax.processors"],
-    ["specjax.models.rope", "specjax.models.attention", "specjax.models.base"],
+    ["specjax.models.rope", "specjax.models.products", "specjax.models.base"],
+    ["specjax.models.attention"],
     ["specjax.models.config"],
     [f"specjax.models.{name}" for name in ("layers", "family", "fields", "medusa")],
     ["specjax.models.function", "specjax.models.check"],
