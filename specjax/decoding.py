@@ -24,6 +24,7 @@ from jax.core import Tracer
 
 from specjax import tree
 from specjax.logprobs import Logprobs
+from specjax.memory import check_memory
 from specjax.prefill import read_prompt
 from specjax.processors import LogitsProcessor, Processors, check_function, process
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
@@ -120,7 +121,8 @@ class Decoder:
           eos: [B, ids] int32, ends of text of each row (`eos_of_rows`); those of the decoder by default.
 
         Raises:
-          ValueError: where a prompt or a limit does not fit (checked for concrete arrays, before any compilation).
+          ValueError: where a prompt or a limit does not fit, or the devices have too little memory left (checked
+            for concrete arrays, before any compilation).
         """
         if num_drafts is None:
             num_drafts = np.full(prompt.shape[0], self.proposer.max_depth, np.int32)
@@ -134,6 +136,7 @@ class Decoder:
         eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
         given = prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos
         placed = mesh, is_split(params.target), is_split(params.proposer)
+        check_memory(_prefill, self, placed, params, *given)
         return _prefill(self, placed, params, *given)
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:

@@ -22,6 +22,7 @@ import safetensors
 from flax.traverse_util import flatten_dict, unflatten_dict
 from tqdm import tqdm
 
+from specjax.memory import devices_of, require
 from specjax.models import Family, LinenModel, Tensor, TransformerConfig
 from specjax.sharding import leader, to_host
 
@@ -119,7 +120,8 @@ def read_params(
       shardings: a tree like the parameters; each device reads its own slice of each tensor.  None: the default device.
 
     Raises:
-      ValueError: all that is missing, misshapen, twice there, of another dtype or left over, at once.
+      ValueError: all that is missing, misshapen, twice there, of another dtype or left over, at once; or more than the
+        devices have memory for.
     """
     shapes = {path: leaf.shape for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()}
     placed = {} if shardings is None else _flat(shardings)
@@ -133,6 +135,10 @@ def read_params(
             faults.append(f"no tensor, or only a part of one, is read into the parameter {'/'.join(path)}")
     if faults:
         raise ValueError(f"the weights in {folder} do not fit its config.json:\n  " + "\n  ".join(faults))
+    held = (placed[path].shard_shape(shape) if path in placed else shape for path, shape in shapes.items())
+    devices = next(iter(placed.values())).device_set if placed else devices_of(None)
+    cure = "load it in bfloat16, or split it over more devices with mesh="
+    require(sum(map(math.prod, held)) * jnp.dtype(dtype).itemsize, devices, f"the parameters in {folder}", cure)
     # What is greatest first: the copies that reading it takes are gone when the memory fills up.
     leaves = sorted(_grouped(rows, "path").items(), key=lambda leaf: -math.prod(shapes[leaf[0]]))
     params: dict[_Path, Any] = {}

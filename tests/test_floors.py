@@ -26,6 +26,7 @@ FLOORS = [
     + ["specjax.models.gpt_neox"],
     ["specjax.models"],
     ["specjax.sharding"],
+    ["specjax.memory"],
     ["specjax.rules.confidence"],
     [f"specjax.rules.{name}" for name in ("match", "rejection", "block", "typical", "threshold")],
     ["specjax.rules"],

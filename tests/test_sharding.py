@@ -23,6 +23,7 @@ _EIGHT = r"""
 import contextlib, dataclasses, io, json, pathlib, sys
 import jax, numpy as np
 import specjax
+from specjax import memory
 from specjax.commands import main
 from specjax.decoding import _run
 from specjax.orbax import restore_params, save_params
@@ -99,6 +100,18 @@ three = {"limit": np.full(3, 8), "sampling": specjax.Sampling.create(3), "key": 
 given = specjax.Params(split.params), np.ones((3, 4), np.int32), np.full(3, 4)
 message = refused(lambda: decoder.prefill(*given, **three))
 assert "3 rows" in message and "2 devices" in message and "4 would" in message, message
+# What a state will take on each device is known before it is made.
+settings = {"sampling": specjax.Sampling.create(4), "key": jax.random.split(jax.random.key(0), 4)}
+given = specjax.Params(split.params), np.ones((4, 4), np.int32), np.full(4, 4)
+state = decoder.prefill(*given, limit=np.full(4, 8), **settings)
+size = sum(np.prod(held(leaf), dtype=int) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+assert memory.device_bytes(state, mesh) == size
+memory.free_bytes = lambda device: 8 * (size + 4 * 320 * 4 // 8) - 1
+message = refused(lambda: decoder.prefill(*given, limit=np.full(4, 8), **settings))
+assert "on each of 8 devices, of which" in message, message
+memory.free_bytes = lambda device: 8 * (size + 4 * 320 * 4 // 8)
+decoder.prefill(*given, limit=np.full(4, 8), **settings)
+memory.free_bytes = lambda device: None
 message = refused(lambda: specjax.generate(split, "the", draft=specjax.load(folder, mesh=make_mesh(data=8))))
 assert "another mesh" in message, message
 message = refused(lambda: specjax.generate(quantise(plain), "the", mesh=mesh))
