@@ -24,7 +24,7 @@ MESHES = ((1, 8), (2, 4), (4, 2), (8, 1))
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_kv_heads": 4},
-    "mixtral": {"num_kv_heads": 2, "num_experts": 4, "experts_per_token": 2, "expert_size": 128},
+    "mixtral": {"num_kv_heads": 2, "num_experts": 4, "experts_per_token": 2, "expert_size": 256},
     "gemma2": {
         "num_kv_heads": 4, "windows": (6, None), "attention_softcap": 5.0, "logit_softcap": 8.0, "norm_offset": 1.0,
         "norm_order": "sandwich", "embedding_scale": 8.0, "tied_embeddings": True, "activation": "gelu_tanh",
@@ -43,12 +43,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 parallel branches.  Its key heads, 2, 4 or 8, lie whole on a device where they are fewer than there are."""
 
 
-def transformer(num_kv_heads: int = 8, num_layers: int = 1, **switches: Any) -> specjax.LinenModel:
+def transformer(num_kv_heads: int = 8, **switches: Any) -> specjax.LinenModel:
     config = specjax.TransformerConfig(
         vocab_size=VOCAB,
         hidden_size=64,
         mlp_size=128,
-        num_layers=num_layers,
+        num_layers=1,
         num_heads=8,
         num_kv_heads=num_kv_heads,
         head_dim=8,
@@ -121,10 +121,11 @@ def proposers(target: specjax.LinenModel, weights: Any) -> dict[str, tuple[Propo
 
 
 def medusa(config: specjax.TransformerConfig, weights: Any) -> tuple[specjax.Medusa, MedusaParams]:
-    heads = MedusaHeads(num_heads=2, hidden_size=64, vocab_size=VOCAB, logit_softcap=config.logit_softcap)
+    size = config.hidden_size
+    heads = MedusaHeads(num_heads=2, hidden_size=size, vocab_size=VOCAB, logit_softcap=config.logit_softcap)
     bank = {
-        "kernel": jnp.asarray(np.random.default_rng(5).normal(0, 0.2, (1, 1, 2, 64, 64)), jnp.float32),
-        "bias": jnp.zeros((1, 1, 2, 64), jnp.float32),
+        "kernel": jnp.asarray(np.random.default_rng(5).normal(0, 0.2, (1, 1, 2, size, size)), jnp.float32),
+        "bias": jnp.zeros((1, 1, 2, size), jnp.float32),
     }
     output = "embedding" if config.tied_embeddings else "head"
     arrays = MedusaParams(bank, jnp.int32(0), {output: weights[output]})
@@ -155,7 +156,9 @@ def respelt(params: Any) -> Any:
 
 def family_cases(family: str, only: tuple[str, ...] = ()) -> dict[str, Case]:
     """Of a kind of family, by the name of the proposer."""
-    target = transformer(num_layers=2, **FAMILIES[family])
+    # Wide enough that a matrix is larger than all that a step has to send of its 8 rows.
+    wide = {"hidden_size": 128, "mlp_size": 256, "head_dim": 16, "num_layers": 2}
+    target = transformer(**{**wide, **FAMILIES[family]})
     weights = noisy(target.init(jax.random.key(0)), 0.05, 2)  # biases and norms that are more than 0 and 1
     return {
         name: Case(decoder(target, proposer), Params(weights, arrays))

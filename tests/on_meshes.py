@@ -1,7 +1,7 @@
 """What decoding on eight devices must be:
 
     python tests/on_meshes.py                  the cases of tests/test_sharding.py, and what travels in each
-    python tests/on_meshes.py --table          every kind of family, with every proposer, under every rule: an hour of CPU
+    python tests/on_meshes.py --table          every kind of family, with every proposer, under every rule (long)
     python tests/on_meshes.py --table --turns  each family with each proposer, under one rule in turn
     python tests/on_meshes.py --collectives    what travels in a step, by kind
 

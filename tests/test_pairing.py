@@ -135,5 +135,5 @@ def test_the_command_says_it_in_a_line(capsys):
             ["generate", "the cat", "--target", str(folders.target()), "--draft", str(folder), "--max-new-tokens", "8"]
         )
     found = capsys.readouterr()
-    assert found.err.startswith(f"specjax generate: the draft {folder.name} (") and found.err.count("\n") == 1
+    assert found.err.startswith(f"specjax generate: the draft {folder.name!r} (") and found.err.count("\n") == 1
     assert "same tokens                    yes" in found.out
