@@ -32,6 +32,7 @@ from specjax.decoding import Decoder
 from specjax.proposers import NoProposer
 from specjax.rules import Match
 from specjax.sampling import Sampling
+from specjax.sharding import leader, to_host
 from specjax.types import DecodeState, Model, Params
 
 _LEAST = 10  # tokens that both samples together need for a cell of their own: about 5 are expected in each
@@ -145,7 +146,8 @@ def audit(
 
     drawn: tuple[list, list] = ([], [])
     limit = lengths + np.int32(num_tokens)
-    for number in tqdm(range(-(-samples // rows)), desc="audit", unit="batch", disable=None, file=sys.stderr):
+    quiet = None if leader() else True
+    for number in tqdm(range(-(-samples // rows)), desc="audit", unit="batch", disable=quiet, file=sys.stderr):
         for side, ((dec, arrays), start) in enumerate(zip(both, starts, strict=True)):
             key = _keys(seed, 1 + 2 * number + side, rows)  # independent samples, also where the keys decide
             state = _decode(dec, arrays, start, limit, sampling, key)
@@ -178,16 +180,16 @@ def _keys(seed: int, number: int, rows: int) -> Array:
 
 def _texts(state: DecodeState, lengths: np.ndarray) -> list[tuple[int, ...]]:
     """The new tokens of every row."""
-    tokens, ends = np.asarray(state.tokens), np.asarray(state.length)
+    tokens, ends = to_host((state.tokens, state.length))
     return [tuple(row[start:end].tolist()) for row, start, end in zip(tokens, lengths, ends, strict=True)]
 
 
 def _figures(state: DecodeState, lengths: np.ndarray) -> Check:
     """Each pass emits one token more than it accepts, but for a row's last one, which may be cut."""
-    stats = jax.device_get(state.stats)
+    stats, ends = to_host((state.stats, state.length))
     cut = stats.accepted + stats.target_passes - stats.emitted
     right = (
-        (stats.emitted == np.asarray(state.length) - lengths)
+        (stats.emitted == ends - lengths)
         & ((cut == 0) | (cut == 1))
         & (stats.accepted <= stats.tested)
         & (stats.tested <= stats.proposed)
@@ -210,7 +212,7 @@ def _equal(name: str, claimed: bool, rows: np.ndarray, same: np.ndarray, texts: 
 
 def _same_bits(decoder: Decoder, params: Params, found: DecodeState, wanted: DecodeState, same: np.ndarray) -> Check:
     logits, reference = (
-        np.asarray(_next_logits(decoder.target, decoder.proposer.num_nodes, params.target, state))
+        to_host(_next_logits(decoder.target, decoder.proposer.num_nodes, params.target, state))
         for state in (found, wanted)
     )
     bits = np.array([a.tobytes() == b.tobytes() for a, b in zip(logits, reference, strict=True)])

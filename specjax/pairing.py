@@ -47,7 +47,7 @@ def pair(
     mesh = mesh_of(target.params)
     if draft is not None and mesh_of(draft.params) not in (None, mesh):
         raise ValueError(
-            f"the draft {draft.name} lies on another mesh than {target.name}: load both with the same mesh="
+            f"the draft {draft.name!r} lies on another mesh than {target.name!r}: load both with the same mesh="
         )
     proposer, weights = _choose(target, draft, proposer, num_drafts, adapter, rows)
     return proposer, beside(weights, mesh)
@@ -83,8 +83,8 @@ def _choose(
         return proposer, _weights(proposer, target, draft)
     if proposer is not None:
         raise ValueError(
-            f"a {type(proposer).__name__} needs a draft with the tokens of {target.name}, and {draft.name} has others: "
-            "pass draft= alone, which translates"
+            f"a {type(proposer).__name__} needs a draft with the tokens of {target.name!r}, and {draft.name!r} has "
+            "others: pass draft= alone, which translates"
         )
     tables, expansion = found
     return Universal(draft.model, size, most, expansion), UniversalParams(draft.params, tables)
@@ -133,7 +133,7 @@ class _Words:
 
     def __str__(self) -> str:
         count = f"{self.tokenizer.get_vocab_size()} tokens" if self.tokenizer else f"{self.size} ids, no tokenizer"
-        return f"{self.name} ({count})"
+        return f"{self.name!r} ({count})"  # quoted: many a draft is called "draft"
 
 
 @functools.lru_cache(maxsize=8)

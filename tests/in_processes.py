@@ -28,7 +28,7 @@ DRAFT = (*COMMON, *SIZES, "--steps", "4", "--sampled-sequences", "8", "--sampled
 HEADS = (*COMMON, "--steps", "4", "--num-heads", "1", "--own-heads", "--lora-rank", "2",
          "--written-sequences", "3", "--written-prompt", "8")  # fmt: skip
 PROMPTS = ["import os", "def f(", "the values of the values"]
-DECODED = {"proposer": specjax.NGram(3), "max_new_tokens": 8, "temperature": [1.0, 0.0, 0.7]}
+DECODED = {"proposer": specjax.NGram(3, min_ngram=1), "max_new_tokens": 8, "temperature": [1.0, 0.0, 0.7]}
 
 
 def main() -> None:

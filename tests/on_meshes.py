@@ -1,143 +1,74 @@
-"""What decoding on eight devices must be, for `tests/test_sharding.py`:  python tests/on_meshes.py
+"""What decoding on eight devices must be:
+
+    python tests/on_meshes.py                  the cases of tests/test_sharding.py, and what travels in each
+    python tests/on_meshes.py --table          every kind of family, with every proposer, under every rule (long)
+    python tests/on_meshes.py --table --turns  each family with each proposer, under one rule in turn
+    python tests/on_meshes.py --collectives    what travels in a step, by kind
+
+`--families`, `--proposers`, `--rules` and `--meshes` take a part.  With `--turns` every two of mesh, family, proposer
+and rule still meet: a rule sees the logits of one row, and not where they came from.
 
 A process of its own, since a process has the devices that it starts with.  Every case decodes on one device and on
-meshes, by the same functions; the compiled loop is then asked what it moves between devices, and what it keeps.
+meshes, by the same functions: the tokens and the figures must be equal.  The compiled loop is then asked what it moves
+between devices, and what it keeps.
 """
 
+import argparse
+import collections
 import dataclasses
 import math
+import os
 import re
 import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import mesh_cases
 import numpy as np
+from mesh_cases import FAMILIES, MESHES, Case
 
 import specjax
-from specjax.decoding import Decoder, _run
-from specjax.models.medusa import MedusaHeads
-from specjax.proposers import MedusaParams
-from specjax.sharding import beside, lay, layout, make_mesh
+from specjax.decoding import _run
+from specjax.sharding import layout, make_mesh
 from specjax.types import DecodeState, Params
 
-VOCAB, ROWS, WIDTH, CAPACITY = 32, 8, 8, 256
-LENGTHS = np.array([5, 3, 6, 1, 8, 2, 7, 4], np.int32)
-PROMPTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, WIDTH)).astype(np.int32)
-LIMITS = LENGTHS + np.array([24, 18, 9, 20, 1, 0, 22, 16], np.int32)
-
-MESHES = ((1, 8), (2, 4), (4, 2), (8, 1))
-
-
-def transformer(kv_heads: int = 8, **switches: Any) -> specjax.LinenModel:
-    config = specjax.TransformerConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        mlp_size=128,
-        num_layers=1,
-        num_heads=8,
-        num_kv_heads=kv_heads,
-        head_dim=8,
-        max_positions=CAPACITY,
-        init_scale=0.35,
-    )
-    return specjax.LinenModel(specjax.Transformer(dataclasses.replace(config, **switches)))
-
-
-def noisy(params: Any, noise: float = 0.03) -> Any:
-    """A copy that agrees often, but not always."""
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    new = [x + noise * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
-    return jax.tree.unflatten(structure, new)
+KINDS = (
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast",
+    "ragged-all-to-all",
+)  # fmt: skip
+_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
 
 
 @dataclasses.dataclass
-class Case:
-    """A decoder, its arrays on one device, and where it is tried."""
+class Found:
+    """What came of a case: texts and figures, the state before (donated) as shapes, and the compiled loop."""
 
-    decoder: Decoder
-    params: Params
-    meshes: tuple[tuple[int, int], ...]
-    split_draft: bool = True
-    temperature: float = 1.0
-
-    def on(self, mesh: Any) -> Params:
-        target = lay(self.decoder.target, self.params.target, mesh)
-        model = getattr(self.decoder.proposer, "model", None)
-        if model is None or not self.split_draft:
-            return Params(target, beside(self.params.proposer, mesh))
-        return Params(target, lay(model, self.params.proposer, mesh))
-
-    def prefill(self, params: Params) -> DecodeState:
-        sampling = specjax.Sampling.create(ROWS, temperature=[self.temperature, 0] * (ROWS // 2))
-        keys = jax.random.split(jax.random.key(3), ROWS)
-        return self.decoder.prefill(params, PROMPTS, LENGTHS, limit=LIMITS, sampling=sampling, key=keys)
-
-    def run(self, params: Params) -> tuple[list[list[int]], Any, DecodeState, Any]:
-        """The texts, the figures, the state before (donated) as shapes, and the compiled loop."""
-        state = self.prefill(params)
-        steps = jnp.int32(2**31 - 1)
-        compiled = _run.lower(self.decoder, layout(state), params, state, steps).compile()
-        before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
-        after = compiled(params, state, steps)
-        tokens, ends = np.asarray(after.tokens), np.asarray(after.length)
-        for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
-            assert new.sharding.is_equivalent_to(old.sharding, new.ndim), (old.sharding, new.sharding)
-        return [row[:n].tolist() for row, n in zip(tokens, ends, strict=True)], after.stats, before, compiled
+    texts: list[list[int]]
+    figures: Any
+    before: DecodeState
+    compiled: Any
 
 
-def cases() -> dict[str, Case]:
-    plain = transformer()
-    weights = plain.init(jax.random.key(0))
-    drafted = specjax.DraftModel(plain, VOCAB, 2)
-    grouped = transformer(kv_heads=2)
-    grouped_weights = grouped.init(jax.random.key(0))
-    experts = transformer(num_experts=4, experts_per_token=2, expert_size=128)
-    windowed = transformer(windows=(6,))
-    heads = MedusaHeads(num_heads=2, hidden_size=64, vocab_size=VOCAB)
-    rng = np.random.default_rng(5)
-    bank = {
-        "kernel": jnp.asarray(rng.normal(0, 0.2, (1, 1, 2, 64, 64)), jnp.float32),
-        "bias": jnp.zeros((1, 1, 2, 64), jnp.float32),
-    }
-    medusa = specjax.Medusa(heads, ((0,), (1,), (0, 0)))
-
-    def decoder(target, proposer, rule=None):
-        return Decoder(target, proposer, rule or specjax.Match(), (), CAPACITY)
-
-    return {
-        "draft, match": Case(decoder(plain, drafted), Params(weights, noisy(weights)), MESHES),
-        "whole draft, rejection": Case(
-            decoder(plain, drafted, specjax.Rejection()), Params(weights, noisy(weights)), ((2, 4),), False
-        ),
-        "draft tree, two heads": Case(
-            decoder(grouped, specjax.DraftTree(grouped, VOCAB, (2, 1))),
-            Params(grouped_weights, noisy(grouped_weights)),
-            ((2, 4),),
-        ),
-        "medusa tree": Case(
-            decoder(plain, medusa),
-            Params(weights, MedusaParams(bank, jnp.int32(0), {"head": weights["head"]})),
-            ((4, 2),),
-        ),
-        "experts, ngram": Case(
-            decoder(experts, specjax.NGram(1)), Params(experts.init(jax.random.key(0))), ((2, 4),), True, 0.0
-        ),
-        "window, ngram": Case(
-            decoder(windowed, specjax.NGram(3)), Params(windowed.init(jax.random.key(0))), ((1, 8),), True, 0.0
-        ),
-    }
+def decode(case: Case, params: Params) -> Found:
+    state = case.prefill(params)
+    steps = jnp.int32(2**31 - 1)
+    compiled = _run.lower(case.decoder, layout(state), params, state, steps).compile()
+    before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    after = compiled(params, state, steps)
+    tokens, ends = np.asarray(after.tokens), np.asarray(after.length)
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert new.sharding.is_equivalent_to(old.sharding, new.ndim), (old.sharding, new.sharding)
+    texts = [row[:n].tolist() for row, n in zip(tokens, ends, strict=True)]
+    return Found(texts, jax.device_get(after.stats), before, compiled)
 
 
 def collectives(text: str) -> list[tuple[str, int]]:
     """Kind and bytes of every operation of compiled HLO that moves data between devices."""
-    kinds = "all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter|collective-broadcast|ragged-all-to-all"
-    width = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
     found = []
-    for shapes, kind in re.findall(rf"= (.+?) ({kinds})(?:-start)?\(", text):
+    for shapes, kind in re.findall(rf"= (.+?) ({'|'.join(KINDS)})(?:-start)?\(", text):
         for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes):  # several where XLA has combined them
-            found.append((kind, width.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n)))
+            found.append((kind, _BYTES.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n)))
     return found
 
 
@@ -146,31 +77,117 @@ def held(leaf: Any) -> int:
     return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
-def main(only: str = "", report: str = "") -> None:
-    assert jax.device_count() == 8
-    for name, case in cases().items():
-        if only not in name:
-            continue
-        texts, stats, _, _ = case.run(case.params)
-        for sizes in case.meshes:
-            mesh = make_mesh(*sizes)
-            params = case.on(mesh)
-            found, figures, state, compiled = case.run(params)
-            assert found == texts, f"{name} on {sizes}: {found} instead of {texts}"
-            jax.tree.map(np.testing.assert_array_equal, figures, stats)
+def check(name: str, case: Case, params: Params, wanted: Found) -> Found:
+    """A case on a mesh against one device.  Raises AssertionError."""
+    found = decode(case, params)
+    assert found.texts == wanted.texts, f"{name}: {found.texts} instead of {wanted.texts}"
+    jax.tree.map(np.testing.assert_array_equal, found.figures, wanted.figures)
+    # The greatest thing that travels is smaller than the part of a cache, or the matrix, that lies on a device.
+    caches, matrices = sizes_of(found, params)
+    moved = collectives(found.compiled.as_text())
+    assert moved, "eight devices that never talk: does the test still find what they say?"
+    greatest = max(moved, key=lambda item: item[1])
+    assert greatest[1] < min(*caches, *matrices), f"{name} moves {greatest}"
+    assert found.compiled.memory_analysis().alias_size_in_bytes >= sum(caches), f"{name}: a second cache"
+    return found
 
-            # The greatest thing that travels is smaller than the part of a cache, or the matrix, that lies on a device.
-            caches = [held(leaf) for leaf in jax.tree.leaves(state) if leaf.ndim == 4]
-            matrices = [leaf.nbytes for leaf in jax.tree.leaves(params.target) if leaf.ndim > 1 and leaf.nbytes > 2**13]
-            moved = collectives(compiled.as_text())
-            assert moved, "eight devices that never talk: does the test still find what they say?"
-            greatest = max(moved, key=lambda item: item[1])
-            assert greatest[1] < min(*caches, *matrices), f"{name} on {sizes} moves {greatest}"
-            assert compiled.memory_analysis().alias_size_in_bytes >= sum(caches), f"{name} on {sizes}: a second cache"
-            if report:
-                print(name, sizes, len(moved), *greatest, min(matrices), min(caches), sep=" | ", file=sys.stderr)
+
+def sizes_of(found: Found, params: Params) -> tuple[list[int], list[int]]:
+    """Bytes of the caches on a device, and of the target's matrices."""
+    caches = [held(leaf) for leaf in jax.tree.leaves(found.before) if leaf.ndim == 4]
+    # Those of a few heads or tokens are smaller than activations here, as no real ones are.
+    matrices = [x.nbytes for x in jax.tree.leaves(params.target) if x.ndim > 1 and min(x.shape[-2:]) >= 64]
+    return caches, matrices
+
+
+def table(options: argparse.Namespace) -> int:
+    """Markdown on stdout, a row when it is done: the rules under which all is as it must be.  How many are not."""
+    columns = [f"{data} x {model}" for data, model in options.meshes]
+    print(f"| family | proposer | accepted | {' | '.join(columns)} |\n|{'---|' * (3 + len(columns))}", flush=True)
+    broken = 0
+    for family in options.families:
+        for name, case in mesh_cases.family_cases(family, options.proposers).items():
+            rules = [
+                rule for rule in options.rules
+                if case.decoder.proposer.is_chain or not getattr(specjax.RULES[rule], "chain_only", False)
+            ]  # fmt: skip
+            if options.turns:
+                turn = list(FAMILIES).index(family) + list(specjax.PROPOSERS).index(name)
+                rules = [rules[turn % len(rules)]]
+            under = {r: dataclasses.replace(case, decoder=dataclasses.replace(case.decoder, rule=specjax.RULES[r]()))
+                     for r in rules}  # fmt: skip
+            wanted = {rule: decode(one, case.params) for rule, one in under.items()}
+            good: list[list[str]] = []
+            for sizes in options.meshes:
+                params = case.on(make_mesh(*sizes))
+                good.append([])
+                for rule, one in under.items():
+                    try:
+                        check(f"{family}, {name}, {rule} on {sizes}", one, params, wanted[rule])
+                    except AssertionError as error:
+                        broken += 1
+                        print(error, file=sys.stderr, flush=True)
+                    else:
+                        good[-1].append(rule)
+            sums = [sum(getattr(w.figures, n).sum() for w in wanted.values()) for n in ("accepted", "tested")]
+            cells = [", ".join(each) or "none" for each in good]
+            print(f"| {family} | {name} | {sums[0]} of {sums[1]} | {' | '.join(cells)} |", flush=True)
+            jax.clear_caches()
+    return broken
+
+
+def traffic(options: argparse.Namespace) -> None:
+    """Markdown on stdout: what a step moves on each mesh, by kind, for a chain and a tree."""
+    print("| proposer | `data` x `model` | collectives a step, bytes | greatest | a layer's keys | smallest matrix |")
+    print("|---|---|---|---|---|---|", flush=True)
+    for name, case in mesh_cases.family_cases("llama", options.proposers).items():
+        wanted = decode(case, case.params)
+        for sizes in options.meshes:
+            params = case.on(make_mesh(*sizes))
+            found = check(f"{name} on {sizes}", case, params, wanted)
+            moved, parts = collectives(found.compiled.as_text()), collections.defaultdict(list)
+            for kind, size in moved:
+                parts[kind].append(size)
+            told = ", ".join(f"{len(parts[k])} {k} of {sum(parts[k])}" for k in KINDS if k in parts)
+            kind, size = max(moved, key=lambda item: item[1])
+            caches, matrices = sizes_of(found, params)
+            print(f"| {name} | {sizes[0]} x {sizes[1]} | {told} | {size}, {kind} | {min(caches)} | {min(matrices)} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--turns", action="store_true")
+    parser.add_argument("--collectives", action="store_true")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--proposers", nargs="+", choices=specjax.PROPOSERS)
+    parser.add_argument("--rules", nargs="+", choices=specjax.RULES, default=list(specjax.RULES))
+    parser.add_argument("--meshes", nargs="+", type=_sizes, default=MESHES, metavar="DATAxMODEL")
+    options = parser.parse_args()
+    options.proposers = tuple(options.proposers or (("draft", "tree") if options.collectives else specjax.PROPOSERS))
+    # Before anything asks for a device.
+    flags = "--xla_force_host_platform_device_count=8"
+    # Without optimisations of machine code compiling takes half the time, and what travels is the same.
+    flags += " --xla_backend_optimization_level=0" * options.table
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")
+    assert jax.device_count() == 8
+    if options.table:
+        sys.exit(bool(table(options)))
+    if options.collectives:
+        return traffic(options)
+    for name, case in mesh_cases.representative().items():
+        wanted = decode(case, case.params)
+        for sizes in case.meshes:
+            check(f"{name} on {sizes}", case, case.on(make_mesh(*sizes)), wanted)
     print("done")
 
 
+def _sizes(text: str) -> tuple[int, int]:
+    data, model = map(int, text.split("x"))
+    return data, model
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -39,7 +39,7 @@ def proposers(name):
     return {
         "none": specjax.NoProposer(),
         "draft": specjax.DraftModel(model, toys.VOCAB, 3),
-        "ngram": specjax.NGram(3),
+        "ngram": specjax.NGram(3, min_ngram=1),
         "tree": trees.SampledTree(model, toys.SHAPES),
     }
 

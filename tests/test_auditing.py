@@ -41,7 +41,7 @@ SOUND = {
     "match": (DRAFT, Match(), {}),
     "rejection": (DRAFT, Rejection(), {"temperature": faults.HOT, "top_p": faults.TOP_P}),
     "block": (DRAFT, BlockVerification(), {"top_k": faults.TOP_K}),
-    "ngram": (NGram(GAMMA), BlockVerification(), {}),
+    "ngram": (NGram(GAMMA, min_ngram=1), BlockVerification(), {}),
     "tree": (TREE, Match(), {"samples": 2048}),
 }
 

@@ -172,6 +172,21 @@ def test_sequences_longer_than_the_context_are_refused(tmp_path):
         run(tmp_path, "--sequence-length", "33")
 
 
+def test_a_draft_of_other_tokens_to_go_on_from_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"--initial .*tiny/draft speaks other tokens .* than --target .* \(300, in one"
+    ):
+        run(tmp_path, "--initial", str(trained.SOURCE / "checkpoints" / "tiny" / "draft"))
+
+
+def test_rows_that_fill_up_a_mesh_do_not_count(monkeypatch):
+    """What is held out is the same on any number of devices."""
+    wanted = job(eval_batches=1).evaluate(toys.truncated())
+    monkeypatch.setattr("train.distill.row_parts", lambda mesh: 3)
+    found = job(eval_batches=1).evaluate(toys.truncated())
+    assert found == pytest.approx(wanted, rel=1e-5) and found["held_out_kl"] > 0
+
+
 def test_distillation_raises_the_measured_tau(tmp_path):
     """Through the decoder, beyond the intervals of both."""
     measured = ("--eval-prompts", "24", "--eval-tokens", "20", "--eval-batches", "1", "--eval-every", "6")

@@ -45,7 +45,7 @@ def line():
 @pytest.fixture(params=["none", "ngram", "draft"])
 def speculation(request, draft):
     """The options of each way to guess."""
-    return {"none": {}, "ngram": {"proposer": specjax.NGram()}, "draft": {"draft": draft}}[request.param]
+    return {"none": {}, "ngram": {"proposer": specjax.NGram(min_ngram=1)}, "draft": {"draft": draft}}[request.param]
 
 
 def going_round(length):

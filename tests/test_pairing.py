@@ -82,7 +82,7 @@ def test_it_says_so_once(target, foreign):
     """Names and numbers, at the first use of a pair."""
     pairing._tables.cache_clear()
     with pytest.warns(
-        UserWarning, match=r"draft foreign \(270 tokens\) .* target target \(290 tokens\).* the \d+ that"
+        UserWarning, match=r"draft 'foreign' \(270 tokens\) .* target 'target' \(290 tokens\).* the \d+ that"
     ):
         specjax.generate(target, "a", draft=foreign, max_new_tokens=1)
     with warnings.catch_warnings():
@@ -113,9 +113,9 @@ WORDPIECE = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "the":
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        (words(a=0, b=1, zyzzyva=2), ["foreign (3 tokens) has 2 tokens of the target", "fewer than 3"]),
+        (words(a=0, b=1, zyzzyva=2), ["'foreign' (3 tokens) has 2 tokens of the target", "fewer than 3"]),
         (WORDPIECE, ["WordPiece", "neither byte-level nor sentencepiece-style"]),
-        (None, ["foreign (280 ids, no tokenizer)", "target (290 tokens)"]),
+        (None, ["'foreign' (280 ids, no tokenizer)", "'target' (290 tokens)"]),
     ],
 )
 def test_refused(target, foreign, tokenizer, message):
@@ -135,5 +135,5 @@ def test_the_command_says_it_in_a_line(capsys):
             ["generate", "the cat", "--target", str(folders.target()), "--draft", str(folder), "--max-new-tokens", "8"]
         )
     found = capsys.readouterr()
-    assert found.err.startswith(f"specjax generate: the draft {folder.name} (") and found.err.count("\n") == 1
+    assert found.err.startswith(f"specjax generate: the draft {folder.name!r} (") and found.err.count("\n") == 1
     assert "same tokens                    yes" in found.out

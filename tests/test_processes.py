@@ -26,6 +26,7 @@ TOLERANCE = 1e-4
 
 def environment(devices: int) -> dict[str, str]:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    flags += " --xla_backend_optimization_level=0"  # compiles in half the time
     return {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
 
 
@@ -135,6 +136,54 @@ def test_nobody_comes(number):
     assert done.returncode == 2 and time.monotonic() - began < 60
     assert f"the 2 processes did not come together at {address} within 3 s" in done.stderr
     assert "Check failure stack trace" not in done.stderr
+
+
+def test_no_cluster():
+    """`auto` outside of one: what to say instead.  A process of its own, since it gives its stdout away."""
+    code = "from specjax.commands.processes import join; join('auto', None, None)"
+    inherited = environment(1).items()
+    alone = {k: v for k, v in inherited if not k.startswith(("JAX_", "OMPI_", "SLURM_"))} | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=alone, timeout=60)
+    assert done.returncode == 1 and "no cluster that JAX knows has started this process" in done.stderr
+    assert "pass HOST:PORT of process 0, --num-processes and --process-id" in done.stderr
+
+
+_WAITING = """
+import sys
+from jax.experimental import multihost_utils
+from specjax.commands.processes import join
+
+join(sys.argv[1], 2, int(sys.argv[2]))
+print("joined", file=sys.stderr, flush=True)
+if sys.argv[2] == "0":
+    sys.stdin.read()
+multihost_utils.sync_global_devices("for a process that never comes")
+"""
+
+
+def test_the_first_dies(tmp_path):
+    """It is the coordinator, too, and another waits for it in a collective: a clear error, at once."""
+    address, files, both = f"localhost:{free_port()}", [tmp_path / "0", tmp_path / "1"], []
+    for n, file in enumerate(files):
+        with open(file, "w") as complained:
+            command = [sys.executable, "-c", _WAITING, address, str(n)]
+            both.append(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stderr=complained, cwd=ROOT, env=environment(1))
+            )
+    try:
+        _wait(lambda: all("joined" in file.read_text() for file in files), 120)
+        time.sleep(0.5)  # it waits by now
+        both[0].kill()
+        began = time.monotonic()
+        assert both[1].wait(60) == 2, files[1].read_text()
+        assert time.monotonic() - began < 30
+    finally:
+        for process in both:
+            process.kill()
+            process.communicate()
+    message = files[1].read_text()
+    assert "process 0 of 2 is gone" in message and "--num-processes 1" in message, message
+    assert "Check failure stack trace" not in message
 
 
 @pytest.mark.parametrize(

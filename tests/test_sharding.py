@@ -63,7 +63,7 @@ for leaf, at in zip(jax.tree.leaves(split.params), jax.tree.leaves(shardings(spl
     assert leaf.sharding == at and len(leaf.addressable_shards) == 8
 
 # Text is that of one device, also where the rows do not divide, and however the model came onto the mesh.
-options = {"max_new_tokens": 12, "proposer": specjax.NGram(3), "temperature": [1.0, 0.0, 0.7], "seed": 5}
+options = {"max_new_tokens": 12, "proposer": specjax.NGram(3, min_ngram=1), "temperature": [1.0, 0.0, 0.7], "seed": 5}
 options |= {"repetition_penalty": [1.2, 1.0, 1.1], "num_drafts": [3, 0, 2], "eos": [[], [7], []], "logprobs": 2}
 prompts = ["the cat sat on the", "the dog", "that cat sat, that"]
 wanted = specjax.generate(plain, prompts, **options)
@@ -159,7 +159,9 @@ def test_every_mesh():
 
 
 def _on_eight(*script: str) -> None:
+    # Unoptimised machine code compiles in half the time; what travels between devices is the same.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    flags += " --xla_backend_optimization_level=0"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, *script], capture_output=True, text=True, cwd=ROOT, env=environment)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

@@ -125,6 +125,8 @@ def test_training_goes_on_from_a_folder(tmp_path):
     assert metrics(tmp_path / "run")[-1]["held_out_loss"] < metrics(trained.run())[-1]["held_out_loss"] + 0.3
     with pytest.raises(ValueError, match="give the options its sizes"):
         run(tmp_path / "other", "--initial", folder, "--num-layers", "2")
+    with pytest.raises(ValueError, match=r"\(300, in .*\) than the tokenizer of this run \(280, .*pass --tokenizer"):
+        run(tmp_path / "words", "--initial", folder, "--vocab-size", "280")
 
 
 @pytest.mark.parametrize("file", ["train.bin", "tokenizer.json"])

@@ -234,12 +234,14 @@ TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
     "tree": {"draft tree": (DraftTree(model(num_layers=1), VOCAB, (3, 1, 2)), truncated())},
     "dynamic-tree": {"dynamic tree": (DynamicTree(model(num_layers=1), VOCAB, 3, 2, 8), truncated())},
     "early-exit": {"early exit": (EarlyExit(model(), 1, 3), weights())},
-    "first-of": {"first of": (FirstOf(NGram(3), DraftModel(model(num_layers=1), VOCAB, 3)), (None, truncated()))},
+    "first-of": {
+        "first of": (FirstOf(NGram(3, min_ngram=1), DraftModel(model(num_layers=1), VOCAB, 3)), (None, truncated()))
+    },
     "medusa": {
         "medusa chain": (Medusa(OWN), medusa_params(own=True)),
         "medusa tree": (Medusa(SHARED, CHOICES), medusa_params(own=False)),
     },
-    "ngram": {"ngram": (NGram(num_drafts=3), None)},
+    "ngram": {"ngram": (NGram(num_drafts=3, min_ngram=1), None)},
     "universal": {
         # Room for one draft token a token: the longest rows outgrow it.
         "universal": (

@@ -25,15 +25,19 @@ from specjax.checkpoint import LanguageModel, load
 from specjax.decoding import Decoder
 from specjax.proposers import DraftModel
 from specjax.rules import RULES
+from specjax.sharding import leader, make_mesh, mesh_of
 from specjax.types import Params
 from train import distill, generate
 from train.corpus import TextOptions
 from train.distill import ACCEPTED_LENGTH
 from train.divergences import DIVERGENCES
 from train.measure import interval, measure
+from train.mesh import MeshOptions, mesh_sizes, together
 from train.options import REQUIRED, at_least, flag, option, parse, run
 from train.record import read_metrics, versions, write
 from train.speculation import read_prompts
+
+MESH = tuple(field.name for field in dataclasses.fields(MeshOptions))
 
 MODES: dict[str, tuple[str, ...]] = {
     "text": ("--sampled-fraction", "0"),
@@ -50,7 +54,7 @@ BASELINE = ("forward-kl", "text")
 
 
 @dataclasses.dataclass(frozen=True)
-class AblationOptions(TextOptions):
+class AblationOptions(MeshOptions, TextOptions):
     """What is compared, and how it is measured."""
 
     target: str = option(REQUIRED, "folder of the target")
@@ -94,7 +98,7 @@ def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> s
     loss, mode = cell
     folder = out / f"{loss}.{mode}"
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "corpus").exists():
+    if leader() and not (folder / "corpus").exists():
         (folder / "corpus").symlink_to(pathlib.Path("..") / "written" / "corpus")
     needs_written = mode in ("target", "mixture")
     command = [
@@ -102,6 +106,7 @@ def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> s
         *("--out", str(folder), "--loss", loss, *MODES[mode], "--temperature", str(o.temperature)),
         *("--num-drafts", str(o.num_drafts), "--sampled-prompt", str(o.written_prompt)),
         *("--sequence-length", str(o.sequence_length)),
+        *_mesh(o),
         *("--anneal-steps", str(o.anneal_steps if loss != BASELINE[0] else 0), *more),
     ]
     try:
@@ -120,12 +125,17 @@ def _text(options: AblationOptions) -> list[str]:
     return ["--pattern", o.pattern, "--max-bytes", str(o.max_bytes), *exclude]
 
 
+def _mesh(options: AblationOptions) -> list[str]:
+    """For jobs of processes that have found each other already."""
+    return [] if options.mesh is None else ["--mesh", options.mesh]
+
+
 def tau(options: AblationOptions, target: LanguageModel, folder: pathlib.Path) -> dict[str, dict[str, list[int]]]:
     """By temperature: new tokens and passes of the target, for each prompt."""
     o, found = options, {}
     prompts = read_prompts(target, o.prompts)
     prompts = prompts[: o.limit_prompts or len(prompts)]
-    draft = load(folder)
+    draft = load(folder, mesh=mesh_of(target.params))
     proposer = DraftModel(draft.model, target.model.vocab_size, o.num_drafts)
     room = max(map(len, prompts)) + o.max_new_tokens + o.num_drafts
     decoder = Decoder(target.model, proposer, RULES[o.rule](), target.eos, room)
@@ -191,7 +201,7 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     cut = argv.index("--") if "--" in argv else len(argv)
     options, more = parse(AblationOptions, argv[:cut], __doc__), argv[cut + 1 :]
-    for taken in ("--out", "--loss", "--target", "--data", "--prompts", *(flag(n) for n in _shared())):
+    for taken in ("--out", "--loss", "--target", "--data", "--prompts", *map(flag, (*_shared(), *MESH))):
         if taken in more:
             raise ValueError(f"{taken} belongs before the --, since it is the same for all cells")
     o, out = options, pathlib.Path(options.out)
@@ -201,21 +211,23 @@ def main(argv: list[str] | None = None) -> None:
     # Rows and columns may be added; all else would make cells that cannot be compared.
     fixed = out / "asked.json"
     before = json.loads(fixed.read_text()) if fixed.exists() else asked
-    for name in sorted(set(asked["options"]) - {"losses", "modes", "out"}):
+    for name in sorted(set(asked["options"]) - {"losses", "modes", "out", *MESH}):
         if before["options"].get(name) != asked["options"][name]:
             was, is_now = before["options"].get(name), asked["options"][name]
             raise ValueError(f"{out} was begun with {flag(name)} {was}, not {is_now}: choose another --out")
     if before["distill"] != more:
         raise ValueError(f"{out} was begun with -- {' '.join(before['distill'])}: choose another --out")
-    write(fixed, json.dumps(asked, indent=1) + "\n")
+    if leader():
+        write(fixed, json.dumps(asked, indent=1) + "\n")
     generate.main([
         *("--target", o.target, "--data", *o.data, *_text(o), "--out", str(out / "written"), "--proposer", "ngram"),
         *("--temperature", str(o.temperature), "--sequences", str(o.written_sequences)),
         *("--prompt-tokens", str(o.written_prompt), "--max-new-tokens"),
         str(o.sequence_length - o.written_prompt),
-        *("--batch-size", str(o.written_batch)),
+        *("--batch-size", str(o.written_batch)), *_mesh(o),
     ])  # fmt: skip
-    target, found = load(o.target), {}
+    sizes = mesh_sizes(o)
+    target, found = load(o.target, mesh=None if sizes is None else make_mesh(**sizes)), {}
     for cell in cells(o):
         folder = out / ".".join(cell)
         result = folder / "measured.json"
@@ -230,11 +242,14 @@ def main(argv: list[str] | None = None) -> None:
                      if "tokens_per_second" in line]  # fmt: skip
             facts = {"tokens_per_second": float(np.median(rates))} if rates else {}
             counts = {} if failure else tau(o, target, folder / "model")
-            write(result, json.dumps({"failure": failure, "facts": facts, "counts": counts}) + "\n")
+            if leader():
+                write(result, json.dumps({"failure": failure, "facts": facts, "counts": counts}) + "\n")
+            together(f"measured {folder}")
         found[cell] = json.loads(result.read_text())
         made = report(o, found)
-        write(out / "ablation.json", json.dumps(made, indent=1) + "\n")
-        write(out / "ablation.md", table(made))
+        if leader():
+            write(out / "ablation.json", json.dumps(made, indent=1) + "\n")
+            write(out / "ablation.md", table(made))
     print(table(report(o, found)), flush=True)
 
 

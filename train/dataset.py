@@ -99,7 +99,7 @@ def write(
         _describe(path, wanted, False, 0, 0)
     count = 0
     shards = range(-(-request.sequences // request.batch))
-    bar = tqdm(shards, desc="the target writes", unit="shard", disable=None)
+    bar = tqdm(shards, desc="the target writes", unit="shard", disable=None if leader() else True)
     for number in bar:
         shard = folder / f"{number:05d}.safetensors"
         if not shard.exists():

@@ -39,10 +39,11 @@ from train.measure import measure_tau
 from train.mesh import lay_batch, mesh_of_run
 from train.options import REQUIRED, at_least, option, parse, run, within
 from train.precision import mixed_dot_general
-from train.student import ModelOptions, initial_params, make_model, read, save_student
+from train.student import ModelOptions, check_initial, initial_params, make_model, read, save_student
 
 ACCEPTED_LENGTH = "accepted-length"
 TEXT, TARGET, DRAFT = range(3)
+_ROWS = 4  # of a held-out batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,17 +256,20 @@ class Distill:
 
     @functools.cached_property
     def _measure(self):
-        def mean(params, frozen, tokens, drawn):
-            weight = learned(drawn, self.options.learn_prompts)
+        def mean(params, frozen, tokens, drawn, counted):
+            weight = learned(drawn, self.options.learn_prompts) * counted[:, None]
             return (weight * self._rows(agreement, params, frozen, tokens, False)).sum((1, 2)) / weight.sum()
 
         return jax.jit(mean)
 
     def evaluate(self, params: Any) -> dict[str, float]:
         o = self.options
-        rows = -(-4 // row_parts(self.mesh)) * row_parts(self.mesh)
-        batches = (held_out_rows(self.held_out, i, rows, o.sequence_length) for i in range(o.eval_batches))
-        found = [to_host(self._measure(params, self.frozen, *lay_batch(batch, self.mesh))) for batch in batches]
+        found = []
+        for i in range(o.eval_batches):
+            batch = *held_out_rows(self.held_out, i, _ROWS, o.sequence_length), np.ones(_ROWS, np.float32)
+            # Rows that fill up the mesh do not count: the same text is measured on every one.
+            batch = lay_batch(filled(batch, row_parts(self.mesh)), self.mesh)
+            found.append(to_host(self._measure(params, self.frozen, *batch)))
         kl, alpha, same = np.mean(found, axis=0)
         report = {"held_out_kl": float(kl), "held_out_alpha": float(alpha), "held_out_same_argmax": float(same)}
         if o.eval_prompts:
@@ -288,6 +292,11 @@ class Distill:
 
     def export(self, params: Any, folder: pathlib.Path) -> None:
         save_student(folder, self.draft, params, find_folder(self.options.target) / "tokenizer.json")
+
+
+def filled(arrays: Any, parts: int) -> Any:
+    """Arrays with rows of zeros behind, so that `parts` divides their number."""
+    return jax.tree.map(lambda x: np.pad(x, ((0, -len(x) % parts), *((0, 0),) * (x.ndim - 1))), arrays)
 
 
 def sources(options: DistillOptions, step: int) -> np.ndarray:
@@ -323,6 +332,10 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(DistillOptions, argv, __doc__)
     out, mesh = pathlib.Path(options.out), mesh_of_run(options)
     target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
+    check_initial(
+        options, target.tokenizer, target.model.vocab_size, f"--target {options.target}",
+        "a draft must share the target's tokens: pass one that was trained for this target",
+    )  # fmt: skip
     exact = options.settings if options.loss == ACCEPTED_LENGTH else None
     found = gather(options, target, exact)
     written, needs_text = found.written, options.online or options.sampled_fraction < 1

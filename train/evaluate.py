@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from specjax.sharding import leader
 from train.curves import pyplot
 from train.dataset import model_hashes
 from train.measure import Measured, interval, measure
@@ -106,10 +107,10 @@ def main(argv: list[str] | None = None) -> None:
     evaluate([max(prompts, key=len)] * rows)  # compiles
     figures = summarise(evaluate(prompts))
     print(table(figures), flush=True)
-    if options.out is not None:
+    if options.out is not None and leader():
         facts = {"options": dataclasses.asdict(options), "hashes": model_hashes(options.target), "versions": versions()}
         pathlib.Path(options.out).write_text(json.dumps({**figures, "prompts": len(prompts), **facts}, indent=2) + "\n")
-    if options.plot is not None:
+    if options.plot is not None and leader():
         plot(figures, options.plot)
 
 

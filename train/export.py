@@ -79,14 +79,14 @@ def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
     """Raises ValueError for a draft that speaks other tokens; says on stdout where it reads less than the target."""
     if draft.model.vocab_size != target.model.vocab_size:
         raise ValueError(
-            f"the draft {draft.name} has {draft.model.vocab_size} tokens and the target {target.name} "
+            f"the draft {draft.name!r} has {draft.model.vocab_size} tokens and the target {target.name!r} "
             f"{target.model.vocab_size}; engines want equal numbers: train the draft with the target's vocabulary"
         )
     assert draft.tokenizer is not None
     if target.tokenizer and vocabulary_digest(draft.tokenizer) != vocabulary_digest(target.tokenizer):
         raise ValueError(
-            f"the draft {draft.name} has other tokens than the target {target.name}, and vLLM and TensorRT-LLM would "
-            "give it the target's: train a draft with the target's tokenizer"
+            f"the draft {draft.name!r} has other tokens than the target {target.name!r}, and vLLM and TensorRT-LLM "
+            "would give it the target's: train a draft with the target's tokenizer"
         )
     if draft.model.max_positions < target.model.max_positions:
         print(

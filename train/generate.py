@@ -12,6 +12,7 @@ import pathlib
 
 from specjax.hub import find_folder
 from specjax.rules import RULES
+from specjax.sharding import leader
 from train import dataset
 from train.corpus import TextOptions, prepare
 from train.dataset import Request, model_hashes
@@ -72,9 +73,9 @@ def main(argv: list[str] | None = None) -> None:
         options.dtype,
     )
     dataset.write(out, request, decoder, params, lambda n: prompts[n * rows : (n + 1) * rows], target.tokenizer)
-    write(
-        out / "run.json", json.dumps({"options": dataclasses.asdict(options), "versions": versions()}, indent=2) + "\n"
-    )
+    if leader():
+        facts = {"options": dataclasses.asdict(options), "versions": versions()}
+        write(out / "run.json", json.dumps(facts, indent=2) + "\n")
     found = json.loads((out / dataset.MANIFEST).read_text())
     print(f"wrote {out}: {found['sequences']} sequences, {found['new_tokens']} new tokens", flush=True)
 

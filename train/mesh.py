@@ -25,7 +25,7 @@ from train.options import option
 
 @dataclasses.dataclass(frozen=True)
 class MeshOptions:
-    """Devices and processes.  A run may be resumed on others."""
+    """Devices and processes.  What they come to does not depend on them: a run may be resumed on others."""
 
     mesh: str | None = option(
         None, "devices, as data=2,fsdp=2,model=2: rows, rows and parameters, parts of layers; none: one", free=True
@@ -37,16 +37,25 @@ class MeshOptions:
     process_id: int | None = option(None, "which of them this is, from 0; else JAX_PROCESS_ID", free=True)
 
 
+def mesh_sizes(options: MeshOptions) -> dict[str, int] | None:
+    """What `make_mesh` takes; without --mesh the devices of several processes along `data`, and of one process one.
+
+    Raises:
+      ValueError: --mesh has another form.
+    """
+    if options.mesh is not None:
+        return {"model": 1, **parse_mesh(options.mesh)}
+    return None if jax.process_count() == 1 else {"data": jax.device_count(), "model": 1}
+
+
 def mesh_of_run(options: Any) -> Mesh | None:
-    """The mesh of the options; without --mesh the devices of several processes along `data`, and of one process one.
+    """The mesh of the options.
 
     Raises:
       ValueError: it has not as many devices as there are, or does not divide the rows that are read at a time.
     """
-    if options.mesh is not None:
-        mesh = make_mesh(**{"model": 1, **parse_mesh(options.mesh)})
-    else:
-        mesh = None if jax.process_count() == 1 else make_mesh(jax.device_count(), 1)
+    sizes = mesh_sizes(options)
+    mesh = None if sizes is None else make_mesh(**sizes)
     rows, parts = options.batch_size // options.accumulate, row_parts(mesh)
     if rows % parts:
         raise ValueError(

@@ -20,7 +20,7 @@ from train.loop import LoopOptions, fit
 from train.losses import chunked, cross_entropy
 from train.mesh import lay_batch, mesh_of_run
 from train.options import option, parse, run
-from train.student import ModelOptions, initial_params, make_model, read, save_student
+from train.student import ModelOptions, check_initial, initial_params, make_model, read, save_student
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +90,10 @@ def main(argv: list[str] | None = None) -> None:
     mesh = mesh_of_run(options)
     out = pathlib.Path(options.out)
     tokenizer, train, held_out = prepare(options.source, out / "corpus", options.vocab_size, options.tokenizer)
+    check_initial(
+        options, tokenizer, tokenizer.get_vocab_size(), "the tokenizer of this run",
+        f"pass --tokenizer {options.initial}/tokenizer.json and another --out, to go on with its tokens",
+    )  # fmt: skip
     model = make_model(options, tokenizer.get_vocab_size())
     end = starts_of_documents(tokenizer, options.isolate_documents)
     fit(Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh), options)

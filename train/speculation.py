@@ -19,11 +19,12 @@ from specjax.requests import check_length, conversations, encode
 from specjax.rules import RULES
 from specjax.sampling import Sampling
 from specjax.types import Params
+from train.mesh import MeshOptions, mesh_sizes
 from train.options import REQUIRED, at_least, option
 
 
 @dataclasses.dataclass(frozen=True)
-class SpeculationOptions:
+class SpeculationOptions(MeshOptions):
     """The models, and how they decode; named as in `specjax bench`."""
 
     target: str = option(REQUIRED, "folder of the target, or org/name on the Hub")
@@ -68,6 +69,7 @@ def load_speculation(
     # A number at its default was not asked for: it may belong to another proposer.
     fields = dataclasses.asdict(options).items()
     asked = argparse.Namespace(**{k: v for k, v in fields if k not in NUMBERS or v != NUMBERS[k].default})
+    asked.mesh = mesh_sizes(options)
     kind = choose(asked)
     target, draft = load_models(asked, [kind])
     proposer, arrays = pair(target, draft, make_proposer(asked, kind, target, draft), options.num_drafts)

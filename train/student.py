@@ -12,11 +12,13 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax.checkpoint import LanguageModel, load, save
+from specjax.checkpoint import LanguageModel, load, save, vocabulary_digest
+from specjax.hub import find_folder
 from specjax.models.base import LinenModel
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 from specjax.sharding import TRAINING_RULES, shardings
+from specjax.tensors import read_json
 from train.corpus import end_of_text
 from train.options import option
 from train.precision import mixed_dot_general
@@ -50,6 +52,29 @@ def make_model(options: Any, vocab_size: int) -> LinenModel:
         tied_embeddings=True,
     )
     return LinenModel(Transformer(config, mixed_dot_general, remat=options.remat))
+
+
+def check_initial(options: Any, words: tokenizers.Tokenizer | None, size: int, whose: str, cure: str) -> None:
+    """Before the folder `--initial` is read, and anything is compiled: does it speak the tokens of the job?
+
+    Args:
+      words: the job's tokenizer.
+      size: of the job's vocabulary, padding included.
+      whose, cure: what has these tokens, and what to do where the folder has others.
+
+    Raises:
+      ValueError: it speaks other tokens, or has another number of them.
+    """
+    if options.initial is None or words is None:
+        return
+    folder = find_folder(options.initial)
+    path, found = folder / "tokenizer.json", read_json(folder / "config.json").get("vocab_size")
+    own = tokenizers.Tokenizer.from_file(str(path)) if path.exists() else words
+    if found != size or vocabulary_digest(own) != vocabulary_digest(words):
+        raise ValueError(
+            f"--initial {options.initial} speaks other tokens ({own.get_vocab_size()}, in a vocabulary of {found}) "
+            f"than {whose} ({words.get_vocab_size()}, in one of {size}): {cure}, or leave it out"
+        )
 
 
 def initial_params(model: LinenModel, options: Any, mesh: Mesh | None = None) -> Any:

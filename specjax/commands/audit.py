@@ -16,6 +16,7 @@ from specjax.commands.inputs import (
     read_prompts,
     sampling,
 )
+from specjax.commands.processes import add_process_arguments
 from specjax.commands.speculation import make_proposer, make_rule, number_of
 from specjax.decoding import Decoder
 from specjax.pairing import pair
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_proposer_arguments(parser)
     add_rule_arguments(parser)
     add_sampling_arguments(parser)
+    add_process_arguments(parser)
     parser.add_argument("--samples", type=int, default=4096, help="texts drawn with speculation, and as many without")
     parser.add_argument("--num-tokens", type=int, default=3, help="so many first tokens of them are compared")
     parser.add_argument("--rows", type=int, default=64, help="of a batch")

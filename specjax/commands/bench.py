@@ -33,6 +33,7 @@ from specjax.commands.inputs import (
     read_prompts,
     sampling,
 )
+from specjax.commands.processes import add_process_arguments
 from specjax.commands.speculation import (
     DRAFTED,
     KINDS,
@@ -45,6 +46,7 @@ from specjax.commands.speculation import (
 )
 from specjax.pairing import pair
 from specjax.requests import check_length, encode
+from specjax.sharding import leader
 
 HELP = "acceptance and speed of proposers, numbers of drafts and rules, against plain decoding"
 
@@ -72,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_numbers_of_rules(parser)
     add_sampling_arguments(parser, several=True)
     add_processor_arguments(parser)
+    add_process_arguments(parser)
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one that compiles; 0: no timing")
     parser.add_argument("--limit-prompts", type=int, default=0, help="use the first so many prompts only; 0: all")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -95,9 +98,9 @@ def run(arguments: argparse.Namespace) -> None:
         "dtype": arguments.dtype, "prompts": len(prompts), "max_new_tokens": arguments.max_new_tokens,
         "impossible": impossible, **_measure(target, prompts, settings, arguments.rounds),
     }  # fmt: skip
-    if arguments.save:
+    if arguments.save and leader():
         pathlib.Path(arguments.save).write_text(json.dumps(report, indent=1) + "\n")
-    if arguments.plot:
+    if arguments.plot and leader():
         plot.bench(report).savefig(arguments.plot)
     if arguments.json:
         print(json.dumps(report))
@@ -168,7 +171,8 @@ def _measure(
     outputs: dict[tuple[int, int], specjax.Output] = {}
     compiled, dropped = [0.0] * len(settings), 0
     turns = [(n, p, s) for n in range(rounds + 1) for p in range(len(prompts)) for s in range(len(settings))]
-    for number, prompt, which in tqdm(turns, desc="bench", unit="run", disable=None, file=sys.stderr):
+    quiet = None if leader() else True
+    for number, prompt, which in tqdm(turns, desc="bench", unit="run", disable=quiet, file=sys.stderr):
         meter = Meter()
         output = specjax.generate(target, prompts[prompt], **settings[which].options)
         outputs[which, prompt] = output

@@ -25,6 +25,7 @@ from specjax.commands.inputs import (
 from specjax.commands.processes import add_process_arguments
 from specjax.commands.progress import progress
 from specjax.commands.speculation import make_proposer, make_rule, number_of
+from specjax.sharding import leader
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
 
@@ -96,7 +97,8 @@ def _plot(proposer: Any, path: str) -> None:
         (1.0, *proposer.acceptance) if proposer.acceptance else None,
         ["pending", *(f"{choice[-1] + 1}" for choice in choices)],
     )
-    figure.savefig(path)
+    if leader():
+        figure.savefig(path)
 
 
 def _stream(target: specjax.LanguageModel, prompts: list[str], options: dict[str, Any], chat: bool) -> specjax.Output:

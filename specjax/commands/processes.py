@@ -82,6 +82,9 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None, ti
     try:
         jax.distributed.initialize(address, count, number, **given)
     except (ValueError, RuntimeError) as error:
+        if coordinator == AUTO and "be defined" in str(error):
+            error = f"no cluster that JAX knows has started this process ({error}): pass HOST:PORT of process 0, "
+            error += "--num-processes and --process-id instead"
         raise ValueError(f"--coordinator {coordinator}: {error}") from None
     count, number = jax.process_count(), jax.process_index()
     if number:

@@ -39,9 +39,14 @@ class Drafter(CatchUp):
     def init(self: Any, params: Any, prompt: Block, capacity: int) -> DraftState:
         rows, block = len(prompt.tokens), self.max_depth + 1
         # The look-ahead is staged behind the catch-up block: room for both.
-        cache = self.model.init_cache(rows, capacity + block + self.num_nodes)
+        cache = self.model.init_cache(rows, capacity + block + self._ahead)
         _, cache = read_prompt(self.model, params, prompt.tokens, prompt.count, cache)
         return DraftState(cache, jnp.zeros((rows, block), jnp.int32), jnp.zeros(rows, jnp.int32))
+
+    @property
+    def _ahead(self: Any) -> int:
+        """The most tokens behind the pending one that are in the cache at a time."""
+        return self.num_nodes
 
     def _catch_up(self, params: Any, state: DraftState, pending: Array) -> tuple[Any, Any, Array]:
         """Read the tokens committed since, then the pending one, in one pass.

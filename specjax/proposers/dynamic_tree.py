@@ -50,6 +50,10 @@ class DynamicTree(Drafter):
     def max_depth(self) -> int:
         return self.depth
 
+    @property
+    def _ahead(self) -> int:
+        return max((self.depth - 1) * self.width, self.num_nodes)  # those that are expanded, though few may be kept
+
     def propose(
         self, params: Any, state: DraftState, pending: Array, draw: Any, warp: Callable[..., Array]
     ) -> tuple[Proposal, DraftState]:

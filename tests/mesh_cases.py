@@ -1,0 +1,201 @@
+"""What `tests/on_meshes.py` decodes on eight devices: kinds of families, and a proposer of every kind for each."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from specjax.decoding import Decoder
+from specjax.models import Rope
+from specjax.models.medusa import MedusaHeads
+from specjax.proposers import MedusaParams, UniversalParams
+from specjax.sharding import beside, lay
+from specjax.types import DecodeState, Params, Proposer
+
+VOCAB, OTHER_VOCAB, ROWS, WIDTH, CAPACITY = 32, 36, 8, 8, 256
+LENGTHS = np.array([5, 3, 6, 1, 8, 2, 7, 4], np.int32)
+PROMPTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, WIDTH)).astype(np.int32)
+LIMITS = LENGTHS + np.array([24, 18, 9, 20, 1, 0, 22, 16], np.int32)
+
+MESHES = ((1, 8), (2, 4), (4, 2), (8, 1))
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_kv_heads": 4},
+    "mixtral": {"num_kv_heads": 2, "num_experts": 4, "experts_per_token": 2, "expert_size": 256},
+    "gemma2": {
+        "num_kv_heads": 4, "windows": (6, None), "attention_softcap": 5.0, "logit_softcap": 8.0, "norm_offset": 1.0,
+        "norm_order": "sandwich", "embedding_scale": 8.0, "tied_embeddings": True, "activation": "gelu_tanh",
+    },
+    "olmo2": {"num_kv_heads": 4, "norm_order": "post", "qk_norm": "whole"},
+    "opt": {
+        "rope": None, "position_offset": 2, "tied_embeddings": True, "norm": "layer", "qkv_bias": True,
+        "out_bias": True, "activation": "relu", "gated": False, "mlp_bias": True,
+    },
+    "gpt_neox": {
+        "rope": Rope(fraction=0.5), "norm": "layer", "norm_order": "parallel", "qkv_bias": True, "out_bias": True,
+        "activation": "gelu", "gated": False, "mlp_bias": True,
+    },
+}  # fmt: skip
+"""A family of each kind: grouped keys, experts, windows and soft caps, norms over all heads, learned positions,
+parallel branches.  Its key heads, 2, 4 or 8, lie whole on a device where they are fewer than there are."""
+
+
+def transformer(num_kv_heads: int = 8, **switches: Any) -> specjax.LinenModel:
+    config = specjax.TransformerConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        mlp_size=128,
+        num_layers=1,
+        num_heads=8,
+        num_kv_heads=num_kv_heads,
+        head_dim=8,
+        max_positions=CAPACITY,
+        init_scale=0.35,
+    )
+    return specjax.LinenModel(specjax.Transformer(dataclasses.replace(config, **switches)))
+
+
+def noisy(params: Any, noise: float = 0.03, seed: int = 1) -> Any:
+    """A copy that agrees often, but not always."""
+    leaves, structure = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    new = [x + noise * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
+    return jax.tree.unflatten(structure, new)
+
+
+@dataclasses.dataclass
+class Case:
+    """A decoder, its arrays on one device, and where it is tried."""
+
+    decoder: Decoder
+    params: Params
+    meshes: tuple[tuple[int, int], ...] = MESHES
+    split_draft: bool = True
+    temperature: float = 1.0
+
+    def on(self, mesh: Any) -> Params:
+        """The arrays on a mesh, as `specjax.load` and `pair` lay them."""
+        target = lay(self.decoder.target, self.params.target, mesh)
+
+        def place(proposer, params):
+            if isinstance(proposer, specjax.FirstOf):
+                return place(proposer.first, params[0]), place(proposer.second, params[1])
+            if isinstance(proposer, specjax.EarlyExit):
+                return target
+            if isinstance(proposer, specjax.Universal):
+                return UniversalParams(lay(proposer.model, params.model, mesh), beside(params.translation, mesh))
+            model = getattr(proposer, "model", None)
+            return beside(params, mesh) if model is None or not self.split_draft else lay(model, params, mesh)
+
+        return Params(target, place(self.decoder.proposer, self.params.proposer))
+
+    def prefill(self, params: Params) -> DecodeState:
+        sampling = specjax.Sampling.create(ROWS, temperature=[self.temperature, 0] * (ROWS // 2))
+        keys = jax.random.split(jax.random.key(3), ROWS)
+        # The state is the same under every rule, and so is the program.
+        decoder = dataclasses.replace(self.decoder, rule=specjax.Match())
+        return decoder.prefill(params, PROMPTS, LENGTHS, limit=LIMITS, sampling=sampling, key=keys)
+
+
+def proposers(target: specjax.LinenModel, weights: Any) -> dict[str, tuple[Proposer, Any]]:
+    """One of every kind, with its parameters; two guesses deep."""
+    config = target.module.config
+    draft = specjax.LinenModel(specjax.Transformer(config.truncated(1)))
+    # Without its last layer a target agrees with itself now and then.
+    small = noisy({name: leaf for name, leaf in weights.items() if name != "layer_1"}, 0.01)
+    other = specjax.LinenModel(specjax.Transformer(dataclasses.replace(config.truncated(1), vocab_size=OTHER_VOCAB)))
+    return {
+        "none": (specjax.NoProposer(), None),
+        "draft": (specjax.DraftModel(draft, VOCAB, 2), small),
+        "tree": (specjax.DraftTree(draft, VOCAB, (2, 1)), small),
+        "dynamic-tree": (specjax.DynamicTree(draft, VOCAB, 2, 2, 5), small),
+        "early-exit": (specjax.EarlyExit(target, 1, 2), weights),
+        "first-of": (specjax.FirstOf(specjax.NGram(2), specjax.DraftModel(draft, VOCAB, 2)), (None, small)),
+        "medusa": medusa(config, weights),
+        "ngram": (specjax.NGram(2), None),
+        "universal": (specjax.Universal(other, VOCAB, 2), UniversalParams(respelt(small), translation())),
+    }
+
+
+def medusa(config: specjax.TransformerConfig, weights: Any) -> tuple[specjax.Medusa, MedusaParams]:
+    size = config.hidden_size
+    heads = MedusaHeads(num_heads=2, hidden_size=size, vocab_size=VOCAB, logit_softcap=config.logit_softcap)
+    bank = {
+        "kernel": jnp.asarray(np.random.default_rng(5).normal(0, 0.2, (1, 1, 2, size, size)), jnp.float32),
+        "bias": jnp.zeros((1, 1, 2, size), jnp.float32),
+    }
+    output = "embedding" if config.tied_embeddings else "head"
+    arrays = MedusaParams(bank, jnp.int32(0), {output: weights[output]})
+    return specjax.Medusa(heads, ((0,), (1,), (0, 0))), arrays
+
+
+def translation() -> specjax.Translation:
+    """Every token has another id; one is spelt in two pieces, and one not at all."""
+    to_draft = np.arange(VOCAB, dtype=np.int32)[::-1] + 2
+    pieces, count = np.stack([to_draft, np.zeros_like(to_draft)], axis=1), np.ones(VOCAB, np.int32)
+    pieces[3], count[3], count[8] = (0, 1), 2, 0
+    to_draft[[3, 8]] = -1
+    return specjax.Translation(*map(jnp.asarray, (pieces, count, to_draft, np.array([0], np.int32))))
+
+
+def respelt(params: Any) -> Any:
+    """Parameters in which tokens are called so."""
+    names = np.asarray(translation().to_draft)
+    shared = names >= 0
+    size = params["embedding"].shape[1]
+    embedding = 0.35 * jax.random.normal(jax.random.key(2), (OTHER_VOCAB, size))
+    found = {**params, "embedding": embedding.at[names[shared]].set(params["embedding"][shared])}
+    if "head" in params:
+        head = jnp.zeros((size, OTHER_VOCAB)).at[:, names[shared]].set(params["head"]["kernel"][:, shared])
+        found["head"] = {"kernel": head}
+    return found
+
+
+def family_cases(family: str, only: tuple[str, ...] = ()) -> dict[str, Case]:
+    """Of a kind of family, by the name of the proposer."""
+    # Wide enough that a matrix is larger than all that a step has to send of its 8 rows.
+    wide = {"hidden_size": 128, "mlp_size": 256, "head_dim": 16, "num_layers": 2}
+    target = transformer(**{**wide, **FAMILIES[family]})
+    weights = noisy(target.init(jax.random.key(0)), 0.05, 2)  # biases and norms that are more than 0 and 1
+    return {
+        name: Case(decoder(target, proposer), Params(weights, arrays))
+        for name, (proposer, arrays) in proposers(target, weights).items()
+        if not only or name in only
+    }
+
+
+def decoder(target: specjax.LinenModel, proposer: Proposer, rule: Any = None) -> Decoder:
+    return Decoder(target, proposer, rule or specjax.Match(), (), CAPACITY)
+
+
+def representative() -> dict[str, Case]:
+    """What every change is held to: each kind of layout once."""
+    plain = transformer()
+    weights = plain.init(jax.random.key(0))
+    drafted = specjax.DraftModel(plain, VOCAB, 2)
+    grouped = transformer(num_kv_heads=2)
+    grouped_weights = grouped.init(jax.random.key(0))
+    experts = transformer(num_experts=4, experts_per_token=2, expert_size=128)
+    windowed = transformer(windows=(6,))
+    heads, arrays = medusa(plain.module.config, weights)
+    return {
+        "draft, match": Case(decoder(plain, drafted), Params(weights, noisy(weights))),
+        "whole draft, rejection": Case(
+            decoder(plain, drafted, specjax.Rejection()), Params(weights, noisy(weights)), ((2, 4),), False
+        ),
+        "draft tree, two heads": Case(
+            decoder(grouped, specjax.DraftTree(grouped, VOCAB, (2, 1))),
+            Params(grouped_weights, noisy(grouped_weights)),
+            ((2, 4),),
+        ),
+        "medusa tree": Case(decoder(plain, heads), Params(weights, arrays), ((4, 2),)),
+        "experts, ngram": Case(
+            decoder(experts, specjax.NGram(1)), Params(experts.init(jax.random.key(0))), ((2, 4),), True, 0.0
+        ),
+        "window, ngram": Case(
+            decoder(windowed, specjax.NGram(3)), Params(windowed.init(jax.random.key(0))), ((1, 8),), True, 0.0
+        ),
+    }
