@@ -1,5 +1,7 @@
 """Structure compiles, numbers do not; a run is one program on the device, and owns its state."""
 
+import re
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,8 @@ import pytest
 import toys
 
 from specjax import Sampling
+from specjax.decoding import _run
+from specjax.sharding import layout
 
 TRACES = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -104,6 +108,19 @@ def test_a_step_calls_nothing_on_the_host(case, rule):
     assert "dot_general" in program
     for word in ("callback", "infeed", "outfeed", "debug_print", "device_put["):
         assert word not in program
+
+
+@pytest.mark.parametrize("case", ["none", "draft 3", "ngram", "early exit", "draft tree"])
+def test_a_step_copies_no_cache(case):
+    """No buffer of keys or values, the draft's included, is written anew to change a slot."""
+    dec, arrays = toys.decoder(case, "match"), toys.params(case)
+    state = toys.prefill(dec, arrays, rows=[0])
+    program = _run.lower(dec, layout(state), arrays, state, jnp.int32(9)).compile().as_text()
+    caches = [cache for cache in (state.cache, getattr(state.proposer, "cache", None)) if cache is not None]
+    shapes = {",".join(map(str, leaf.shape)) for cache in caches for leaf in cache.keys}
+    assert all(f"f32[{shape}]" in program for shape in shapes)
+    for shape in shapes:
+        assert re.findall(rf"= f32\[{shape}\]\S* copy\(", program) == []
 
 
 def living(tree):

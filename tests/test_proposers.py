@@ -1,6 +1,8 @@
 """What the proposers guess, against guesses that are made without caches, masks and batches."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -184,6 +186,62 @@ def test_a_chain_is_drawn_until_the_model_is_unsure(case, threshold):
             assert (proposal.parent[row, len(path) + 1 :] == -1).all()
             lengths.add(len(path))
     assert len(lengths) > 1 if threshold else lengths == {3}
+
+
+@pytest.mark.parametrize(("case", "own"), [("draft 3", True), ("first of", False)])
+def test_a_draft_reads_no_guess_twice(case, own):
+    """Its cache holds the text, what it guessed right included; of its own guesses the last at most is unread."""
+    dec, arrays = toys.decoder(case, "match"), toys.params(case)
+    (drafter, weights) = toys.CASES[case] if own else (toys.CASES[case][0].second, toys.CASES[case][1][1])
+    state, unread, kept = toys.prefill(dec, arrays), [], 0
+    read = jax.jit(lambda tokens: drafter.model.apply(weights, tokens, jnp.arange(64)[None], empty).cache)
+    empty = drafter.model.init_cache(1, 64)
+    while not state.done.all():
+        before = np.asarray(state.length)
+        state = dec.run(arrays, state, 1)
+        draft, live = (state.proposer if own else state.proposer[1]), ~state.done
+        assert (draft.cache.length + draft.count == state.cache.length).all()
+        unread += draft.count[live].tolist()
+        kept += int((draft.cache.length >= before)[live].sum())
+        for row in np.flatnonzero(live)[:2]:
+            text, length = state.tokens[row, : state.length[row]], int(draft.cache.length[row])
+            assert draft.fresh[row, : draft.count[row]].tolist() == text[length:-1].tolist()
+            tokens = jnp.zeros((1, 64), jnp.int32).at[0, : len(text)].set(text)
+            plain = toys.committed(read(tokens).commit(jnp.array([length])), 0)
+            pairs = zip(toys.committed(draft.cache, row), plain, strict=True)
+            assert all(np.allclose(found, wanted, atol=1e-5) for found, wanted in pairs)
+    assert kept > 3
+    assert (max(unread) <= 1) == own, "another's guesses it has not read"
+
+
+def test_where_nobody_guesses_the_pass_is_plain():
+    """A prompt that repeats nothing is read by the one, the wide pass waits for a match, and both say the same."""
+    widths = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Watched:
+        inner: Any
+        vocab_size = toys.VOCAB
+        max_positions = 64
+        reads_trees = True
+        init_cache = property(lambda self: self.inner.init_cache)
+
+        def apply(self, params, tokens, positions, cache=None, mask=None):
+            jax.debug.callback(lambda width=tokens.shape[1]: widths.append(width))
+            return self.inner.apply(params, tokens, positions, cache, mask)
+
+    def run(proposer):
+        widths.clear()
+        dec = Decoder(Watched(toys.model()), proposer, RULES["match"](), (), toys.CAPACITY)
+        state = dec.run(toys.params("ngram"), toys.prefill(dec, toys.params("ngram"), rows=[0]))
+        jax.effects_barrier()
+        return toys.texts(state), widths[1:], int(state.stats.target_passes[0])
+
+    sparing, seen, passes = run(NGram(3, min_ngram=1))
+    always, wide, as_many = run(NGram(3, min_ngram=1, may_abstain=False))
+    assert sparing == always == [toys.decoded("none", "match")[0][0]]
+    assert set(seen) == {1, 4} and set(wide) == {4}
+    assert len(seen) == passes == len(wide) == as_many
 
 
 def test_passes_are_spared_where_no_chain_goes_on():
