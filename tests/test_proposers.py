@@ -193,7 +193,8 @@ def test_a_draft_reads_no_guess_twice(case, own):
     """Its cache holds the text, what it guessed right included; of its own guesses the last at most is unread."""
     dec, arrays = toys.decoder(case, "match"), toys.params(case)
     (drafter, weights) = toys.CASES[case] if own else (toys.CASES[case][0].second, toys.CASES[case][1][1])
-    state, unread, kept = toys.prefill(dec, arrays), [], 0
+    prompt = toys.PROMPTS % (toys.VOCAB if own else 3)
+    state, unread, kept = toys.prefill(dec, arrays, prompt=prompt), [], 0
     read = jax.jit(lambda tokens: drafter.model.apply(weights, tokens, jnp.arange(64)[None], empty).cache)
     empty = drafter.model.init_cache(1, 64)
     while not state.done.all():
