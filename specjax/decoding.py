@@ -252,7 +252,8 @@ class Decoder:
             logits, hidden = (jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))) for x in (out.logits, out.hidden))
             return ModelOutput(logits, hidden, out.cache)
 
-        if not getattr(self.proposer, "may_abstain", False):
+        # A cache that does not keep scratch has another shape after another pass.
+        if not (getattr(self.proposer, "may_abstain", False) and getattr(cache, "keeps_scratch", False)):
             return read(num_nodes, cache)
         guessed = (proposal.parent != ABSENT).any()
         shapes = jax.eval_shape(functools.partial(read, 1), cache)

@@ -93,7 +93,7 @@ def test_a_draft_is_copied_with_all_that_engines_read(tmp_path):
 
 def test_a_draft_of_other_tokens_is_refused(tmp_path, capsys):
     """vLLM and TensorRT-LLM give a draft the target's tokens: other sizes and orders would be garbage."""
-    with pytest.raises(ValueError, match="has 304 tokens and the target target 320"):
+    with pytest.raises(ValueError, match="has 304 tokens and the target 'target' 320"):
         job(folders.draft(), tmp_path / "out", "hf", "--target", folders.target())
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
         job(folders.wordless(), tmp_path / "out", "hf")

@@ -188,7 +188,7 @@ def test_a_chain_is_drawn_until_the_model_is_unsure(case, threshold):
     assert len(lengths) > 1 if threshold else lengths == {3}
 
 
-@pytest.mark.parametrize(("case", "own"), [("draft 3", True), ("first of", False)])
+@pytest.mark.parametrize(("case", "own"), [("draft 3", True), ("draft 6", True), ("first of", False)])
 def test_a_draft_reads_no_guess_twice(case, own):
     """Its cache holds the text, what it guessed right included; of its own guesses the last at most is unread."""
     dec, arrays = toys.decoder(case, "match"), toys.params(case)

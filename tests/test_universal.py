@@ -161,7 +161,7 @@ def test_a_draft_never_reads_beyond_its_positions():
     dec = decoder(Universal(net(max_positions), toys.VOCAB, 3, expansion=4))
     prompt = np.tile(toys.PROMPTS[:, :4], 2)
     state = toys.prefill(dec, params(), prompt=prompt, prompt_length=np.full(toys.ROWS, 8))
-    assert state.proposer.cache.capacity == max_positions
+    assert state.proposer.cache.capacity - 1 == max_positions
     room = max_positions - 9 - 3
     lengths = [min(room // 2, 1 + len(by_hand(text[:-1]))) for text in toys.texts(state)]
     assert state.proposer.cache.length.tolist() == lengths

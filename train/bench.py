@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import sys
 import tempfile
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from bench import machine
 from bench.contestants import Contestant
 from bench.timing import Timed, alternate
-from bench.weights import SIZES, random_pair
+from bench.weights import SIZES, random_folders
 from specjax.bank import MedusaAdapter
 from specjax.checkpoint import LanguageModel, load
 from specjax.models.base import LinenModel
@@ -150,7 +151,7 @@ def speed(options: BenchOptions) -> list[dict[str, Any]]:
     if o.target is not None and o.draft is not None:
         folders = pathlib.Path(o.target), pathlib.Path(o.draft)
     else:
-        found = random_pair(o.size, o.vocab_size, pathlib.Path(o.weights), "float32")
+        found = random_folders(o.size, o.vocab_size, pathlib.Path(o.weights), "float32")
         assert found[1] is not None
         folders = found[0], found[1]
     target, draft = load(folders[0], o.dtype), load(folders[1])
@@ -161,7 +162,9 @@ def speed(options: BenchOptions) -> list[dict[str, Any]]:
     for job in [job for job in ("distill", "medusa") if job in o.only]:
         contestants = [ours(job, o, target, draft), *(theirs(job, p, o, folders) for p in o.precisions)]
         flops = step_flops(job, o, target, draft)
-        rows += [_row(timed, job, o, flops, peak) for timed in alternate(contestants, [tokens], o.steps, o.rounds)]
+        timed, left = alternate(contestants, [tokens], o.steps, o.rounds)
+        rows += [_row(one, job, o, flops, peak) for one in timed]
+        print("\n".join(f"left out: {job}: {why}" for why in left), end="\n" * bool(left), file=sys.stderr)
     return rows
 
 

@@ -13,7 +13,7 @@ from jax import Array
 
 from specjax.prefill import read_prompt
 from specjax.proposers.chain import CatchUp, ModelChain
-from specjax.types import Block, Model, Proposal
+from specjax.types import ABSENT, Block, Model, Proposal
 
 
 @struct.dataclass
@@ -77,7 +77,7 @@ class Drafter(CatchUp):
 
 @struct.dataclass
 class ChainState(DraftState):
-    ahead: Array  # [B, num_drafts] the pending token and the guesses that the model has read: scratch in its cache
+    ahead: Array  # [B, num_drafts] the pending token and the guesses: scratch in the cache, or ABSENT where not read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,14 +111,17 @@ class DraftModel(ModelChain, Drafter):
 
         # Look ahead, and take it back afterwards: the drafts stay scratch, and the last one is never read.
         proposal, cache = self._look_ahead(read, cache, logits, pending, draw, warp)
-        return proposal, ChainState(cache.rewind(committed), state.fresh, none, proposal.tokens[:, :-1])
+        # Read is what another guess hangs below, in any row: where a chain stops, passes may be spared.
+        read_on = (proposal.parent[:, 1:] != ABSENT).any(0)
+        ahead = jnp.where(read_on, proposal.tokens[:, :-1], ABSENT)
+        return proposal, ChainState(cache.rewind(committed), state.fresh, none, ahead)
 
     def observe(self, params: Any, state: ChainState, block: Block) -> ChainState:
         state = super().observe(params, state, block)
         if not _keeps_scratch(state.cache):
             return state
         right = (state.fresh[:, :-1] == state.ahead) & (jnp.arange(self.num_drafts) < state.count[:, None])
-        known = jnp.cumprod(right, axis=1, dtype=jnp.int32).sum(1)
+        known = jnp.cumprod(right, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
         fresh = jax.vmap(jnp.roll)(state.fresh, -known)
         return ChainState(state.cache.commit(known), fresh, state.count - known, state.ahead)
 
