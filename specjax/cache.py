@@ -37,6 +37,10 @@ def stage(buffer: Array, new: Array, start: Array, sharding: NamedSharding | Non
     new = new.astype(buffer.dtype)
     if sharding is None and buffer.shape[0] <= _UNROLLED_ROWS:
         # One slice update a row stays in place; a vmapped one becomes a scatter, which a CPU runs element by element.
+        if buffer.dtype.itemsize == 2 and len(buffer) > 1 and jnp.issubdtype(buffer.dtype, jnp.floating):
+            # In a row of updates XLA:CPU turns a bfloat16 buffer into float32 and back around each; whole numbers stay.
+            written = stage(*(jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (buffer, new)), start)
+            return jax.lax.bitcast_convert_type(written, buffer.dtype)
         zero = jnp.zeros_like(start[0])
         for row in range(buffer.shape[0]):
             at = (zero + row, zero, start[row], zero)  # of one type, whether or not x64 is on
