@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -76,16 +77,16 @@ def test_an_ablation(tmp_path, monkeypatch):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("import os", "def f(", "class A")))
 
-    def start(*more, behind=()):
+    def start(*more, behind=(), out="out"):
         ablation.main([
             *("--target", "checkpoints/tiny/target", "--data", str(trained.text()), "--prompts", str(prompts)),
-            *("--out", str(tmp_path / "out"), "--num-drafts", "2", "--written-sequences", "4", "--written-batch", "4"),
+            *("--out", str(tmp_path / out), "--num-drafts", "2", "--written-sequences", "4", "--written-batch", "4"),
             *("--written-prompt", "8", "--sequence-length", "32", "--max-new-tokens", "12", "--batch-size", "3"),
             *("--losses", "accepted-length", "--modes", "target", *more),
             *("--", "--steps", "2", "--warmup-steps", "1", "--batch-size", "2", "--eval-batches", "1", "--hidden-size"),
             *("16", "--mlp-size", "32", "--num-heads", "2", "--num-kv-heads", "1", "--log-every", "1", *behind),
         ])  # fmt: skip
-        return json.loads((tmp_path / "out" / "ablation.json").read_text())
+        return json.loads((tmp_path / out / "ablation.json").read_text())
 
     found = start()
     assert [(row["loss"], row["data"]) for row in found["rows"]] == [
@@ -108,6 +109,7 @@ def test_an_ablation(tmp_path, monkeypatch):
     assert start()["rows"] == found["rows"]
     kept = {path: path.stat().st_mtime_ns for path in models}
     assert [path.parent.parent.name for path in models if kept[path] != models[path]] == ["accepted-length.target"]
+    assert start("--losses", "forward-kl", "--modes", "text")["rows"] == found["rows"]  # those of other calls stay
     lines = (tmp_path / "out" / "ablation.md").read_text().splitlines()
     assert lines[2].startswith("| forward-kl | text | ") and len(lines) == 4
     with pytest.raises(ValueError, match="was begun with --num-drafts 2, not 3"):
@@ -116,6 +118,12 @@ def test_an_ablation(tmp_path, monkeypatch):
         start(behind=("--seed", "1"))
     with pytest.raises(ValueError, match="--loss belongs before the --"):
         start(behind=("--loss", "forward-kl"))
+    shutil.copytree(tmp_path / "out", tmp_path / "more", symlinks=True)
+    (tmp_path / "more" / "asked.json").unlink()
+    model = str(tmp_path / "out" / "forward-kl.text" / "model")
+    first, second, _ = start(behind=("--initial", model), out="more")["rows"]
+    assert (first["loss"], first["data"]) == ("none", "--initial")
+    assert all(first[f"tau_{heat}"] == second[f"tau_{heat}"] for heat in ("0.0", "1.0"))  # the same model, twice
 
 
 def test_gains_are_paired():

@@ -5,7 +5,8 @@
 What stands behind `--` goes to `train.distill` as it is, the same for every cell.  Tokens of the corpus and the text
 that the target writes (at the temperature that the loss is taken at) are made once.  Then a cell at a time is trained
 in its own folder and measured on the prompts at each temperature; a cell that is there is not made again, one that was
-interrupted goes on.  `ablation.json` and `ablation.md` hold what there is after every cell.
+interrupted goes on.  `ablation.json` and `ablation.md` hold what there is after every cell.  With `--initial` behind
+`--` the model that all cells go on from is measured too: a row of its own, before any training.
 
 tau            tokens per pass of the target, and its 95 % interval over prompts
 gain           tau over that of forward KL on fixed text, minus 1, on the same prompts, with its interval
@@ -51,6 +52,7 @@ quarter the draft's beside half of the target's, and inside speculation."""
 
 LOSSES = (*DIVERGENCES, ACCEPTED_LENGTH)
 BASELINE = ("forward-kl", "text")
+INITIAL = ("none", "--initial")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +87,9 @@ class AblationOptions(MeshOptions, TextOptions):
             raise ValueError(f"--written-prompt is {self.written_prompt}; it must be shorter than a sequence")
 
 
-def cells(options: AblationOptions) -> list[tuple[str, str]]:
+def cells(losses: tuple[str, ...], modes: tuple[str, ...]) -> list[tuple[str, str]]:
     """Loss and kind of data; the baseline first.  The accepted length is a mean over the target's text alone."""
-    found = [(loss, mode) for loss in options.losses for mode in options.modes]
+    found = [(loss, mode) for loss in losses for mode in modes]
     kept = [cell for cell in found if cell[0] != ACCEPTED_LENGTH or cell[1] == "target"]
     return [BASELINE, *(cell for cell in kept if cell != BASELINE)]
 
@@ -95,8 +97,7 @@ def cells(options: AblationOptions) -> list[tuple[str, str]]:
 def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> str | None:
     """Train a cell, or go on with it.  What went wrong with its numbers, if anything did."""
     o, out = options, pathlib.Path(options.out)
-    loss, mode = cell
-    folder = out / f"{loss}.{mode}"
+    (loss, mode), folder = cell, _folder(out, cell)
     folder.mkdir(parents=True, exist_ok=True)
     if leader() and not (folder / "corpus").exists():
         (folder / "corpus").symlink_to(pathlib.Path("..") / "written" / "corpus")
@@ -171,7 +172,7 @@ def report(options: AblationOptions, found: dict[tuple[str, str], dict[str, Any]
             if temperature in baseline and (loss, mode) != BASELINE:
                 row[f"gain_{temperature}"] = gain(counts, baseline[temperature])
         rows.append(row)
-    left = [".".join(cell) for cell in cells(options) if cell not in found]
+    left = [".".join(cell) for cell in cells(options.losses, options.modes) if cell not in found]
     return {"options": dataclasses.asdict(options), "versions": versions(), "left": left, "rows": rows}
 
 
@@ -227,30 +228,39 @@ def main(argv: list[str] | None = None) -> None:
         *("--batch-size", str(o.written_batch)), *_mesh(o),
     ])  # fmt: skip
     sizes = mesh_sizes(o)
-    target, found = load(o.target, mesh=None if sizes is None else make_mesh(**sizes)), {}
-    for cell in cells(o):
-        folder = out / ".".join(cell)
+    target = load(o.target, mesh=None if sizes is None else make_mesh(**sizes))
+    initial = more[more.index("--initial") + 1] if "--initial" in more else None
+    whole = [*([INITIAL] if initial else []), *cells(LOSSES, tuple(MODES))]
+    for cell in (cell for cell in whole if cell == INITIAL or cell in cells(o.losses, o.modes)):
+        folder = _folder(out, cell)
         result = folder / "measured.json"
         if not result.exists():
             print(f"\n{' on '.join(cell)}", flush=True)
+            folder.mkdir(parents=True, exist_ok=True)
             try:
-                failure = train(o, cell, more)
+                failure = None if cell == INITIAL else train(o, cell, more)
             except KeyboardInterrupt:
                 print(f"stopped; the same command goes on with {folder}", flush=True)
                 return
             rates = [line["tokens_per_second"] for line in read_metrics(folder / "metrics.jsonl")
                      if "tokens_per_second" in line]  # fmt: skip
             facts = {"tokens_per_second": float(np.median(rates))} if rates else {}
-            counts = {} if failure else tau(o, target, folder / "model")
+            model = pathlib.Path(initial) if cell == INITIAL and initial else folder / "model"
+            counts = {} if failure else tau(o, target, model)
             if leader():
                 write(result, json.dumps({"failure": failure, "facts": facts, "counts": counts}) + "\n")
             together(f"measured {folder}")
-        found[cell] = json.loads(result.read_text())
-        made = report(o, found)
+        # What an earlier call made stays in the table.
+        done = {cell: _folder(out, cell) / "measured.json" for cell in whole}
+        made = report(o, {cell: json.loads(path.read_text()) for cell, path in done.items() if path.exists()})
         if leader():
             write(out / "ablation.json", json.dumps(made, indent=1) + "\n")
             write(out / "ablation.md", table(made))
-    print(table(report(o, found)), flush=True)
+    print((out / "ablation.md").read_text(), flush=True)
+
+
+def _folder(out: pathlib.Path, cell: tuple[str, str]) -> pathlib.Path:
+    return out / ("initial" if cell == INITIAL else ".".join(cell))
 
 
 def _shared() -> tuple[str, ...]:
