@@ -65,33 +65,17 @@ def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) 
     Returns:
       [B, N, S] bool.
     """
-    offset = jnp.arange(capacity) - length[:, None]  # [B, S]
+    return _seen(jnp.arange(capacity) - length[:, None], width, mask)
+
+
+def _seen(offset: Array, width: int, mask: Array | None) -> Array:
+    """`visible_slots` where slot s holds the token that stands `offset[b, s]` behind the first staged one."""
     if mask is None:
         return offset[:, None] <= jnp.arange(width)[:, None]
     staged = (offset >= 0) & (offset < width)
     at = jnp.clip(offset, 0, width - 1)
-    named = jnp.take_along_axis(jnp.broadcast_to(mask, (len(length), width, width)), at[:, None], axis=2)
+    named = jnp.take_along_axis(jnp.broadcast_to(mask, (len(offset), width, width)), at[:, None], axis=2)
     return (offset < 0)[:, None] | (staged[:, None] & named)
-
-
-def slots_within(window: int, length: Array, positions: Array, capacity: int) -> Array:
-    """Which slots lie less than `window` positions before each staged token.
-
-    Args:
-      window: of a layer with sliding-window attention.
-      length: [B] committed tokens; theirs are the positions 0 ... length - 1, in slots of the same numbers.
-      positions: [B, N] of the staged tokens.
-      capacity: S.
-
-    Returns:
-      [B, N, S] bool.
-    """
-    slot = jnp.arange(capacity)
-    offset = slot - length[:, None]
-    width = positions.shape[1]
-    staged = jnp.take_along_axis(positions, jnp.clip(offset, 0, width - 1), axis=1)
-    place = jnp.where((offset >= 0) & (offset < width), staged, slot)
-    return positions[:, :, None] - place[:, None] < window
 
 
 @struct.dataclass
@@ -133,17 +117,45 @@ class KVCache:
             keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0))) for x in (keys, values))
         return put(old_keys, keys), put(old_values, values)
 
+    def visible(self, positions: Array, mask: Array | None = None, window: int | None = None) -> Array:
+        """Which slots of a single layer each staged token sees, [B, N, S] bool.
+
+        Args:
+          positions: [B, N] of the staged tokens.
+          mask: as for `visible_slots`.
+          window: of a layer with sliding-window attention: what lies as far before a token, or farther, is hidden.
+        """
+        width = positions.shape[1]
+        place = self._places(width)
+        offset = place - self.length[:, None]
+        seen = _seen(offset, width, mask)
+        if window is None:
+            return seen
+        # A committed token's position is its place in the text; a node of a tree may stand before its own.
+        staged = jnp.take_along_axis(positions, jnp.clip(offset, 0, width - 1), axis=1)
+        place = jnp.where((offset >= 0) & (offset < width), staged, place)
+        return seen & (positions[:, :, None] - place[:, None] < window)
+
+    def _places(self, width: int) -> Array:
+        """[S or B, S] which token of the row's text, with `width` staged ones behind it, each slot of a layer holds."""
+        return jnp.arange(self.capacity)
+
+    def _slots(self, places: Array) -> Array:
+        """Where a layer holds them."""
+        return places
+
     def commit(self, count: Array, path: Array | None = None) -> KVCache:
         """Keep `count` [B] staged tokens: those at the nodes `path` [B, T] in that order, or the first ones."""
         cache = self
         if path is not None:
-            slots = (self.length[:, None] + path)[:, None, :, None]
-
-            def keep(leaf):
-                return stage(leaf, jnp.take_along_axis(leaf, slots, axis=2), self.length, self.sharding)
-
-            cache = dataclasses.replace(cache, keys=tuple(map(keep, self.keys)), values=tuple(map(keep, self.values)))
+            kept = [self.layer(i)._keep(path) for i in range(len(self.keys))]
+            keys, values = zip(*kept, strict=True)
+            cache = dataclasses.replace(cache, keys=keys, values=values)
         return dataclasses.replace(cache, length=self.length + count)
+
+    def _keep(self, path: Array) -> tuple[Array, Array]:
+        slots = self._slots(self.length[:, None] + path)[:, None, :, None]
+        return self.stage(*(jnp.take_along_axis(leaf, slots, axis=2) for leaf in (*self.keys, *self.values)))
 
     def rewind(self, to: KVCache) -> KVCache:
         """`to`, an earlier value, in the buffers of this one, so that they can be updated in place."""

@@ -25,7 +25,7 @@ from jax.core import Tracer
 from specjax import tree
 from specjax.logprobs import Logprobs
 from specjax.memory import check_memory
-from specjax.prefill import read_prompt
+from specjax.prefill import empty_cache, read_prompt
 from specjax.processors import LogitsProcessor, Processors, check_function, process
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
 from specjax.sharding import hold, is_split, layout, mesh_of, row_parts, spread, to_host
@@ -321,7 +321,7 @@ def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, 
     mesh, split_target, split_proposer = placed
     prompt = spread(prompt, mesh, False)
     # Behind the last committed slot there is room to stage a proposal, or the padded prompt.
-    cache = decoder.target.init_cache(rows, decoder.capacity + decoder.proposer.num_nodes)
+    cache = empty_cache(decoder.target, rows, decoder.capacity, decoder.proposer.num_nodes)
     cache = spread(cache, mesh, split_target)
     seen = prompt_length - 1
     hidden, cache = read_prompt(decoder.target, params.target, prompt, seen, cache)

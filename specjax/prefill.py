@@ -18,6 +18,17 @@ from jax import Array
 CHUNK = 512
 
 
+def empty_cache(model: Any, rows: int, text: int, ahead: int) -> Any:
+    """A cache of `model` for texts of up to `text` tokens, with room behind them for the `ahead` that are scratch.
+
+    Where it can be narrowed (`specjax.ring`), a layer with a sliding window keeps that window alone.
+    """
+    cache = model.init_cache(rows, text + ahead)
+    narrow = getattr(cache, "narrow", None)
+    # Not the width of this prompt: rows of any prompt fit each other's batch.
+    return cache if narrow is None else narrow(ahead, CHUNK)
+
+
 def read_prompt(model: Any, params: Any, tokens: Array, count: Array, cache: Any) -> tuple[Array, Any]:
     """Read `tokens` [B, W] from the start of an empty cache, and commit the first `count` [B] of each row.
 

@@ -1,6 +1,8 @@
 """What a prompt takes beside the weights, as XLA plans it: python tests/memory_of_prompt.py [--layers 12 --hidden 768].
 
 A table by prompt length: the cache and the features that come out, and the scratch of the pass, in chunks and at once.
+With `--window` every other layer sees so many tokens, as in Gemma 2, and the table is of the cache of a chain of 4: all
+of the text in every layer, and what is kept.
 """
 
 from __future__ import annotations
@@ -24,10 +26,18 @@ def planned(model: LinenModel, width: int, chunk: int) -> tuple[int, int]:
     return found.output_size_in_bytes, found.temp_size_in_bytes
 
 
+def cached(model: LinenModel, width: int) -> tuple[int, int]:
+    """Bytes of a cache for one row of `width` tokens, if every layer kept them all, and as it is."""
+    made = (lambda: model.init_cache(1, width + 5)), (lambda: prefill.empty_cache(model, 1, width, 5))
+    whole, kept = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(make))) for make in made)
+    return whole, kept
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--window", type=int)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16384])
     options = parser.parse_args()
     heads = options.hidden // 64
@@ -40,8 +50,15 @@ def main() -> None:
         num_kv_heads=heads,
         head_dim=64,
         max_positions=max(options.lengths),
+        windows=tuple(None if i % 2 else options.window for i in range(options.layers)) if options.window else (),
     )
     model = LinenModel(Transformer(config), jnp.float32)
+    if options.window:
+        print(f"one row, float32, {options.layers} layers of {options.hidden}, every other with a window; MB")
+        print("| prompt | all in every layer | kept |\n|---|---|---|")
+        for width in options.lengths:
+            print("| {} | {:.0f} | {:.0f} |".format(width, *(size / 1e6 for size in cached(model, width))))
+        return
     chunk = prefill.CHUNK
     print(f"one row, float32, {options.layers} layers of {options.hidden}, chunks of {chunk}; MB")
     print("| prompt | cache and features | scratch in chunks | scratch at once |\n|---|---|---|---|")

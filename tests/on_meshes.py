@@ -29,6 +29,7 @@ import numpy as np
 from mesh_cases import FAMILIES, MESHES, Case
 
 import specjax
+from specjax import prefill
 from specjax.decoding import _run
 from specjax.sharding import layout, make_mesh
 from specjax.types import DecodeState, Params
@@ -173,6 +174,7 @@ def main() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     jax.config.update("jax_platforms", "cpu")
     assert jax.device_count() == 8
+    prefill.CHUNK = 16  # so that layers with a window keep that alone
     if options.table:
         sys.exit(bool(table(options)))
     if options.collectives:

@@ -13,7 +13,7 @@ FLOORS = [
     ["specjax.types"],
     [f"specjax.{name}" for name in ("tree", "cache", "recurrent", "sampling", "metrics", "chisquare", "vocabulary")]
     + ["specjax.logprobs", "specjax.plot", "specjax.prefill"],
-    ["specjax.processors"],
+    ["specjax.processors", "specjax.ring"],
     ["specjax.models.rope", "specjax.models.products", "specjax.models.base"],
     ["specjax.models.attention"],
     ["specjax.models.config"],

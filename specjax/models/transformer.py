@@ -14,12 +14,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from specjax.cache import KVCache, slots_within, visible_slots
+from specjax.cache import KVCache
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import MLP, Dense, Experts, Norm, residual_scale
 from specjax.models.products import dot_general
 from specjax.models.rope import rotate
+from specjax.ring import WindowedCache
 from specjax.types import ModelOutput
 
 _Rotations = tuple[Array, Array] | None
@@ -117,7 +118,10 @@ class Transformer(nn.Module):
 
     def init_cache(self, batch: int, size: int, dtype: Any) -> KVCache:
         c = self.config
-        return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+        if not c.windows:
+            return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+        cache = WindowedCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+        return dataclasses.replace(cache, windows=c.windows)
 
     @nn.compact
     def __call__(
@@ -148,8 +152,8 @@ class Transformer(nn.Module):
         # Layers of one kind share their rotations and masks.
         ropes = {c.rope_of(i) for i in range(c.num_layers)}
         rotations = {rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes}
-        windows = {c.window_of(i) for i in range(c.num_layers)}
-        visible = {window: _visible(window, positions, cache, mask) for window in windows}
+        kinds = {c.window_of(i): None if cache is None else cache.layer(i) for i in range(c.num_layers)}
+        visible = {window: _visible(window, positions, memory, mask) for window, memory in kinds.items()}
         keys, values = [], []
         block = nn.remat(Layer) if self.remat else Layer
         for i in range(c.num_layers):
@@ -172,11 +176,10 @@ class Transformer(nn.Module):
         return ModelOutput(logits, hidden, cache)
 
 
-def _visible(window: int | None, positions: Array, cache: KVCache | None, mask: Array | None) -> Array | None:
+def _visible(window: int | None, positions: Array, memory: _Memory, mask: Array | None) -> Array | None:
     """[B, N, S] which slots (or, without a cache, tokens) each token sees; None: those before it."""
-    if cache is not None:
-        visible = visible_slots(cache.length, positions.shape[1], cache.capacity, mask)
-        return visible if window is None else visible & slots_within(window, cache.length, positions, cache.capacity)
+    if memory is not None:
+        return memory.visible(positions, mask, window)
     if mask is None or window is None:
         return mask
     return mask & (positions[:, :, None] - positions[:, None] < window)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.prefill import read_prompt
+from specjax.prefill import empty_cache, read_prompt
 from specjax.proposers.chain import CatchUp, ModelChain
 from specjax.types import ABSENT, Block, Model, Proposal
 
@@ -39,7 +39,7 @@ class Drafter(CatchUp):
     def init(self: Any, params: Any, prompt: Block, capacity: int) -> DraftState:
         rows, block = len(prompt.tokens), self.max_depth + 1
         # The look-ahead is staged behind the catch-up block: room for both.
-        cache = self.model.init_cache(rows, capacity + block + self._ahead)
+        cache = empty_cache(self.model, rows, capacity, block + self._ahead)
         _, cache = read_prompt(self.model, params, prompt.tokens, prompt.count, cache)
         return DraftState(cache, jnp.zeros((rows, block), jnp.int32), jnp.zeros(rows, jnp.int32))
 

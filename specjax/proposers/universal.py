@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.prefill import read_prompt
+from specjax.prefill import empty_cache, read_prompt
 from specjax.proposers.chain import ModelChain
 from specjax.types import ABSENT, Block, Model, Proposal
 from specjax.vocabulary import Translation
@@ -63,7 +63,7 @@ class Universal(ModelChain):
             )
         tokens, count = spell(params.translation, prompt.tokens, prompt.count, width)
         tokens = jnp.concatenate([jnp.broadcast_to(start, (rows, len(start))), tokens], axis=1)
-        cache = self.model.init_cache(rows, room + catch_up + self.num_drafts)
+        cache = empty_cache(self.model, rows, room, catch_up + self.num_drafts)
         _, cache = read_prompt(self.model, params.model, tokens, count + len(start), cache)
         fresh = jnp.zeros((rows, self.num_nodes), jnp.int32)
         return UniversalState(cache, fresh, jnp.zeros(rows, jnp.int32), room - cache.length)
