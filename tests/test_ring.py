@@ -101,8 +101,7 @@ def test_the_text_is_that_of_a_full_cache(case, monkeypatch):
     assert toys.texts(dec.run(arrays, state)) == [*expected[:2], expected[1], expected[3]]
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 5, 7])
-@pytest.mark.parametrize("rows", [3, 17])
+@pytest.mark.parametrize(("width", "rows"), [(1, 3), (2, 3), (5, 17), (7, 3)])
 def test_a_ring_by_definition(width, rows):
     """Each token sees the last `window` ones of its text, wherever the ring holds them; scratch and margins are hidden.
 
@@ -136,7 +135,7 @@ def test_a_ring_by_definition(width, rows):
 def test_a_path_is_kept_where_the_ring_turns():
     """Nodes of a tree, staged over the end of the ring, go to where a chain would have put them."""
     window, ahead = 3, 4
-    for start in range(2 * (window + ahead)):
+    for start in (0, 4, 5, 13):
         cache = WindowedCache.zeros(1, 1, 1, 64, 1, jnp.float32)
         cache = dataclasses.replace(cache, windows=(window,), length=jnp.array([start])).narrow(ahead, ahead)
         new = jnp.array([10.0, 11, 12, 13])[None, None, :, None]
