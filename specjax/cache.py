@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,7 @@ class KVCache:
     keeps_scratch = True
 
     @classmethod
-    def zeros(cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: Any) -> KVCache:
+    def zeros(cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: Any) -> Self:
         # Zeros, not empty memory: a masked slot is multiplied by zero, and zero times NaN is NaN.
         # A slot more than asked for: `stage` may write a blank behind the last one.
         def leaves():

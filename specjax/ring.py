@@ -54,16 +54,16 @@ class WindowedCache(KVCache):
         return dataclasses.replace(self, keys=cut(self.keys), values=cut(self.values), rings=rings)
 
     def layer(self, index: int) -> WindowedCache:
-        rings = self.rings[index : index + 1]
-        return dataclasses.replace(super().layer(index), windows=self.windows[index : index + 1], rings=rings)
+        own = {name: getattr(self, name)[index : index + 1] for name in ("windows", "rings")}
+        return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],), **own)
 
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
         ring, margin, width = *self._ring, keys.shape[2]
         if ring is None:
             return super().stage(keys, values)
-        at = self.length % ring
         if width > margin:
-            return self._renew(at, self.keys[0], keys), self._renew(at, self.values[0], values)
+            return self._renew(ring, margin, keys, self.keys[0]), self._renew(ring, margin, values, self.values[0])
+        at = self.length % ring
         found = KVCache.stage(dataclasses.replace(self, length=margin + at), keys, values)
         if width == 1:
             return found
@@ -71,10 +71,9 @@ class WindowedCache(KVCache):
         again = margin + jnp.maximum(at - ring, -width)
         return KVCache.stage(dataclasses.replace(self, keys=found[:1], values=found[1:], length=again), keys, values)
 
-    def _renew(self, at: Array, buffer: Array, new: Array) -> Array:
-        ring, margin = self._ring
+    def _renew(self, ring: int, margin: int, new: Array, buffer: Array) -> Array:
         slot = jnp.arange(buffer.shape[2]) - margin
-        index = (slot - at[:, None]) % ring  # of the token that would lie there
+        index = (slot - self.length[:, None]) % ring  # of the token that would lie there
         written = (index < new.shape[2]) & (slot >= 0) & (slot < ring)
         new = jnp.take_along_axis(new, jnp.minimum(index, new.shape[2] - 1)[:, None, :, None], axis=2)
         buffer = jnp.where(written[:, None, :, None], new.astype(buffer.dtype), buffer)

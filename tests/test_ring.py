@@ -86,7 +86,7 @@ def test_the_text_is_that_of_a_full_cache(case, monkeypatch):
     assert all(x.shape[2] > CAPACITY for x in full)
     steps = jnp.int32(2**31 - 1)
     compiled = _run.lower(dec, layout(state), arrays, state, steps).compile()
-    program, shapes = compiled.as_text(), {x.shape for x in (*narrow, *full)}
+    program, shapes = compiled.as_text() or "", {x.shape for x in (*narrow, *full)}
     for shape in shapes:
         buffer = re.escape(f"f32[{','.join(map(str, shape))}]")
         assert re.search(buffer, program)
@@ -96,13 +96,11 @@ def test_the_text_is_that_of_a_full_cache(case, monkeypatch):
         return
     # A row that has come in through another prefill, of a shorter prompt, into slots of a ring that has turned.
     state = dec.run(arrays, begin(dec, arrays), 12)
-    row = np.array([1])
-    state = dec.insert(state, 2, begin(dec, arrays, row, width=5))
+    state = dec.insert(state, 2, begin(dec, arrays, slice(1, 2), width=5))
     assert toys.texts(dec.run(arrays, state)) == [*expected[:2], expected[1], expected[3]]
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 5, 7])
-@pytest.mark.parametrize("rows", [3, 17])
+@pytest.mark.parametrize(("width", "rows"), [(1, 3), (2, 3), (5, 17), (7, 3)])
 def test_a_ring_by_definition(width, rows):
     """Each token sees the last `window` ones of its text, wherever the ring holds them; scratch and margins are hidden.
 
@@ -136,7 +134,7 @@ def test_a_ring_by_definition(width, rows):
 def test_a_path_is_kept_where_the_ring_turns():
     """Nodes of a tree, staged over the end of the ring, go to where a chain would have put them."""
     window, ahead = 3, 4
-    for start in range(2 * (window + ahead)):
+    for start in (0, 4, 5, 13):
         cache = WindowedCache.zeros(1, 1, 1, 64, 1, jnp.float32)
         cache = dataclasses.replace(cache, windows=(window,), length=jnp.array([start])).narrow(ahead, ahead)
         new = jnp.array([10.0, 11, 12, 13])[None, None, :, None]
