@@ -39,7 +39,8 @@ def stage(buffer: Array, new: Array, start: Array, sharding: NamedSharding | Non
         # One slice update a row stays in place; a vmapped one becomes a scatter, which a CPU runs element by element.
         if buffer.dtype.itemsize == 2 and len(buffer) > 1 and jnp.issubdtype(buffer.dtype, jnp.floating):
             # In a row of updates XLA:CPU turns a bfloat16 buffer into float32 and back around each; whole numbers stay.
-            written = stage(*(jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (buffer, new)), start)
+            words, new_words = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (buffer, new))
+            written = stage(words, new_words, start)
             return jax.lax.bitcast_convert_type(written, buffer.dtype)
         zero = jnp.zeros_like(start[0])
         for row in range(buffer.shape[0]):

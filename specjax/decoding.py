@@ -257,7 +257,8 @@ class Decoder:
             return read(num_nodes, cache)
         guessed = (proposal.parent != ABSENT).any()
         shapes = jax.eval_shape(functools.partial(read, 1), cache)
-        empty = ModelOutput(*(jnp.zeros(x.shape, x.dtype) for x in (shapes.logits, shapes.hidden)), cache)
+        logits, hidden = (jnp.zeros(x.shape, x.dtype) for x in (shapes.logits, shapes.hidden))
+        empty = ModelOutput(logits, hidden, cache)
 
         # Loops of one turn or none: what a branch returns would be copied, what a loop carries stays in place.
         def read_if(wanted: Array, width: int, before: ModelOutput) -> ModelOutput:
