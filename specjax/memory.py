@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from specjax.cache import KVCache
 from specjax.sharding import by_row, row_parts
@@ -33,7 +33,7 @@ def check_memory(prefill: Callable[..., Any], decoder: Any, placed: Any, params:
     leaves, structure = jax.tree.flatten((params, prompt, *given))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         return
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=getattr(x, "sharding", None)) for x in leaves)
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_on_a_mesh(x)) for x in leaves)
     needed = _needed(prefill, decoder, placed, structure, shapes)
     what = f"{len(prompt)} rows with a capacity of {decoder.capacity} tokens"
     cure = (
@@ -41,6 +41,12 @@ def check_memory(prefill: Callable[..., Any], decoder: Any, placed: Any, params:
         "bfloat16, or split them over several devices with mesh="
     )
     require(needed, devices_of(params.target), what, cure)
+
+
+def _on_a_mesh(x: Any) -> NamedSharding | None:
+    """How it lies there; on a single device an array and a number of the host are one and the same to a trace."""
+    at = getattr(x, "sharding", None)
+    return at if isinstance(at, NamedSharding) else None
 
 
 @functools.lru_cache(maxsize=256)
