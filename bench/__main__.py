@@ -184,6 +184,7 @@ def _rows(timed: list[Timed], target: Any, arguments: argparse.Namespace, top: d
     batches = len(timed[0].tokens)
     count = batches * arguments.batch * arguments.new_tokens
     seconds = {(t.contestant.library, t.contestant.name, t.contestant.num_drafts): t.median for t in timed}
+    steps = {(t.contestant.name, t.contestant.num_drafts): t.step for t in timed if t.contestant.library == "specjax"}
     plain = seconds["specjax", "plain", 0]
     floor = _floor(target, arguments.dtype, top)
     reference = np.concatenate(timed[0].tokens)
@@ -203,11 +204,12 @@ def _rows(timed: list[Timed], target: Any, arguments: argparse.Namespace, top: d
         row["speedup"] = plain / median if median and plain else None
         row["over_peer"] = peer / median if median and peer and ours_too else None
         row["over_loop"] = loop / median if median and loop and ours_too else None
-        if name == "plain" and median:
-            row["step_seconds"] = median / (batches * arguments.new_tokens)
-            row["share_of_bandwidth"] = floor / row["step_seconds"]
-        if ours_too and gamma and median and plain and t.tau:
-            row["share_of_theory"] = _share(seconds, name, gamma, t.tau, plain / median)
+        if ours_too and median and t.decoding and t.step:
+            row["prefill_seconds"] = (median - t.decoding) / batches
+            row["step_seconds"] = t.step
+            row["share_of_bandwidth"] = floor / t.step if name == "plain" else None
+        if ours_too and gamma:
+            row["share_of_theory"] = _share(steps, name, gamma)
         if not ours_too or name not in _GUESSERS.values():  # those write texts of their own
             row["same_tokens"] = int((np.concatenate(t.tokens) == reference).all(1).sum())
         rows.append(row)
@@ -219,13 +221,14 @@ def _floor(target: Any, dtype: str, top: dict[str, float]) -> float:
     return target.num_params * jax.numpy.dtype(dtype).itemsize / (top["bandwidth"] * 1e9)
 
 
-def _share(seconds: dict, name: str, gamma: int, tau: float, speedup: float) -> float | None:
-    """Of tau / (cost(gamma + 1) + gamma c), with the costs that were measured here: a verifying pass, a draft's."""
-    plain, wide = seconds["specjax", "plain", 0], seconds.get(("specjax", f"plain at {gamma + 1} rows", 0))
-    alone = seconds.get(("specjax", _GUESSERS[name], 0)) if name in _GUESSERS else 0.0
-    if not plain or wide is None or alone is None:
-        return None
-    return speedup / (tau / (wide / plain + gamma * alone / plain))
+def _share(steps: dict[tuple[str, int], float | None], name: str, gamma: int) -> float | None:
+    """Of tau / (cost(gamma + 1) + gamma c), with the costs that were measured here: a verifying pass, a draft's.
+
+    tau and plain decoding stand on both sides: it is what a step should take over what it takes.
+    """
+    step, wide = steps.get((name, gamma)), steps.get((f"plain at {gamma + 1} rows", 0))
+    alone = steps.get((_GUESSERS[name], 0)) if name in _GUESSERS else 0.0
+    return None if step is None or wide is None or alone is None else (wide + gamma * alone) / step
 
 
 _COLUMNS = {
@@ -239,6 +242,7 @@ _COLUMNS = {
     "x plain": ("speedup", ".2f"),
     "x peer": ("over_peer", ".2f"),
     "x loop": ("over_loop", ".2f"),
+    "prefill, s": ("prefill_seconds", ".4f"),
     "s a step": ("step_seconds", ".5f"),
     "of bandwidth": ("share_of_bandwidth", ".2f"),
     "of theory": ("share_of_theory", ".2f"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ class Contestant:
     num_drafts: int
     run: Callable[[np.ndarray, int], np.ndarray]
     counts: dict[str, int] = dataclasses.field(default_factory=dict)  # what the last run told of itself
+    prefill: list[float] = dataclasses.field(default_factory=list)  # seconds until it began to decode, a run; or []
 
 
 def ours(
@@ -57,8 +59,10 @@ def ours(
         arrays = Script(arrays, jnp.asarray(script[0], jnp.int32), jnp.asarray(script[1]))
     params = Params(target.params, arrays)
     counts: dict[str, int] = {}
+    prefill: list[float] = []
 
     def run(prompts: np.ndarray, new: int) -> np.ndarray:
+        started = time.perf_counter()
         rows, length = prompts.shape
         capacity = -(-(length + new) // 128) * 128
         decoder = Decoder(target.model, proposer, Match(), (), capacity)
@@ -66,14 +70,17 @@ def ours(
         keys = jax.random.split(jax.random.key(0), rows)
         sampling = Sampling.create(rows, 0.0)
         state = decoder.prefill(params, prompts, lengths, limit=lengths + np.int32(new), sampling=sampling, key=keys)
+        jax.block_until_ready(state)
+        prefill.append(time.perf_counter() - started)
         state = jax.block_until_ready(decoder.run(params, state))
         stats = state.stats
         found = {"passes": stats.target_passes, "emitted": stats.emitted, "accepted": stats.accepted}
         counts.update({key: int(np.sum(count)) for key, count in {**found, "tested": stats.tested}.items()})
+        counts["steps"] = int(np.max(stats.target_passes))
         return np.asarray(state.tokens)[:, length : length + new]
 
     default = kind if kind != "plain" or width == 1 else f"plain at {width} rows"
-    return Contestant(name or default, "specjax", num_drafts, run, counts)
+    return Contestant(name or default, "specjax", num_drafts, run, counts, prefill)
 
 
 def theirs(

@@ -30,11 +30,25 @@ class Timed:
     dropped: int
     tokens: list[np.ndarray]  # [B, new] a batch
     counts: dict[str, int]  # over all batches; those that the contestant tells
+    prefill: list[list[float]]  # seconds of the clean samples before decoding began; of those that tell
 
     @property
     def median(self) -> float | None:
         """Of all batches together; None where one of them has no clean sample."""
         return self._total(statistics.median)
+
+    @property
+    def decoding(self) -> float | None:
+        """`median` without the prefill; None where the contestant does not tell it, too."""
+        median = self.median
+        if median is None or not all(self.prefill):
+            return None
+        return median - sum(map(statistics.median, self.prefill))
+
+    @property
+    def step(self) -> float | None:
+        """Seconds a step of decoding, of all rows together."""
+        return self.decoding / self.counts["steps"] if self.decoding and self.counts.get("steps") else None
 
     @property
     def spread(self) -> float | None:
@@ -86,7 +100,7 @@ def alternate(
             traceback.print_exc()
             left.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")
             continue
-        found.append(Timed(contestant, first, [[] for _ in prompts], 0, tokens, counts))
+        found.append(Timed(contestant, first, [[] for _ in prompts], 0, tokens, counts, [[] for _ in prompts]))
     bar = tqdm(total=rounds, desc="measuring", unit="round", disable=None, file=sys.stderr)
     for turn in range(rounds):
         if turn and time.perf_counter() > until:
@@ -99,6 +113,7 @@ def alternate(
                 timed.dropped += 1
             else:
                 timed.seconds[number].append(seconds)
+                timed.prefill[number] += timed.contestant.prefill[-1:]
         bar.update()
     bar.close()
     return found, left

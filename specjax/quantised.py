@@ -109,7 +109,9 @@ def quantise(model: LanguageModel) -> LanguageModel:
     if model not in _made:
         tied = "head" not in model.params
         params = {**model.params, "head": {"kernel": model.params["embedding"].T}} if tied else model.params
-        module = network.module.clone(dot_general=int8_dot_general, separate_head=tied or network.module.separate_head)
+        module = network.module.clone(
+            dot_general=int8_dot_general, separate_head=tied or network.module.separate_head, transposed=False
+        )
         _made[model] = dataclasses.replace(
             model,
             model=dataclasses.replace(network, module=module),
@@ -120,9 +122,12 @@ def quantise(model: LanguageModel) -> LanguageModel:
 
 
 def _quantise(params: Any) -> Any:
-    return {
-        name: _quantise(leaf) if isinstance(leaf, dict)
-        else jax.jit(Int8.quantise)(leaf) if name == "kernel" and leaf.ndim == 2
-        else leaf
-        for name, leaf in params.items()
-    }  # fmt: skip
+    found = {}
+    for name, leaf in params.items():
+        if isinstance(leaf, dict):
+            found[name] = _quantise(leaf)
+        elif name in ("kernel", "weight") and leaf.ndim == 2:  # [in, out], or transposed; a norm's weight is a vector
+            found["kernel"] = jax.jit(Int8.quantise)(leaf if name == "kernel" else leaf.T)
+        else:
+            found[name] = leaf
+    return found

@@ -126,10 +126,11 @@ def read_params(
     shapes = {path: leaf.shape for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()}
     placed = {} if shardings is None else _flat(shardings)
     stored, faults = _open(weight_files(folder))
-    rows = _rows(family, model.module.config, stored)
+    rows = _as_held(_rows(family, model.module.config, stored), shapes)
     faults += _misfits(rows, shapes, stored) + _leftovers(rows, family, model.module.config, stored)
     if model.module.separate_head:
-        rows += [dataclasses.replace(row, path=_HEAD, transpose=True) for row in rows if row.path == ("embedding",)]
+        tied = [dataclasses.replace(row, path=_HEAD, transpose=True) for row in rows if row.path == ("embedding",)]
+        rows += _as_held(tied, shapes)
     for path, shape in shapes.items():
         if sum(math.prod(_part_shape(row, shape)) for row in rows if row.path == path) != math.prod(shape):
             faults.append(f"no tensor, or only a part of one, is read into the parameter {'/'.join(path)}")
@@ -161,7 +162,7 @@ def write_params(
     """
     leaves = _flat(params)
     tensors = {}
-    for name, parts in _grouped(family.tensors(config), "name").items():
+    for name, parts in _grouped(_as_held(family.tensors(config), leaves), "name").items():
         kind = jnp.dtype(dtype or leaves[parts[0].path].dtype)
         tensors[name] = (_stored_shape(parts[0], leaves[parts[0].path].shape), kind, parts)
     names = {kind: name for name, kind in _KINDS.items()}
@@ -218,6 +219,17 @@ def _rows(family: Family, config: TransformerConfig, stored: Iterable[str]) -> l
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
         rows = [dataclasses.replace(row, name=row.name.removeprefix(family.prefix)) for row in rows]
     return rows
+
+
+def _as_held(rows: Iterable[Tensor], held: Iterable[_Path]) -> list[Tensor]:
+    """The rows, each turned about where the parameters hold a kernel [in, out] as a weight [out, in]."""
+    known, found = set(held), []
+    for row in rows:
+        turned = (*row.path[:-1], "weight")
+        if row.path not in known and turned in known:
+            row = dataclasses.replace(row, path=turned, transpose=not row.transpose)
+        found.append(row)
+    return found
 
 
 def _grouped(rows: Iterable[Tensor], field: str) -> dict[Any, list[Tensor]]:

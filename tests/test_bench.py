@@ -42,20 +42,23 @@ def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
     """Counts add up over the batches; a batch without a clean sample leaves no median."""
     busy = iter([0.0, 0.9, 0.0, 0.0])
     monkeypatch.setattr(timing, "Meter", lambda: types.SimpleNamespace(busy=lambda: next(busy)))
-    counts = {}
+    counts, prefill = {}, []
 
     def run(prompts, new):
-        counts.update(accepted=int(prompts[0, 0]), tested=4, emitted=6, passes=3)
+        counts.update(accepted=int(prompts[0, 0]), tested=4, emitted=6, passes=3, steps=3)
+        prefill.append(-1.0)
         return np.full((1, new), prompts[0, 0])
 
     asked = [np.array([[1]]), np.array([[3]])]
-    (timed,), _ = timing.alternate([Contestant("draft", "specjax", 1, run, counts)], asked, 2, rounds=2)
+    (timed,), _ = timing.alternate([Contestant("draft", "specjax", 1, run, counts, prefill)], asked, 2, rounds=2)
     assert (timed.alpha, timed.tau, timed.dropped) == (0.5, 2.0, 1)
     assert [len(samples) for samples in timed.seconds] == [2, 1]
     assert [tokens.tolist() for tokens in timed.tokens] == [[[1, 1]], [[3, 3]]]
     assert timed.median == pytest.approx(sum(map(np.median, timed.seconds)))
+    assert timed.prefill == [[-1, -1], [-1]]
+    assert timed.decoding == pytest.approx(timed.median + 2) and timed.step == pytest.approx(timed.decoding / 6)
     timed.seconds[1].clear()
-    assert (timed.median, timed.spread) == (None, None)
+    assert (timed.median, timed.spread, timed.step) == (None, None, None)
 
 
 def test_int8_beside_float32(monkeypatch, tmp_path, capsys):

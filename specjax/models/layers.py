@@ -23,24 +23,44 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class Dense(nn.Module):
-    """y = x W (+ b), with W stored [in, out]: in float32 XLA:CPU verifies several rows faster that way."""
+    """y = x W (+ b), with W stored as `kernel` [in, out], or `transposed` as `weight` [out, in]."""
 
     features: int
     axes: tuple[str, str]
     use_bias: bool = False
     scale: float = 0.02
     dot_general: Callable[..., Array] = dot_general
+    transposed: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        init = nn.with_logical_partitioning(nn.initializers.normal(self.scale), self.axes)
-        kernel: Any = self.param("kernel", init, (x.shape[-1], self.features))
-        y = self.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
+        name, turn, summed = ("weight", -1, 1) if self.transposed else ("kernel", 1, 0)
+        init = nn.with_logical_partitioning(nn.initializers.normal(self.scale), self.axes[::turn])
+        kernel: Any = self.param(name, init, (x.shape[-1], self.features)[::turn])
+        y = self.dot_general(x, kernel, (((x.ndim - 1,), (summed,)), ((), ())))
         if self.use_bias:
             init = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[1:])
             bias: Any = self.param("bias", init, (self.features,))
             y = y + bias
         return y
+
+
+@jax.custom_jvp
+def look_up(table: Array, ids: Array) -> Array:
+    """Rows [..., E] of a table [V, E].
+
+    XLA:CPU would turn the whole of a bfloat16 table into float32 first.  Whole numbers stay as they are.
+    """
+    if jax.default_backend() != "cpu" or table.dtype != jnp.bfloat16:
+        return jnp.take(table, ids, axis=0, mode="clip")
+    words = jax.lax.bitcast_convert_type(table, jnp.uint16)
+    return jax.lax.bitcast_convert_type(jnp.take(words, ids, axis=0, mode="clip"), table.dtype)
+
+
+@look_up.defjvp
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    table, ids = primals
+    return look_up(table, ids), jnp.take(tangents[0], ids, axis=0, mode="clip")  # whole numbers have no slope
 
 
 class Norm(nn.Module):
@@ -72,14 +92,14 @@ class MLP(nn.Module):
     """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202, equation 6), or down(act(up(x)))."""
 
     config: TransformerConfig
-    dot_general: Callable[..., Array]
+    dense: Callable[..., Dense]
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c = self.config
 
         def dense(name, features, axes, scale):
-            return Dense(features, axes, c.mlp_bias, scale, self.dot_general, name=name)
+            return self.dense(features, axes, c.mlp_bias, scale, name=name)
 
         activate = ACTIVATIONS[c.activation]
         up = dense("up", c.mlp_size, ("embed", "mlp"), c.init_scale)(x)
@@ -99,7 +119,7 @@ class Experts(nn.Module):
     """
 
     config: TransformerConfig
-    dot_general: Callable[..., Array]
+    dense: Callable[..., Dense]
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -113,7 +133,7 @@ class Experts(nn.Module):
         gate = stack("gate", (c.hidden_size, inner), ("embed", "expert_mlp"), c.init_scale)
         up = stack("up", (c.hidden_size, inner), ("embed", "expert_mlp"), c.init_scale)
         down = stack("down", (inner, c.hidden_size), ("expert_mlp", "embed"), residual_scale(c))
-        router = Dense(c.num_experts, ("embed", "experts"), False, c.init_scale, self.dot_general, name="router")
+        router = self.dense(c.num_experts, ("embed", "experts"), False, c.init_scale, name="router")
 
         flat = x.reshape(-1, c.hidden_size)
         weights, chosen = jax.lax.top_k(jax.nn.softmax(router(flat).astype(jnp.float32)), c.experts_per_token)
