@@ -16,14 +16,15 @@ from train import ablation, bench
 TINY = ["--target", "checkpoints/tiny/target", "--draft", "checkpoints/tiny/draft"]
 
 
-def test_the_loops_take_the_same_step(tmp_path, monkeypatch, capsys):
-    """From the same weights and batch both have the same loss, before and after their first step.  In one precision:
-    the same small change of a weight, once rounded, is another one."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_loops_take_the_same_step(tmp_path, monkeypatch, capsys, dtype):
+    """From the same weights and batch both have the same loss, before and after their first step, with the target in
+    either type.  In one precision: the same small change of a weight, once rounded, is another one."""
     pytest.importorskip("torch")
     monkeypatch.chdir(trained.SOURCE)
     bench.main([*TINY, "--only", "distill", "medusa", "--num-heads", "2", "--batch-size", "2", "--sequence-length",
-                "16", "--steps", "2", "--rounds", "1", "--precisions", "bfloat16", "--peak", "0.1", "--out",
-                str(tmp_path / "report.json")])  # fmt: skip
+                "16", "--steps", "2", "--rounds", "1", "--precisions", "bfloat16", "--peak", "0.1", "--dtype",
+                dtype, "--out", str(tmp_path / "report.json")])  # fmt: skip
     rows = json.loads((tmp_path / "report.json").read_text())["speed"]
     assert [(row["job"], row["library"]) for row in rows] == [
         (job, library) for job in ("distill", "medusa") for library in ("specjax", "torch")

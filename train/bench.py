@@ -29,7 +29,6 @@ from specjax.bank import MedusaAdapter
 from specjax.checkpoint import LanguageModel, load
 from specjax.models.base import LinenModel
 from specjax.models.config import TransformerConfig
-from specjax.models.transformer import Transformer
 from train import accepted, peers
 from train.dataset import Written
 from train.distill import Distill, DistillOptions
@@ -114,7 +113,7 @@ def our_job(job: str, options: BenchOptions, target: LanguageModel, draft: Langu
         adapter = MedusaAdapter.create(target, o.num_heads)
         return TrainMedusa(asked, target, adapter, Material(None, nothing, nothing, {})), asked
     asked = DistillOptions(**common, sampled_fraction=1.0, sampled_prompt=1, num_drafts=1)
-    reader = LinenModel(Transformer(draft.model.module.config, mixed_dot_general))
+    reader = LinenModel(draft.model.module.clone(dot_general=mixed_dot_general))
     return Distill(asked, reader, target, None, nothing, nothing, None, {}), asked
 
 

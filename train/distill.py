@@ -22,7 +22,7 @@ from specjax.checkpoint import LanguageModel, load
 from specjax.decoding import Decoder
 from specjax.hub import find_folder
 from specjax.models.base import LinenModel
-from specjax.models.transformer import Transformer, head_matrix
+from specjax.models.transformer import head_matrix
 from specjax.proposers import DraftModel, NoProposer
 from specjax.rules import Match
 from specjax.sampling import Sampling
@@ -139,7 +139,7 @@ class Distill:
         # Numbers of the options, and so constants of the program: what is switched off costs nothing.
         plain = self.options.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
         self.serving = None if plain else Sampling.create(1, **self.options.settings)
-        self.reader = LinenModel(Transformer(self.target.model.module.config, mixed_dot_general))
+        self.reader = LinenModel(self.target.model.module.clone(dot_general=mixed_dot_general))
 
     @property
     def frozen(self) -> Any:

@@ -43,9 +43,9 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
             value, (grad_hidden, grad_head) = jax.value_and_grad(part, (0, 1))(xs[0], head, xs[1], shared)
             return (carry[0] + value, carry[1] + grad_head), grad_hidden
 
-        start = (jnp.float32(0), jnp.zeros_like(head))
+        start = (jnp.float32(0), jnp.zeros_like(head, jnp.float32))
         (value, grad_head), grad_hidden = jax.lax.scan(step, start, _split((hidden, rows), chunk))
-        return value, (_join(grad_hidden)[: len(hidden)], grad_head)
+        return value, (_join(grad_hidden)[: len(hidden)], grad_head.astype(head.dtype))
 
     def backward(saved: Any, grad: Array):
         return saved[0] * grad, saved[1] * grad, None, None

@@ -28,7 +28,7 @@ from specjax.decoding import Decoder
 from specjax.medusa_files import load_medusa, save_medusa
 from specjax.models.base import LinenModel
 from specjax.models.medusa import MedusaHeads, medusa_features
-from specjax.models.transformer import Transformer, head_matrix
+from specjax.models.transformer import head_matrix
 from specjax.proposers import MedusaParams, NoProposer
 from specjax.proposers.choices import best_tree, expected_length, measure_ranks, node_acceptance
 from specjax.rules import Match
@@ -139,7 +139,7 @@ class TrainMedusa:
     def __post_init__(self):
         self.frozen = self.target.params
         config = self.target.model.module.config
-        self.reader = LinenModel(Transformer(config, mixed_dot_general))
+        self.reader = LinenModel(self.target.model.module.clone(dot_general=mixed_dot_general))
         self.heads: MedusaHeads = self.adapter.heads.clone(dot_general=mixed_dot_general)
         self.joint = self.options.lora_rank > 0
         self.tied = config.tied_embeddings
