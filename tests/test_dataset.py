@@ -170,6 +170,20 @@ def test_any_proposer_is_evaluated(tmp_path, prompts):
     assert json.loads(out.read_text())["acceptance_rate_by_depth"] == [[1, 1, 1], [1, 1, 1]]
 
 
+def test_heads_are_evaluated_on_several_prompts_at_once(tmp_path, prompts):
+    """One adapter serves any number of rows, with the figures that it has for each alone."""
+    target, found = specjax.load(trained.target()), []
+    specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
+    for batch in ("1", "2"):
+        out = tmp_path / f"{batch}.json"
+        evaluate.main(["--target", str(trained.target()), "--adapter", str(tmp_path / "heads"), "--prompts",
+                       str(prompts), "--limit-prompts", "2", "--max-new-tokens", "6", "--batch-size", batch, "--out",
+                       str(out)])  # fmt: skip
+        found.append(json.loads(out.read_text()))
+    assert found[0]["mean_accepted_length"] == found[1]["mean_accepted_length"]
+    assert found[0]["acceptance_rate_by_depth"] == found[1]["acceptance_rate_by_depth"]
+
+
 def test_evaluations_are_plotted(tmp_path, prompts):
     """Alpha by depth, as a picture."""
     pytest.importorskip("matplotlib")
