@@ -144,20 +144,16 @@ class MedusaBank:
         stacked = _put(self.stacked, jnp.int32(place), adapter.params)
         return dataclasses.replace(self, stacked=stacked, adapters={**self.adapters, name: kept})
 
-    def params(
-        self, target: LanguageModel, adapter: str | Sequence[str | None] | None, rows: int | None = None
-    ) -> MedusaParams:
+    def params(self, target: LanguageModel, adapter: str | Sequence[str | None] | None, rows: int) -> MedusaParams:
         """What `Params.proposer` takes for prompts whose adapters are these; None is no adapter, so plain decoding.
-
-        Without `rows`, a single name serves any number of them.
 
         Raises:
           ValueError: an unknown name, another number of names than rows, or another target than the adapters'.
         """
         for known in self.adapters.values():
             known.check(target)
-        names = [adapter] * (rows or 1) if adapter is None or isinstance(adapter, str) else list(adapter)
-        if rows is not None and len(names) != rows:
+        names = [adapter] * rows if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(names) != rows:
             raise ValueError(f"adapter has {len(names)} values for {rows} prompts; pass one name, or one a prompt")
         places = {None: -1, **{name: place for place, name in enumerate(self.adapters)}}
         for name in names:
@@ -165,20 +161,14 @@ class MedusaBank:
                 raise ValueError(f"there is no adapter {name!r} in the bank; it has {', '.join(self.adapters)}")
         key = "head" if "head" in target.params else "embedding"
         output = None if self.proposer.heads.own_heads else {key: target.params[key]}
-        index = np.array([places[name] for name in names], np.int32)
-        index = jnp.asarray(index[0] if rows is None and np.ndim(adapter) == 0 else index)
+        index = jnp.asarray(np.array([places[name] for name in names], np.int32))
         return MedusaParams(self.stacked, index, output)
 
 
 def resolve(
-    proposer: MedusaAdapter | MedusaBank,
-    adapter: str | Sequence[str | None] | None,
-    target: LanguageModel,
-    rows: int | None,
+    proposer: MedusaAdapter | MedusaBank, adapter: str | Sequence[str | None] | None, target: LanguageModel, rows: int
 ) -> tuple[Medusa, MedusaParams]:
-    """A proposer and its arrays for `rows` prompts (None: any number).
-
-    A single adapter serves every row that does not say None.
+    """A proposer and its arrays for `rows` prompts.  A single adapter serves every row that does not say None.
 
     Raises:
       ValueError: as `MedusaBank.params`; or a bank of several, and no choice of `adapter`.

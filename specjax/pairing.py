@@ -32,14 +32,13 @@ def pair(
     proposer: Proposer | MedusaAdapter | MedusaBank | None,
     num_drafts: int | Sequence[int] = 4,
     adapter: str | Sequence[str | None] | None = None,
-    rows: int | None = None,
+    rows: int = 1,
 ) -> tuple[Proposer, Any]:
     """The proposer to use, and `Params.proposer` for it.
 
     A draft alone guesses a chain of `num_drafts` tokens (of several numbers, the most).  Where the tokenizers differ,
     the tables between them are made once and kept, and a warning says what they hold.  `adapter` chooses from a bank of
-    Medusa heads, for `rows` prompts (None: any number).  What does not lie on the mesh of the target yet is copied onto
-    each device.
+    Medusa heads, for `rows` prompts.  What does not lie on the mesh of the target yet is copied onto each device.
 
     Raises:
       ValueError: a draft whose tokens cannot be translated, or fewer than 1 % of them; a proposer that asks no draft
@@ -60,7 +59,7 @@ def _choose(
     proposer: Proposer | MedusaAdapter | MedusaBank | None,
     num_drafts: int | Sequence[int],
     adapter: str | Sequence[str | None] | None,
-    rows: int | None,
+    rows: int,
 ) -> tuple[Proposer, Any]:
     if isinstance(proposer, MedusaAdapter | MedusaBank):
         if draft is not None:

@@ -3,6 +3,7 @@
 Where a law needs a draft that is always right, the target's own weights stand in for the draft's.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import toys
 import trees
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from specjax import PROPOSERS, RULES, Decoder, DraftModel, Match, NoProposer, Params, metrics
 
@@ -319,15 +321,26 @@ def test_stream_stops_rows_that_it_is_told_to(rule):
     assert len(part[0]) < len(texts[0])
 
 
+def transposed(params):
+    """Those of a `Transformer(transposed=True)`."""
+    flat = flatten_dict(params)
+    return unflatten_dict({
+        (*path[:-1], "weight") if path[-1] == "kernel" else path: leaf.T if path[-1] == "kernel" else leaf
+        for path, leaf in flat.items()
+    })  # fmt: skip
+
+
 @functools.cache
 def state_in(dtype, case):
-    """The last state under `match`, at temperature 1, with the weights and caches in `dtype`."""
+    """The last state under `match`, at temperature 1, with weights and caches in `dtype`, as `load` lays them."""
     if dtype == jnp.float32:
         return toys.decoded(case, "match", 1.0)[1]
     net, proposer = toys.model(dtype=dtype), toys.CASES[case][0]
+    net = dataclasses.replace(net, module=net.module.clone(transposed=True))
     if isinstance(proposer, DraftModel):
         proposer = DraftModel(net, toys.VOCAB, proposer.num_drafts)
-    arrays = jax.tree.map(lambda x: x.astype(dtype), toys.params(case))
+    given = jax.tree.map(lambda x: x.astype(dtype), toys.params(case))
+    arrays = Params(*(transposed(part) if part else part for part in (given.target, given.proposer)))
     dec = Decoder(net, proposer, Match(), (toys.EOS,), toys.CAPACITY)
     return jax.device_get(dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0)).replace(key=None))
 

@@ -30,7 +30,7 @@ class MedusaParams:
     """
 
     bank: Any  # of `MedusaHeads`, stacked: every leaf [A, ...]
-    adapter: Array  # [B] int32, or [] for all rows; -1: none, the row decodes plainly
+    adapter: Array  # [B] int32, or one for all rows; -1: none, the row decodes plainly
     output: Any = None  # of the target: what `models.transformer.head_matrix` asks for; None where heads have their own
 
 
@@ -90,7 +90,7 @@ class Medusa:
 
     def init(self, params: MedusaParams, prompt: Block, capacity: int) -> MedusaState:
         del capacity
-        if jnp.shape(params.adapter) not in ((), prompt.count.shape):
+        if jnp.size(params.adapter) != 1 and jnp.shape(params.adapter) != prompt.count.shape:
             raise ValueError(f"adapter has {len(params.adapter)} values for {len(prompt.count)} rows; pass one a row")
         adapter = jnp.broadcast_to(params.adapter, prompt.count.shape).astype(jnp.int32)
         hidden, known = jnp.zeros_like(prompt.hidden[:, 0]), jnp.zeros(prompt.count.shape, bool)
