@@ -34,6 +34,7 @@ def draw(reports: Sequence[dict[str, Any]]) -> Any:
                 if guessing:
                     lookaheads = [row["num_drafts"] for row in guessing]
                     axes.plot(lookaheads, [row[value] for row in guessing], color=colour, marker="o", label=name)
+                    axes.set_xticks(lookaheads)
                 known = [row for row in guessing if row.get("share_of_theory")]
                 promised = [row[value] / row["share_of_theory"] for row in known]
                 axes.plot([row["num_drafts"] for row in known], promised, color=colour, linestyle=":")

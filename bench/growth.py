@@ -91,7 +91,7 @@ def measure(setting: dict[str, int], steps: int, rounds: int) -> dict[str, float
     params = Params(model.init(jax.random.key(0)))
     rows, length = setting["batch"], setting["prompt"]
     proposer = NGram(setting["drafts"]) if setting["drafts"] else NoProposer()
-    capacity = length + (rounds + 2) * steps * (setting["drafts"] + 1)
+    capacity = length + (rounds + 2) * steps * (max(AXES["drafts"][0]) + 1)  # the same, whatever is varied
     decoder = Decoder(model, proposer, Match(), (), capacity)
     prompt = jnp.asarray(np.random.default_rng(0).integers(1, config.vocab_size, (rows, length)), jnp.int32)
     lengths = jnp.full(rows, length, jnp.int32)
@@ -133,6 +133,10 @@ def plot(found: dict[str, list[dict[str, Any]]]) -> Any:
             panel.plot(x, y, marker="o", label="measured")
             panel.plot(x, fitted, linestyle=":", label="law")
             panel.set(xlabel=axis, ylabel=unit, xscale="log", yscale="log", ylim=(y.min() / 2, y.max() * 2))
+            panel.set_xticks(x, [f"{value:g}" for value in x], minor=False)
+            panel.set_xticks([], minor=True)
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter("")
             panel.set_title(f"{words}\n{departs}", fontsize=7)
     panels[0, 0].legend(fontsize=7)
     return figure
