@@ -1,10 +1,10 @@
-"""Reading a prompt in chunks of a fixed size, so that scores and activations do not grow with its length.
+"""Reading a prompt in chunks of a fixed size, so that activations do not grow with its length.
 
     prompt   . . . . . . . . . . . . . . .      15 tokens, chunks of 4
              [read 0 ][read 1 ][read 2 ][3 ]    each stages behind what the row has committed so far
 
-A pass over N tokens with S slots holds B x H x N x S scores.  In chunks N is bounded, and what is left to grow are the
-cache and the features that proposers ask for.
+In chunks the tokens of a pass are bounded, and `models.attention` bounds the slots that it looks at at a time: what is
+left to grow are the cache and the features that proposers ask for.
 """
 
 from __future__ import annotations

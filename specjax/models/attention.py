@@ -1,4 +1,4 @@
-"""Attention over grouped heads: one dense form for any mask, one blockwise form for plain causal text."""
+"""Attention over grouped heads, for any mask and for plain causal text; long ones a block at a time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jax import Array
 from specjax.models.products import float32_dot_general, two_rows
 
 _CAUSAL_BLOCK = 64
+_WIDE, _SLOTS = 64, 512  # from so many tokens on, a pass looks at so many slots at a time
 
 
 def attend(
@@ -28,20 +29,65 @@ def attend(
     """
     batch, width, heads, dim = query.shape
     groups = heads // keys.shape[1]
+    scale = dim**-0.5 if scale is None else scale
     grouped = query.reshape(batch, width, keys.shape[1], groups, dim).transpose(0, 2, 3, 1, 4)
-    grouped, rows = two_rows(grouped.reshape(batch, keys.shape[1], groups * width, dim)), groups * width
-    scores = float32_dot_general(grouped, keys, (((3,), (3,)), ((0, 1), (0, 1))))[:, :, :rows]  # [B, K, rows, S]
-    scores = scores * (dim**-0.5 if scale is None else scale)
+    grouped = grouped.reshape(batch, keys.shape[1], groups * width, dim)
+    if width >= _WIDE and keys.shape[2] > _SLOTS:
+        out = _mix_in_blocks(grouped, keys, values, visible, scale, softcap)
+    else:
+        scores = _scores(grouped, keys, visible, scale, softcap)
+        out = _mix(jax.nn.softmax(scores, axis=-1), values)
+    out = out.astype(values.dtype).reshape(batch, keys.shape[1], groups, width, dim).transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, width, heads * dim)
+
+
+def _scores(grouped: Array, keys: Array, visible: Array, scale: float, softcap: float | None) -> Array:
+    """[B, K, R, S] float32 of queries [B, K, R, D], of which N by N are those of a head."""
+    rows, slots = grouped.shape[2], keys.shape[2]
+    scores = float32_dot_general(two_rows(grouped), keys, (((3,), (3,)), ((0, 1), (0, 1))))[:, :, :rows] * scale
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
-    scores = scores.reshape(batch, keys.shape[1], groups, width, -1)
+    by_head = scores.reshape(*scores.shape[:2], -1, visible.shape[1], slots)
     # A large finite number: a slot that holds an infinity must not turn 0 * inf into NaN through the maximum.
-    scores = jnp.where(visible[:, None, None], scores, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    weights = two_rows(weights.reshape(batch, keys.shape[1], rows, -1))
-    out = float32_dot_general(weights, values, (((3,), (2,)), ((0, 1), (0, 1))))[:, :, :rows].astype(values.dtype)
-    out = out.reshape(batch, keys.shape[1], groups, width, dim).transpose(0, 3, 1, 2, 4)
-    return out.reshape(batch, width, heads * dim)
+    return jnp.where(visible[:, None, None], by_head, jnp.finfo(jnp.float32).min).reshape(scores.shape)
+
+
+def _mix(weights: Array, values: Array) -> Array:
+    """[B, K, R, S] by [B, K, S, D], in float32."""
+    rows, weights = weights.shape[2], two_rows(weights.astype(values.dtype))
+    return float32_dot_general(weights, values, (((3,), (2,)), ((0, 1), (0, 1))))[:, :, :rows]
+
+
+def _mix_in_blocks(
+    grouped: Array, keys: Array, values: Array, visible: Array, scale: float, softcap: float | None
+) -> Array:
+    """The same a block of slots at a time, from the first to the last that any token sees.
+
+    A chunk of a long prompt so leaves out the slots that are still empty, and holds the scores of one block.
+
+    Reference: Milakov and Gimelshein 2018, arXiv 1805.02867, algorithm 3.
+    """
+    slot = jnp.arange(keys.shape[2])
+    seen = visible.any((0, 1))
+    first, last = jnp.argmax(seen) // _SLOTS, -(-jnp.max(jnp.where(seen, slot + 1, 0)) // _SLOTS)
+
+    def step(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        most, total, mixed = carry
+        start = jnp.minimum(number * _SLOTS, len(slot) - _SLOTS)  # the last block begins inside the one before it
+
+        def cut(x: Array, axis: int) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, start, _SLOTS, axis)
+
+        scores = _scores(grouped, cut(keys, 2), cut(visible & (slot >= number * _SLOTS), 2), scale, softcap)
+        higher = jnp.maximum(most, scores.max(-1, keepdims=True))
+        # Where nothing was seen so far, this takes back the sums of what is no more than a mask.
+        weights, shrink = jnp.exp(scores - higher), jnp.exp(most - higher)
+        return higher, total * shrink + weights.sum(-1, keepdims=True), mixed * shrink + _mix(weights, cut(values, 2))
+
+    shape = grouped.shape[:3]
+    begun = (jnp.full((*shape, 1), jnp.finfo(jnp.float32).min), jnp.zeros((*shape, 1)), jnp.zeros(grouped.shape))
+    _, total, mixed = jax.lax.fori_loop(first, last, step, begun)
+    return mixed / total
 
 
 def causal_attend(
