@@ -29,13 +29,13 @@ def attend(
     """
     batch, width, heads, dim = query.shape
     groups = heads // keys.shape[1]
-    scale = dim**-0.5 if scale is None else scale
+    factor = dim**-0.5 if scale is None else scale
     grouped = query.reshape(batch, width, keys.shape[1], groups, dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(batch, keys.shape[1], groups * width, dim)
     if width >= _WIDE and keys.shape[2] > _SLOTS:
-        out = _mix_in_blocks(grouped, keys, values, visible, scale, softcap)
+        out = _mix_in_blocks(grouped, keys, values, visible, factor, softcap)
     else:
-        scores = _scores(grouped, keys, visible, scale, softcap)
+        scores = _scores(grouped, keys, visible, factor, softcap)
         out = _mix(jax.nn.softmax(scores, axis=-1), values)
     out = out.astype(values.dtype).reshape(batch, keys.shape[1], groups, width, dim).transpose(0, 3, 1, 2, 4)
     return out.reshape(batch, width, heads * dim)
