@@ -17,6 +17,7 @@ import numpy as np
 
 import specjax
 from bench import machine, prompts
+from bench.command import run
 from bench.contestants import Contestant, ours, theirs
 from bench.drawing import draw
 from bench.imposed import coins
@@ -31,6 +32,7 @@ _GUESSERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
+    _check(arguments)
     if arguments.plot:
         new_figure()  # without matplotlib, say so now rather than after the measurement
     reports = []
@@ -44,6 +46,16 @@ def main(argv: list[str] | None = None) -> None:
             pathlib.Path(arguments.json).write_text(json.dumps(reports, indent=1))
         if arguments.plot:
             draw(reports).savefig(arguments.plot)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises ValueError for a number that cannot be measured at."""
+    for name in ("vocab_size", "num_drafts", "batch", "prompt_length", "new_tokens", "rounds"):
+        given = getattr(arguments, name)
+        if given is not None and np.min(given) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is {np.min(given)}; it must be at least 1")
+    if not 0 <= (arguments.synthetic_acceptance or 0) <= 1:
+        raise ValueError(f"--synthetic-acceptance is {arguments.synthetic_acceptance}; it is a probability, 0 to 1")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -280,4 +292,4 @@ def table(report: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.__main__ import measure, parser, table
+from bench.command import run
 
 _IMPOSED = "--synthetic-acceptance 0.8"
 RUNS = {
@@ -129,4 +130,4 @@ def judge(goal: Goal, report: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
+from bench.command import run
 from specjax import Decoder, LinenModel, Match, NGram, NoProposer, Params, Sampling, Transformer, TransformerConfig
 from specjax.plot import new_figure
 
@@ -143,4 +144,4 @@ def plot(found: dict[str, list[dict[str, Any]]]) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

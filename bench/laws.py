@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bench.command import run
 from bench.weights import SIZES, Pair, random_on_device
 from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling, audit
 
@@ -90,4 +91,4 @@ def _decode(
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bench.command import run
 from specjax import Processors, Sampling, eos_of_rows, sampling, warp
 from specjax.logprobs import Logprobs
 from specjax.processors import process
@@ -122,4 +123,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -18,6 +18,7 @@ from typing import Any
 from tqdm import tqdm
 
 import specjax
+from bench.command import run
 
 GROUPS = {
     **dict.fromkeys(
@@ -133,4 +134,4 @@ def table(answers: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -19,6 +19,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from bench.command import run
 from specjax import Translation, translate
 
 _LONGEST = 12
@@ -99,4 +100,4 @@ def _stream() -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 import types
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import specjax
 from bench import __main__ as bench
-from bench import machine, timing, vocabularies
+from bench import command, machine, timing, vocabularies
 from bench.contestants import Contestant
 from bench.prompts import SHIPPED, batches
 
@@ -36,6 +37,25 @@ def test_prompts_that_do_not_fit_are_refused(tmp_path):
         batches(target, path, 1, 8)
     with pytest.raises(ValueError, match=r"--batch 3 asks for more prompts than the 2"):
         batches(target, path, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--batch", "1", "0"], "bench: --batch is 0; it must be at least 1"),
+        (["--rounds", "0"], "bench: --rounds is 0; it must be at least 1"),
+        (["--synthetic-acceptance", "1.5"], "bench: --synthetic-acceptance is 1.5; it is a probability, 0 to 1"),
+        (["--target", "nowhere"], "bench: nowhere is not a folder"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, options, message):
+    """In a line that names the value and the cure, with status 2."""
+    monkeypatch.setattr(machine, "ceilings", lambda: {"bandwidth": 10.0})
+    monkeypatch.setattr(sys, "argv", ["bench/__main__.py", *options])
+    with pytest.raises(SystemExit) as left:
+        command.run(bench.main)
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
