@@ -32,7 +32,7 @@ _GUESSERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int
 
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
-    _check(arguments)
+    check(arguments)
     if arguments.plot:
         new_figure()  # without matplotlib, say so now rather than after the measurement
     reports = []
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
             draw(reports).savefig(arguments.plot)
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def check(arguments: argparse.Namespace) -> None:
     """Raises ValueError for a number that cannot be measured at."""
     for name in ("vocab_size", "num_drafts", "batch", "prompt_length", "new_tokens", "rounds"):
         given = getattr(arguments, name)

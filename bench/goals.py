@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from bench.__main__ import measure, parser, table
+from bench.__main__ import check, measure, parser, table
 from bench.command import run
 
 _IMPOSED = "--synthetic-acceptance 0.8"
@@ -118,6 +118,7 @@ def settings(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
     if arguments.quick:
         words += [*_QUICK.split(), "--limit-prompts", "2"]
     found = parser().parse_args(words)
+    check(found)
     found.batch, found.vocab_size = found.batch[0], found.vocab_size[0]
     return found
 
