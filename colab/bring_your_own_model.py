@@ -64,8 +64,8 @@ print("the same tokens:", plain.tokens == fast.tokens)
 # the whole text again in every pass. One that keeps a cache is as fast as specjax's own:
 
 # %%
-from specjax.cache import KVCache, stage, visible_slots
-from specjax.models.attention import attend
+from specjax.caches import KVCache, stage, visible_slots
+from specjax.models import attend
 
 
 def apply(params, tokens, positions, cache, mask):  # one layer of attention with one head of 32

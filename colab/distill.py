@@ -32,7 +32,7 @@ else:
 import os
 
 import specjax
-from train import distill
+from specjax.training.jobs import distill
 
 steps = int(os.environ.get("SPECJAX_STEPS", "300"))  # the first minutes of a run; the shipped draft took thousands
 checkpoints, runs = root / "checkpoints", pathlib.Path(os.environ.get("SPECJAX_RUNS", "runs"))

@@ -32,7 +32,7 @@ else:
 import os
 
 import specjax
-from train import medusa
+from specjax.training.jobs import medusa
 
 steps = int(os.environ.get("SPECJAX_STEPS", "300"))
 checkpoints, runs = root / "checkpoints", pathlib.Path(os.environ.get("SPECJAX_RUNS", "runs"))

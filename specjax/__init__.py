@@ -1,15 +1,15 @@
 """specjax decodes with a target model by letting a proposer guess a small tree of tokens and a rule keep the part that
 the target itself would have said.  Autoregressive decoding is the empty tree."""
 
-from specjax.auditing import Report, audit
-from specjax.bank import MedusaAdapter, MedusaBank
-from specjax.cache import KVCache
-from specjax.checkpoint import LanguageModel, load, save
+from specjax.audit import Report, audit
+from specjax.caches import KVCache, RecurrentCache
 from specjax.decoding import Decoder, eos_of_rows
+from specjax.drafters import MedusaAdapter, MedusaBank
+from specjax.files import LanguageModel, load, load_medusa, quantise, save, save_medusa
 from specjax.generate import Output, TextStream, generate
 from specjax.logprobs import Logprobs
-from specjax.medusa_files import load_medusa, save_medusa
 from specjax.models import FAMILIES, LinenModel, Transformer, TransformerConfig
+from specjax.parallel import make_mesh
 from specjax.processors import Processors
 from specjax.proposers import (
     PROPOSERS,
@@ -24,13 +24,10 @@ from specjax.proposers import (
     Universal,
     UniversalParams,
 )
-from specjax.quantised import quantise
-from specjax.recurrent import RecurrentCache
 from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
 from specjax.sampling import Sampling, warp
-from specjax.sharding import make_mesh
+from specjax.text import Translation, translate
 from specjax.types import Block, DecodeState, ModelOutput, Params, Proposal, StepInfo, Verdict
-from specjax.vocabulary import Translation, translate
 
 __version__ = "0.1.0"
 

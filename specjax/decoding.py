@@ -23,12 +23,11 @@ from jax import Array
 from jax.core import Tracer
 
 from specjax import tree
+from specjax.caches import empty_cache, read_prompt
 from specjax.logprobs import Logprobs
-from specjax.memory import check_memory
-from specjax.prefill import empty_cache, read_prompt
+from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, spread, to_host
 from specjax.processors import LogitsProcessor, Processors, check_function, process
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
-from specjax.sharding import hold, is_split, layout, mesh_of, row_parts, spread, to_host
 from specjax.types import (
     ABSENT,
     Block,

@@ -11,16 +11,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax.bank import MedusaAdapter, MedusaBank
-from specjax.chat import Messages
-from specjax.checkpoint import LanguageModel
 from specjax.decoding import Decoder, eos_of_rows
+from specjax.drafters import MedusaAdapter, MedusaBank, pair
+from specjax.files import quantise
 from specjax.logprobs import Logprobs
 from specjax.metrics import Summary, summarize
-from specjax.pairing import pair
+from specjax.models import LanguageModel
+from specjax.parallel import lay, mesh_of, row_parts, to_host
 from specjax.processors import LogitsProcessor, Processors
 from specjax.proposers import MedusaParams, Universal
-from specjax.quantised import quantise
 from specjax.requests import (
     Prompts,
     bad_word_ids,
@@ -34,8 +33,7 @@ from specjax.requests import (
 )
 from specjax.rules import Match
 from specjax.sampling import Sampling
-from specjax.sharding import lay, mesh_of, row_parts, to_host
-from specjax.texts import Texts
+from specjax.text import Messages, Texts
 from specjax.types import DecodeState, Params, Proposer, Rule
 
 _CAPACITY_STEP = 128

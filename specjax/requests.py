@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from specjax.chat import render
-from specjax.checkpoint import LanguageModel
+from specjax.models import LanguageModel
+from specjax.text import render
 
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 

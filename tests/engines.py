@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from train.formats import Form, Heads
+from specjax.training.formats import Form, Heads
 
 E, V = 6, 10
 HEAD = np.random.default_rng(9).normal(size=(V, E)).astype(np.float32)

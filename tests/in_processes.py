@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 import specjax
-from specjax.sharding import TRAINING_RULES, mesh_of
-from train import distill, medusa, pretrain
-from train.lora import initial_lora
-from train.mesh import lay_batch
-from train.options import run
+from specjax.parallel.sharding import TRAINING_RULES, mesh_of
+from specjax.training.jobs import distill, medusa, pretrain
+from specjax.training.lora import initial_lora
+from specjax.training.mesh import lay_batch
+from specjax.training.options import run
 
 MESH = {"fsdp": 2, "model": 2}
 SIZES = ("--hidden-size", "16", "--mlp-size", "32", "--num-layers", "1", "--num-heads", "2", "--num-kv-heads", "1")

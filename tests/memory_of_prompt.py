@@ -12,7 +12,8 @@ import argparse
 import jax
 import jax.numpy as jnp
 
-from specjax import LinenModel, Transformer, TransformerConfig, prefill
+from specjax import LinenModel, Transformer, TransformerConfig
+from specjax.caches import prefill
 
 
 def planned(model: LinenModel, width: int, chunk: int) -> tuple[int, int]:

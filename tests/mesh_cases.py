@@ -11,8 +11,8 @@ import specjax
 from specjax.decoding import Decoder
 from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads
+from specjax.parallel.sharding import beside, lay
 from specjax.proposers import MedusaParams, UniversalParams
-from specjax.sharding import beside, lay
 from specjax.types import DecodeState, Params, Proposer
 
 VOCAB, OTHER_VOCAB, ROWS, WIDTH, CAPACITY = 32, 36, 8, 8, 256

@@ -29,9 +29,9 @@ import numpy as np
 from mesh_cases import FAMILIES, MESHES, Case
 
 import specjax
-from specjax import prefill
+from specjax.caches import prefill
 from specjax.decoding import _run
-from specjax.sharding import layout, make_mesh
+from specjax.parallel.sharding import layout, make_mesh
 from specjax.types import DecodeState, Params
 
 KINDS = (

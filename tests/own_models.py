@@ -17,7 +17,7 @@ from flax import nnx
 from jax import Array
 
 from specjax import KVCache, RecurrentCache
-from specjax.cache import stage, visible_slots
+from specjax.caches.kv import stage, visible_slots
 from specjax.models import from_function, from_linen, from_nnx
 from specjax.models.attention import attend
 

@@ -9,19 +9,8 @@ import scipy.stats
 import toys
 import trees
 
-from specjax import (
-    BlockVerification,
-    Decoder,
-    DraftModel,
-    Match,
-    NGram,
-    Params,
-    Rejection,
-    Typical,
-    audit,
-    chisquare,
-    metrics,
-)
+from specjax import BlockVerification, Decoder, DraftModel, Match, NGram, Params, Rejection, Typical, audit, metrics
+from specjax.audit import chisquare
 
 VOCAB, EOS, GAMMA, NEW = 5, 4, 2, 16
 PROMPTS = [(2, 0, 2, 0), (1, 3)]

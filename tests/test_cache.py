@@ -8,7 +8,7 @@ import toys
 import trees
 
 from specjax import tree
-from specjax.cache import KVCache, stage, visible_slots
+from specjax.caches.kv import KVCache, stage, visible_slots
 
 CAPACITY = 24
 PARENTS = np.array([[-1, 0, 0, 1, 1, 2], [-1, 0, 1, 2, 3, 4], [-1, 0, 1, 0, 3, 1], [-1, 0, -1, 1, 1, -1]], np.int32)

@@ -12,8 +12,8 @@ import tokenizers
 import transformers
 
 import specjax
-from specjax.chat import render
 from specjax.commands import main
+from specjax.text.chat import render
 
 TEMPLATES = {
     "chatml": """{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}""",

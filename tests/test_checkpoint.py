@@ -132,7 +132,7 @@ def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
 
     for name, change in changes.items():
         monkeypatch.setattr(os, name, cut(change))
-    monkeypatch.setattr("specjax.checkpoint.tempfile.TemporaryDirectory._rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("specjax.files.checkpoint.tempfile.TemporaryDirectory._rmtree", lambda *_, **__: None)
     try:
         specjax.save(new, folder)
     except KeyboardInterrupt:

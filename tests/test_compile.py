@@ -11,7 +11,7 @@ import toys
 
 from specjax import Sampling
 from specjax.decoding import _run
-from specjax.sharding import layout
+from specjax.parallel.sharding import layout
 
 TRACES = []
 jax.monitoring.register_event_duration_secs_listener(

@@ -11,9 +11,9 @@ import pytest
 import tokenizers
 
 from specjax.models.transformer import head_matrix
+from specjax.training.corpus import Source, Tokens, prepare, read_documents, starts_of_documents
+from specjax.training.student import isolate, read
 from tests import toys, trained
-from train.corpus import Source, Tokens, prepare, read_documents, starts_of_documents
-from train.student import isolate, read
 
 
 def test_batches_depend_on_the_step_alone(tmp_path):

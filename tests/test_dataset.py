@@ -12,9 +12,10 @@ import pytest
 import safetensors.numpy
 
 import specjax
+from specjax.training import dataset
+from specjax.training.jobs import distill, evaluate, generate
+from specjax.training.measure import interval
 from tests import toys, trained
-from train import dataset, distill, evaluate, generate
-from train.measure import interval
 
 PROMPTS = ["import os\n", "def f(x):\n    return", "class A:\n"]
 

@@ -10,12 +10,13 @@ import pytest
 
 from specjax import LanguageModel
 from specjax.models.transformer import head_matrix
+from specjax.training import online
+from specjax.training.dataset import Written
+from specjax.training.jobs import distill
+from specjax.training.jobs.distill import DRAFT, TARGET, TEXT, Distill, DistillOptions, sources
+from specjax.training.optimizer import gradient
 from tests import toys, trained
 from tests.trained import metrics
-from train import distill, online
-from train.dataset import Written
-from train.distill import DRAFT, TARGET, TEXT, Distill, DistillOptions, sources
-from train.optimizer import gradient
 
 LENGTH = 15
 SMALL = {"target": "", "data": (), "sequence_length": LENGTH, "sampled_prompt": 4, "num_drafts": 3, "batch_size": 4}

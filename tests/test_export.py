@@ -13,12 +13,12 @@ import safetensors.numpy
 from engines import OURS, config_of, heads_of, same_bits, vllm_reader
 
 import specjax
-from specjax.bank import target_marks
+from specjax.drafters.bank import target_marks
 from specjax.models.medusa import medusa_features, medusa_logits
 from specjax.models.transformer import head_matrix
-from train import export
-from train.formats import FORMATS
-from train.heads import write_heads
+from specjax.training.formats import FORMATS
+from specjax.training.heads import write_heads
+from specjax.training.jobs import export
 
 TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
 ENGINES = [name for name in FORMATS if name != "specjax"]

@@ -14,8 +14,8 @@ import safetensors.numpy
 import torch
 from engines import HEAD, READERS, E, V, as_numpy, config_of, heads_of, original_reader, same_bits, vllm_reader
 
-from train.formats import FORMATS
-from train.heads import read_heads, write_heads
+from specjax.training.formats import FORMATS
+from specjax.training.heads import read_heads, write_heads
 
 CASES = {"v1": (1, True), "v1 deep": (2, True), "v2": (1, False), "v2 deep": (2, False)}
 

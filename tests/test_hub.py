@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import errors
 
 import specjax
-from specjax.hub import find_folder
+from specjax.files.hub import find_folder
 
 SHA, OLD = "a" * 40, "b" * 40
 

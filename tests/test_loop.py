@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from specjax import LinenModel, Transformer
+from specjax.training import curves, options, record
+from specjax.training.loop import LoopOptions, fit
+from specjax.training.optimizer import gradient, make_schedule
 from tests import toys
 from tests.trained import metrics
-from train import curves, options, record
-from train.loop import LoopOptions, fit
-from train.optimizer import gradient, make_schedule
 
 SIZE = 4096
 SETTINGS = {"steps": 12, "batch_size": 4, "save_every": 3, "eval_every": 3, "log_every": 2, "warmup_steps": 2}

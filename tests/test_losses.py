@@ -12,12 +12,12 @@ import pytest
 
 from specjax.rules import Rejection
 from specjax.sampling import IndependentDraw, Sampling, argmax, warp
+from specjax.training import accepted
+from specjax.training.accepted import expected_accepted_length
+from specjax.training.divergences import DIVERGENCES, acceptance, blend
+from specjax.training.losses import against, agreement, chunked, chunked_rows, cross_entropy, log_draft, log_target
+from specjax.training.precision import mixed_dot_general
 from specjax.types import Proposal
-from train import accepted
-from train.accepted import expected_accepted_length
-from train.divergences import DIVERGENCES, acceptance, blend
-from train.losses import against, agreement, chunked, chunked_rows, cross_entropy, log_draft, log_target
-from train.precision import mixed_dot_general
 
 KEYS = jax.random.split(jax.random.key(0), 5)
 HIDDEN, HEAD = jax.random.normal(KEYS[0], (37, 8)), jax.random.normal(KEYS[1], (8, 11))

@@ -11,12 +11,13 @@ import pytest
 from test_chat import TEMPLATES
 
 import specjax
-from specjax.chat import render
+from specjax.text.chat import render
+from specjax.training import masks
+from specjax.training.conversations import encode_conversation, read_conversations
+from specjax.training.dataset import Written
+from specjax.training.jobs import distill
+from specjax.training.material import learned
 from tests import folders, trained
-from train import distill, masks
-from train.conversations import encode_conversation, read_conversations
-from train.dataset import Written
-from train.material import learned
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 SIMPLE = {

@@ -11,8 +11,8 @@ import pytest
 import toys
 
 import specjax
-from specjax import memory
 from specjax.commands import main
+from specjax.parallel import memory
 
 
 def nbytes(state):

@@ -9,8 +9,8 @@ import tokenizers
 from test_vocabulary import sentencepiece
 
 import specjax
-from specjax import pairing
 from specjax.commands import main
+from specjax.drafters import pairing
 
 pytestmark = pytest.mark.filterwarnings("ignore:the draft .* speaks other tokens")
 

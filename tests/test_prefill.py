@@ -9,7 +9,8 @@ import own_models
 import pytest
 import toys
 
-from specjax import LinenModel, Transformer, prefill
+from specjax import LinenModel, Transformer
+from specjax.caches import prefill
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, toys.VOCAB, (4, 14), np.int32))
 COUNT = jnp.array([14, 0, 5, 9], jnp.int32)

@@ -15,9 +15,9 @@ import pytest
 
 import specjax
 from specjax.commands import processes
+from specjax.training.jobs import distill, medusa, pretrain
+from specjax.training.mesh import mesh_of_run
 from tests import in_processes
-from train import distill, medusa, pretrain
-from train.mesh import mesh_of_run
 
 ROOT = pathlib.Path(__file__).parent.parent
 TOLERANCE = 1e-4
@@ -151,7 +151,7 @@ def test_no_cluster():
 _WAITING = """
 import sys
 from jax.experimental import multihost_utils
-from specjax.commands.processes import join
+from specjax.parallel.processes import join
 
 join(sys.argv[1], 2, int(sys.argv[2]))
 print("joined", file=sys.stderr, flush=True)

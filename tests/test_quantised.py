@@ -11,7 +11,7 @@ import toys
 
 import specjax
 from specjax import Decoder, DraftModel, LanguageModel, Match, NoProposer, Params, Rejection
-from specjax.quantised import Int8, int8_dot_general, quantise
+from specjax.files.quantised import Int8, int8_dot_general, quantise
 
 RULES = [Match(), Rejection()]
 

@@ -11,10 +11,10 @@ import pytest
 import toys
 
 import specjax
-from specjax import prefill
+from specjax.caches import prefill
+from specjax.caches.ring import WindowedCache
 from specjax.decoding import _run
-from specjax.ring import WindowedCache
-from specjax.sharding import layout
+from specjax.parallel.sharding import layout
 
 WINDOW, CHUNK, CAPACITY, WIDTH = 16, 12, 160, 40
 LENGTHS = np.array([40, 3, 27, 13], np.int32)

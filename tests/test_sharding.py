@@ -14,8 +14,8 @@ import toys
 
 import specjax
 from specjax.commands import main
-from specjax.orbax import restore_params, save_params
-from specjax.sharding import make_mesh, shardings
+from specjax.files.orbax import restore_params, save_params
+from specjax.parallel.sharding import make_mesh, shardings
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -23,12 +23,12 @@ _EIGHT = r"""
 import contextlib, dataclasses, io, json, pathlib, sys
 import jax, numpy as np
 import specjax
-from specjax import memory
+from specjax.parallel import memory
 from specjax.commands import main
 from specjax.decoding import _run
-from specjax.orbax import restore_params, save_params
-from specjax.quantised import quantise
-from specjax.sharding import RULES, make_mesh, shardings
+from specjax.files.orbax import restore_params, save_params
+from specjax.files.quantised import quantise
+from specjax.parallel.sharding import RULES, make_mesh, shardings
 
 folder, out = map(pathlib.Path, sys.argv[1:])
 assert jax.device_count() == 8

@@ -11,8 +11,8 @@ import pytest
 import safetensors.numpy
 from flax import linen as nn
 
+from specjax.files.tensors import _reader, read_params, write_params
 from specjax.models import Family, LinenModel, Tensor
-from specjax.tensors import _reader, read_params, write_params
 
 SHAPES = {
     "embedding": (7, 4),
@@ -139,7 +139,7 @@ def test_dtypes_are_aligned_in_a_mixed_file(tmp_path):
 @pytest.mark.parametrize("name", ["q", "K", "V_bias", "up", "experts", "stack"])
 def test_a_device_reads_its_slice(tmp_path, name):
     """Every slice of every kind of parameter is that slice of the whole."""
-    from specjax.tensors import _open
+    from specjax.files.tensors import _open
 
     files, _ = _open([stored(tmp_path) / "model.safetensors"])
     whole, rows = params()[name], [row for row in tensors(Config()) if row.path == (name,)]

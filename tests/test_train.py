@@ -15,9 +15,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 import specjax
+from specjax.training.jobs import pretrain
 from tests import trained
 from tests.trained import metrics
-from train import pretrain
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(trained.SOURCE), "JAX_PLATFORMS": "cpu"}
 

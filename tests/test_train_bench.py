@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.training.jobs import ablation
 from tests import toys, trained
-from train import ablation, bench
+from train import bench
 
 TINY = ["--target", "checkpoints/tiny/target", "--draft", "checkpoints/tiny/draft"]
 

@@ -12,13 +12,14 @@ import pytest
 import specjax
 from specjax.models.transformer import head_matrix
 from specjax.proposers.medusa import measure_ranks
+from specjax.training import lora, options, recipes
+from specjax.training.corpus import Tokens
+from specjax.training.dataset import Written
+from specjax.training.jobs import medusa
+from specjax.training.loop import LoopOptions
+from specjax.training.material import Material
+from specjax.training.optimizer import make_optimizer
 from tests import toys
-from train import lora, medusa, options, recipes
-from train.corpus import Tokens
-from train.dataset import Written
-from train.loop import LoopOptions
-from train.material import Material
-from train.optimizer import make_optimizer
 
 ROOT = pathlib.Path(__file__).parent.parent
 TARGET = ROOT / "checkpoints" / "tiny" / "target"

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from specjax.vocabulary import translate
+from specjax.text.vocabulary import translate
 
 TEXT = [
     folders.TEXT * 3,

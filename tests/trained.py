@@ -8,7 +8,7 @@ import json
 import pathlib
 import tempfile
 
-from train import pretrain
+from specjax.training.jobs import pretrain
 
 _root = tempfile.TemporaryDirectory(prefix="specjax-tests-")
 atexit.register(_root.cleanup)

@@ -25,20 +25,20 @@ from bench import machine
 from bench.contestants import Contestant
 from bench.timing import Timed, alternate
 from bench.weights import SIZES, random_folders
-from specjax.bank import MedusaAdapter
-from specjax.checkpoint import LanguageModel, load
-from specjax.models.base import LinenModel
-from specjax.models.config import TransformerConfig
-from train import accepted, peers
-from train.dataset import Written
-from train.distill import Distill, DistillOptions
-from train.divergences import forward_kl
-from train.losses import against, chunked, chunked_rows, cross_entropy
-from train.material import Material
-from train.medusa import MedusaOptions, TrainMedusa
-from train.optimizer import make_optimizer, start, update
-from train.options import at_least, option, parse, run
-from train.precision import mixed_dot_general
+from specjax.drafters import MedusaAdapter
+from specjax.files import load
+from specjax.models import LanguageModel, LinenModel, TransformerConfig
+from specjax.training import accepted
+from specjax.training.dataset import Written
+from specjax.training.divergences import forward_kl
+from specjax.training.jobs.distill import Distill, DistillOptions
+from specjax.training.jobs.medusa import MedusaOptions, TrainMedusa
+from specjax.training.losses import against, chunked, chunked_rows, cross_entropy
+from specjax.training.material import Material
+from specjax.training.optimizer import make_optimizer, start, update
+from specjax.training.options import at_least, option, parse, run
+from specjax.training.precision import mixed_dot_general
+from train import peers
 
 _RATE, _DECAY = 1e-4, 0.8
 _JOBS = ("distill", "medusa", "memory")

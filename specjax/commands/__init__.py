@@ -7,7 +7,7 @@ import sys
 import warnings
 
 from specjax.commands import audit, bench, generate
-from specjax.commands.processes import join_from, leaving
+from specjax.parallel import join_from, leaving
 
 COMMANDS = {"generate": generate, "bench": bench, "audit": audit}
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""

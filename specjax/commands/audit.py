@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from specjax.auditing import audit
+from specjax.audit import audit
 from specjax.commands.inputs import (
     add_model_arguments,
     add_proposer_arguments,
@@ -16,10 +16,10 @@ from specjax.commands.inputs import (
     read_prompts,
     sampling,
 )
-from specjax.commands.processes import add_process_arguments
 from specjax.commands.speculation import make_proposer, make_rule, number_of
 from specjax.decoding import Decoder
-from specjax.pairing import pair
+from specjax.drafters import pair
+from specjax.parallel import add_process_arguments
 from specjax.requests import encode
 from specjax.types import Params
 

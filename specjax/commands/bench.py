@@ -33,7 +33,6 @@ from specjax.commands.inputs import (
     read_prompts,
     sampling,
 )
-from specjax.commands.processes import add_process_arguments
 from specjax.commands.speculation import (
     DRAFTED,
     KINDS,
@@ -44,9 +43,9 @@ from specjax.commands.speculation import (
     number_of,
     reads,
 )
-from specjax.pairing import pair
+from specjax.drafters import pair
+from specjax.parallel import add_process_arguments, leader
 from specjax.requests import check_length, encode
-from specjax.sharding import leader
 
 HELP = "acceptance and speed of proposers, numbers of drafts and rules, against plain decoding"
 

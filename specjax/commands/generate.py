@@ -22,10 +22,9 @@ from specjax.commands.inputs import (
     read_prompts,
     sampling,
 )
-from specjax.commands.processes import add_process_arguments
 from specjax.commands.progress import progress
 from specjax.commands.speculation import make_proposer, make_rule, number_of
-from specjax.sharding import leader
+from specjax.parallel import add_process_arguments, leader
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
 

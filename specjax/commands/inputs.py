@@ -17,7 +17,7 @@ from specjax.commands.speculation import (
     add_numbers_of_rules,
     check_numbers,
 )
-from specjax.sharding import RULES, make_mesh, parse_mesh
+from specjax.parallel import RULES, make_mesh, parse_mesh
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _SHIPPED = pathlib.Path(specjax.__file__).parent.parent / "checkpoints" / "pycode"

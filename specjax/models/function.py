@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.cache import stage
+from specjax.caches import stage
 from specjax.types import ModelOutput
 
 

@@ -15,13 +15,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from specjax.cache import KVCache
+from specjax.caches import KVCache, WindowedCache
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, residual_scale
 from specjax.models.products import dot_general
 from specjax.models.rope import rotate
-from specjax.ring import WindowedCache
 from specjax.types import ModelOutput
 
 _Rotations = tuple[Array, Array] | None

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 
 from specjax import tree
-from specjax.models.medusa import MedusaHeads, medusa_features, medusa_logits
-from specjax.sharding import to_host
+from specjax.models import MedusaHeads, medusa_features, medusa_logits
+from specjax.parallel import to_host
 from specjax.types import Model
 
 Choices = tuple[tuple[int, ...], ...]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.prefill import empty_cache, read_prompt
+from specjax.caches import empty_cache, read_prompt
 from specjax.proposers.chain import CatchUp, ModelChain
 from specjax.types import ABSENT, Block, Model, Proposal
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.cache import KVCache
+from specjax.caches import KVCache
 from specjax.models import LinenModel, TransformerConfig
 from specjax.proposers.chain import ModelChain
 from specjax.types import Block, Model, Proposal

@@ -13,8 +13,7 @@ from flax import struct
 from jax import Array
 
 from specjax import sampling, tree
-from specjax.models.medusa import MedusaHeads, medusa_features, medusa_logits
-from specjax.models.transformer import head_matrix
+from specjax.models import MedusaHeads, head_matrix, medusa_features, medusa_logits
 from specjax.proposers.choices import Choices, best_tree, measure_ranks
 from specjax.types import ABSENT, Block, Proposal
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.prefill import empty_cache, read_prompt
+from specjax.caches import empty_cache, read_prompt
 from specjax.proposers.chain import ModelChain
+from specjax.text import Translation
 from specjax.types import ABSENT, Block, Model, Proposal
-from specjax.vocabulary import Translation
 
 
 @struct.dataclass

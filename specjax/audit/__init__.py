@@ -1,0 +1,13 @@
+"""Is it lossless?  A check that anyone can run."""
+
+from specjax.audit.auditing import Check, Report, audit
+from specjax.audit.chisquare import detectable, statistic, survival
+
+__all__ = [
+    "Check",
+    "Report",
+    "audit",
+    "detectable",
+    "statistic",
+    "survival",
+]

@@ -1,0 +1,291 @@
+"""Is it lossless?  A check that anyone can run, of any target, proposer and rule.
+
+Everything is compared with plain decoding: no proposer, at the width of a speculative step, under `match`.
+
+    figures        every rule     the statistics are those of the texts
+    greedy         exact rules    temperature 0, in a batch with sampled rows: the same tokens
+    same key       shared noise   sampled: the same tokens for the same key
+    same bits      on a chain     the target's logits after the text, read from either cache, agree in every bit; not of
+                                  a proposer that abstains, which leaves the width of passes to the text
+    distribution   exact rules    the first tokens of many samples, against as many plain ones: chi-square
+
+A rule that does not claim to be exact is measured, and fails in its figures alone.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from tqdm import tqdm
+
+from specjax import metrics
+from specjax.audit import chisquare
+from specjax.decoding import Decoder
+from specjax.parallel import leader, to_host
+from specjax.proposers import NoProposer
+from specjax.rules import Match
+from specjax.sampling import Sampling
+from specjax.types import DecodeState, Model, Params
+
+_LEAST = 10  # tokens that both samples together need for a cell of their own: about 5 are expected in each
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One property, whether it is claimed, whether it holds, and what was seen."""
+
+    name: str
+    claimed: bool
+    holds: bool
+    detail: str
+
+    @property
+    def verdict(self) -> str:
+        return "pass" if self.holds else "FAIL" if self.claimed else "inexact by design"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `audit` found; `str` of it is a table."""
+
+    subject: str
+    checks: tuple[Check, ...]
+    p_value: float  # of the distribution check
+    total_variation: float  # measured, in the cells of that check; chance alone makes `expected` of it
+    expected: float
+    detectable: float  # a bias of so much total variation would have been found with probability 0.95
+
+    @property
+    def passed(self) -> bool:
+        """No claim is broken."""
+        return all(check.holds or not check.claimed for check in self.checks)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """The names of the broken claims."""
+        return tuple(check.name for check in self.checks if check.claimed and not check.holds)
+
+    def __str__(self) -> str:
+        width = max(len(check.verdict) for check in self.checks)
+        lines = [f"  {check.name:<14} {check.verdict:<{width}}  {check.detail}" for check in self.checks]
+        power = f"a total variation of {self.detectable:.3f} would have been found with probability 0.95"
+        end = "passed: no claim is broken" if self.passed else f"FAILED: {', '.join(self.failures)}"
+        return "\n".join([self.subject, "", *lines, "", f"  {power}", f"  {end}"])
+
+
+def audit(
+    decoder: Decoder,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int = 32,
+    samples: int = 4096,
+    num_tokens: int = 3,
+    rows: int = 64,
+    seed: int = 0,
+    significance: float = 1e-4,
+    **settings: Any,
+) -> Report:
+    """Hold a decoder to what it claims.
+
+    Args:
+      decoder: target, proposer and rule; its capacity holds the longest prompt and `max_new_tokens` more.
+      params: their arrays.
+      prompts: token ids; at most half as many as `rows`.  Few prompts that leave the choice open tell most.
+      max_new_tokens: of the texts that are compared token for token.
+      samples: texts drawn with speculation, and as many without it, over all prompts.
+      num_tokens: how many first tokens of these count.
+      rows: of a batch; every batch is one run of the same program.
+      seed: of all keys.
+      significance: the chance that a lossless decoder fails the distribution check.
+      **settings: of `Sampling.create`, a number each; the temperature is 1 unless given, and greater than 0.
+
+    Raises:
+      ValueError: what does not fit, and the cure; before anything is compiled.
+    """
+    settings = {"temperature": 1.0, **settings}
+    ids = [list(prompt) for prompt in prompts]
+    _check(decoder, ids, max_new_tokens, samples, num_tokens, rows, significance, settings["temperature"])
+    of = np.arange(rows) % len(ids)  # which prompt a row has
+    lengths = np.array([len(prompt) for prompt in ids], np.int32)[of]
+    tokens = np.zeros((rows, lengths.max()), np.int32)
+    for row, prompt in zip(tokens, of, strict=True):
+        row[: len(ids[prompt])] = ids[prompt]
+    sampling = Sampling.create(rows, **settings)
+    greedy = np.arange(rows) // len(ids) % 2 == 0
+    mixed = dataclasses.replace(sampling, temperature=jnp.where(greedy, 0, sampling.temperature))
+
+    plain = Decoder(decoder.target, NoProposer(decoder.proposer.num_nodes), Match(), decoder.eos, decoder.capacity)
+    both = ((decoder, params), (plain, Params(params.target)))
+    limit = lengths + np.int32(max_new_tokens)
+    starts = [
+        dec.prefill(arrays, tokens, lengths, limit=limit, sampling=sampling, key=_keys(seed, 0, rows))
+        for dec, arrays in both
+    ]
+
+    found, wanted = (
+        _decode(dec, arrays, start, limit, mixed, _keys(seed, 0, rows))
+        for (dec, arrays), start in zip(both, starts, strict=True)
+    )
+    texts, reference = _texts(found, lengths), _texts(wanted, lengths)
+    same = np.array([text == other for text, other in zip(texts, reference, strict=True)])
+    exact = decoder.rule.exact
+    checks = [_figures(found, lengths), _equal("greedy", exact, greedy, same, texts, reference)]
+    if exact and decoder.rule.shared_noise:
+        checks.append(_equal("same key", True, ~greedy, same, texts, reference))
+    if exact and decoder.proposer.is_chain and not getattr(decoder.proposer, "may_abstain", False):
+        checks.append(_same_bits(decoder, params, found, wanted, same))
+
+    drawn: tuple[list, list] = ([], [])
+    limit = lengths + np.int32(num_tokens)
+    quiet = None if leader() else True
+    for number in tqdm(range(-(-samples // rows)), desc="audit", unit="batch", disable=quiet, file=sys.stderr):
+        for side, ((dec, arrays), start) in enumerate(zip(both, starts, strict=True)):
+            key = _keys(seed, 1 + 2 * number + side, rows)  # independent samples, also where the keys decide
+            state = _decode(dec, arrays, start, limit, sampling, key)
+            drawn[side].extend((prompt, *text) for prompt, text in zip(of, _texts(state, lengths), strict=True))
+    name = f"{type(decoder.proposer).__name__} of {decoder.proposer.num_nodes} nodes, rule {decoder.rule}"
+    subject = f"{name}{'' if exact else ' (inexact)'}; {len(ids)} prompts, " + ", ".join(
+        f"{name} {value:g}" for name, value in settings.items()
+    )
+    return _judge(subject, checks, drawn, exact, significance)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decode(decoder: Decoder, params: Params, state: DecodeState, limit: Any, sampling: Sampling, key: Array):
+    """Run a prefilled batch with other numbers.  The state is kept: it starts every batch."""
+    state = dataclasses.replace(state, limit=limit, done=state.length >= limit, sampling=sampling, key=key)
+    return decoder.run(params, state)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _next_logits(target: Model, width: int, params: Any, state: DecodeState) -> Array:
+    """[B, V] after the pending token, by a pass over `width` tokens."""
+    pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
+    positions = state.cache.length[:, None] + jnp.arange(width)
+    return target.apply(params, jnp.pad(pending, ((0, 0), (0, width - 1))), positions, state.cache).logits[:, 0]
+
+
+def _keys(seed: int, number: int, rows: int) -> Array:
+    return jax.random.split(jax.random.fold_in(jax.random.key(seed), number), rows)
+
+
+def _texts(state: DecodeState, lengths: np.ndarray) -> list[tuple[int, ...]]:
+    """The new tokens of every row."""
+    tokens, ends = to_host((state.tokens, state.length))
+    return [tuple(row[start:end].tolist()) for row, start, end in zip(tokens, lengths, ends, strict=True)]
+
+
+def _figures(state: DecodeState, lengths: np.ndarray) -> Check:
+    """Each pass emits one token more than it accepts, but for a row's last one, which may be cut."""
+    stats, ends = to_host((state.stats, state.length))
+    cut = stats.accepted + stats.target_passes - stats.emitted
+    right = (
+        (stats.emitted == ends - lengths)
+        & ((cut == 0) | (cut == 1))
+        & (stats.accepted <= stats.tested)
+        & (stats.tested <= stats.proposed)
+    )
+    alpha, tau = metrics.acceptance_rate(stats), metrics.mean_accepted_length(stats)
+    seen = f"alpha {'none' if alpha is None else f'{alpha:.3f}'}, tau {tau:.2f}"
+    wrong = "" if right.all() else f"; those of {(~right).sum()} of {len(right)} rows do not fit their texts"
+    return Check("figures", True, bool(right.all()), seen + wrong)
+
+
+def _equal(name: str, claimed: bool, rows: np.ndarray, same: np.ndarray, texts: list, reference: list) -> Check:
+    """Token for token, on some rows."""
+    detail = f"{(same & rows).sum()} of {rows.sum()} texts are those of plain decoding"
+    for row in np.flatnonzero(rows & ~same)[:1]:
+        pairs = zip(texts[row], reference[row], strict=False)
+        at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(texts[row]), len(reference[row])))
+        detail += f"; row {row} differs from new token {at} on"
+    return Check(name, claimed, bool(same[rows].all()), detail)
+
+
+def _same_bits(decoder: Decoder, params: Params, found: DecodeState, wanted: DecodeState, same: np.ndarray) -> Check:
+    logits, reference = (
+        to_host(_next_logits(decoder.target, decoder.proposer.num_nodes, params.target, state))
+        for state in (found, wanted)
+    )
+    bits = np.array([a.tobytes() == b.tobytes() for a, b in zip(logits, reference, strict=True)])
+    detail = f"after {(bits & same).sum()} of {same.sum()} equal texts the logits agree in every bit"
+    return Check("same bits", True, bool(same.any() and bits[same].all()), detail)
+
+
+def _judge(subject: str, checks: list[Check], drawn: tuple[list, list], exact: bool, significance: float) -> Report:
+    cells = _cells([*drawn[0], *drawn[1]])
+    order = sorted(set(cells.values()))
+    counts = [collections.Counter(cells[text] for text in side) for side in drawn]
+    found, wanted = (np.array([count[cell] for cell in order], float) for count in counts)
+    size = len(drawn[0])
+    degrees = len(order) - len({cell[0] for cell in order})  # each prompt has as many texts on both sides
+    x = chisquare.statistic(found, wanted)
+    p_value = chisquare.survival(x, degrees)
+    distance = float(np.abs(found - wanted).sum() / (2 * size))
+    expected = float(np.sqrt(2 / math.pi * (found + wanted)).sum() / (2 * size))
+    bias = chisquare.detectable(size, degrees, significance)
+    detail = (
+        f"chi-square {x:.1f} on {degrees} degrees of freedom, p = {p_value:.2g}; "
+        f"total variation {distance:.3f}, {expected:.3f} by chance"
+    )
+    checks = [*checks, Check("distribution", exact, p_value >= significance, detail)]
+    return Report(subject, tuple(checks), p_value, distance, expected, bias)
+
+
+def _cells(texts: list[tuple]) -> dict[tuple, tuple]:
+    """Text -> cell: the text itself, or, where it is rare, its longest beginning that is not.  Prompts stay apart."""
+    cells: dict[tuple, tuple] = {}
+    for size in range(max(map(len, texts)), 0, -1):
+        counts = collections.Counter(text[:size] for text in texts)
+        cells |= {text: text[:size] for text in texts if counts[text[:size]] >= _LEAST or size == 1}
+        texts = [text for text in texts if text not in cells]
+    return cells
+
+
+def _check(
+    decoder: Decoder,
+    ids: list[list[int]],
+    max_new_tokens: int,
+    samples: int,
+    num_tokens: int,
+    rows: int,
+    significance: float,
+    temperature: Any,
+) -> None:
+    if not ids or not all(ids):
+        raise ValueError("audit needs at least one prompt, and each needs at least one token")
+    least, most = min(map(min, ids)), max(map(max, ids))
+    if least < 0 or most >= decoder.target.vocab_size:
+        raise ValueError(
+            f"the prompts hold token ids from {least} to {most}; the vocabulary has {decoder.target.vocab_size}"
+        )
+    if rows < 2 * len(ids):
+        raise ValueError(
+            f"rows={rows} are too few for {len(ids)} prompts, each greedy and sampled: pass {2 * len(ids)}"
+        )
+    if not 1 <= num_tokens <= max_new_tokens:
+        raise ValueError(f"num_tokens={num_tokens}; it must lie in [1, max_new_tokens={max_new_tokens}]")
+    if samples < rows:
+        raise ValueError(f"samples={samples}; it must be at least {rows}, the rows of a batch")
+    if not 0 < significance < 1:
+        raise ValueError(f"significance={significance}; it must lie between 0 and 1")
+    if not np.ndim(temperature) == 0 or not temperature > 0:
+        raise ValueError(
+            f"temperature={temperature} draws nothing to compare; pass one greater than 0 (0 is checked too)"
+        )
+    room, longest = min(decoder.capacity, decoder.target.max_positions), max(map(len, ids))
+    if longest + max_new_tokens > room:
+        raise ValueError(
+            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} do not fit into {room}: "
+            "raise the decoder's capacity, or pass shorter prompts or a smaller max_new_tokens"
+        )

@@ -1,0 +1,17 @@
+"""What a model remembers of the committed tokens of each row, and how a prompt is read into it."""
+
+from specjax.caches.kv import KVCache, stage, visible_slots
+from specjax.caches.prefill import CHUNK, empty_cache, read_prompt
+from specjax.caches.recurrent import RecurrentCache
+from specjax.caches.ring import WindowedCache
+
+__all__ = [
+    "CHUNK",
+    "KVCache",
+    "RecurrentCache",
+    "WindowedCache",
+    "empty_cache",
+    "read_prompt",
+    "stage",
+    "visible_slots",
+]

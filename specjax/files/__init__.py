@@ -1,0 +1,20 @@
+"""Files in and out: model folders, drafter folders, the Hub, Orbax, int8."""
+
+from specjax.files.checkpoint import load, save
+from specjax.files.hub import TOKENIZER, find_folder
+from specjax.files.medusa import load_medusa, save_medusa
+from specjax.files.quantised import quantise
+from specjax.files.tensors import SINGLE, read_json, weight_files
+
+__all__ = [
+    "SINGLE",
+    "TOKENIZER",
+    "find_folder",
+    "load",
+    "load_medusa",
+    "quantise",
+    "read_json",
+    "save",
+    "save_medusa",
+    "weight_files",
+]

@@ -1,0 +1,38 @@
+"""Families: a configuration of the one transformer and a table of tensor names each."""
+
+from specjax.models.families.family import Family, Tensor
+from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from specjax.models.families.gpt2 import GPT2
+from specjax.models.families.gpt_neox import GPT_NEOX
+from specjax.models.families.llama import LLAMA
+from specjax.models.families.mistral import MISTRAL, MIXTRAL
+from specjax.models.families.olmo2 import OLMO2
+from specjax.models.families.opt import OPT
+from specjax.models.families.phi3 import PHI3
+from specjax.models.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from specjax.models.families.smollm3 import SMOLLM3
+
+FAMILIES: dict[str, Family] = {
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "gpt2": GPT2,
+    "gpt_neox": GPT_NEOX,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "mixtral": MIXTRAL,
+    "olmo2": OLMO2,
+    "opt": OPT,
+    "phi3": PHI3,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "qwen3_moe": QWEN3_MOE,
+    "smollm3": SMOLLM3,
+}
+"""`model_type` in config.json -> how to read it."""
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Tensor",
+]

@@ -1,0 +1,104 @@
+"""Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118) and the text models of Gemma 3 (arXiv 2503.19786)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specjax.models.config import TransformerConfig
+from specjax.models.families.family import Family
+from specjax.models.families.fields import (
+    activation,
+    read_rope,
+    read_windows,
+    refuse,
+    rope_of,
+    write_rope,
+    write_windows,
+)
+from specjax.models.families.llama import llama_tensors, read_llama, write_llama
+
+
+def _read_gemma(config: dict[str, Any], **changes: Any) -> TransformerConfig:
+    refuse(config, use_bidirectional_attention=False)
+    # The first files say "gelu" and mean its tanh form.
+    name = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
+    fields: dict[str, Any] = {
+        "norm_offset": 1.0,
+        "embedding_scale": config["hidden_size"] ** 0.5,
+        "tied_embeddings": config.get("tie_word_embeddings", True),
+        "activation": activation("gelu_pytorch_tanh" if name == "gelu" else name),
+        "head_dim": config.get("head_dim") or 256,  # the family's default, whatever the hidden size
+        "mlp_bias": False,
+    }
+    return read_llama(config, **{**fields, **changes})
+
+
+def _write_gemma(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
+    found = write_llama(c, attention_bias=c.qkv_bias, **changes)
+    return found | {"hidden_activation": found["hidden_act"]}
+
+
+def _later(config: dict[str, Any], period: int) -> dict[str, Any]:
+    """What Gemma 2 and 3 share; every `period`-th layer sees everything."""
+    types = [
+        "full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(config["num_hidden_layers"])
+    ]
+    return {
+        "norm_order": "sandwich",
+        "query_scale": (config.get("query_pre_attn_scalar") or 256) ** -0.5,
+        "windows": read_windows({"sliding_window": 4096, **config}, types),
+    }
+
+
+def _write_later(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
+    assert c.query_scale is not None
+    return _write_gemma(
+        c,
+        query_pre_attn_scalar=round(c.query_scale**-2),
+        attn_logit_softcapping=c.attention_softcap,
+        final_logit_softcapping=c.logit_softcap,
+        **write_windows(c.windows),
+        **changes,
+    )
+
+
+def _read_gemma2(config: dict[str, Any]) -> TransformerConfig:
+    return _read_gemma(
+        config,
+        attention_softcap=config.get("attn_logit_softcapping", 50.0),
+        logit_softcap=config.get("final_logit_softcapping", 30.0),
+        **_later(config, 2),
+    )
+
+
+def _read_gemma3(config: dict[str, Any]) -> TransformerConfig:
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
+    later = _later(config, pattern)
+    kinds = config.get("rope_parameters")
+    if kinds is not None:
+        everything, local = (kinds.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
+        rope = rope_of(everything, everything.get("rope_theta", 1e6), 1.0, config)
+        near = rope_of(local, local.get("rope_theta", 1e4), 1.0, config)
+    else:
+        rope = read_rope(config, theta=1e6)
+        near = rope_of({}, config.get("rope_local_base_freq", 1e4), 1.0, config)
+    windows = later["windows"] or (None,) * config["num_hidden_layers"]
+    return _read_gemma(
+        config,
+        qk_norm="head",
+        rope=rope,
+        ropes=tuple(rope if window is None else near for window in windows),
+        attention_softcap=config.get("attn_logit_softcapping"),
+        logit_softcap=config.get("final_logit_softcapping"),
+        **later,
+    )
+
+
+def _write_gemma3(c: TransformerConfig) -> dict[str, Any]:
+    near = next((r for i, r in enumerate(c.ropes) if c.window_of(i) is not None), None)
+    return _write_later(c, rope_local_base_freq=1e4 if near is None else write_rope(near)["rope_theta"])
+
+
+GEMMA = Family("GemmaForCausalLM", _read_gemma, _write_gemma, llama_tensors)
+GEMMA2 = Family("Gemma2ForCausalLM", _read_gemma2, _write_later, llama_tensors)
+GEMMA3 = Family("Gemma3ForCausalLM", _read_gemma3, _write_gemma3, llama_tensors)

@@ -1,0 +1,105 @@
+"""GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and Pythia: parallel branches, partly rotary heads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specjax.models.config import TransformerConfig
+from specjax.models.families.family import Family, Tensor
+from specjax.models.families.fields import activation, activation_name, check_sizes, read_rope, write_rope
+from specjax.models.families.llama import dense
+
+
+def _read(config: dict[str, Any]) -> TransformerConfig:
+    check_sizes(
+        config, "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "max_position_embeddings",
+    )  # fmt: skip
+    bias = config.get("attention_bias", True)
+    return TransformerConfig(
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        mlp_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_attention_heads"],
+        head_dim=config["hidden_size"] // config["num_attention_heads"],
+        max_positions=config["max_position_embeddings"],
+        rope=read_rope(config, config.get("rotary_emb_base", 10000.0), config.get("rotary_pct", 0.25)),
+        tied_embeddings=config.get("tie_word_embeddings", False),
+        norm="layer",
+        norm_eps=config.get("layer_norm_eps", 1e-5),
+        norm_order="parallel" if config.get("use_parallel_residual", True) else "pre",
+        qkv_bias=bias,
+        out_bias=bias,
+        activation=activation(config.get("hidden_act", "gelu")),
+        gated=False,
+        mlp_bias=True,
+        init_scale=config.get("initializer_range", 0.02),
+        family="gpt_neox",
+    )
+
+
+def _write(c: TransformerConfig) -> dict[str, Any]:
+    assert c.rope is not None
+    rope = write_rope(c.rope)
+    return {
+        "model_type": "gpt_neox",
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.mlp_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "max_position_embeddings": c.max_positions,
+        "rotary_emb_base": c.rope.theta,
+        "rotary_pct": c.rope.fraction,
+        "rope_scaling": rope["rope_scaling"],
+        "tie_word_embeddings": c.tied_embeddings,
+        "layer_norm_eps": c.norm_eps,
+        "use_parallel_residual": c.norm_order == "parallel",
+        "attention_bias": c.qkv_bias,
+        "hidden_act": activation_name(c.activation),
+        "initializer_range": c.init_scale,
+    }
+
+
+def _tensors(c: TransformerConfig) -> list[Tensor]:
+    found = [Tensor("gpt_neox.embed_in.weight", ("embedding",))]
+    if not c.tied_embeddings:
+        found += dense("embed_out", ("head",), False)
+
+    def norm(name, path):
+        return [Tensor(f"gpt_neox.{name}.{kind}", (*path, kind)) for kind in ("weight", "bias")]
+
+    found += norm("final_layer_norm", ("norm",))
+    # Of each head its query, key and value stand together.
+    heads, size, width = c.num_heads, c.head_dim, c.hidden_size
+    for i in range(c.num_layers):
+        theirs, ours = f"layers.{i}", f"layer_{i}"
+        found += norm(f"{theirs}.input_layernorm", (ours, "attention_norm"))
+        found += norm(f"{theirs}.post_attention_layernorm", (ours, "mlp_norm"))
+        name = f"gpt_neox.{theirs}.attention.query_key_value"
+        for n, part in enumerate("qkv"):
+            path, index, rows = (ours, "attention", part), (slice(None), n), 3 * heads * size
+            found.append(
+                Tensor(
+                    f"{name}.weight", (*path, "kernel"), transpose=True,
+                    shape=(rows, width), view=(heads, 3, size, width), index=index,
+                )
+            )  # fmt: skip
+            if c.qkv_bias:
+                bias = Tensor(f"{name}.bias", (*path, "bias"), shape=(rows,), view=(heads, 3, size), index=index)
+                found.append(bias)
+        found += dense(f"gpt_neox.{theirs}.attention.dense", (ours, "attention", "o"), c.out_bias)
+        found += dense(f"gpt_neox.{theirs}.mlp.dense_h_to_4h", (ours, "mlp", "up"), True)
+        found += dense(f"gpt_neox.{theirs}.mlp.dense_4h_to_h", (ours, "mlp", "down"), True)
+    return found
+
+
+GPT_NEOX = Family(
+    "GPTNeoXForCausalLM",
+    _read,
+    _write,
+    _tensors,
+    ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),  # causal masks, frequencies
+)

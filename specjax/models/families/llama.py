@@ -1,0 +1,138 @@
+"""Llama 2, 3, 3.1 to 3.3, and what shares their layout (TinyLlama, Vicuna, SmolLM2).
+
+Most later families are variations of this one: their files call `read_llama`, `write_llama` and `llama_tensors`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specjax.models.config import TransformerConfig
+from specjax.models.families.family import Family, Tensor
+from specjax.models.families.fields import activation, activation_name, check_sizes, read_rope, refuse, write_rope
+
+_NORMS = {
+    "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "post": {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"},
+    "sandwich": {
+        "attention_norm": "input_layernorm",
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+}
+
+
+def read_llama(config: dict[str, Any], **changes: Any) -> TransformerConfig:
+    """A Hugging Face configuration -> ours, with `changes` for what a family has of its own.
+
+    Raises:
+      ValueError: a switch that would change the numbers.
+      KeyError: a field is missing.
+    """
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    check_sizes(config, *sizes, optional=("num_key_value_heads", "head_dim", "max_position_embeddings"))
+    heads = config["num_attention_heads"]
+    bias = config.get("attention_bias", False)
+    fields: dict[str, Any] = {
+        "vocab_size": config["vocab_size"],
+        "hidden_size": config["hidden_size"],
+        "mlp_size": config["intermediate_size"],
+        "num_layers": config["num_hidden_layers"],
+        "num_heads": heads,
+        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+        "max_positions": config.get("max_position_embeddings", 2048),
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "mlp_bias": config.get("mlp_bias", False),
+        "activation": activation(config.get("hidden_act", "silu")),
+        "init_scale": config.get("initializer_range", 0.02),
+        "family": config["model_type"],
+    }
+    if "rope" not in changes:
+        fields["rope"] = read_rope(config)
+    return TransformerConfig(**{**fields, **changes})
+
+
+def write_llama(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
+    """Ours -> a configuration that transformers 4 and 5 read, with `changes` for what a family has of its own."""
+    assert c.rope is not None
+    return {
+        "model_type": c.family,
+        "hidden_act": activation_name(c.activation),
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.mlp_size,
+        "num_hidden_layers": c.num_layers,
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_kv_heads,
+        "head_dim": c.head_dim,
+        "max_position_embeddings": c.max_positions,
+        "rms_norm_eps": c.norm_eps,
+        "tie_word_embeddings": c.tied_embeddings,
+        "initializer_range": c.init_scale,
+        **write_rope(c.rope),
+        **changes,
+    }
+
+
+def llama_tensors(c: TransformerConfig, experts: str = "mlp", expert_parts: tuple[str, ...] = ()) -> list[Tensor]:
+    """Every tensor that the file must hold.
+
+    Args:
+      c: the configuration.
+      experts: the name of the block that holds the experts.
+      expert_parts: the names of an expert's gate, up and down matrices.
+    """
+    found = [Tensor("model.embed_tokens.weight", ("embedding",)), Tensor("model.norm.weight", ("norm", "weight"))]
+    if not c.tied_embeddings:
+        found.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
+    for i in range(c.num_layers):
+        theirs, ours = f"model.layers.{i}", f"layer_{i}"
+        for name, norm in _NORMS[c.norm_order].items():
+            found.append(Tensor(f"{theirs}.{norm}.weight", (ours, name, "weight")))
+        for part in "qk" if c.qk_norm else "":
+            found.append(
+                Tensor(f"{theirs}.self_attn.{part}_norm.weight", (ours, "attention", f"{part}_norm", "weight"))
+            )
+        for part in "qkvo":
+            bias = c.out_bias if part == "o" else c.qkv_bias
+            found += dense(f"{theirs}.self_attn.{part}_proj", (ours, "attention", part), bias)
+        if not c.is_sparse(i):
+            for part in ("gate", "up", "down"):
+                found += dense(f"{theirs}.mlp.{part}_proj", (ours, "mlp", part), c.mlp_bias)
+            continue
+        found += dense(f"{theirs}.{experts}.gate", (ours, "mlp", "router"), False)
+        for expert in range(c.num_experts):
+            for part, name in zip(("gate", "up", "down"), expert_parts, strict=True):
+                name = f"{theirs}.{experts}.experts.{expert}.{name}.weight"
+                found.append(Tensor(name, (ours, "mlp", part), transpose=True, at=expert))
+    return found
+
+
+def dense(name: str, path: tuple[str, ...], bias: bool) -> list[Tensor]:
+    """A `torch.nn.Linear`."""
+    weight = Tensor(f"{name}.weight", (*path, "kernel"), transpose=True)
+    return [weight, Tensor(f"{name}.bias", (*path, "bias"))] if bias else [weight]
+
+
+def _read(config: dict[str, Any]) -> TransformerConfig:
+    refuse(config, partial_rotary_factor=1.0)
+    return read_llama(config)
+
+
+def _write(c: TransformerConfig) -> dict[str, Any]:
+    return write_llama(c, attention_bias=c.qkv_bias, mlp_bias=c.mlp_bias)
+
+
+LLAMA = Family(
+    architecture="LlamaForCausalLM",
+    read_config=_read,
+    write_config=_write,
+    tensors=llama_tensors,
+    # Old files hold the rotary frequencies, and tied ones sometimes a second copy of the embedding.
+    ignored=(".rotary_emb.inv_freq",),
+)

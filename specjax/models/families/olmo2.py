@@ -1,0 +1,20 @@
+"""OLMo 2 (arXiv 2501.00656): norms behind the branches, and over whole queries and keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specjax.models.config import TransformerConfig
+from specjax.models.families.family import Family
+from specjax.models.families.llama import llama_tensors, read_llama, write_llama
+
+
+def _read(config: dict[str, Any]) -> TransformerConfig:
+    return read_llama(config, norm_order="post", qk_norm="whole", mlp_bias=False)
+
+
+def _write(c: TransformerConfig) -> dict[str, Any]:
+    return write_llama(c, attention_bias=c.qkv_bias)
+
+
+OLMO2 = Family("Olmo2ForCausalLM", _read, _write, llama_tensors)

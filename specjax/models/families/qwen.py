@@ -1,0 +1,88 @@
+"""Qwen2 and 2.5 (arXiv 2412.15115), Qwen3 and its mixture of experts (arXiv 2505.09388)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from specjax.models.config import TransformerConfig
+from specjax.models.families.family import Family
+from specjax.models.families.fields import check_sizes, read_windows, write_windows
+from specjax.models.families.llama import llama_tensors, read_llama, write_llama
+
+
+def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
+    if not config.get("use_sliding_window") or config.get("sliding_window") is None:
+        return read_windows(config, ["full_attention"] * config["num_hidden_layers"])
+    first = config.get("max_window_layers", 28)
+    layers = range(config["num_hidden_layers"])
+    return read_windows(config, ["sliding_attention" if i >= first else "full_attention" for i in layers])
+
+
+def _write_windows(c: TransformerConfig) -> dict[str, Any]:
+    if not c.windows:
+        return {"use_sliding_window": False, "sliding_window": None}
+    return {"use_sliding_window": True, **write_windows(c.windows)}
+
+
+def _read_qwen2(config: dict[str, Any]) -> TransformerConfig:
+    return read_llama(config, qkv_bias=True, out_bias=False, mlp_bias=False, windows=_windows(config))
+
+
+def _write_qwen2(c: TransformerConfig) -> dict[str, Any]:
+    return write_llama(c, **_write_windows(c))
+
+
+def _read_qwen3(config: dict[str, Any], **changes: Any) -> TransformerConfig:
+    size = config.get("head_dim") or 128  # the family's default, whatever the hidden size
+    changes = {"windows": _windows(config), **changes}
+    return read_llama(config, qk_norm="head", head_dim=size, mlp_bias=False, **changes)
+
+
+def _write_qwen3(c: TransformerConfig) -> dict[str, Any]:
+    return write_llama(c, attention_bias=c.qkv_bias, **_write_windows(c))
+
+
+def _read_qwen3_moe(config: dict[str, Any]) -> TransformerConfig:
+    experts = "num_experts" if "num_experts" in config else "num_local_experts"  # before transformers 5, and since
+    check_sizes(config, experts, "num_experts_per_tok", "moe_intermediate_size")
+    layers = range(config["num_hidden_layers"])
+    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    sparse = tuple(i not in dense and (i + 1) % step == 0 for i in layers)
+    # Here, unlike in the dense models, a window is every layer's.
+    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    return _read_qwen3(
+        config,
+        num_experts=config[experts],
+        experts_per_token=config["num_experts_per_tok"],
+        expert_size=config["moe_intermediate_size"],
+        normalise_experts=config.get("norm_topk_prob", False),
+        sparse=() if all(sparse) else sparse,
+        windows=() if window is None else (window,) * len(layers),
+    )
+
+
+def _write_qwen3_moe(c: TransformerConfig) -> dict[str, Any]:
+    windows = _write_windows(c)
+    windows.pop("layer_types", None)
+    return write_llama(
+        c,
+        attention_bias=c.qkv_bias,
+        num_experts=c.num_experts,
+        num_experts_per_tok=c.experts_per_token,
+        moe_intermediate_size=c.expert_size,
+        norm_topk_prob=c.normalise_experts,
+        decoder_sparse_step=1,
+        mlp_only_layers=[i for i in range(c.num_layers) if not c.is_sparse(i)],
+        **windows,
+    )
+
+
+QWEN2 = Family("Qwen2ForCausalLM", _read_qwen2, _write_qwen2, llama_tensors)
+QWEN3 = Family("Qwen3ForCausalLM", _read_qwen3, _write_qwen3, llama_tensors)
+QWEN3_MOE = Family(
+    "Qwen3MoeForCausalLM",
+    _read_qwen3_moe,
+    _write_qwen3_moe,
+    functools.partial(llama_tensors, expert_parts=("gate_proj", "up_proj", "down_proj")),
+)

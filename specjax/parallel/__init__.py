@@ -1,0 +1,53 @@
+"""Several devices and several processes: where arrays lie, and whether they fit."""
+
+from specjax.parallel.memory import check_memory, devices_of, require
+from specjax.parallel.processes import add_process_arguments, join_from, leaving
+from specjax.parallel.sharding import (
+    RULES,
+    TRAINING_RULES,
+    Rules,
+    beside,
+    by_row,
+    hold,
+    is_split,
+    lay,
+    layout,
+    leader,
+    make_mesh,
+    mesh_of,
+    module_shardings,
+    parse_mesh,
+    put,
+    row_parts,
+    shardings,
+    spread,
+    to_host,
+)
+
+__all__ = [
+    "RULES",
+    "TRAINING_RULES",
+    "Rules",
+    "add_process_arguments",
+    "beside",
+    "by_row",
+    "check_memory",
+    "devices_of",
+    "hold",
+    "is_split",
+    "join_from",
+    "lay",
+    "layout",
+    "leader",
+    "leaving",
+    "make_mesh",
+    "mesh_of",
+    "module_shardings",
+    "parse_mesh",
+    "put",
+    "require",
+    "row_parts",
+    "shardings",
+    "spread",
+    "to_host",
+]

@@ -1,0 +1,219 @@
+"""Text files become a tokenizer, a stream of token ids, and batches that depend on the step alone.
+
+Every document is `<|endoftext|>` and then its text, so that the token which starts a prompt also ends a document.
+A file is held out when the hash of its text says so: the split does not depend on where the files are, nor on others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+import tokenizers
+from tqdm import tqdm
+
+from specjax.parallel import leader
+from specjax.training.mesh import together
+from specjax.training.options import REQUIRED, option
+
+END_OF_TEXT = "<|endoftext|>"
+_HELD_OUT_OF = 100  # one file in a hundred
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where text comes from: files below `folders` that match `pattern`, not in a folder named in `exclude`."""
+
+    folders: tuple[str, ...]
+    pattern: str = "*.py"
+    exclude: tuple[str, ...] = ()
+    max_bytes: int = 200_000
+
+
+@dataclasses.dataclass(frozen=True)
+class TextOptions:
+    """A source of text, as options."""
+
+    data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
+    pattern: str = option("*.py", "which files below a folder")
+    exclude: tuple[str, ...] = option((), "names of folders to leave out")
+    max_bytes: int = option(200_000, "larger files are left out: they are mostly tables")
+
+    @property
+    def source(self) -> Source:
+        return Source(self.data, self.pattern, self.exclude, self.max_bytes)
+
+
+def read_documents(source: Source) -> Iterator[tuple[pathlib.Path, str]]:
+    """The distinct text files of a source, in sorted order.  Binary, empty and oversized files are passed over."""
+    seen = set()
+    for folder in source.folders:
+        root = pathlib.Path(folder)
+        if not root.exists():
+            raise ValueError(f"--data: {root} does not exist")
+        for path in [root] if root.is_file() else sorted(root.rglob(source.pattern)):
+            if not path.is_file() or not 0 < path.stat().st_size <= source.max_bytes:
+                continue
+            if any(part in source.exclude for part in path.relative_to(root).parts[:-1]):
+                continue
+            raw = path.read_bytes()
+            digest = hashlib.sha256(raw).digest()
+            if digest in seen or b"\0" in raw:
+                continue
+            seen.add(digest)
+            try:
+                yield path, raw.decode("utf-8")
+            except UnicodeDecodeError:
+                continue
+
+
+def held_out_texts(texts: list[str]) -> set[str]:
+    """One text in a hundred by its hash; at least one."""
+
+    def number(text):
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+    return {text for text in texts if number(text) % _HELD_OUT_OF == 0} or {min(texts, key=number)}
+
+
+def train_tokenizer(texts: Iterator[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909) that puts END_OF_TEXT before what it encodes."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()  # pyright: ignore
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(  # pyright: ignore
+        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
+    )
+    return tokenizer
+
+
+def end_of_text(tokenizer: tokenizers.Tokenizer) -> int | None:
+    """The id of END_OF_TEXT, if it has one."""
+    return tokenizer.token_to_id(END_OF_TEXT)
+
+
+def starts_of_documents(tokenizer: tokenizers.Tokenizer, isolate: bool) -> int | None:
+    """The token that starts a document, if documents are to be isolated.
+
+    Raises:
+      ValueError: the tokenizer has none.
+    """
+    found = end_of_text(tokenizer) if isolate else None
+    if isolate and found is None:
+        raise ValueError(f"--isolate-documents needs a tokenizer with {END_OF_TEXT}, which starts a document")
+    return found
+
+
+def digest(*paths: pathlib.Path) -> str:
+    """SHA-256 of a file, or of what several hold one after the other."""
+    found = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+    return found.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """A stream of token ids on disk, cut into windows."""
+
+    path: pathlib.Path
+    dtype: type = np.uint16
+
+    @functools.cached_property
+    def ids(self) -> np.ndarray:
+        return np.memmap(self.path, self.dtype, "r")
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What a run depends on, as hashes: the tokenizer and the text."""
+        return {"tokenizer": digest(self.path.parent / "tokenizer.json"), "text": digest(self.path)}
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019  (one Tokens lives as long as its run)
+    def _order(self, seed: int, epoch: int, windows: int) -> np.ndarray:
+        return np.random.default_rng((seed, epoch)).permutation(windows)
+
+    def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray:
+        """[rows, length + 1] int32: inputs and, one to the right, labels.  A function of the step, so a resumed run
+        sees what an uninterrupted one sees.  Each epoch cuts the stream at another offset."""
+        windows = (len(self.ids) - length - 1) // length
+        if windows < 1:
+            raise ValueError(f"{self.path} has {len(self.ids)} tokens: too few for a sequence of {length}")
+        out = np.empty((rows, length + 1), np.int32)
+        for row in range(rows):
+            epoch, index = divmod(step * rows + row, windows)
+            shift = np.random.default_rng((seed, epoch, 1)).integers(length)
+            start = int(self._order(seed, epoch, windows)[index]) * length + shift
+            out[row] = self.ids[start : start + length + 1]
+        return out
+
+
+def prepare(
+    source: Source, out: pathlib.Path, vocab_size: int, tokenizer: str | None
+) -> tuple[tokenizers.Tokenizer, Tokens, Tokens]:
+    """Tokenise `source` into `out` (once: a second call, or process, reads what the first has written).
+
+    Returns:
+      The tokenizer (`tokenizer.json`), training tokens (`train.bin`) and held-out tokens (`held_out.bin`).
+    """
+    manifest = out / "corpus.json"
+    settings = {"source": dataclasses.asdict(source), "vocab_size": vocab_size, "tokenizer": tokenizer}
+    settings = json.loads(json.dumps(settings))  # as it reads back: tuples are lists
+    if leader() and manifest.exists():
+        found = json.loads(manifest.read_text())["settings"]
+        if found != settings:
+            raise ValueError(
+                f"{manifest} was made with {found}, not with {settings}: choose another --out, or delete it"
+            )
+    elif leader():
+        out.mkdir(parents=True, exist_ok=True)
+        documents = list(read_documents(source))
+        if len(documents) < 2:
+            raise ValueError(
+                f"--data: {len(documents)} UTF-8 text files {source.pattern!r} below {', '.join(source.folders)}; "
+                "training needs at least two, of which one is held out"
+            )
+        tests = held_out_texts([text for _, text in documents])
+        if tokenizer is None:
+            print(f"training a tokenizer of {vocab_size} tokens on {len(documents)} files", flush=True)
+            texts = (text for _, text in documents if text not in tests)
+            trained = train_tokenizer(texts, vocab_size)
+        else:
+            trained = tokenizers.Tokenizer.from_file(tokenizer)
+        trained.save(str(out / "tokenizer.json"))
+        dtype = _dtype(trained)
+        counts = {"train": 0, "held_out": 0}
+        held_out = []
+        with open(out / "train.bin", "wb") as train, open(out / "held_out.bin", "wb") as test:
+            for path, text in tqdm(documents, desc="tokenising", unit="file", disable=None):
+                part = "held_out" if text in tests else "train"
+                ids = np.array(trained.encode(text).ids, dtype)
+                ids.tofile(test if part == "held_out" else train)
+                counts[part] += len(ids)
+                if part == "held_out":
+                    held_out.append(str(path))
+        manifest.write_text(json.dumps({
+            "settings": settings, "files": len(documents), "tokens": counts, "held_out": held_out,
+            "sha256": {name: digest(out / name) for name in ("tokenizer.json", "train.bin", "held_out.bin")},
+        }, indent=1))  # fmt: skip
+    together(f"read {out}")
+    loaded = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+    dtype = _dtype(loaded)
+    return loaded, Tokens(out / "train.bin", dtype), Tokens(out / "held_out.bin", dtype)
+
+
+def _dtype(tokenizer: tokenizers.Tokenizer) -> type:
+    return np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32

@@ -1,0 +1,134 @@
+"""Folders of Medusa heads in any of `train.formats`, in and out; nothing but tensors is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from specjax.files import read_json
+from specjax.training.formats import FORMATS, Form, Format, Heads
+
+_KINDS = ("float64", "float32", "float16", "bfloat16")
+
+
+def read_heads(folder: pathlib.Path, name: str, target_head: np.ndarray) -> Heads:
+    """Read a folder of the format `name`, for a target whose linear map to the vocabulary is `target_head` [V, E].
+
+    Raises:
+      ValueError: all that is missing, left over or misshapen, at once; another target's map; a damaged file.
+      OSError: a file that is missing.
+    """
+    made, (vocab, size) = FORMATS[name], target_head.shape
+    config = read_json(folder / "config.json")
+    form = _form(folder / "config.json", config, made)
+    for key, wanted in (("hidden_size", size), ("vocab_size", vocab)):
+        if config.get(key, wanted) != wanted:
+            raise ValueError(
+                f"{folder}: {key} is {config[key]}, and the target's {wanted}: pass the target of these heads"
+            )
+    stored, names, faults = _load(folder / made.file), made.names(form), []
+    for there, ours in names.items():
+        shape = (size,) if ours.endswith("bias") else (size, size) if ".linear." in ours else (vocab, size)
+        if there not in stored:
+            faults.append(f"{there} is missing (shape {list(shape)})")
+        elif stored[there].shape != shape:
+            faults.append(f"{there} has shape {list(stored[there].shape)} instead of {list(shape)}")
+        elif stored[there].dtype.name not in _KINDS:
+            faults.append(f"{there} is stored as {stored[there].dtype.name}; heads are {', '.join(_KINDS)}")
+    faults += [f"{there} is not a tensor of such heads" for there in sorted(set(stored) - set(names))]
+    if not faults and not form.own_heads:
+        for there, ours in names.items():
+            if ".linear." not in ours and not _same(stored.pop(there), target_head):
+                faults.append(f"{there} is not the target's own linear map: pass the target of these heads")
+    if faults:
+        raise ValueError(f"{folder} holds no heads of the format {name} for this target:\n  " + "\n  ".join(faults))
+    return Heads(form, {ours: stored[there] for there, ours in names.items() if there in stored})
+
+
+def write_heads(folder: pathlib.Path, name: str, heads: Heads, target_head: np.ndarray) -> None:
+    """Write a folder of the format `name`, config.json last; the target's map is rounded to the type of the heads.
+
+    Raises:
+      ValueError: heads that the reader would take wrongly, and the cure.
+    """
+    made, (vocab, size), form = FORMATS[name], target_head.shape, heads.form
+    fault = made.refuse(heads)
+    if fault is not None:
+        others = ", ".join(other for other, row in FORMATS.items() if row.refuse(heads) is None)
+        raise ValueError(f"--format {name}: {fault}; train heads with one block, or choose {others}")
+    kind = heads.tensors["0.0.linear.weight"].dtype
+    tensors = {  # a copy each: no two may share memory
+        there: np.array(heads.tensors[ours] if ours in heads.tensors else target_head.astype(kind), order="C")
+        for there, ours in made.names(form).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    _save(folder / made.file, tensors)
+    # A file that repeats the target's map for each head does not say by itself that it is the target's.
+    ours = form.ours if form.own_heads else {**form.ours, "version": 2}
+    config = {**made.write(form, size, vocab), "base_model_name_or_path": form.base, "specjax": ours}
+    (folder / "config.json").write_text(json.dumps(config) + "\n")
+
+
+def _form(path: pathlib.Path, config: dict[str, Any], made: Format) -> Form:
+    try:
+        ours = dict(config.get("specjax", {}))
+        heads, layers, own = made.read(config)
+        own = ours.pop("version", 1) == 1 and own
+        form = Form(int(heads), int(layers), own, str(config.get("base_model_name_or_path", "")), ours)
+    except KeyError as error:
+        raise ValueError(f"{path} lacks {error}: is it of another format?") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    if min(form.num_heads, form.num_layers) < 1:
+        raise ValueError(f"{path} has {form.num_heads} heads of {form.num_layers} blocks; there must be one or more")
+    return form
+
+
+def _same(stored: np.ndarray, target_head: np.ndarray) -> bool:
+    return np.array_equal(stored, target_head.astype(stored.dtype))
+
+
+def _load(path: pathlib.Path) -> dict[str, np.ndarray]:
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing: is the folder of another format?")
+    try:
+        if path.suffix == ".pt":
+            found = _torch().load(path, map_location="cpu", weights_only=True)  # which executes nothing
+            return {name: _as_numpy(tensor) for name, tensor in found.items()}
+        with safetensors.safe_open(path, "np") as handle:
+            return {name: handle.get_tensor(name) for name in handle.keys()}
+    except ModuleNotFoundError:
+        raise ValueError(f"{path} is read with PyTorch: pip install torch") from None
+    except Exception as error:  # each library has its own
+        raise ValueError(f"{path} is damaged, or holds more than tensors ({error})") from None
+
+
+def _save(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
+    if path.suffix != ".pt":
+        safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+        return
+    try:
+        torch = _torch()
+    except ModuleNotFoundError:
+        raise ValueError(f"{path.name} is written with PyTorch: pip install torch, or choose another format") from None
+    made = {n: torch.from_numpy(a.view(np.uint8)).view(getattr(torch, a.dtype.name)) for n, a in tensors.items()}
+    torch.save(made, path)
+
+
+def _as_numpy(tensor: Any) -> np.ndarray:
+    kind = jnp.dtype(str(tensor.dtype).removeprefix("torch."))
+    found = np.empty(tuple(tensor.shape), kind)
+    found.reshape(-1).view(np.uint8)[:] = tensor.contiguous().view(-1).view(_torch().uint8).numpy()
+    return found
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch

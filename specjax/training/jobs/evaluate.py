@@ -1,0 +1,118 @@
+"""python -m train.evaluate: what speculation with a target and a proposer does on prompts, with intervals.
+
+alpha          accepted guesses / guesses that the target judged
+alpha by depth the same for the k-th guess of a step, that is, where the k - 1 before it were accepted
+N, tau         accepted guesses, and new tokens, per pass of the target: tau = N + 1 but for ends and limits
+
+Intervals are of 95 %, from a bootstrap over prompts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from specjax.parallel import leader
+from specjax.training.curves import pyplot
+from specjax.training.dataset import model_hashes
+from specjax.training.measure import Measured, interval, measure
+from specjax.training.options import REQUIRED, at_least, option, parse, run
+from specjax.training.record import versions
+from specjax.training.speculation import SpeculationOptions, load_speculation, read_prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateOptions(SpeculationOptions):
+    """The models, the prompts, and what is written."""
+
+    prompts: str = option(REQUIRED, 'JSON lines, {"prompt": "..."} or {"messages": [...]}')
+    limit_prompts: int = option(0, "use the first so many only; 0: all")
+    batch_size: int = option(1, "prompts at once")
+    out: str | None = option(None, "a .json file for the figures")
+    plot: str | None = option(None, "a .png or .svg file for alpha by depth (needs matplotlib)")
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(self, 1, "batch_size")
+        at_least(self, 0, "limit_prompts")
+
+
+def summarise(found: Measured) -> dict[str, Any]:
+    """Each figure as [value, low, high], or None where nothing was judged."""
+    c = found.counts
+    return {
+        "acceptance_rate": interval(c.accepted.sum(1), c.tested.sum(1)),
+        "acceptance_rate_by_depth": [interval(a, t) for a, t in zip(c.accepted.T, c.tested.T, strict=True)],
+        "accepted_per_pass": interval(c.accepted.sum(1), c.passes),
+        "mean_accepted_length": interval(c.emitted, c.passes),
+        "tokens_per_second": interval(c.emitted, found.seconds),
+        "new_tokens": int(c.emitted.sum()),
+        "target_passes": int(c.passes.sum()),
+    }
+
+
+def table(figures: dict[str, Any]) -> str:
+    """As Markdown."""
+
+    def row(name, value, digits):
+        if value is None:
+            return f"| {name} | | |"
+        middle, low, high = (f"{x:.{digits}f}" for x in value)
+        return f"| {name} | {middle} | {low} to {high} |"
+
+    lines = [row("acceptance rate (alpha)", figures["acceptance_rate"], 3)]
+    for k, value in enumerate(figures["acceptance_rate_by_depth"], start=1):
+        lines.append(row(f"alpha of guess {k}", value, 3))
+    lines.append(row("accepted guesses per target pass (N)", figures["accepted_per_pass"], 2))
+    lines.append(row("tokens per target pass (tau)", figures["mean_accepted_length"], 2))
+    lines.append(row("tokens/s", figures["tokens_per_second"], 0))
+    return "\n".join(["| | value | 95 % interval |", "|---|---|---|", *lines])
+
+
+def plot(figures: dict[str, Any], path: str) -> None:
+    plt = pyplot()
+    points = [(k, *v) for k, v in enumerate(figures["acceptance_rate_by_depth"], start=1) if v is not None]
+    depth, value, low, high = np.array(points).reshape(-1, 4).T
+    figure, panel = plt.subplots(figsize=(5, 3.2))
+    panel.errorbar(depth, value, yerr=[value - low, high - value], marker="o", capsize=3)
+    panel.set(xlabel="guess", ylabel="accepted, if those before were", ylim=(0, 1), xticks=depth)
+    panel.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse(EvaluateOptions, argv, __doc__)
+    if options.plot is not None:
+        pyplot()  # now, rather than after the measurement
+
+    def read(target):
+        prompts = read_prompts(target, options.prompts)
+        return prompts[: options.limit_prompts or len(prompts)]
+
+    _, decoder, params, prompts = load_speculation(options, read)
+    rows = min(options.batch_size, len(prompts))
+
+    def evaluate(prompts):
+        return measure(
+            decoder, params, prompts, options.max_new_tokens, batch=rows, settings=options.settings,
+            seed=options.seed,
+        )  # fmt: skip
+
+    evaluate([max(prompts, key=len)] * rows)  # compiles
+    figures = summarise(evaluate(prompts))
+    print(table(figures), flush=True)
+    if options.out is not None and leader():
+        facts = {"options": dataclasses.asdict(options), "hashes": model_hashes(options.target), "versions": versions()}
+        pathlib.Path(options.out).write_text(json.dumps({**figures, "prompts": len(prompts), **facts}, indent=2) + "\n")
+    if options.plot is not None and leader():
+        plot(figures, options.plot)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,131 @@
+"""python -m train.export: a draft or Medusa heads for an engine, and heads of an engine for specjax.
+
+    --format hf              a draft, with all that transformers, vLLM, SGLang and TensorRT-LLM want beside it
+    --format vllm, tgi, ...  Medusa heads
+    --format specjax         Medusa heads of another --source-format, for specjax
+
+Numbers are carried bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from specjax.drafters import MedusaAdapter
+from specjax.files import SINGLE, find_folder, load, save, weight_files
+from specjax.models import LanguageModel, MedusaHeads, head_matrix
+from specjax.text import vocabulary_digest
+from specjax.training.formats import FORMATS, Heads
+from specjax.training.heads import read_heads, write_heads
+from specjax.training.options import REQUIRED, option, parse, run
+from specjax.training.record import versions
+
+_DRAFT, _MARK = "hf", "export.json"
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportOptions:
+    """What is read, and what is written."""
+
+    model: str = option(REQUIRED, "folder of a draft, or of Medusa heads")
+    format: str = option(REQUIRED, "what to write", choices=(_DRAFT, *FORMATS))
+    out: str = option(REQUIRED, "a new folder, or one that an export made")
+    source_format: str = option("specjax", "what the folder of Medusa heads is", choices=tuple(FORMATS))
+    target: str | None = option(None, "folder of the target; needed for heads, and a check of a draft's vocabulary")
+    base: str | None = option(None, "name of the target that heads are for; by default what their folder says")
+
+    def __post_init__(self):
+        if self.format == _DRAFT and self.source_format != "specjax":
+            raise ValueError(
+                f"--source-format {self.source_format} is for Medusa heads, and --format {_DRAFT} for drafts"
+            )
+        if self.format in FORMATS and self.target is None:
+            raise ValueError("--target is missing: heads are checked against it, and some formats hold a part of it")
+        if self.format in (_DRAFT, "vllm") and "eagle" in self.out.lower():
+            raise ValueError(
+                f"--out {self.out}: vLLM takes a folder with 'eagle' in its path for EAGLE; name it otherwise"
+            )
+        out = pathlib.Path(self.out)
+        if out.exists() and not (out / _MARK).exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"--out {self.out} holds something that no export made; choose a new folder")
+
+
+def export_draft(options: ExportOptions) -> None:
+    """Raises ValueError for a draft that an engine would take wrongly beside `options.target`."""
+    folder = find_folder(options.model)
+    kinds = set()
+    for file in weight_files(folder):
+        with safetensors.safe_open(file, "np") as handle:
+            kinds |= {handle.get_slice(name).get_dtype() for name in handle.keys()}
+    # float32 holds a mixture without loss.
+    draft = load(folder, _DTYPES.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32")
+    if draft.tokenizer is None:
+        raise ValueError(f"--model {options.model} has no tokenizer.json; put the target's beside the weights")
+    if options.target is not None:
+        check_vocabulary(draft, load(options.target))
+    save(draft, options.out)
+
+
+def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
+    """Raises ValueError for a draft that speaks other tokens; says on stdout where it reads less than the target."""
+    if draft.model.vocab_size != target.model.vocab_size:
+        raise ValueError(
+            f"the draft {draft.name!r} has {draft.model.vocab_size} tokens and the target {target.name!r} "
+            f"{target.model.vocab_size}; engines want equal numbers: train the draft with the target's vocabulary"
+        )
+    assert draft.tokenizer is not None
+    if target.tokenizer and vocabulary_digest(draft.tokenizer) != vocabulary_digest(target.tokenizer):
+        raise ValueError(
+            f"the draft {draft.name!r} has other tokens than the target {target.name!r}, and vLLM and TensorRT-LLM "
+            "would give it the target's: train a draft with the target's tokenizer"
+        )
+    if draft.model.max_positions < target.model.max_positions:
+        print(
+            f"note: the draft reads {draft.model.max_positions} positions and the target {target.model.max_positions}; "
+            "vLLM serves the smaller number",
+            flush=True,
+        )
+
+
+def export_heads(options: ExportOptions) -> None:
+    """Raises ValueError for heads of another target, or that the format cannot say."""
+    assert options.target is not None
+    target = load(options.target)
+    matrix = np.asarray(head_matrix(target.params)).T
+    heads = read_heads(pathlib.Path(options.model), options.source_format, matrix)
+    _check_marks(heads, target, pathlib.Path(options.model).name)
+    base = options.base or heads.form.base or target.name
+    heads = dataclasses.replace(heads, form=dataclasses.replace(heads.form, base=base))
+    write_heads(pathlib.Path(options.out), options.format, heads, matrix)
+
+
+def _check_marks(heads: Heads, target: LanguageModel, name: str) -> None:
+    """Raises ValueError for heads that specjax trained for another target of the same shape."""
+    vocab, size = target.model.vocab_size, head_matrix(target.params).shape[0]
+    marks: Any = tuple(heads.form.ours.get("target", ()))
+    MedusaAdapter(MedusaHeads(heads.form.num_heads, size, vocab), None, name, marks=marks).check(target)
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse(ExportOptions, argv, __doc__)
+    out = pathlib.Path(options.out)
+    if out.resolve() == pathlib.Path(options.model).resolve():
+        raise ValueError(f"--out {options.out} is what is read; choose another folder")
+    (export_draft if options.format == _DRAFT else export_heads)(options)
+    written = SINGLE if options.format == _DRAFT else FORMATS[options.format].file
+    for file in {row.file for row in FORMATS.values()} - {written}:
+        (out / file).unlink(missing_ok=True)  # of an export before: engines read whatever weights they find
+    facts = {"options": dataclasses.asdict(options), "versions": versions()}
+    (out / _MARK).write_text(json.dumps(facts, indent=2) + "\n")
+    print(f"{options.format}: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}", flush=True)
+
+
+if __name__ == "__main__":
+    run(main)

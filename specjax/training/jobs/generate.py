@@ -1,0 +1,84 @@
+"""python -m train.generate: the target continues prompts, or windows of text, into a dataset to train a draft on.
+
+It decodes with speculation: the rule `match` writes the same tokens with any proposer, or none, only faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+
+from specjax.files import find_folder
+from specjax.parallel import leader
+from specjax.rules import RULES
+from specjax.training import dataset
+from specjax.training.corpus import TextOptions, prepare
+from specjax.training.dataset import Request, model_hashes
+from specjax.training.options import at_least, option, parse, run
+from specjax.training.record import versions, write
+from specjax.training.speculation import SpeculationOptions, load_speculation, read_prompts
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateOptions(SpeculationOptions, TextOptions):
+    """The models, the prompts, and where it all goes."""
+
+    prompts: str | None = option(None, 'JSON lines, {"prompt": "..."} or {"messages": [...]}, to answer once each')
+    data: tuple[str, ...] = option((), "or folders (or files) of text, windows of which are continued")
+    sequences: int = option(1024, "how many windows are continued")
+    prompt_tokens: int = option(32, "tokens of a window")
+    batch_size: int = option(16, "sequences at once, and in a file")
+    top_log_probs: int = option(0, "record the log-probabilities of so many likeliest tokens at each place")
+    out: str = option("runs/data", "folder of the dataset")
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(self, 1, "sequences", "prompt_tokens", "batch_size")
+        at_least(self, 0, "top_log_probs")
+        if not RULES[self.rule]().exact:
+            raise ValueError(f"--rule {self.rule} changes the distribution: the text would not be the target's own")
+        if bool(self.prompts) == bool(self.data):
+            raise ValueError("pass --prompts with a file of prompts, or --data with folders of text, and not both")
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse(GenerateOptions, argv, __doc__)
+    out, rows = pathlib.Path(options.out), options.batch_size
+
+    def windows(target):
+        tokenizer = str(find_folder(options.target) / "tokenizer.json")
+        _, text, _ = prepare(options.source, out / "corpus", target.model.vocab_size, tokenizer)
+        shards = range(-(-options.sequences // rows))
+        batches = (text.batch(n, rows, options.prompt_tokens - 1, options.seed) for n in shards)
+        return [row for batch in batches for row in batch.tolist()][: options.sequences]
+
+    def lines(target):
+        return read_prompts(target, str(options.prompts))
+
+    target, decoder, params, prompts = load_speculation(options, lines if options.prompts else windows)
+    origin = hashlib.sha256()
+    for ids in prompts:
+        origin.update(json.dumps(ids).encode())
+    request = Request(
+        model_hashes(options.target),
+        len(prompts),
+        rows,
+        options.max_new_tokens,
+        options.settings,
+        options.seed,
+        options.top_log_probs,
+        origin.hexdigest(),
+        options.dtype,
+    )
+    dataset.write(out, request, decoder, params, lambda n: prompts[n * rows : (n + 1) * rows], target.tokenizer)
+    if leader():
+        facts = {"options": dataclasses.asdict(options), "versions": versions()}
+        write(out / "run.json", json.dumps(facts, indent=2) + "\n")
+    found = json.loads((out / dataset.MANIFEST).read_text())
+    print(f"wrote {out}: {found['sequences']} sequences, {found['new_tokens']} new tokens", flush=True)
+
+
+if __name__ == "__main__":
+    run(main)

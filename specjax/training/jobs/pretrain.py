@@ -1,0 +1,102 @@
+"""python -m train.pretrain: a tokenizer and a causal language model from a folder of text files."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from specjax.models import LinenModel, head_matrix
+from specjax.training.corpus import TextOptions, Tokens, prepare, starts_of_documents
+from specjax.training.loop import LoopOptions, fit
+from specjax.training.losses import chunked, cross_entropy
+from specjax.training.mesh import lay_batch, mesh_of_run
+from specjax.training.options import option, parse, run
+from specjax.training.student import ModelOptions, check_initial, initial_params, make_model, read, save_student
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainOptions(LoopOptions, ModelOptions, TextOptions):
+    """The data, the model's sizes, and the loop."""
+
+    tokenizer: str | None = option(None, "an existing tokenizer.json; without it one is trained")
+    vocab_size: int = option(4096, "of the tokenizer that is trained")
+    eval_batches: int = option(32, "held-out batches per evaluation")
+
+
+@dataclasses.dataclass(eq=False)
+class Pretrain:
+    """Cross-entropy on windows of text."""
+
+    options: PretrainOptions
+    model: LinenModel
+    train: Tokens
+    held_out: Tokens
+    tokenizer: Any = None  # for --show-mask
+    end: int | None = None  # the token that starts a document, where documents are isolated
+    frozen: Any = None
+    mesh: Mesh | None = None
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        return self.train.inputs
+
+    def init(self) -> Any:
+        return initial_params(self.model, self.options, self.mesh)
+
+    def batch(self, step: int) -> np.ndarray:
+        o = self.options
+        return self.train.batch(step, o.batch_size, o.sequence_length, o.seed)
+
+    def show(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of text every token is learned."""
+        return batch, np.ones_like(batch[:, 1:])
+
+    def loss(self, params: Any, frozen: Any, batch: Array) -> tuple[Array, dict[str, Array]]:
+        del frozen
+        hidden = read(self.model, params, batch[:, :-1], self.end)
+        labels = batch[:, 1:].reshape(-1)
+        total = chunked(cross_entropy)(hidden, head_matrix(params), (jnp.ones(len(labels)), labels))
+        return total / len(labels), {}
+
+    @functools.cached_property
+    def _measure(self):
+        return jax.jit(lambda params, batch: self.loss(params, None, batch)[0])
+
+    def evaluate(self, params: Any) -> dict[str, float]:
+        o = self.options
+        batches = (self.held_out.batch(i, o.batch_size, o.sequence_length, 0) for i in range(o.eval_batches))
+        return {
+            "held_out_loss": float(np.mean([self._measure(params, lay_batch(batch, self.mesh)) for batch in batches]))
+        }
+
+    def goal(self, report: dict[str, float]) -> float:
+        return -report["held_out_loss"]
+
+    def export(self, params: Any, folder: pathlib.Path) -> None:
+        save_student(folder, self.model, params, self.train.path.parent / "tokenizer.json")
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse(PretrainOptions, argv, __doc__)
+    mesh = mesh_of_run(options)
+    out = pathlib.Path(options.out)
+    tokenizer, train, held_out = prepare(options.source, out / "corpus", options.vocab_size, options.tokenizer)
+    check_initial(
+        options, tokenizer, tokenizer.get_vocab_size(), "the tokenizer of this run",
+        f"pass --tokenizer {options.initial}/tokenizer.json and another --out, to go on with its tokens",
+    )  # fmt: skip
+    model = make_model(options, tokenizer.get_vocab_size())
+    end = starts_of_documents(tokenizer, options.isolate_documents)
+    fit(Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh), options)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,44 @@
+"""Matrix products in bfloat16 with float32 sums, while parameters, activations and gradients stay float32."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.models import float32_dot_general
+
+
+def mixed_dot_general(x: Array, kernel: Array, dimensions: Any) -> Array:
+    """`jax.lax.dot_general` of activations [..., in] and a kernel, both rounded to bfloat16.
+
+    The backward products round too where the hardware gains by it; XLA:CPU has a fast bfloat16 path for the
+    forward product only, so there they are float32.
+    """
+    return _mixed(x, kernel, dimensions)  # pyright: ignore[reportReturnType]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _mixed(x: Array, kernel: Array, dimensions: Any) -> Array:
+    return float32_dot_general(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), dimensions)
+
+
+def _forward(x: Array, kernel: Array, dimensions: Any):
+    return _mixed(x, kernel, dimensions), (x, kernel)
+
+
+def _backward(dimensions: Any, saved: tuple[Array, Array], grad: Array):
+    x, kernel = saved
+    ((_, (kernel_axis,)), _) = dimensions
+    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    flat_grad = grad.reshape(-1, grad.shape[-1]).astype(dtype)
+    flat_x = x.reshape(-1, x.shape[-1]).astype(dtype)
+    grad_x = float32_dot_general(flat_grad, kernel.astype(dtype), (((1,), (1 - kernel_axis,)), ((), ())))
+    pair = (flat_x, flat_grad) if kernel_axis == 0 else (flat_grad, flat_x)
+    return grad_x.reshape(x.shape), float32_dot_general(*pair, (((0,), (0,)), ((), ())))
+
+
+_mixed.defvjp(_forward, _backward)

@@ -1,0 +1,87 @@
+"""python -m train.prompts: prompts for measurements, from files that no job of `train` learns from.
+
+One prompt a file: what stands before the end of the function header nearest to the file's middle, from the beginning
+of a line at least `--characters` before it.  A file without such a header is cut behind the line in its middle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+
+from specjax.training.corpus import TextOptions, held_out_texts, read_documents
+from specjax.training.options import REQUIRED, at_least, option, parse, run
+
+_HEADER = re.compile(r"^[ \t]*def .*:\n", re.MULTILINE)
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptOptions(TextOptions):
+    """The text, which of its files, and how much of each."""
+
+    out: str = option(REQUIRED, "file for JSON lines with `source` and `prompt`")
+    characters: int = option(500, "of a prompt at least, where the file has as many; 3 to 4 make a token")
+    count: int = option(0, "at most so many files, evenly spaced among those held out; 0: all")
+    like: str | None = option(None, "a file of such prompts: take the files that it names, and no others")
+
+    def __post_init__(self):
+        at_least(self, 1, "characters")
+        at_least(self, 0, "count")
+        if self.like is not None and self.count:
+            raise ValueError(f"--count {self.count} and --like {self.like} both choose files: leave one out")
+
+
+def cut(text: str, characters: int) -> str:
+    """The prompt of a file."""
+    middle = len(text) / 2
+    ends = [match.end() for match in _HEADER.finditer(text)]
+    end = min(ends, key=lambda end: abs(end - middle)) if ends else text.find("\n", int(middle)) + 1 or len(text)
+    return text[text.rfind("\n", 0, max(end - characters, 0)) + 1 : end]
+
+
+def prompts(options: PromptOptions) -> Iterator[dict[str, str]]:
+    """`source` and `prompt` of each file, in the order of the corpus.
+
+    Raises:
+      ValueError: `like` names files that are not among those held out.
+    """
+    documents = list(read_documents(options.source))
+    chosen = held_out_texts([text for _, text in documents]) if documents else set()
+    found = {_name(path, options.data): text for path, text in documents if text in chosen}
+    if options.like is not None:
+        lines = pathlib.Path(options.like).read_text().splitlines()
+        wanted = {json.loads(line)["source"] for line in lines if line.strip()}
+        if missing := sorted(wanted - found.keys()):
+            raise ValueError(
+                f"--like {options.like} names {len(missing)} files that are not held out of --data, {missing[0]} among "
+                "them: other versions of a file have other hashes"
+            )
+        found = {name: text for name, text in found.items() if name in wanted}
+    names = list(found)
+    if 0 < options.count < len(names):
+        names = [names[index * len(names) // options.count] for index in range(options.count)]
+    for name in names:
+        yield {"source": name, "prompt": cut(found[name], options.characters)}
+
+
+def _name(path: pathlib.Path, folders: tuple[str, ...]) -> str:
+    """From the folder of `--data` on; a package names itself."""
+    root = max((root for root in map(pathlib.Path, folders) if path.is_relative_to(root)), key=lambda r: len(r.parts))
+    return path.relative_to(root.parent).as_posix().removeprefix("site-packages/")
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse(PromptOptions, argv, __doc__)
+    found = list(prompts(options))
+    if not found:
+        raise ValueError(f"--data: no UTF-8 text file {options.pattern!r} below {', '.join(options.data)}")
+    text = "".join(json.dumps(prompt) + "\n" for prompt in found)
+    pathlib.Path(options.out).write_text(text)
+    print(f"wrote {options.out}: {len(found)} prompts", flush=True)
+
+
+if __name__ == "__main__":
+    run(main)
