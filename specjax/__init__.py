@@ -5,10 +5,10 @@ from specjax.audit import Report, audit
 from specjax.caches import KVCache, RecurrentCache
 from specjax.decoding import Decoder, eos_of_rows
 from specjax.drafters import MedusaAdapter, MedusaBank
-from specjax.files import LanguageModel, load, load_medusa, quantise, save, save_medusa
+from specjax.files import load, load_medusa, quantise, save, save_medusa
 from specjax.generate import Output, TextStream, generate
 from specjax.logprobs import Logprobs
-from specjax.models import FAMILIES, LinenModel, Transformer, TransformerConfig
+from specjax.models import FAMILIES, LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.parallel import make_mesh
 from specjax.processors import Processors
 from specjax.proposers import (

@@ -19,29 +19,38 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array
 from jax.core import Tracer
 
-from specjax import tree
 from specjax.caches import empty_cache, read_prompt
+from specjax.contract import Context, Model, Proposer, Rule
 from specjax.logprobs import Logprobs
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, spread, to_host
 from specjax.processors import LogitsProcessor, Processors, check_function, process
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
+from specjax.tree import Tree
 from specjax.types import (
     ABSENT,
     Block,
     DecodeState,
-    Model,
     ModelOutput,
     Params,
     Proposal,
-    Proposer,
-    Rule,
     Stats,
     StepInfo,
     Verdict,
 )
+
+
+@struct.dataclass
+class Verification:
+    """What `Decoder.verify` found out about a proposal, and `Decoder.commit` goes by."""
+
+    verdict: Verdict  # of each row
+    tree: Tree  # of each row, without the drafts that are deeper than the row's `num_drafts`
+    output: ModelOutput  # of the target's pass, its cache with the proposal staged
+    logits: Array  # [B, N, V] float32; the target's after each node, warped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +69,26 @@ class Decoder:
 
     target: Model
     proposer: Proposer
-    rule: Rule
+    rule: Rule = dataclasses.field(compare=False)  # `_rule_form` is compared: its numbers are data
     eos: tuple[int, ...] = ()
     capacity: int = 512
     logits_processor: LogitsProcessor | None = None
     num_logprobs: int | None = None
+    _rule_form: Any = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self):
+        for name, part, kind in (
+            ("target", self.target, Model),
+            ("proposer", self.proposer, Proposer),
+            ("rule", self.rule, Rule),
+        ):
+            if not isinstance(part, kind):
+                raise ValueError(
+                    f"{name} is {part if isinstance(part, type) else type(part).__name__}; pass an instance of a "
+                    f"specjax.contract.{kind.__name__}"
+                )
+        has_numbers = not jax.tree_util.all_leaves([self.rule])
+        object.__setattr__(self, "_rule_form", jax.tree.structure(self.rule) if has_numbers else self.rule)
         if self.capacity < 2:
             raise ValueError(f"capacity={self.capacity}; it must hold a prompt token and a new one, so at least 2")
         if self.proposer.num_nodes > self.capacity:
@@ -80,6 +102,12 @@ class Decoder:
             )
         if self.logits_processor is not None:
             check_function(self.logits_processor, self.target.vocab_size, self.capacity)
+        if self.proposer.taps and max(self.proposer.taps) >= self.target.num_taps:
+            raise ValueError(
+                f"{type(self.proposer).__name__} reads the target's layers {self.proposer.taps}, and the target offers "
+                f"{self.target.num_taps}, counted from 0: pass the target that it was made for"
+            )
+        self.proposer.check(self.rule)
         if self.proposer.is_chain:
             return
         if not self.target.reads_trees:
@@ -87,7 +115,7 @@ class Decoder:
                 f"{type(self.proposer).__name__} proposes trees, but the target reads chains only (reads_trees=False: "
                 "no tree mask, or a cache that commits no path); use a proposer of chains, such as DraftModel or NGram"
             )
-        if getattr(self.rule, "chain_only", False):
+        if self.rule.chain_only:
             raise ValueError(
                 f"{type(self.rule).__name__} judges chains only, and {type(self.proposer).__name__} proposes trees: "
                 "use a rule for trees, such as Match() or Rejection(), or a proposer of chains"
@@ -133,56 +161,82 @@ class Decoder:
                 f"{len(prompt) + -len(prompt) % parts} would: pad with rows whose limit is their prompt_length"
             )
         eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
-        given = prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos
+        rule = None
+        if jax.tree.leaves(self.rule) != [self.rule]:  # its numbers are data, one a row
+            rule = jax.tree.map(lambda x: np.full(len(prompt), x, np.float32), self.rule)
+        given = prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule
         placed = mesh, is_split(params.target), is_split(params.proposer)
         check_memory(_prefill, self, placed, params, *given)
         return _prefill(self, placed, params, *given)
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
-        """Propose, verify, commit.  Pure and not jitted: research code wraps it as it likes."""
-        pending = _at(state.tokens, state.length - 1)
-        draw = self._draw(state)
-        warp_rows = functools.partial(self._warp, state)
-        shared = getattr(self.proposer, "shares_cache", False)
-        own = state.cache if shared else state.proposer
-        proposal, own = self.proposer.propose(params.proposer, own, pending, draw, warp_rows)
-        cache, proposer = (own, state.proposer) if shared else (state.cache, own)
+        """`propose`, `verify`, `commit`.  Pure and not jitted, like each of them."""
+        proposal, state = self.propose(params, state)
+        return self.commit(params, state, proposal, self.verify(params, state, proposal))
 
-        if self.proposer.is_chain:
-            depth, mask = jnp.arange(proposal.tokens.shape[1]), None
-        else:
-            depth, mask = jax.vmap(tree.depth)(proposal.parent), jax.vmap(tree.ancestor_mask)(proposal.parent)
-        # Descendants of a node are deeper than it: what is left is a tree.
-        kept = depth <= state.num_drafts[:, None]
-        proposal = dataclasses.replace(proposal, parent=jnp.where(kept, proposal.parent, ABSENT))
-        positions = cache.length[:, None] + depth
-        out = self._verify(params, proposal, positions, cache, mask)
-        path = None
-        if state.processors is not None:
-            texts = functools.partial(tree.path_tokens, max_depth=self.proposer.max_depth)
-            path = jax.vmap(texts)(proposal.tokens, proposal.parent)
-        warped = warp_rows(out.logits, path)
-        judge = functools.partial(self.rule, max_depth=self.proposer.max_depth)
-        verdict = jax.vmap(judge)(draw, proposal, warped)
+    def propose(self, params: Params, state: DecodeState) -> tuple[Proposal, DecodeState]:
+        """Draft a tree of tokens below the pending token of each row.
 
-        accepted = jnp.take_along_axis(proposal.tokens, verdict.path, axis=1)  # the root, then the accepted drafts
-        emitted, count, done = self._emit(state, accepted, verdict)
-        # What is committed is the root and all that is emitted but the last: that one is pending now.
-        cache = out.cache.commit(count) if self.proposer.is_chain else out.cache.commit(count, verdict.path)
-        hidden = jnp.take_along_axis(out.hidden, verdict.path[..., None], axis=1)
-        proposer = self.proposer.observe(params.proposer, proposer, Block(accepted, hidden, count))
-        state = dataclasses.replace(
+        It needs no parameters of the target, but for a proposer that shares them.
+        """
+        context = Context(
+            pending=_at(state.tokens, state.length - 1),
+            draw=self._draw(state),
+            warp=functools.partial(self._warp, state),
+            shared_noise=self.rule.shared_noise,
+            wants_logits=self.rule.wants_logits,
+            cache=state.cache,
+        )
+        field = "cache" if self.proposer.shares_cache else "proposer"
+        proposal, after = self.proposer.propose(params.proposer, getattr(state, field), context)
+        return proposal, dataclasses.replace(state, **{field: after})
+
+    def verify(self, params: Params, state: DecodeState, proposal: Proposal) -> Verification:
+        """Read the proposal in one pass of the target, and let the rule judge it.
+
+        The proposal may be another than `propose` returned: the text stays exact for any.  Drafts
+        deeper than a row's `num_drafts` are dropped.
+        """
+        is_chain, max_depth = self.proposer.is_chain, self.proposer.max_depth
+        tree = jax.vmap(lambda parent: Tree.of(parent, max_depth, is_chain))(proposal.parent)
+        # Descendants of a node are deeper than it, so what is left is a tree.
+        kept = tree.depth <= state.num_drafts[:, None]
+        tree = dataclasses.replace(tree, parent=jnp.where(kept, tree.parent, ABSENT))
+        proposal = dataclasses.replace(proposal, parent=tree.parent)
+        output = self._read(params, state, proposal, tree)
+        path = None if state.processors is None else jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
+        logits = self._warp(state, output.logits, path)
+        return Verification(self._judge(state, proposal, tree, logits), tree, output, logits)
+
+    def commit(
+        self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification
+    ) -> tuple[DecodeState, StepInfo]:
+        """Keep the accepted drafts and the next token, up to an EOS or the row's limit."""
+        verdict, tree, out = verification.verdict, verification.tree, verification.output
+        proposal = dataclasses.replace(proposal, parent=tree.parent)
+        path, num_accepted = _at(tree.path, verdict.node), _at(tree.depth, verdict.node)
+        accepted = jnp.take_along_axis(proposal.tokens, path, axis=1)  # the root, then the accepted drafts
+        emitted, count, done = self._emit(state, accepted, num_accepted, verdict.next_token)
+        # The root and all emitted tokens but the last are committed; the last one is pending now.
+        cache = out.cache.commit(count) if self.proposer.is_chain else out.cache.commit(count, path)
+        hidden, features = (
+            x if x is None else jnp.take_along_axis(x, path[..., None], axis=1) for x in (out.hidden, out.features)
+        )
+        block = Block(accepted, hidden, count, features)
+        logprobs = self._record(state, path, emitted, out.logits, verification.logits)
+        info = StepInfo(emitted, count, num_accepted, path, proposal, verdict, verification.logits)
+        after = dataclasses.replace(
             state,
             tokens=_write(state.tokens, emitted, state.length),
             length=state.length + count,
             done=done,
             cache=cache,
-            proposer=proposer,
+            proposer=self.proposer.observe(params.proposer, state.proposer, block),
             processors=None if state.processors is None else state.processors.observe(emitted, count),
-            logprobs=self._record(state, verdict, emitted, out.logits, warped),
-            stats=_count(state.stats, proposal, verdict, count, ~state.done),
+            logprobs=logprobs,
+            stats=_count(state.stats, info, ~state.done),
         )
-        return state, StepInfo(emitted, count, proposal, verdict, warped)
+        return after, info
 
     def run(self, params: Params, state: DecodeState, max_steps: int | Array = 2**31 - 1) -> DecodeState:
         """Step until every row is done, or `max_steps` times: one XLA program, no host in between.
@@ -239,34 +293,48 @@ class Decoder:
         if not isinstance(num_drafts, Tracer) and (least := np.asarray(num_drafts).min()) < 0:
             raise ValueError(f"num_drafts={least}; it must be 0 (plain decoding) or more")
 
-    def _verify(
-        self, params: Params, proposal: Proposal, positions: Array, cache: Any, mask: Array | None
-    ) -> ModelOutput:
-        """The target's pass over a proposal; where no row has a guess, over the roots alone, and 0 for the others."""
-        num_nodes = proposal.tokens.shape[1]
+    def _read(self, params: Params, state: DecodeState, proposal: Proposal, tree: Tree) -> ModelOutput:
+        """The target's pass; where no row has a draft, over the roots alone, and 0 for the others."""
+        num_nodes, taps = proposal.tokens.shape[1], self.proposer.taps
+        positions = state.cache.length[:, None] + tree.depth
 
         def read(width: int, cache: Any) -> ModelOutput:
-            seen = None if mask is None else mask[:, :width, :width]
-            out = self.target.apply(params.target, proposal.tokens[:, :width], positions[:, :width], cache, seen)
-            logits, hidden = (jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))) for x in (out.logits, out.hidden))
-            return ModelOutput(logits, hidden, out.cache)
+            seen = None if self.proposer.is_chain else tree.ancestors[:, :width, :width]
+            tokens, at = proposal.tokens[:, :width], positions[:, :width]
+            # A model without taps need not know the word.
+            out = self.target.apply(params.target, tokens, at, cache, seen, **({"taps": taps} if taps else {}))
+            if width == num_nodes:
+                return out
+            padded = jax.tree.map(
+                lambda x: jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))),
+                (out.logits, out.hidden, out.features),
+            )
+            return ModelOutput(padded[0], padded[1], out.cache, padded[2])
 
         # A cache that does not keep scratch has another shape after another pass.
-        if not (getattr(self.proposer, "may_abstain", False) and getattr(cache, "keeps_scratch", False)):
-            return read(num_nodes, cache)
-        guessed = (proposal.parent != ABSENT).any()
-        shapes = jax.eval_shape(functools.partial(read, 1), cache)
-        logits, hidden = (jnp.zeros(x.shape, x.dtype) for x in (shapes.logits, shapes.hidden))
-        empty = ModelOutput(logits, hidden, cache)
+        if not (self.proposer.may_abstain and state.cache.keeps_scratch):
+            return read(num_nodes, state.cache)
+        drafted = (proposal.parent != ABSENT).any()
+        shapes = jax.eval_shape(functools.partial(read, 1), state.cache)
+        logits, hidden, features = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), (shapes.logits, shapes.hidden, shapes.features)
+        )
+        empty = ModelOutput(logits, hidden, state.cache, features)
 
-        # Loops of one turn or none: what a branch returns would be copied, what a loop carries stays in place.
+        # Loops of at most one turn: XLA copies what a branch returns, and updates a loop's carry in place.
         def read_if(wanted: Array, width: int, before: ModelOutput) -> ModelOutput:
-            def turn(carry):
+            def turn(carry: tuple[Array, ModelOutput]) -> tuple[Array, ModelOutput]:
                 return jnp.zeros_like(wanted), read(width, carry[1].cache)
 
             return jax.lax.while_loop(lambda carry: carry[0], turn, (wanted, before))[1]
 
-        return read_if(guessed, num_nodes, read_if(~guessed, 1, empty))
+        return read_if(drafted, num_nodes, read_if(~drafted, 1, empty))
+
+    def _judge(self, state: DecodeState, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
+        given = (self._draw(state), proposal, tree, logits)
+        if state.rule is None:
+            return jax.vmap(self.rule)(*given)
+        return jax.vmap(lambda rule, *row: rule(*row))(state.rule, *given)
 
     def _draw(self, state: DecodeState) -> SharedDraw | IndependentDraw:
         """The randomness that the rule asks for, so that a proposer cannot be paired with another kind."""
@@ -283,26 +351,28 @@ class Decoder:
             logits = process(state, logits, path, self.logits_processor, self.capacity)
         return warp(logits, state.sampling)
 
-    def _emit(self, state: DecodeState, accepted: Array, verdict: Verdict) -> tuple[Array, Array, Array]:
+    def _emit(
+        self, state: DecodeState, accepted: Array, num_accepted: Array, next_token: Array
+    ) -> tuple[Array, Array, Array]:
         """The accepted drafts and then the next token, cut at an end of text and at the limit.
 
         accepted r a b b     num_accepted 2, next_token x     ->  emitted a b x .    count 3
         """
         rows = jnp.arange(len(accepted))
-        emitted = jnp.roll(accepted, -1, axis=1).at[rows, verdict.num_accepted].set(verdict.next_token)
+        emitted = jnp.roll(accepted, -1, axis=1).at[rows, num_accepted].set(next_token)
         place = jnp.arange(emitted.shape[1])
-        count = jnp.minimum(verdict.num_accepted + 1, state.limit - state.length)
+        count = jnp.minimum(num_accepted + 1, state.limit - state.length)
         ends = (emitted[..., None] == state.eos[:, None]).any(-1) & (place < count[:, None])
         count = jnp.where(ends.any(1), jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, count)
         count = jnp.where(state.done, 0, count)
         done = state.done | ends.any(1) | (state.length + count >= state.limit)
         return emitted, count, done
 
-    def _record(self, state: DecodeState, verdict: Verdict, emitted: Array, logits: Array, warped: Array) -> Any:
+    def _record(self, state: DecodeState, path: Array, emitted: Array, logits: Array, warped: Array) -> Any:
         """Log-probabilities of this step's tokens: the i-th of them was drawn after the i-th node of the path."""
         if self.num_logprobs is None:
             return None
-        at = verdict.path[..., None]
+        at = path[..., None]
         logits, warped = (jnp.take_along_axis(x, at, axis=1) for x in (logits, warped))
         found = Logprobs.measure(logits, warped, emitted, self.num_logprobs)
         return jax.tree.map(lambda buffer, new: _write(buffer, new, state.length), state.logprobs, found)
@@ -316,15 +386,17 @@ def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos):
+def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule):
     rows, width = prompt.shape
     mesh, split_target, split_proposer = placed
     prompt = spread(prompt, mesh, False)
     # Behind the last committed slot there is room to stage a proposal, or the padded prompt.
-    cache = empty_cache(decoder.target, rows, decoder.capacity, decoder.proposer.num_nodes)
+    ahead = max(decoder.proposer.num_nodes, decoder.proposer.scratch)
+    cache = empty_cache(decoder.target, rows, decoder.capacity, ahead)
     cache = spread(cache, mesh, split_target)
     seen = prompt_length - 1
-    hidden, cache = read_prompt(decoder.target, params.target, prompt, seen, cache)
+    taps = decoder.proposer.taps
+    hidden, features, cache = read_prompt(decoder.target, params.target, prompt, seen, cache, taps)
     tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
     zero = jnp.zeros(rows, jnp.int32)
     own, size = decoder.logits_processor is not None, decoder.target.vocab_size
@@ -339,6 +411,7 @@ def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, 
         done=prompt_length >= limit,
         cache=cache,
         proposer=None,
+        rule=rule,
         key=key,
         sampling=sampling,
         eos=eos,
@@ -346,7 +419,7 @@ def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, 
         logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
         stats=Stats(zero, zero, zero, zero, zero),
     )
-    begun = decoder.proposer.init(params.proposer, Block(prompt, hidden, seen), decoder.capacity)
+    begun = decoder.proposer.init(params.proposer, Block(prompt, hidden, seen, features), decoder.capacity)
     return dataclasses.replace(spread(state, mesh, split_target), proposer=spread(begun, mesh, split_proposer))
 
 
@@ -367,29 +440,29 @@ def _insert(layout, state, slot, row):
 
 
 def _at(x: Array, index: Array) -> Array:
-    return jnp.take_along_axis(x, index[:, None], axis=1)[:, 0]
+    """[B, N, ...], [B] -> [B, ...]"""
+    return jax.vmap(lambda row, n: row[n])(x, index)
 
 
 def _write(buffer: Array, new: Array, start: Array) -> Array:
     return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(buffer, new, start)
 
 
-def asked(proposal: Proposal, verdict: Verdict) -> Array:
+def asked(info: StepInfo) -> Array:
     """[B, D + 1] bool: did the walk, at this depth, stand at a node with a child, so that a draft was tested?"""
-    has_child = jax.vmap(lambda parent: (parent[None, :] == jnp.arange(parent.shape[0])[:, None]).any(1))(
-        proposal.parent
-    )
-    depth = jnp.arange(verdict.path.shape[1])
-    return jnp.take_along_axis(has_child, verdict.path, axis=1) & (depth <= verdict.num_accepted[:, None])
+    parent = info.proposal.parent
+    has_child = (parent[:, None, :] == jnp.arange(parent.shape[1])[:, None]).any(2)
+    depth = jnp.arange(info.path.shape[1])
+    return jnp.take_along_axis(has_child, info.path, axis=1) & (depth <= info.num_accepted[:, None])
 
 
-def _count(stats: Stats, proposal: Proposal, verdict: Verdict, count: Array, live: Array) -> Stats:
-    tested = jnp.minimum(asked(proposal, verdict).sum(1, dtype=jnp.int32), count)
-    proposed = (proposal.parent != ABSENT).sum(1, dtype=jnp.int32)
+def _count(stats: Stats, info: StepInfo, live: Array) -> Stats:
+    tested = jnp.minimum(asked(info).sum(1, dtype=jnp.int32), info.count)
+    proposed = (info.proposal.parent != ABSENT).sum(1, dtype=jnp.int32)
     return Stats(
         target_passes=stats.target_passes + live,
-        emitted=stats.emitted + count,
-        accepted=stats.accepted + jnp.minimum(verdict.num_accepted, count),
+        emitted=stats.emitted + info.count,
+        accepted=stats.accepted + jnp.minimum(info.num_accepted, info.count),
         tested=stats.tested + tested,
         proposed=stats.proposed + jnp.where(live, proposed, 0),
     )

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from specjax.contract import Proposer, Rule
 from specjax.decoding import Decoder, eos_of_rows
 from specjax.drafters import MedusaAdapter, MedusaBank, pair
 from specjax.files import quantise
@@ -19,7 +20,7 @@ from specjax.metrics import Summary, summarize
 from specjax.models import LanguageModel
 from specjax.parallel import lay, mesh_of, row_parts, to_host
 from specjax.processors import LogitsProcessor, Processors
-from specjax.proposers import MedusaParams, Universal
+from specjax.proposers import MedusaParams, TranslatedSource
 from specjax.requests import (
     Prompts,
     bad_word_ids,
@@ -34,7 +35,7 @@ from specjax.requests import (
 from specjax.rules import Match
 from specjax.sampling import Sampling
 from specjax.text import Messages, Texts
-from specjax.types import DecodeState, Params, Proposer, Rule
+from specjax.types import DecodeState, Params
 
 _CAPACITY_STEP = 128
 _SMALLEST_BUCKET = 16
@@ -183,7 +184,9 @@ def generate(
     padding = -len(ids) % row_parts(mesh)
     if isinstance(weights, MedusaParams):
         weights = dataclasses.replace(weights, adapter=pad_rows(weights.adapter, padding))
-    check_length(target, None if isinstance(proposer, Universal) else draft, ids, max_new_tokens)
+    check_length(
+        target, None if isinstance(getattr(proposer, "source", None), TranslatedSource) else draft, ids, max_new_tokens
+    )
     drafts, ends, seeds = drafts_of(num_drafts, len(ids)), ends_of(target, eos, len(ids)), seeds_of(seed, len(ids))
     settings = target.settings(
         temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty

@@ -154,8 +154,6 @@ class SharedDraw:
 
     gumbel: Array  # [B, D + 1, V]; for the token after a node of depth d
 
-    shared = True
-
     @classmethod
     def create(cls, key: Array, position: Array, max_depth: int, size: int, sampled: Array) -> SharedDraw:
         """`position` [B] is the root's; `sampled` [] says whether any row needs noise at all."""
@@ -168,10 +166,16 @@ class SharedDraw:
         empty = jnp.zeros((key.shape[0], max_depth + 1, size), jnp.float32)
         return cls(jax.lax.cond(sampled, noise, lambda: empty))
 
-    def noise(self, node: Any, depth: Any) -> Array:
-        """One row: [V], for the children of a node at `depth`."""
+    def noise(self, node: Array, depth: Array) -> Array:
+        """One row: [M, V], for the children of nodes at `depth` [M]."""
         del node
         return self.gumbel[depth]
+
+    def acceptance(self, num_nodes: int) -> Array:
+        raise TypeError("rules with shared noise draw no acceptances: say shared_noise = False")
+
+    def residual(self) -> Array:
+        raise TypeError("rules with shared noise draw no residual: say shared_noise = False")
 
 
 @struct.dataclass
@@ -181,8 +185,6 @@ class IndependentDraw:
     key: Array  # [B] of row and position: a step has its own, since every step moves the position on
     size: int = struct.field(pytree_node=False)
 
-    shared = False
-
     @classmethod
     def create(cls, key: Array, position: Array, size: int) -> IndependentDraw:
         return cls(jax.vmap(jax.random.fold_in)(key, position), size)
@@ -190,10 +192,11 @@ class IndependentDraw:
     def _stream(self, stream: int) -> Array:
         return jax.random.fold_in(self.key, stream)
 
-    def noise(self, node: Any, depth: Any) -> Array:
-        """One row: Gumbel [V] that the children of `node` are drawn with."""
+    def noise(self, node: Array, depth: Array) -> Array:
+        """One row: Gumbel [M, V] that the children of the nodes `node` [M] are drawn with."""
         del depth
-        return _gumbel(jax.random.fold_in(self._stream(_PROPOSE), node), self.size)
+        stream = self._stream(_PROPOSE)
+        return jax.vmap(lambda n: _gumbel(jax.random.fold_in(stream, n), self.size))(node)
 
     def acceptance(self, num_nodes: int) -> Array:
         """One row: uniform [N] in [0, 1)."""

@@ -11,12 +11,40 @@ Three formulas derive the rest, and a fourth reads the tokens.  All are about on
 
 from __future__ import annotations
 
-import jax
+from typing import Self
+
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array
 
 from specjax.types import ABSENT
+
+
+@struct.dataclass
+class Tree:
+    """What follows from the parents of one row's tree (vmapped: a leading B), computed once a step."""
+
+    parent: Array  # [N] int32
+    depth: Array  # [N] int32
+    ancestors: Array  # [N, N] bool: is m an ancestor of n, or n itself?
+    path: Array  # [N, D + 1] int32; the nodes from the root to each node, padded with that node
+
+    @classmethod
+    def of(cls, parent: Array, max_depth: int, is_chain: bool = False) -> Self:
+        """From `parent` [N].  With `is_chain` every node has its index as depth, absent ones too."""
+        num_nodes = parent.shape[0]
+        node = jnp.arange(num_nodes, dtype=jnp.int32)
+        if is_chain:
+            path_ = jnp.minimum(node[:, None], jnp.arange(max_depth + 1, dtype=jnp.int32))
+            return cls(parent, node, node[:, None] >= node, path_)
+        mask = ancestor_mask(parent)
+        return cls(parent, mask.sum(-1, dtype=jnp.int32) - 1, mask, _paths(mask, max_depth))
+
+    def path_tokens(self, tokens: Array) -> Array:
+        """[N] -> [N, D] the tokens from below the root to each node, padded with ABSENT."""
+        below = jnp.arange(1, self.path.shape[-1]) <= self.depth[:, None]
+        return jnp.where(below, tokens[self.path[:, 1:]], ABSENT)
 
 
 def chain(num_nodes: int) -> np.ndarray:
@@ -63,20 +91,26 @@ def depth(parent: Array) -> Array:
 
 
 def path(parent: Array, node: Array, max_depth: int) -> Array:
-    """[N], [] -> [max_depth + 1] int32: the nodes from the root to `node`, padded with `node`.
+    """[N], [] -> [max_depth + 1] int32: the nodes from the root to `node`, padded with `node`."""
+    return _paths(ancestor_mask(parent), max_depth)[node]
 
-    Ancestors stand in index order, so the j-th of them is the j-th on the path.
-    """
-    on_path = ancestor_mask(parent)[node]
-    rank = jnp.cumsum(on_path) - 1
-    place = jnp.arange(max_depth + 1)[:, None]
-    index = jnp.arange(parent.shape[0])
-    found = jnp.sum(jnp.where(on_path & (rank == place), index, 0), axis=-1)
-    return jnp.where(place[:, 0] <= rank[-1], found, node).astype(jnp.int32)
+
+def _paths(ancestors: Array, max_depth: int) -> Array:
+    """[N, N] -> [N, max_depth + 1]: ancestors stand in index order, so the j-th is the j-th on the way."""
+    num_nodes = ancestors.shape[0]
+    rank = jnp.cumsum(ancestors, axis=1) - 1  # [N, M]
+    step = jnp.arange(max_depth + 1)[:, None]
+    index = jnp.arange(num_nodes)
+    node = jnp.sum(jnp.where(ancestors[:, None] & (rank[:, None] == step), index, 0), axis=-1)
+    return jnp.where(step[:, 0] <= rank[:, -1:], node, index[:, None]).astype(jnp.int32)
 
 
 def path_tokens(tokens: Array, parent: Array, max_depth: int) -> Array:
     """[N], [N] -> [N, max_depth] the tokens from below the root to each node, padded with ABSENT."""
-    nodes = jax.vmap(lambda node: path(parent, node, max_depth))(jnp.arange(parent.shape[0]))
-    there = jnp.arange(1, max_depth + 1) <= depth(parent)[:, None]
-    return jnp.where(there, tokens[nodes[:, 1:]], ABSENT)
+    return Tree.of(parent, max_depth).path_tokens(tokens)
+
+
+def prune(parent: Array, known: Array) -> Array:
+    """[N], [N] -> [N]: without the nodes that are not `known`, and without what hangs below them."""
+    whole = (known | ~ancestor_mask(parent)).all(-1)
+    return jnp.where(whole, parent, ABSENT)

@@ -30,12 +30,13 @@ from tqdm import tqdm
 
 from specjax import metrics
 from specjax.audit import chisquare
+from specjax.contract import Model
 from specjax.decoding import Decoder
 from specjax.parallel import leader, to_host
 from specjax.proposers import NoProposer
 from specjax.rules import Match
 from specjax.sampling import Sampling
-from specjax.types import DecodeState, Model, Params
+from specjax.types import DecodeState, Params
 
 _LEAST = 10  # tokens that both samples together need for a cell of their own: about 5 are expected in each
 
@@ -143,7 +144,7 @@ def audit(
     checks = [_figures(found, lengths), _equal("greedy", exact, greedy, same, texts, reference)]
     if exact and decoder.rule.shared_noise:
         checks.append(_equal("same key", True, ~greedy, same, texts, reference))
-    if exact and decoder.proposer.is_chain and not getattr(decoder.proposer, "may_abstain", False):
+    if exact and decoder.proposer.is_chain and not decoder.proposer.may_abstain:
         checks.append(_same_bits(decoder, params, found, wanted, same))
 
     drawn: tuple[list, list] = ([], [])

@@ -25,6 +25,8 @@ from flax import struct
 from jax import Array
 from jax.sharding import NamedSharding
 
+from specjax.contract import Cache
+
 _UNROLLED_ROWS = 16
 
 
@@ -80,7 +82,7 @@ def _seen(offset: Array, width: int, mask: Array | None) -> Array:
 
 
 @struct.dataclass
-class KVCache:
+class KVCache(Cache):
     """Keys and values of every layer, each its own leaf so that a donated cache is updated in place."""
 
     keys: tuple[Array, ...]  # a layer: [B, K, S, D]

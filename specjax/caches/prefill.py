@@ -15,45 +15,50 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.contract import Model
+
 CHUNK = 512
 
 
-def empty_cache(model: Any, rows: int, text: int, ahead: int) -> Any:
+def empty_cache(model: Model, rows: int, text: int, ahead: int) -> Any:
     """A cache of `model` for texts of up to `text` tokens, with room behind them for the `ahead` that are scratch.
 
     Where it can be narrowed (`specjax.caches.ring`), a layer with a sliding window keeps that window alone.
     """
     cache = model.init_cache(rows, text + ahead)
-    narrow = getattr(cache, "narrow", None)
     # Not the width of this prompt: rows of any prompt fit each other's batch.
-    return cache if narrow is None else narrow(ahead, CHUNK)
+    return cache.narrow(ahead, CHUNK)
 
 
-def read_prompt(model: Any, params: Any, tokens: Array, count: Array, cache: Any) -> tuple[Array, Any]:
+def read_prompt(
+    model: Model, params: Any, tokens: Array, count: Array, cache: Any, taps: tuple[int, ...] = ()
+) -> tuple[Array, Array | None, Any]:
     """Read `tokens` [B, W] from the start of an empty cache, and commit the first `count` [B] of each row.
 
     Up to `CHUNK` tokens are one pass.  More are a loop of passes of that size, and a shorter one for what is left over.
     A row that has ended stages behind its own length, which is before the chunk, so that it needs no more room.
 
     Returns:
-      The features [B, W, E] and the cache.
+      The hidden states [B, W, E], the features [B, W, sum E] of the layers in `taps` (None without),
+      and the cache.
     """
+    named = {"taps": taps} if taps else {}  # a model without taps need not know the word
 
-    def read(cache: Any, start: Array | int, part: Array) -> tuple[Any, Array]:
+    def read(cache: Any, start: Array | int, part: Array) -> tuple[Any, tuple[Array, Array | None]]:
         positions = jnp.broadcast_to(start + jnp.arange(part.shape[1]), part.shape)
-        out = model.apply(params, part, positions, cache)
-        return out.cache.commit(jnp.clip(count - start, 0, part.shape[1])), out.hidden
+        out = model.apply(params, part, positions, cache, **named)
+        return out.cache.commit(jnp.clip(count - start, 0, part.shape[1])), (out.hidden, out.features)
 
     rows, width = tokens.shape
     whole = width // CHUNK * CHUNK
     if width <= CHUNK:
-        cache, hidden = read(cache, 0, tokens)
-        return hidden, cache
+        cache, made = read(cache, 0, tokens)
+        return *made, cache
     starts = jnp.arange(0, whole, CHUNK)
     parts = tokens[:, :whole].reshape(rows, -1, CHUNK).swapaxes(0, 1)
-    cache, hidden = jax.lax.scan(lambda cache, chunk: read(cache, *chunk), cache, (starts, parts))
-    hidden = hidden.swapaxes(0, 1).reshape(rows, whole, -1)
+    cache, made = jax.lax.scan(lambda cache, chunk: read(cache, *chunk), cache, (starts, parts))
+    made = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(rows, whole, -1), made)
     if whole < width:
         cache, last = read(cache, whole, tokens[:, whole:])
-        hidden = jnp.concatenate([hidden, last], axis=1)
-    return hidden, cache
+        made = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), made, last)
+    return *made, cache

@@ -19,16 +19,16 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from specjax.contract import Cache, refuse_path
+
 
 @struct.dataclass
-class RecurrentCache:
+class RecurrentCache(Cache):
     """Holds any pytree of states; it commits the beginning of a chain, and no path."""
 
     state: Any  # leaves [B, ...]
     length: Array  # [B] int32
     staged: Any = None  # leaves [B, N, ...]
-
-    commits_paths = False
 
     @classmethod
     def create(cls, state: Any) -> RecurrentCache:
@@ -56,8 +56,9 @@ class RecurrentCache:
         states, outputs = swap(jax.lax.scan(keep, self.state, swap(inputs))[1])
         return outputs, self.stage(states)
 
-    def commit(self, count: Array) -> RecurrentCache:
+    def commit(self, count: Array, path: Array | None = None) -> RecurrentCache:
         """The state after the first `count` [B] staged tokens; where that is 0, the state as it was."""
+        refuse_path(path)
         if self.staged is None:
             raise ValueError("nothing is staged: apply must return cache.stage(states), or what cache.scan returned")
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import specjax
-from specjax.types import Proposer
+from specjax.contract import Proposer
 
 KINDS = sorted(set(specjax.PROPOSERS) - {"universal"})
 """Proposers by name; a draft of another tokenizer becomes a universal one by itself."""

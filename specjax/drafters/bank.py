@@ -13,7 +13,7 @@ import numpy as np
 
 from specjax.models import LanguageModel, MedusaHeads, head_matrix, initial_medusa
 from specjax.parallel import to_host
-from specjax.proposers import Medusa, MedusaParams
+from specjax.proposers import ChoiceTree, Medusa, MedusaParams
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class MedusaAdapter:
         return cls(heads, initial_medusa(heads, matrix), name, marks=target_marks(target))
 
     @property
-    def proposer(self) -> Medusa:
+    def proposer(self) -> ChoiceTree:
         return Medusa(self.heads, self.choices)
 
     @functools.cached_property
@@ -74,7 +74,7 @@ class MedusaBank:
     A capacity is compiled once: to add an adapter writes numbers into a free place.
     """
 
-    proposer: Medusa
+    proposer: ChoiceTree
     stacked: Any  # parameters, every leaf [capacity, ...]
     adapters: dict[str, MedusaAdapter]  # by name, in the order of their places; without their weights
 
@@ -128,10 +128,10 @@ class MedusaBank:
             raise ValueError(
                 f"the bank holds {place} of {self.capacity} adapters: create one with capacity={place + 1} or more"
             )
-        if adapter.heads != self.proposer.heads:
+        if adapter.heads != self.proposer.source.heads:
             raise ValueError(
                 f"the adapter {name!r} has another form than those of the bank: {_form(adapter.heads)} instead of "
-                f"{_form(self.proposer.heads)}; put it into a bank of its own"
+                f"{_form(self.proposer.source.heads)}; put it into a bank of its own"
             )
         for other, known in self.adapters.items():
             if adapter.marks and known.marks and not np.allclose(adapter.marks, known.marks, rtol=0.02, atol=1e-4):
@@ -158,14 +158,14 @@ class MedusaBank:
             if name not in places:
                 raise ValueError(f"there is no adapter {name!r} in the bank; it has {', '.join(self.adapters)}")
         key = "head" if "head" in target.params else "embedding"
-        output = None if self.proposer.heads.own_heads else {key: target.params[key]}
+        output = None if self.proposer.source.heads.own_heads else {key: target.params[key]}
         index = jnp.asarray(np.array([places[name] for name in names], np.int32))
         return MedusaParams(self.stacked, index, output)
 
 
 def resolve(
     proposer: MedusaAdapter | MedusaBank, adapter: str | Sequence[str | None] | None, target: LanguageModel, rows: int
-) -> tuple[Medusa, MedusaParams]:
+) -> tuple[ChoiceTree, MedusaParams]:
     """A proposer and its arrays for `rows` prompts.  A single adapter serves every row that does not say None.
 
     Raises:

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
+from specjax.contract import Proposer, Source
 from specjax.drafters.bank import MedusaAdapter, MedusaBank, resolve
 from specjax.models import LanguageModel
 from specjax.parallel import beside, mesh_of
-from specjax.proposers import Drafter, DraftModel, EarlyExit, FirstOf, Medusa, NoProposer, Universal, UniversalParams
+from specjax.proposers import Chain, DraftSource, NoProposer, TranslatedParams, TranslatedSource
 from specjax.text import Translation, translate, vocabulary_digest
-from specjax.types import Proposer
 
 _LEAST_SHARED = 0.01
 _CURE = "use a draft of the same family, or proposer=NGram()"
@@ -66,55 +66,32 @@ def _choose(
         return resolve(proposer, adapter, target, rows)
     if adapter is not None:
         raise ValueError(f"adapter={adapter!r} chooses from a bank: pass a MedusaBank as proposer= too")
-    if isinstance(proposer, Medusa):
-        raise ValueError("a Medusa comes without its weights: pass what specjax.load_medusa returns instead")
     if draft is None:
         proposer = proposer or NoProposer()
-        return proposer, _weights(proposer, target, None)
-    if proposer is not None and not _asks_draft(proposer):
+        return proposer, proposer.bind(target, None)
+    if proposer is not None and not proposer.asks_draft:
         raise ValueError(f"a {type(proposer).__name__} asks no draft: pass either draft= or proposer=, not both")
-    size = target.model.vocab_size
+    if proposer is not None and _tables(_Words.of(target), _Words.of(draft)) is None:
+        return proposer, proposer.bind(target, draft)
     given = np.ravel(num_drafts).tolist()
     most = max([1, *given]) if np.ndim(num_drafts) else given[0]
-    found = _tables(_Words.of(target), _Words.of(draft))
-    if found is None:
-        proposer = proposer or DraftModel(draft.model, size, most)
-        return proposer, _weights(proposer, target, draft)
-    if proposer is not None:
-        raise ValueError(
-            f"a {type(proposer).__name__} needs a draft with the tokens of {target.name!r}, and {draft.name!r} has "
-            "others: pass draft= alone, which translates"
-        )
-    tables, expansion = found
-    return Universal(draft.model, size, most, expansion), UniversalParams(draft.params, tables)
+    source, weights = source_of(target, draft)
+    if proposer is None:
+        return Chain(source, most), weights
+    raise ValueError(
+        f"a {type(proposer).__name__} needs a draft with the tokens of {target.name!r}, and {draft.name!r} has "
+        "others: pass draft= alone, which translates"
+    )
 
 
-def _asks_draft(proposer: Proposer) -> bool:
-    """Does it, or a part of it, ask a smaller model?"""
-    if isinstance(proposer, FirstOf):
-        return _asks_draft(proposer.first) or _asks_draft(proposer.second)
-    return isinstance(proposer, Drafter | Universal)
-
-
-def _weights(proposer: Proposer, target: LanguageModel, draft: LanguageModel | None) -> Any:
-    """`Params.proposer` for one that was made from `target` and `draft`."""
-    name = type(proposer).__name__
-    if isinstance(proposer, FirstOf):
-        return _weights(proposer.first, target, draft), _weights(proposer.second, target, draft)
-    if isinstance(proposer, EarlyExit):
-        if proposer.target != target.model:
-            raise ValueError(f"the {name} was made for another target than {target.name}; pass target.model to it")
-        return target.params
-    if not _asks_draft(proposer):
-        return None
-    if draft is None or isinstance(proposer, Universal):
-        raise ValueError(f"a {name} comes without its weights: pass the loaded model as draft= too")
-    if proposer.model != draft.model or proposer.vocab_size != target.model.vocab_size:  # type: ignore[attr-defined]
-        raise ValueError(
-            f"the {name} was made for other models than {draft.name} and {target.name}; "
-            "make it from draft.model and target.model.vocab_size"
-        )
-    return draft.params
+def source_of(target: LanguageModel, draft: LanguageModel) -> tuple[Source, Any]:
+    """What any shape arranges: the draft itself, or with its tokens translated; and its parameters."""
+    tables = _tables(_Words.of(target), _Words.of(draft))
+    size = target.model.vocab_size
+    if tables is None:
+        return DraftSource(draft.model, size), draft.params
+    translation, expansion = tables
+    return TranslatedSource(draft.model, size, expansion), TranslatedParams(draft.params, translation)
 
 
 @dataclasses.dataclass(frozen=True)

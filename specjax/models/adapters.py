@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
+from specjax.contract import Cache, Model
 from specjax.models.function import CachedModel, RereadingModel
-from specjax.types import Model
 
 
 def from_function(
@@ -46,11 +46,10 @@ def from_function(
     if init_cache is None:
         return RereadingModel(function, vocab_size, max_positions)
     cache = jax.eval_shape(lambda: init_cache(3, 2))
-    lacking = [name for name in ("length", "commits_paths", "commit", "rewind") if not hasattr(cache, name)]
-    if lacking:
+    if not isinstance(cache, Cache):
         raise ValueError(
-            f"init_cache returns a {type(cache).__name__} without {', '.join(lacking)}; return a specjax.KVCache, a "
-            "specjax.RecurrentCache, or a class with the methods of specjax.types.ChainCache"
+            f"init_cache returns a {type(cache).__name__}; return a specjax.KVCache, a specjax.RecurrentCache, or a "
+            "class of your own that inherits from specjax.contract.Cache"
         )
     for leaf in jax.tree.leaves(cache):
         if leaf.shape[:1] != (3,):

@@ -1,4 +1,4 @@
-"""From a Flax Linen module to the pure `types.Model` protocol."""
+"""A Flax Linen module as a `contract.Model`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from specjax.contract import Model
 from specjax.types import ModelOutput
 
 
 @dataclasses.dataclass(frozen=True)
-class LinenModel:
-    """A module whose `__call__(tokens, positions, cache, mask)` returns a `ModelOutput`.
+class LinenModel(Model):
+    """A module whose `__call__(tokens, positions, cache, mask, taps)` returns a `ModelOutput`.
 
-    The module also offers `vocab_size`, `max_positions` and `init_cache(batch, size, dtype)`.  Equal modules make
+    The module also offers `vocab_size`, `max_positions`, `num_taps` and
+    `init_cache(batch, size, dtype)`.  Equal modules make
     equal models, so a compiled function is found again.
     """
 
@@ -26,13 +28,9 @@ class LinenModel:
 
     reads_trees = True
 
-    @property
-    def vocab_size(self) -> int:
-        return self.module.vocab_size
-
-    @property
-    def max_positions(self) -> int:
-        return self.module.max_positions
+    def __post_init__(self):
+        module = self.module
+        self.declare(vocab_size=module.vocab_size, max_positions=module.max_positions, num_taps=module.num_taps)
 
     def init(self, key: Array) -> Any:
         """Random parameters, a plain dict of arrays (partitioning metadata removed)."""
@@ -43,6 +41,12 @@ class LinenModel:
         return self.module.init_cache(batch, size, self.dtype)
 
     def apply(
-        self, params: Any, tokens: Array, positions: Array, cache: Any = None, mask: Array | None = None
+        self,
+        params: Any,
+        tokens: Array,
+        positions: Array,
+        cache: Any = None,
+        mask: Array | None = None,
+        taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        return self.module.apply({"params": params}, tokens, positions, cache, mask)
+        return self.module.apply({"params": params}, tokens, positions, cache, mask, taps)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.types import Model
+from specjax.contract import Model
 
 _ROWS, _TOKENS = 2, 8
 

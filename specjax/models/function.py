@@ -1,7 +1,7 @@
 """A function as a model: one that reads the whole text again in every pass, and one that keeps a cache.
 
 The first takes `(params, tokens [B, T])` and returns logits [B, T, V]; it must be causal.  The second is a pass of
-`types.Model`:
+`contract.Model`:
 
     def apply(params, tokens, positions, cache, mask):
         return logits, cache
@@ -9,7 +9,7 @@ The first takes `(params, tokens [B, T])` and returns logits [B, T, V]; it must 
   * `tokens` and `positions` are [B, N], `logits` [B, N, V]; a row is a text of its own.
   * Token n sees what its row has committed, and of the N tokens those m with `mask[b, n, m]`, itself among them; a
     `mask` of None is causal (m <= n).  `cache.visible_slots` says it in slots.
-  * What the model remembers of the N tokens is staged behind the committed part, in any `types.ChainCache`:
+  * What the model remembers of the N tokens is staged behind the committed part, in any `contract.Cache`:
     `cache.stage` writes keys and values for `KVCache`, `RecurrentCache.stage` takes states.  The length stays.
 
 Both may return features [B, N, E] after the logits, which heads that are trained on them read; without, E is 0.
@@ -27,20 +27,21 @@ from flax import struct
 from jax import Array
 
 from specjax.caches import stage
+from specjax.contract import Cache, Model, refuse_path, refuse_taps
 from specjax.types import ModelOutput
 
 
 @struct.dataclass
-class TextCache:
+class TextCache(Cache):
     """The tokens themselves."""
 
     tokens: Array  # [B, S] int32
     length: Array  # [B] int32
 
-    commits_paths = False
     keeps_scratch = True
 
-    def commit(self, count: Array) -> TextCache:
+    def commit(self, count: Array, path: Array | None = None) -> TextCache:
+        refuse_path(path)
         return TextCache(self.tokens, self.length + count)
 
     def rewind(self, to: TextCache) -> TextCache:
@@ -48,7 +49,7 @@ class TextCache:
 
 
 @dataclasses.dataclass(frozen=True)
-class RereadingModel:
+class RereadingModel(Model):
     """Exact and slow: each pass reads the whole buffer, whatever has been read before."""
 
     function: Callable[..., Any]  # (params, tokens [B, T]) -> logits, or (logits, hidden)
@@ -64,9 +65,16 @@ class RereadingModel:
         return TextCache(jnp.zeros((batch, size), jnp.int32), jnp.zeros(batch, jnp.int32))
 
     def apply(
-        self, params: Any, tokens: Array, positions: Array, cache: TextCache | None = None, mask: Array | None = None
+        self,
+        params: Any,
+        tokens: Array,
+        positions: Array,
+        cache: TextCache | None = None,
+        mask: Array | None = None,
+        taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """As `types.Model.apply`; the place of a token in the text is its position."""
+        """As `contract.Model.apply`; the place of a token in the text is its position."""
+        refuse_taps(taps)
         if mask is not None:
             raise ValueError("a model without a cache reads chains only; give it one (init_cache=) to read trees")
         if cache is None:
@@ -86,7 +94,7 @@ class RereadingModel:
 
 
 @dataclasses.dataclass(frozen=True)
-class CachedModel:
+class CachedModel(Model):
     """Full speed; it reads trees if its cache commits paths, unless `reads_trees` says that it ignores the mask."""
 
     function: Callable[..., Any]  # (params, tokens, positions, cache, mask) -> (logits, cache), or features between
@@ -102,9 +110,16 @@ class CachedModel:
         return self.make_cache(batch, size)
 
     def apply(
-        self, params: Any, tokens: Array, positions: Array, cache: Any = None, mask: Array | None = None
+        self,
+        params: Any,
+        tokens: Array,
+        positions: Array,
+        cache: Any = None,
+        mask: Array | None = None,
+        taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """As `types.Model.apply`."""
+        """As `contract.Model.apply`."""
+        refuse_taps(taps)
         memory = self.init_cache(*tokens.shape) if cache is None else cache
         # Padding may lie beyond the last position.  Nobody sees it; but a table that gives NaN there would spread it.
         positions = jnp.minimum(positions, self.max_positions - 1)

@@ -91,7 +91,7 @@ class Layer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Tokens in, logits and features out.  Satisfies `types.Model` through `models.base.LinenModel`.
+    """Tokens in, logits and features out.  A `contract.Model` through `models.base.LinenModel`.
 
     Attributes:
       config: sizes and switches.
@@ -117,6 +117,10 @@ class Transformer(nn.Module):
     def max_positions(self) -> int:
         return self.config.max_positions
 
+    @property
+    def num_taps(self) -> int:
+        return self.config.num_layers + 1
+
     def init_cache(self, batch: int, size: int, dtype: Any) -> KVCache:
         c = self.config
         if not c.windows:
@@ -126,9 +130,14 @@ class Transformer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, tokens: Array, positions: Array, cache: KVCache | None = None, mask: Array | None = None
+        self,
+        tokens: Array,
+        positions: Array,
+        cache: KVCache | None = None,
+        mask: Array | None = None,
+        taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """Shapes as in `types.Model.apply`."""
+        """Shapes as in `contract.Model.apply`."""
         c = self.config
         size = c.embedding_size or c.hidden_size
 
@@ -157,12 +166,13 @@ class Transformer(nn.Module):
         rotations = {rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes}
         kinds = {c.window_of(i): None if cache is None else cache.layer(i) for i in range(c.num_layers)}
         visible = {window: _visible(window, positions, memory, mask) for window, memory in kinds.items()}
-        keys, values = [], []
+        keys, values, streams = [], [], [x]
         block = nn.remat(Layer) if self.remat else Layer
         for i in range(c.num_layers):
             memory = None if cache is None else cache.layer(i)
             layer = block(c, i, dense, name=f"layer_{i}")
             x, k, v = layer(x, rotations[c.rope_of(i)], memory, visible[c.window_of(i)])
+            streams.append(x)
             keys.append(k)
             values.append(v)
         hidden = Norm(c, name="norm")(x) if c.final_norm else x
@@ -176,7 +186,8 @@ class Transformer(nn.Module):
             logits = c.logit_softcap * jnp.tanh(logits.astype(jnp.float32) / c.logit_softcap)
         if cache is not None:
             cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
-        return ModelOutput(logits, hidden, cache)
+        features = jnp.concatenate([streams[tap] for tap in taps], axis=-1) if taps else None
+        return ModelOutput(logits, hidden, cache, features)
 
 
 def _visible(window: int | None, positions: Array, memory: _Memory, mask: Array | None) -> Array | None:

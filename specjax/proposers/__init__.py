@@ -1,17 +1,31 @@
-"""Proposers: where guesses come from.  Losslessness never depends on them."""
+"""Proposers: where drafts come from.  Losslessness never depends on them.
 
-from specjax.proposers.draft_model import DraftModel
-from specjax.proposers.draft_tree import DraftTree
+A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges what a source guesses token by token, and
+`ChoiceTree` what a block source guesses in one pass.  The others need no model.
+"""
+
+from collections.abc import Callable
+
+from specjax.contract import Proposer
+from specjax.proposers.chain import Chain
+from specjax.proposers.choice_tree import ChoiceTree
+from specjax.proposers.choices import Choices, best_tree, expected_length, measure_ranks, node_acceptance
 from specjax.proposers.dynamic_tree import DynamicTree
-from specjax.proposers.early_exit import EarlyExit
 from specjax.proposers.first_of import FirstOf
-from specjax.proposers.medusa import Medusa, MedusaParams
+from specjax.proposers.named import DraftModel, DraftTree, EarlyExit, Medusa, Universal
 from specjax.proposers.ngram import NGram
 from specjax.proposers.none import NoProposer
-from specjax.proposers.universal import Universal, UniversalParams
-from specjax.types import Proposer
+from specjax.proposers.sources import (
+    DraftSource,
+    EarlyExitSource,
+    MedusaParams,
+    MedusaSource,
+    TranslatedParams,
+    TranslatedSource,
+)
+from specjax.proposers.static_tree import StaticTree
 
-PROPOSERS: dict[str, type[Proposer]] = {
+PROPOSERS: dict[str, Callable[..., Proposer]] = {
     "none": NoProposer,
     "draft": DraftModel,
     "tree": DraftTree,
@@ -22,18 +36,34 @@ PROPOSERS: dict[str, type[Proposer]] = {
     "ngram": NGram,
     "universal": Universal,
 }
+"""The names of the command line, and what makes each."""
+
+UniversalParams = TranslatedParams
 
 __all__ = [
     "PROPOSERS",
+    "Chain",
+    "ChoiceTree",
+    "Choices",
     "DraftModel",
+    "DraftSource",
     "DraftTree",
     "DynamicTree",
     "EarlyExit",
+    "EarlyExitSource",
     "FirstOf",
     "Medusa",
     "MedusaParams",
+    "MedusaSource",
     "NGram",
     "NoProposer",
+    "StaticTree",
+    "TranslatedParams",
+    "TranslatedSource",
     "Universal",
     "UniversalParams",
+    "best_tree",
+    "expected_length",
+    "measure_ranks",
+    "node_acceptance",
 ]

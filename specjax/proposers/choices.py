@@ -12,9 +12,9 @@ import numpy as np
 from jax import Array
 
 from specjax import tree
+from specjax.contract import Model
 from specjax.models import MedusaHeads, medusa_features, medusa_logits
 from specjax.parallel import to_host
-from specjax.types import Model
 
 Choices = tuple[tuple[int, ...], ...]
 

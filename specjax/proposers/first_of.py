@@ -8,11 +8,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.types import ABSENT, Block, Proposal, Proposer
+from specjax.contract import Context, Proposer, Rule, Weights
+from specjax.types import ABSENT, Block, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class FirstOf:
+class FirstOf(Proposer):
     """`first` where it proposes anything, else `second`: prompt lookup where a text repeats itself, a model elsewhere.
 
     Both run on the whole batch, and each row chooses.  Parameters are a pair, and so is the state.
@@ -30,21 +31,35 @@ class FirstOf:
                 f"the first proposer guesses {self.first.max_depth} deep and the second {self.second.max_depth}; "
                 "give both the same depth (num_drafts, or the number of levels)"
             )
-        for part in (self.first, self.second):
-            if getattr(part, "shares_cache", False):
-                raise ValueError(f"{type(part).__name__} guesses in the target's cache and can only be used alone")
+        parts = (self.first, self.second)
+        for part in parts:
+            if part.shares_cache:
+                raise ValueError(f"{part} drafts in the target's cache and can only be used alone")
+        if self.first.taps and self.second.taps and self.first.taps != self.second.taps:
+            raise ValueError(
+                f"the proposers read the layers {self.first.taps} and {self.second.taps} of the target; "
+                "give both the same taps"
+            )
+        self.declare(
+            num_nodes=max(part.num_nodes for part in parts),
+            max_depth=self.first.max_depth,
+            is_chain=all(part.is_chain for part in parts),
+            taps=self.first.taps or self.second.taps,
+            point_mass=all(part.point_mass for part in parts),
+            asks_draft=any(part.asks_draft for part in parts),
+        )
 
-    @property
-    def num_nodes(self) -> int:
-        return max(self.first.num_nodes, self.second.num_nodes)
+    def check(self, rule: Rule) -> None:
+        for part, other in ((self.first, self.second), (self.second, self.first)):
+            part.check(rule)
+            if rule.wants_logits and part.point_mass and not other.point_mass and not part.is_chain:
+                raise ValueError(
+                    f"{part} proposes siblings as point masses, which can stand beside drafts that were drawn only "
+                    "as a chain; use the rule match, or two proposers that both draw"
+                )
 
-    @property
-    def max_depth(self) -> int:
-        return self.first.max_depth
-
-    @property
-    def is_chain(self) -> bool:
-        return self.first.is_chain and self.second.is_chain
+    def bind(self, target: Weights, draft: Weights | None) -> tuple:
+        return tuple(part.bind(target, draft if part.asks_draft else None) for part in (self.first, self.second))
 
     def init(self, params: Any, prompt: Block, capacity: int) -> tuple:
         return self.first.init(params[0], prompt, capacity), self.second.init(params[1], prompt, capacity)
@@ -52,40 +67,38 @@ class FirstOf:
     def observe(self, params: Any, state: tuple, block: Block) -> tuple:
         return self.first.observe(params[0], state[0], block), self.second.observe(params[1], state[1], block)
 
-    def propose(self, params: Any, state: tuple, pending: Array, draw: Any, warp: Any) -> tuple[Proposal, tuple]:
-        one, state_one = self.first.propose(params[0], state[0], pending, draw, warp)
-        two, state_two = self.second.propose(params[1], state[1], pending, draw, warp)
-        if one.logits is None and two.logits is not None:
-            one = _with_logits(self.first, one, two.logits.shape[-1])
-        elif two.logits is None and one.logits is not None:
-            two = _with_logits(self.second, two, one.logits.shape[-1])
+    def propose(self, params: Any, state: tuple, context: Context) -> tuple[Proposal, tuple]:
+        one, state_one = self.first.propose(params[0], state[0], context)
+        two, state_two = self.second.propose(params[1], state[1], context)
+        if one.point_mass and two.logits is not None:
+            one = _with_logits(one, two.logits.shape[-1])
+        elif two.point_mass and one.logits is not None:
+            two = _with_logits(two, one.logits.shape[-1])
         one, two = self._padded(one), self._padded(two)
         found = (one.parent != ABSENT).any(1)
 
-        def choose(a, b):
+        def choose(a: Array, b: Array) -> Array:
             return jnp.where(found.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
         logits = None if one.logits is None else choose(one.logits, two.logits)
-        proposal = Proposal(choose(one.tokens, two.tokens), choose(one.parent, two.parent), logits)
-        return proposal, (state_one, state_two)
+        tokens, parent = choose(one.tokens, two.tokens), choose(one.parent, two.parent)
+        point_mass = one.point_mass and two.point_mass
+        return Proposal(tokens, parent, logits, point_mass), (state_one, state_two)
 
     def _padded(self, proposal: Proposal) -> Proposal:
         """To `num_nodes`, with nodes that are absent."""
         extra = self.num_nodes - proposal.tokens.shape[1]
 
-        def pad(x, value):
+        def pad(x: Array, value: float) -> Array:
             return jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2), constant_values=value)
 
         logits = None if proposal.logits is None else pad(proposal.logits, 0.0)
-        return Proposal(pad(proposal.tokens, 0), pad(proposal.parent, ABSENT), logits)
+        tokens, parent = pad(proposal.tokens, 0), pad(proposal.parent, ABSENT)
+        return Proposal(tokens, parent, logits, proposal.point_mass)
 
 
-def _with_logits(part: Proposer, proposal: Proposal, size: int) -> Proposal:
-    """Point masses as distributions: below each node of a chain lies the next token and no other."""
-    if not part.is_chain:
-        raise ValueError(
-            f"{type(part).__name__} proposes siblings as point masses, which can stand beside guesses that were drawn "
-            "only as a chain; use the rule match, or two proposers that both draw"
-        )
+def _with_logits(proposal: Proposal, size: int) -> Proposal:
+    """The point masses of a chain as distributions: below each node lies the next token and no other."""
     below = jnp.roll(proposal.tokens, -1, axis=1)[..., None] == jnp.arange(size)
-    return dataclasses.replace(proposal, logits=jnp.where(below, 0.0, -jnp.inf).astype(jnp.float32))
+    logits = jnp.where(below, 0.0, -jnp.inf).astype(jnp.float32)
+    return dataclasses.replace(proposal, logits=logits, point_mass=False)

@@ -11,7 +11,8 @@ from flax import struct
 from jax import Array
 
 from specjax import tree
-from specjax.proposers.chain import Chain
+from specjax.contract import Context, Proposer
+from specjax.proposers.chain import check_num_drafts
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -22,7 +23,7 @@ class NGramState:
 
 
 @dataclasses.dataclass(frozen=True)
-class NGram(Chain):
+class NGram(Proposer):
     """Copies what followed the most recent earlier occurrence of the longest matching suffix.
 
     Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A continuation that reaches
@@ -37,9 +38,12 @@ class NGram(Chain):
     max_ngram: int = 4
     min_ngram: int = 2
     may_abstain: bool = True
+    is_chain = True
+    point_mass = True
 
     def __post_init__(self):
-        super().__post_init__()
+        check_num_drafts(self.num_drafts)
+        self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts)
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(
                 f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram}; 1 <= min_ngram <= max_ngram must hold"
@@ -50,9 +54,9 @@ class NGram(Chain):
         tokens = jnp.zeros((rows, capacity + self.num_nodes), jnp.int32).at[:, :width].set(prompt.tokens)
         return NGramState(tokens, prompt.count)
 
-    def propose(self, params: Any, state: NGramState, pending: Array, draw: Any, warp: Any):
-        tokens, parent = jax.vmap(self._look_up)(state.tokens, state.length, pending)
-        return Proposal(tokens, parent, None), state
+    def propose(self, params: Any, state: NGramState, context: Context) -> tuple[Proposal, NGramState]:
+        tokens, parent = jax.vmap(self._look_up)(state.tokens, state.length, context.pending)
+        return Proposal(tokens, parent, point_mass=True), state
 
     def observe(self, params: Any, state: NGramState, block: Block) -> NGramState:
         tokens = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))(

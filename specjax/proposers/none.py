@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
 
+from specjax.contract import Context, Proposer
 from specjax.types import ABSENT, Block, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class NoProposer:
+class NoProposer(Proposer):
     """The root alone, padded with absent nodes to `num_nodes`.
 
     At the width of a speculative step (num_drafts + 1) the target runs the very same program, shape for shape, so
@@ -22,6 +22,7 @@ class NoProposer:
     num_nodes: int = 1
     max_depth = 0
     is_chain = True
+    point_mass = True
 
     def __post_init__(self):
         if self.num_nodes < 1:
@@ -30,9 +31,9 @@ class NoProposer:
     def init(self, params: Any, prompt: Block, capacity: int) -> tuple:
         return ()
 
-    def propose(self, params: Any, state: tuple, pending: Array, draw: Any, warp: Any) -> tuple[Proposal, tuple]:
-        tokens = jnp.zeros((len(pending), self.num_nodes), jnp.int32).at[:, 0].set(pending)
-        return Proposal(tokens, jnp.full_like(tokens, ABSENT), None), state
+    def propose(self, params: Any, state: tuple, context: Context) -> tuple[Proposal, tuple]:
+        tokens = jnp.zeros((len(context.pending), self.num_nodes), jnp.int32).at[:, 0].set(context.pending)
+        return Proposal(tokens, jnp.full_like(tokens, ABSENT), point_mass=True), state
 
     def observe(self, params: Any, state: tuple, block: Block) -> tuple:
         return state

@@ -1,11 +1,11 @@
 """Rules: which part of a proposal is kept.  A rule is a function about one row; `exact` says whether it is lossless."""
 
+from specjax.contract import Rule
 from specjax.rules.block import BlockVerification
 from specjax.rules.match import Match
 from specjax.rules.rejection import Rejection
 from specjax.rules.threshold import Threshold
 from specjax.rules.typical import Typical
-from specjax.types import Rule
 
 RULES: dict[str, type[Rule]] = {
     "match": Match,

@@ -9,11 +9,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling
+from specjax.contract import Draw, Rule
+from specjax.rules.rejection import draft_probabilities
+from specjax.tree import Tree
 from specjax.types import Proposal, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockVerification:
+class BlockVerification(Rule):
     """Exact, on a chain: in one step no exact rule accepts more tokens on average.
 
     `rejection` stops at the first refusal; here a guess that the target likes less than the draft did can be made good
@@ -26,16 +29,17 @@ class BlockVerification:
 
     exact = True
     shared_noise = False
+    wants_logits = True
     chain_only = True
 
-    def __call__(self, draw: sampling.IndependentDraw, proposal: Proposal, logits: Array, max_depth: int) -> Verdict:
+    def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
         num_nodes = proposal.tokens.shape[0]
-        draft = None if proposal.logits is None else jax.nn.softmax(proposal.logits)
+        draft = draft_probabilities(proposal)
         chance, residual = weigh(proposal, jax.nn.softmax(logits), draft)
         kept = draw.acceptance(num_nodes) < chance
         node = jnp.max(jnp.where(kept, jnp.arange(num_nodes, dtype=jnp.int32), 0))
         next_token = sampling.argmax(jnp.log(residual[node]) + draw.residual())
-        return Verdict(jnp.minimum(jnp.arange(max_depth + 1, dtype=jnp.int32), node), node, next_token)
+        return Verdict(node, next_token)
 
 
 def weigh(proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array, Array]:

@@ -9,19 +9,20 @@ They share the noise of the proposer, and where no guess is kept the next token 
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import sampling, tree
+from specjax import sampling
+from specjax.contract import Draw
+from specjax.tree import Tree
 from specjax.types import ABSENT, Proposal, Verdict
 
 
 def check_fraction(**values: float) -> None:
     """Raises ValueError for a value outside [0, 1], or NaN."""
     for name, value in values.items():
-        if not 0 <= value <= 1:
+        # A rule is a pytree: inside a trace it is built again from arrays, which were checked before.
+        if isinstance(value, int | float) and not 0 <= value <= 1:
             raise ValueError(f"{name}={value} is not allowed; it must lie in [0, 1]")
 
 
@@ -31,11 +32,10 @@ def confidence(proposal: Proposal, probs: Array) -> Array:
     return jnp.where(proposal.parent == ABSENT, 0, guessed)
 
 
-def follow(draw: Any, proposal: Proposal, logits: Array, kept: Array, max_depth: int) -> Verdict:
+def follow(draw: Draw, tree: Tree, logits: Array, kept: Array) -> Verdict:
     """The longest path whose guesses are all `kept` [N] (of equals the first), and then the target's own draw."""
-    depth = tree.depth(proposal.parent)
     kept = kept.at[0].set(True)
-    whole = (kept | ~tree.ancestor_mask(proposal.parent)).all(-1)
-    node = sampling.argmax(jnp.where(whole, depth, -1))
-    next_token = sampling.argmax(logits[node] + draw.noise(node, depth[node]))
-    return Verdict(tree.path(proposal.parent, node, max_depth), depth[node], next_token)
+    whole = (kept | ~tree.ancestors).all(-1)
+    node = sampling.argmax(jnp.where(whole, tree.depth, -1))
+    noise = draw.noise(node[None], tree.depth[node][None])[0]
+    return Verdict(node, sampling.argmax(logits[node] + noise))

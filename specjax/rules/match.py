@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import sampling, tree
+from specjax import sampling
+from specjax.contract import Draw, Rule
+from specjax.tree import Tree
 from specjax.types import Proposal, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Match:
+class Match(Rule):
     """Exact, for any proposal at all: what is emitted is the target's own draw, and a guess only saves the pass.
 
     The token at absolute position t is argmax(logits + g_t), with Gumbel noise g_t from the row's key and t alone.  So
@@ -26,9 +28,9 @@ class Match:
     exact = True
     shared_noise = True
 
-    def __call__(self, draw: sampling.SharedDraw, proposal: Proposal, logits: Array, max_depth: int) -> Verdict:
+    def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
         num_nodes = proposal.tokens.shape[0]
-        noise = jax.vmap(draw.noise)(jnp.arange(num_nodes), tree.depth(proposal.parent))
+        noise = draw.noise(jnp.arange(num_nodes), tree.depth)
         wanted = sampling.argmax(logits + noise)
 
         # Siblings follow their parent in index order, so one pass over the nodes is a correct walk of any tree.
@@ -37,5 +39,4 @@ class Match:
             return jnp.where(follow, n, node), None
 
         node, _ = jax.lax.scan(visit, jnp.int32(0), jnp.arange(1, num_nodes, dtype=jnp.int32), unroll=True)
-        path = tree.path(proposal.parent, node, max_depth)
-        return Verdict(path, tree.depth(proposal.parent)[node], wanted[node])
+        return Verdict(node, wanted[node])

@@ -8,12 +8,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import sampling, tree
+from specjax import sampling
+from specjax.contract import Draw, Rule
+from specjax.tree import Tree
 from specjax.types import Proposal, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
-class Rejection:
+class Rejection(Rule):
     """Exact: accept a guess x with probability min(1, p(x) / q(x)), else go on with the residual norm(max(p - q, 0)).
 
     p is the target's distribution after a node and q the draft's.  Siblings are tried in turn: after a refusal p
@@ -26,14 +28,30 @@ class Rejection:
 
     exact = True
     shared_noise = False
+    wants_logits = True
 
-    def __call__(self, draw: sampling.IndependentDraw, proposal: Proposal, logits: Array, max_depth: int) -> Verdict:
-        draft = None if proposal.logits is None else jax.nn.softmax(proposal.logits)
+    def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
+        draft = draft_probabilities(proposal)
         uniform = draw.acceptance(proposal.tokens.shape[0])
         node, residual, _ = walk(uniform, proposal, jax.nn.softmax(logits), draft)
         next_token = sampling.argmax(jnp.log(residual) + draw.residual())
-        path = tree.path(proposal.parent, node, max_depth)
-        return Verdict(path, tree.depth(proposal.parent)[node], next_token)
+        return Verdict(node, next_token)
+
+
+def draft_probabilities(proposal: Proposal) -> Array | None:
+    """[N, V] what the children of each node were drawn from; None for point masses.
+
+    Raises:
+      ValueError: the drafts were drawn, and the proposer did not say from what.
+    """
+    if proposal.point_mass:
+        return None
+    if proposal.logits is None:
+        raise ValueError(
+            "the proposal has no logits, and this rule judges drafts by what they were drawn from: fill "
+            "Proposal.logits where context.wants_logits, or say point_mass=True if nothing was drawn"
+        )
+    return jax.nn.softmax(proposal.logits)
 
 
 def walk(uniform: Array, proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array, Array, Array]:

@@ -1,0 +1,41 @@
+"""Short forms: the shapes over the sources that most people ask for, under one name each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specjax.contract import Model
+from specjax.models import MedusaHeads
+from specjax.proposers.chain import Chain
+from specjax.proposers.choice_tree import ChoiceTree
+from specjax.proposers.choices import Choices
+from specjax.proposers.sources import DraftSource, EarlyExitSource, MedusaSource, TranslatedSource
+from specjax.proposers.static_tree import StaticTree
+
+
+def DraftModel(model: Model, vocab_size: int, num_drafts: int = 4, confidence_threshold: float = 0.0) -> Chain:
+    """A chain from a smaller model: `Chain(DraftSource(model, vocab_size), ...)`."""
+    return Chain(DraftSource(model, vocab_size), num_drafts, confidence_threshold)
+
+
+def DraftTree(model: Model, vocab_size: int, branching: Sequence[int] = (3, 2, 1)) -> StaticTree:
+    """A tree of fixed shape from a smaller model: `StaticTree(DraftSource(model, vocab_size), ...)`."""
+    return StaticTree(DraftSource(model, vocab_size), tuple(branching))
+
+
+def EarlyExit(target: Model, exit_layer: int, num_drafts: int = 4, confidence_threshold: float = 0.0) -> Chain:
+    """A chain from the target's first layers: `Chain(EarlyExitSource(target, exit_layer), ...)`."""
+    return Chain(EarlyExitSource(target, exit_layer), num_drafts, confidence_threshold)
+
+
+def Universal(
+    model: Model, vocab_size: int, num_drafts: int = 4, expansion: int = 2, confidence_threshold: float = 0.0
+) -> Chain:
+    """A chain from a model with other tokens: `Chain(TranslatedSource(model, vocab_size, expansion), ...)`."""
+    return Chain(TranslatedSource(model, vocab_size, expansion), num_drafts, confidence_threshold)
+
+
+def Medusa(heads: MedusaHeads, choices: Choices | Sequence[Any] = ()) -> ChoiceTree:
+    """A tree of choices from Medusa heads: `ChoiceTree(MedusaSource(heads), choices)`."""
+    return ChoiceTree(MedusaSource(heads), tuple(choices))

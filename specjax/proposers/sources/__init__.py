@@ -1,0 +1,16 @@
+"""Sources: what guesses the next tokens.  A shape of `specjax.proposers` arranges the guesses."""
+
+from specjax.proposers.sources.draft import DraftSource, DraftState
+from specjax.proposers.sources.early_exit import EarlyExitSource
+from specjax.proposers.sources.medusa import MedusaParams, MedusaSource
+from specjax.proposers.sources.translated import TranslatedParams, TranslatedSource
+
+__all__ = [
+    "DraftSource",
+    "DraftState",
+    "EarlyExitSource",
+    "MedusaParams",
+    "MedusaSource",
+    "TranslatedParams",
+    "TranslatedSource",
+]

@@ -1,0 +1,19 @@
+"""Tokens that the target has committed, and that a model of the proposer's has yet to read."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.types import Block
+
+
+def remember(fresh: Array, block: Block) -> tuple[Array, Array]:
+    """`fresh` [B, D + 1] with the committed tokens of `block`, and how many [B] they are."""
+    width = min(fresh.shape[1], block.tokens.shape[1])
+    return fresh.at[:, :width].set(block.tokens[:, :width]), block.count
+
+
+def then_pending(fresh: Array, count: Array, pending: Array) -> Array:
+    """[B, T + 1]: the first `count` [B] of the `fresh` tokens [B, T], then the pending one."""
+    return jnp.pad(fresh, ((0, 0), (0, 1))).at[jnp.arange(len(pending)), count].set(pending)

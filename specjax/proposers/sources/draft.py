@@ -1,0 +1,128 @@
+"""`draft`: a smaller language model with the target's tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax.caches import empty_cache, read_prompt
+from specjax.contract import Context, Lookahead, Model, Source, Weights
+from specjax.proposers.sources.catch_up import remember, then_pending
+from specjax.types import ABSENT, Block, Proposal
+
+
+@struct.dataclass
+class DraftState:
+    cache: Any
+    fresh: Array  # [B, depth + 1] tokens that the target committed and the draft has not read
+    count: Array  # [B] how many
+    ahead: Array | None  # [B, depth] what the last chain read, ABSENT where it did not; None: unused
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftSource(Source):
+    """A model that reads what the target commits, and takes its own drafts back.
+
+    `observe` remembers a block, and the next `begin` reads it in one pass with the pending token.
+
+    Accepted drafts of a chain are not read again if the cache keeps scratch: then at most two
+    tokens are left to read, the last draft and the pending token.
+
+    The draft may have another (padded) vocabulary size than the target, as long as both mean the
+    same tokens.
+    """
+
+    model: Model
+    vocab_size: int  # the target's
+    asks_draft = True
+
+    def bind(self, target: Weights, draft: Weights | None) -> Any:
+        if draft is None:
+            raise ValueError("a proposer over a draft model comes without its weights: pass the loaded model as draft=")
+        if self.model != draft.model or self.vocab_size != target.model.vocab_size:
+            raise ValueError(
+                f"the proposer was made for other models than {draft.name} and {target.name}: "
+                "make it from draft.model and target.model.vocab_size"
+            )
+        return draft.params
+
+    def init(self, params: Any, prompt: Block, capacity: int, lookahead: Lookahead) -> DraftState:
+        rows, width = len(prompt.tokens), lookahead.depth + 1
+        # The drafts are staged behind the tokens that are caught up with: there is room for both.
+        cache = empty_cache(self.model, rows, capacity, width + lookahead.staged)
+        cache = read_prompt(self.model, params, prompt.tokens, prompt.count, cache)[-1]
+        reuses = lookahead.is_chain and cache.keeps_scratch
+        ahead = jnp.zeros((rows, lookahead.depth), jnp.int32) if reuses else None
+        return DraftState(cache, jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32), ahead)
+
+    def begin(self, params: Any, state: DraftState, context: Context) -> tuple[DraftState, Any, Array]:
+        unread = state if state.ahead is None else self._read_most(params, state)
+        tokens = then_pending(unread.fresh, unread.count, context.pending)
+        staged, logits = self._read(params, unread.cache, tokens, unread.count[:, None])
+        caught_up = dataclasses.replace(state, cache=staged.commit(unread.count), count=jnp.zeros_like(state.count))
+        return caught_up, staged.commit(unread.count + 1), logits[:, 0]
+
+    def extend(self, params: Any, reading: Any, tokens: Array) -> tuple[Any, Array]:
+        cache, logits = self._read(params, reading, tokens[:, None], jnp.zeros_like(tokens)[:, None])
+        return cache.commit(jnp.ones_like(tokens)), logits[:, 0]
+
+    def read_tree(
+        self, params: Any, reading: Any, tokens: Array, at: Array, depth: Array, mask: Array
+    ) -> tuple[Any, Array]:
+        return self._read(params, reading, tokens, at, depth, mask)
+
+    def end(self, params: Any, state: DraftState, reading: Any, proposal: Proposal) -> DraftState:
+        state = dataclasses.replace(state, cache=reading.rewind(state.cache))
+        if state.ahead is None:
+            return state
+        # A draft was read if another hangs below it in any row: where a chain stops, passes are spared.
+        was_read = (proposal.parent[:, 1:] != ABSENT).any(0)
+        return dataclasses.replace(state, ahead=jnp.where(was_read, proposal.tokens[:, :-1], ABSENT))
+
+    def observe(self, params: Any, state: DraftState, block: Block) -> DraftState:
+        fresh, count = remember(state.fresh, block)
+        state = dataclasses.replace(state, fresh=fresh, count=count)
+        if state.ahead is None:
+            return state
+        depth = state.ahead.shape[1]
+        right = (fresh[:, :-1] == state.ahead) & (jnp.arange(depth) < count[:, None])
+        known = jnp.cumprod(right, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
+        fresh = jax.vmap(jnp.roll)(fresh, -known)
+        return DraftState(state.cache.commit(known), fresh, count - known, state.ahead)
+
+    def _read_most(self, params: Any, state: DraftState) -> DraftState:
+        """Read all unread tokens but the last, if any row has more than one."""
+
+        def read(state: DraftState) -> DraftState:
+            most = jnp.maximum(state.count - 1, 0)
+            cache, _ = self._read(params, state.cache, state.fresh, most[:, None])
+            fresh = jax.vmap(jnp.roll)(state.fresh, -most)
+            return DraftState(cache.commit(most), fresh, state.count - most, state.ahead)
+
+        # A loop of at most one turn: XLA copies what a branch returns, and updates a loop's carry in place.
+        state = jax.lax.while_loop(lambda state: (state.count > 1).any(), read, state)
+        return dataclasses.replace(state, fresh=state.fresh[:, :1])
+
+    def _read(
+        self,
+        params: Any,
+        cache: Any,
+        tokens: Array,
+        at: Array,
+        depth: Array | None = None,
+        mask: Array | None = None,
+    ) -> tuple[Any, Array]:
+        """Stage `tokens` [B, T]; return the cache, and logits [B, M, V] after the tokens `at` [B, M]."""
+        tokens = jnp.minimum(tokens, self.model.vocab_size - 1)
+        positions = cache.length[:, None] + (jnp.arange(tokens.shape[1]) if depth is None else depth)
+        out = self.model.apply(params, tokens, positions, cache, mask)
+        logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
+        extra = self.vocab_size - logits.shape[-1]
+        if extra > 0:
+            logits = jnp.pad(logits, ((0, 0), (0, 0), (0, extra)), constant_values=-jnp.inf)
+        return out.cache, logits[..., : self.vocab_size]

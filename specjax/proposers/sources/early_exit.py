@@ -1,0 +1,85 @@
+"""`early_exit`: the first layers of the target, with its own head."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.caches import KVCache
+from specjax.contract import Context, Lookahead, Model, Source, Weights
+from specjax.models import LinenModel, TransformerConfig
+from specjax.types import Block, Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyExitSource(Source):
+    """The target without its last layers, in the target's own cache.
+
+    Its parameters are the target's: the layers, the final norm and the head.  It stages its drafts
+    behind the length of the target's cache, where the target stages its pass next.  So it has no
+    prompt to read, and nothing to catch up with.
+
+    Any target will do; one that was trained with losses at its inner layers drafts better.
+
+    Reference: Elhoushi et al. 2024 (LayerSkip), arXiv 2404.16710, section 4.3: self-speculative
+    decoding.
+    """
+
+    target: Model
+    exit_layer: int
+    shares_cache = True
+
+    def __post_init__(self):
+        config = self.target.module.config if isinstance(self.target, LinenModel) else None
+        if not isinstance(config, TransformerConfig):
+            raise ValueError(f"an early exit needs a target over specjax.Transformer, and not {self.target}")
+        if not 1 <= self.exit_layer < config.num_layers:
+            raise ValueError(
+                f"exit_layer={self.exit_layer}; the target has {config.num_layers} layers, "
+                f"so it must lie in [1, {config.num_layers - 1}]"
+            )
+        self.declare(vocab_size=self.target.vocab_size)
+
+    @property
+    def model(self) -> LinenModel:
+        """The target without its last layers."""
+        assert isinstance(self.target, LinenModel)  # checked above
+        config = self.target.module.config.truncated(self.exit_layer)
+        return dataclasses.replace(self.target, module=self.target.module.clone(config=config))
+
+    def bind(self, target: Weights, draft: Weights | None) -> Any:
+        if self.target != target.model:
+            raise ValueError(f"the early exit was made for another target than {target.name}; pass target.model to it")
+        return target.params
+
+    def init(self, params: Any, prompt: Block, capacity: int, lookahead: Lookahead) -> tuple:
+        return ()
+
+    def begin(self, params: Any, state: KVCache, context: Context) -> tuple[KVCache, KVCache, Array]:
+        layers = slice(self.exit_layer)
+        first = dataclasses.replace(state, keys=state.keys[layers], values=state.values[layers])
+        return state, *self.extend(params, first, context.pending)
+
+    def extend(self, params: Any, reading: KVCache, tokens: Array) -> tuple[KVCache, Array]:
+        out = self.model.apply(params, tokens[:, None], reading.length[:, None], reading)
+        return out.cache.commit(jnp.ones_like(reading.length)), out.logits[:, 0].astype(jnp.float32)
+
+    def read_tree(
+        self, params: Any, reading: KVCache, tokens: Array, at: Array, depth: Array, mask: Array
+    ) -> tuple[KVCache, Array]:
+        out = self.model.apply(params, tokens, reading.length[:, None] + depth, reading, mask)
+        return out.cache, jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
+
+    def end(self, params: Any, state: KVCache, reading: KVCache, proposal: Proposal) -> KVCache:
+        # The first layers' buffers are those that were written; the length is the target's again.
+        keys, values = (
+            mine + whole[self.exit_layer :]
+            for mine, whole in ((reading.keys, state.keys), (reading.values, state.values))
+        )
+        return dataclasses.replace(state, keys=keys, values=values)
+
+    def observe(self, params: Any, state: tuple, block: Block) -> tuple:
+        return state
