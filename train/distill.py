@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 
 from specjax.checkpoint import LanguageModel, load
 from specjax.decoding import Decoder
-from specjax.hub import find_folder
 from specjax.models.base import LinenModel
 from specjax.models.transformer import head_matrix
 from specjax.proposers import DraftModel, NoProposer
@@ -291,7 +290,8 @@ class Distill:
         return report.get("tau", -report["held_out_kl"])
 
     def export(self, params: Any, folder: pathlib.Path) -> None:
-        save_student(folder, self.draft, params, find_folder(self.options.target) / "tokenizer.json")
+        # The target's ends: it may call them otherwise than corpora of text do, and have several.
+        save_student(folder, self.draft, params, self.tokenizer, self.target.eos)
 
 
 def filled(arrays: Any, parts: int) -> Any:

@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
 from specjax.models.base import LinenModel
 from specjax.models.transformer import head_matrix
-from train.corpus import TextOptions, Tokens, prepare, starts_of_documents
+from train.corpus import TextOptions, Tokens, end_of_text, prepare, starts_of_documents
 from train.loop import LoopOptions, fit
 from train.losses import chunked, cross_entropy
 from train.mesh import lay_batch, mesh_of_run
@@ -40,7 +41,7 @@ class Pretrain:
     model: LinenModel
     train: Tokens
     held_out: Tokens
-    tokenizer: Any = None  # for --show-mask
+    tokenizer: tokenizers.Tokenizer
     end: int | None = None  # the token that starts a document, where documents are isolated
     frozen: Any = None
     mesh: Mesh | None = None
@@ -82,7 +83,8 @@ class Pretrain:
         return -report["held_out_loss"]
 
     def export(self, params: Any, folder: pathlib.Path) -> None:
-        save_student(folder, self.model, params, self.train.path.parent / "tokenizer.json")
+        end = end_of_text(self.tokenizer)
+        save_student(folder, self.model, params, self.tokenizer, () if end is None else (end,))
 
 
 def main(argv: list[str] | None = None) -> None:

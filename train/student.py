@@ -12,14 +12,13 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax.checkpoint import LanguageModel, load, save, vocabulary_digest
+from specjax.checkpoint import LanguageModel, load, read_tokenizer, save, vocabulary_digest
 from specjax.hub import find_folder
 from specjax.models.base import LinenModel
 from specjax.models.config import TransformerConfig
 from specjax.models.transformer import Transformer
 from specjax.sharding import TRAINING_RULES, shardings
 from specjax.tensors import read_json
-from train.corpus import end_of_text
 from train.options import option
 from train.precision import mixed_dot_general
 
@@ -69,7 +68,7 @@ def check_initial(options: Any, words: tokenizers.Tokenizer | None, size: int, w
         return
     folder = find_folder(options.initial)
     path, found = folder / "tokenizer.json", read_json(folder / "config.json").get("vocab_size")
-    own = tokenizers.Tokenizer.from_file(str(path)) if path.exists() else words
+    own = read_tokenizer(path) if path.exists() else words
     if found != size or vocabulary_digest(own) != vocabulary_digest(words):
         raise ValueError(
             f"--initial {options.initial} speaks other tokens ({own.get_vocab_size()}, in a vocabulary of {found}) "
@@ -111,8 +110,17 @@ def isolate(starts: Array) -> tuple[Array, Array]:
     return place - first, (place[:, None] >= place) & (first[:, :, None] == first[:, None])
 
 
-def save_student(folder: pathlib.Path, model: LinenModel, params: Any, tokenizer: pathlib.Path) -> None:
-    """Write a Hugging Face folder in bfloat16."""
-    words = tokenizers.Tokenizer.from_file(str(tokenizer))
-    end = end_of_text(words)
-    save(LanguageModel(model, params, words, () if end is None else (end,), folder.name), folder, dtype=jnp.bfloat16)
+def save_student(
+    folder: pathlib.Path,
+    model: LinenModel,
+    params: Any,
+    words: tokenizers.Tokenizer,
+    eos: tuple[int, ...],
+) -> None:
+    """Write a Hugging Face folder in bfloat16.
+
+    Args:
+      words: what turns text into the model's tokens.
+      eos: the ids that end a text for it; () where none does.
+    """
+    save(LanguageModel(model, params, words, eos, folder.name), folder, dtype=jnp.bfloat16)
