@@ -10,9 +10,10 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import toys
+import trained
 
 import specjax
-from tests import toys, trained
 from train import dataset, distill, evaluate, generate
 from train.measure import interval
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
+from trained import metrics
 
 from specjax import LinenModel, Transformer
-from tests import toys
-from tests.trained import metrics
 from train import curves, options, record
 from train.loop import LoopOptions, fit
 from train.optimizer import gradient, make_schedule

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import types
 
+import folders
 import numpy as np
 import pytest
+import trained
 from test_chat import TEMPLATES
 
 import specjax
 from specjax.chat import render
-from tests import folders, trained
 from train import distill, masks
 from train.conversations import encode_conversation, read_conversations
 from train.dataset import Written

@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 
+import in_processes
 import numpy as np
 import pytest
 
 import specjax
 from specjax.commands import processes
-from tests import in_processes
 from train import distill, medusa, pretrain
 from train.mesh import mesh_of_run
 

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
+import trained
 
-from tests import toys, trained
 from train import ablation, bench
 
 TINY = ["--target", "checkpoints/tiny/target", "--draft", "checkpoints/tiny/draft"]

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 
 import specjax
 from specjax.models.transformer import head_matrix
 from specjax.proposers.medusa import measure_ranks
-from tests import toys
 from train import lora, medusa, options, recipes
 from train.corpus import Tokens
 from train.dataset import Written
