@@ -307,6 +307,19 @@ def test_weights_are_no_floats(refused, folder, dtype):
     refused(ValueError, folder, name)
 
 
+@pytest.mark.parametrize("value", [NAN, INFINITY])
+def test_weights_are_not_finite(refused, folder, value):
+    """Of a run that diverged: the tensors, and the cure.  They decode to one token for ever."""
+    names = "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"
+
+    def spoil(tensors):
+        for name in names:
+            tensors[name][3, 5] = value
+
+    folders.change_tensors(folder, spoil)
+    refused(ValueError, folder, str(folder), *names, "before its loss diverged")
+
+
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "vocab.json"])
 def test_tokenizer_of_an_older_format(refused, folder, name):
     """It is not taken for none: the file, and the way to convert it."""
