@@ -1,4 +1,4 @@
-"""The reports of `python -m bench` as a picture: speed against the number of drafts, and that of their parts."""
+"""The reports of `python -m bench` as a picture: speed against the number of drafts."""
 
 from __future__ import annotations
 

@@ -96,8 +96,9 @@ def test_goals_are_judged():
 
 
 def test_parts_over_a_step():
-    """A verifying pass and the draft's passes over the step; it may pass 1, and is not cut there."""
-    steps = {("draft", 4): 2.0, ("plain at 5 rows", 0): 1.6, ("draft alone", 0): 0.2, ("ngram", 4): 1.5}
+    """A verifying pass and the draft's passes over the step; it may pass 1, and is not cut."""
+    alone = {("plain at 5 rows", 0): 1.6, ("draft alone", 0): 0.2}
+    steps = {**alone, ("draft", 4): 2.0, ("ngram", 4): 1.5}
     assert bench.parts_over_step(steps, "draft", 4) == pytest.approx(1.2)
     assert bench.parts_over_step(steps, "ngram", 4) == pytest.approx(1.6 / 1.5)
     assert bench.parts_over_step(steps, "draft", 6) is None
