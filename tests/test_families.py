@@ -258,6 +258,26 @@ def test_refused_switch(family, change, message):
     (folder / "config.json").write_text(json.dumps(before))
 
 
+@pytest.mark.parametrize("family", CONFIGS)
+def test_what_holds_where_a_file_is_silent(family, tmp_path):
+    """Every field but sizes, left out in turn: what then holds is what transformers takes."""
+    sizes = {"max_position_embeddings", "num_key_value_heads"}
+    config = transformers.AutoConfig.for_model(family, **next(iter(CONFIGS[family].values())))
+    config.save_pretrained(tmp_path)
+    whole, compared = json.loads((tmp_path / "config.json").read_text()), 0
+    for key in set(whole) - sizes - {"model_type", "architectures"}:
+        given = {name: value for name, value in whole.items() if name != key}
+        try:
+            found = specjax.FAMILIES[family].read_config(given)
+        except KeyError:  # it is needed
+            continue
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        full = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+        assert found == specjax.FAMILIES[family].read_config(full), key
+        compared += 1
+    assert compared > 8
+
+
 def table() -> str:
     """Largest difference of the logits of 500 tokens, of every case: `python tests/test_families.py` prints it."""
     lines = ["| family | case | largest difference | spread of the logits |", "|---|---|---|---|"]
