@@ -221,7 +221,7 @@ def _rows(timed: list[Timed], target: Any, arguments: argparse.Namespace, top: d
             row["step_seconds"] = t.step
             row["share_of_bandwidth"] = floor / t.step if name == "plain" else None
         if ours_too and gamma:
-            row["share_of_theory"] = _share(steps, name, gamma)
+            row["parts_over_step"] = parts_over_step(steps, name, gamma)
         if not ours_too or name not in _GUESSERS.values():  # those write texts of their own
             row["same_tokens"] = int((np.concatenate(t.tokens) == reference).all(1).sum())
         rows.append(row)
@@ -233,10 +233,21 @@ def _floor(target: Any, dtype: str, top: dict[str, float]) -> float:
     return target.num_params * jax.numpy.dtype(dtype).itemsize / (top["bandwidth"] * 1e9)
 
 
-def _share(steps: dict[tuple[str, int], float | None], name: str, gamma: int) -> float | None:
-    """Of tau / (cost(gamma + 1) + gamma c), with the costs that were measured here: a verifying pass, a draft's.
+def parts_over_step(steps: dict[tuple[str, int], float | None], name: str, gamma: int) -> float | None:
+    """Seconds of a step's parts, each measured alone, over the seconds of the step.
 
-    tau and plain decoding stand on both sides: it is what a step should take over what it takes.
+    The parts are a step of plain decoding at gamma + 1 rows, and gamma steps of the draft's plain
+    decoding.  Below 1 a step takes longer than its parts.  1 is no bound: every part alone pays for
+    a loop and a draw of its own, which a step pays for once, and the figures are medians of
+    different samples.
+
+    Args:
+      steps: (proposer, num_drafts) -> seconds of a step; None where no sample was clean.
+      name: of the proposer.
+      gamma: guesses a step.
+
+    Returns:
+      The ratio, or None where a part has not been measured.
     """
     step, wide = steps.get((name, gamma)), steps.get((f"plain at {gamma + 1} rows", 0))
     alone = steps.get((_GUESSERS[name], 0)) if name in _GUESSERS else 0.0
@@ -257,7 +268,7 @@ _COLUMNS = {
     "prefill, s": ("prefill_seconds", ".4f"),
     "s a step": ("step_seconds", ".5f"),
     "of bandwidth": ("share_of_bandwidth", ".2f"),
-    "of theory": ("share_of_theory", ".2f"),
+    "parts / step": ("parts_over_step", ".2f"),
     "same tokens": ("same_tokens", "d"),
     "first call, s": ("first_call_seconds", ".1f"),
 }

@@ -1,4 +1,4 @@
-"""The reports of `python -m bench` as a picture: speed against the number of drafts, with the theory beside it."""
+"""The reports of `python -m bench` as a picture: speed against the number of drafts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _VARIES = ("batch", "prompt_length", "vocab_size")
 def draw(reports: Sequence[dict[str, Any]]) -> Any:
     """Tokens/s above, speed-up over specjax's plain decoding below; a column a report.  Returns a matplotlib `Figure`.
 
-    A contestant keeps its colour: full lines are measured, dotted ones tau / (cost(gamma + 1) + gamma c) with the costs
-    that were measured, and what does not guess is a level line.
+    A contestant keeps its colour: full lines are measured, dotted ones are what a step would give
+    that took as long as its parts do alone, and what does not guess is a level line.
     """
     figure = new_figure(2 + 4 * len(reports), 7)
     panels = figure.subplots(2, len(reports), squeeze=False, sharex=True, sharey="row")
@@ -35,11 +35,11 @@ def draw(reports: Sequence[dict[str, Any]]) -> Any:
                     lookaheads = [row["num_drafts"] for row in guessing]
                     axes.plot(lookaheads, [row[value] for row in guessing], color=colour, marker="o", label=name)
                     axes.set_xticks(lookaheads)
-                known = [row for row in guessing if row.get("share_of_theory")]
-                promised = [row[value] / row["share_of_theory"] for row in known]
-                axes.plot([row["num_drafts"] for row in known], promised, color=colour, linestyle=":")
+                known = [row for row in guessing if row.get("parts_over_step")]
+                by_parts = [row[value] / row["parts_over_step"] for row in known]
+                axes.plot([row["num_drafts"] for row in known], by_parts, color=colour, linestyle=":")
     panels[0, 0].set_ylabel("tokens/s")
-    panels[1, 0].set_ylabel("x plain; dotted: theory")
+    panels[1, 0].set_ylabel("x plain; dotted: by the parts of a step")
     panels[0, 0].legend(fontsize=7)
     return figure
 

@@ -76,7 +76,7 @@ REPORT = {
     "arguments": {"batch": 1, "prompt_length": None, "vocab_size": 256},
     "rows": [
         row("specjax", "plain", 0, 10.0, speedup=1.0, share_of_bandwidth=0.8),
-        row("specjax", "draft", 4, 30.0, speedup=3.0, share_of_theory=0.9),
+        row("specjax", "draft", 4, 30.0, speedup=3.0, parts_over_step=0.9),
         row("transformers", "plain", 0, 5.0, speedup=0.5),
         row("transformers", "draft", 4, None, speedup=None),
     ],
@@ -93,6 +93,16 @@ def test_goals_are_judged():
     found = {name: goals.settings(name, quick) for name in goals.RUNS}
     assert found["110M f32 batch 8"].batch == 8 and found["110M bf16"].dtype == "bfloat16"
     assert {asked.new_tokens for asked in found.values()} == {16}
+
+
+def test_parts_over_a_step():
+    """A verifying pass and the draft's passes over the step; it may pass 1, and is not cut."""
+    alone = {("plain at 5 rows", 0): 1.6, ("draft alone", 0): 0.2}
+    steps = {**alone, ("draft", 4): 2.0, ("ngram", 4): 1.5}
+    assert bench.parts_over_step(steps, "draft", 4) == pytest.approx(1.2)
+    assert bench.parts_over_step(steps, "ngram", 4) == pytest.approx(1.6 / 1.5)
+    assert bench.parts_over_step(steps, "draft", 6) is None
+    assert bench.parts_over_step({**steps, ("draft alone", 0): None}, "draft", 4) is None
 
 
 def test_several_batches_are_several_reports(monkeypatch, tmp_path, capsys):

@@ -184,6 +184,22 @@ def test_transformers_reads_the_saved_tokenizer(tmp_path):
     assert theirs(folders.TEXT)["input_ids"] == specjax.load(tmp_path).tokenizer.encode(folders.TEXT).ids
 
 
+def test_a_tokenizer_neither_cuts_nor_pads(folder):
+    """Truncation and padding in tokenizer.json are not obeyed; transformers ignores them, too."""
+    words = specjax.load(folder).tokenizer
+    texts = [folders.TEXT, "the cat"]
+    wanted = [words.encode(text).ids for text in texts]
+    words.enable_truncation(4)
+    words.enable_padding(length=8)
+    words.save(str(folder / "tokenizer.json"))
+    found = specjax.load(folder).tokenizer.encode_batch(texts)
+    assert [encoding.ids for encoding in found] == wanted
+    assert len(wanted[0]) > 8 > len(wanted[1])
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    assert [theirs(text)["input_ids"] for text in texts] == wanted
+
+
 def test_save_rounds(tmp_path):
     """`dtype` rounds the weights to nearest, and no further."""
     loaded = specjax.load(folders.target())

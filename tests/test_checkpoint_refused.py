@@ -89,6 +89,95 @@ def test_config_value_of_another_kind(refused, folder, key, value):
     refused(ValueError, folder, str(folder / "config.json"), key, repr(value))
 
 
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def named(value):
+    """The words of a refusal: the value as the file has it, and what the field must be."""
+    return f"is {json.dumps(value)}", "finite number"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("rms_norm_eps", value) for value in (NAN, INFINITY, -1e-6, 1e39, 10**400)),
+        *(("rms_norm_eps", value) for value in ("1e-6", None, True)),
+        *(("initializer_range", value) for value in (NAN, -1)),
+    ],
+)
+def test_a_number_out_of_its_range(refused, folder, key, value):
+    """The key and its value: computed with, many of them decode to one token for ever."""
+    folders.edit(folder, **{key: value})
+    refused(ValueError, folder, str(folder / "config.json"), key, *named(value))
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITY, 0, 1.0, -1e4, "1e4"])
+@pytest.mark.parametrize("form", ["new", "old"])
+def test_a_base_out_of_its_range(refused, folder, form, value):
+    """`rope_theta`, where transformers 5 writes it and where files before it have it."""
+    if form == "new":
+        folders.edit(folder, rope_parameters={"rope_type": "default", "rope_theta": value})
+    else:
+        folders.edit(folder, rope_theta=value, drop=("rope_parameters",))
+    refused(ValueError, folder, str(folder / "config.json"), "rope_theta", *named(value))
+
+
+@pytest.mark.parametrize("value", [NAN, 0, 1.5])
+def test_a_fraction_out_of_its_range(refused, folder, value):
+    """The share of a head's features that are turned."""
+    folders.edit(folder, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": value})
+    refused(ValueError, folder, str(folder / "config.json"), "partial_rotary_factor", *named(value))
+
+
+ROPES = {
+    "linear": {"factor": 8.0},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {"factor": 8.0},
+    "longrope": {"short_factor": [1.0] * 6},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        *((kind, "factor", value) for kind in ROPES for value in (0, NAN, -2.0, "8")),
+        ("llama3", "low_freq_factor", -1.0),
+        ("llama3", "high_freq_factor", 1.0),
+        *(("yarn", key, -1.0) for key in ("beta_fast", "beta_slow", "attention_factor")),
+        ("longrope", "attention_factor", NAN),
+    ],
+)
+def test_a_number_of_a_rope_out_of_its_range(refused, folder, kind, key, value):
+    """Those that stretch the positions, in every way that there is."""
+    rope = {"rope_type": kind, "rope_theta": 1e4, **ROPES[kind]}
+    rope["original_max_position_embeddings"] = 64
+    specjax.load(folders.edit(folder, rope_parameters=rope))
+    folders.edit(folder, rope_parameters={**rope, key: value})
+    refused(ValueError, folder, str(folder / "config.json"), key, *named(value))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("short_factor", [1.0, 0.0], "short_factor is 0.0"),
+        ("original_max_position_embeddings", -64, "original_max_position_embeddings is -64"),
+    ],
+)
+def test_another_value_of_a_long_rope(refused, folder, key, value, message):
+    """Each of the factors, and the length that they stretch."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    folders.edit(folder, rope_parameters={**rope, **ROPES["longrope"], key: value})
+    refused(ValueError, folder, message)
+
+
+@pytest.mark.parametrize("key", ["tie_word_embeddings", "attention_bias", "mlp_bias"])
+@pytest.mark.parametrize("value", ["false", "true", 0, None])
+def test_a_switch_is_true_or_false(refused, folder, key, value):
+    """The string "false" would count as true."""
+    folders.edit(folder, **{key: value})
+    refused(ValueError, folder, f"{key} is {json.dumps(value)}; it must be true or false")
+
+
 @pytest.mark.parametrize("kind", ["mamba", None])
 def test_unknown_model_type(refused, folder, kind):
     """The type, and the types that are read."""
@@ -216,6 +305,19 @@ def test_weights_are_no_floats(refused, folder, dtype):
     name = "model.layers.0.mlp.up_proj.weight"
     folders.change_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
     refused(ValueError, folder, name)
+
+
+@pytest.mark.parametrize("value", [NAN, INFINITY])
+def test_weights_are_not_finite(refused, folder, value):
+    """Of a run that diverged: the tensors, and the cure.  They decode to one token for ever."""
+    names = "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"
+
+    def spoil(tensors):
+        for name in names:
+            tensors[name][3, 5] = value
+
+    folders.change_tensors(folder, spoil)
+    refused(ValueError, folder, str(folder), *names, "before its loss diverged")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "vocab.json"])

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+import toys
+import trained
 
 from specjax.models.transformer import head_matrix
 from specjax.training.corpus import Source, Tokens, prepare, read_documents, starts_of_documents
 from specjax.training.student import isolate, read
-from tests import toys, trained
 
 
 def test_batches_depend_on_the_step_alone(tmp_path):
@@ -34,6 +35,20 @@ def test_a_tokenised_corpus_is_not_mixed_up(tmp_path):
     prepare(Source((str(trained.text()),)), tmp_path, 300, None)
     with pytest.raises(ValueError, match="choose another --out"):
         prepare(Source((str(trained.text()),)), tmp_path, 400, None)
+
+
+def test_a_corpus_is_tokenised_whole(tmp_path):
+    """A tokenizer.json that would cut and pad its texts gives the streams of one that would not."""
+    source = Source((str(trained.text()),))
+    prepare(source, tmp_path / "plain", 300, None)
+    words = tokenizers.Tokenizer.from_file(str(tmp_path / "plain" / "tokenizer.json"))
+    words.enable_truncation(7)
+    words.enable_padding(length=9)
+    words.save(str(tmp_path / "cutting.json"))
+    found, *_ = prepare(source, tmp_path / "again", 300, str(tmp_path / "cutting.json"))
+    assert (found.truncation, found.padding) == (None, None)
+    for name in ("train.bin", "held_out.bin"):
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
 
 def test_held_out_text_is_not_trained_on(tmp_path):

@@ -10,12 +10,13 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import toys
+import trained
 
 import specjax
 from specjax.training import dataset
 from specjax.training.jobs import distill, evaluate, generate
 from specjax.training.measure import interval
-from tests import toys, trained
 
 PROMPTS = ["import os\n", "def f(x):\n    return", "class A:\n"]
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 
+import folders
 import jax
 import numpy as np
 import pytest
+import toys
+import trained
+from trained import metrics
 
-from specjax import LanguageModel
+from specjax import LanguageModel, load
 from specjax.models.transformer import head_matrix
+from specjax.text import vocabulary_digest
 from specjax.training import online
 from specjax.training.dataset import Written
 from specjax.training.jobs import distill
 from specjax.training.jobs.distill import DRAFT, TARGET, TEXT, Distill, DistillOptions, sources
 from specjax.training.optimizer import gradient
-from tests import toys, trained
-from tests.trained import metrics
+from specjax.training.student import make_model
 
 LENGTH = 15
 SMALL = {"target": "", "data": (), "sequence_length": LENGTH, "sampled_prompt": 4, "num_drafts": 3, "batch_size": 4}
@@ -186,6 +192,24 @@ def test_rows_that_fill_up_a_mesh_do_not_count(monkeypatch):
     monkeypatch.setattr("train.distill.row_parts", lambda mesh: 3)
     found = job(eval_batches=1).evaluate(toys.truncated())
     assert found == pytest.approx(wanted, rel=1e-5) and found["held_out_kl"] > 0
+
+
+def test_a_draft_ends_texts_as_its_target_does(tmp_path):
+    """With all the target's ends, whatever its tokenizer calls them."""
+    folder = shutil.copytree(folders.target(), tmp_path / "target")
+    folders.edit(folder, "generation_config.json", eos_token_id=[0, 7])
+    words = folder / "tokenizer.json"
+    words.write_text(words.read_text().replace(folders.END, "</s>"))
+    target = load(folder)
+    draft = make_model(DistillOptions(**SMALL), target.model.vocab_size)
+    written = Written(TOKENS, DRAWN.astype(np.float32))
+    options = DistillOptions(**{**SMALL, "target": str(folder)})
+    made = Distill(options, draft, target, None, written, written, None, {})
+    made.export(made.init(), tmp_path / "draft")
+    found = load(tmp_path / "draft")
+    assert found.eos == target.eos == (0, 7)
+    assert json.loads((tmp_path / "draft" / "config.json").read_text())["eos_token_id"] == [0, 7]
+    assert vocabulary_digest(found.tokenizer) == vocabulary_digest(target.tokenizer)
 
 
 def test_distillation_raises_the_measured_tau(tmp_path):

@@ -216,6 +216,36 @@ def test_tree(family, case):
         ("mixtral", {"num_experts_per_tok": 9}, "experts_per_token=9"),
         ("mistral", {"sliding_window": 0}, "sliding_window is 0"),
         ("gpt_neox", {"hidden_act": "quick_gelu"}, "'quick_gelu'"),
+        ("gpt_neox", {"layer_norm_eps": -1e-5}, "layer_norm_eps is -1e-05"),
+        ("gpt_neox", {"rope_parameters": None, "rotary_pct": 0}, "rotary_pct is 0"),
+        ("gpt_neox", {"rope_parameters": None, "rotary_emb_base": 0}, "rotary_emb_base is 0"),
+        ("gpt_neox", {"use_parallel_residual": "false"}, 'use_parallel_residual is "false"'),
+        ("gpt_neox", {"attention_bias": None}, "attention_bias is null"),
+        ("gpt2", {"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon is NaN"),
+        ("gpt2", {"tie_word_embeddings": "false"}, 'tie_word_embeddings is "false"'),
+        ("opt", {"do_layer_norm_before": "false"}, 'do_layer_norm_before is "false"'),
+        ("opt", {"_remove_final_layer_norm": 1}, "_remove_final_layer_norm is 1"),
+        ("opt", {"init_std": -1}, "init_std is -1"),
+        ("qwen2", {"use_sliding_window": "false"}, 'use_sliding_window is "false"'),
+        ("qwen3_moe", {"norm_topk_prob": "false"}, 'norm_topk_prob is "false"'),
+        ("qwen3_moe", {"use_sliding_window": "false"}, 'use_sliding_window is "false"'),
+        ("smollm3", {"use_sliding_window": "false"}, 'use_sliding_window is "false"'),
+        ("smollm3", {"tie_word_embeddings": "false"}, 'tie_word_embeddings is "false"'),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping is 0"),
+        ("gemma2", {"final_logit_softcapping": float("nan")}, "final_logit_softcapping is NaN"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("gemma2", {"tie_word_embeddings": "false"}, 'tie_word_embeddings is "false"'),
+        ("gemma3_text", {"final_logit_softcapping": -1}, "final_logit_softcapping is -1"),
+        (
+            "gemma3_text",
+            {"rope_parameters": None, "rope_local_base_freq": 0},
+            "rope_local_base_freq is 0",
+        ),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {"rope_theta": 0}}},
+            "rope_theta is 0",
+        ),
     ],
 )
 def test_refused_switch(family, change, message):
@@ -226,6 +256,26 @@ def test_refused_switch(family, change, message):
     with pytest.raises(ValueError, match=message):
         specjax.load(folder)
     (folder / "config.json").write_text(json.dumps(before))
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_what_holds_where_a_file_is_silent(family, tmp_path):
+    """Every field but sizes, left out in turn: what then holds is what transformers takes."""
+    sizes = {"max_position_embeddings", "num_key_value_heads"}
+    config = transformers.AutoConfig.for_model(family, **next(iter(CONFIGS[family].values())))
+    config.save_pretrained(tmp_path)
+    whole, compared = json.loads((tmp_path / "config.json").read_text()), 0
+    for key in set(whole) - sizes - {"model_type", "architectures"}:
+        given = {name: value for name, value in whole.items() if name != key}
+        try:
+            found = specjax.FAMILIES[family].read_config(given)
+        except KeyError:  # it is needed
+            continue
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        full = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+        assert found == specjax.FAMILIES[family].read_config(full), key
+        compared += 1
+    assert compared > 8
 
 
 def table() -> str:

@@ -62,10 +62,17 @@ FLOORS = [
     ["train.material"],
     ["train.loop"],
     ["train.pretrain", "train.distill", "train.generate", "train.evaluate", "train.medusa", "train.export"],
-    ["train.bench", "train.ablation"],
+    ["train.ablation"],
+    [f"bench.{name}" for name in ("command", "machine", "weights", "prompts", "imposed")],
+    ["bench.drawing", "bench.sampler", "bench.vocabularies", "bench.growth", "bench.laws"],
+    ["bench.contestants", "bench.spec_bench"],
+    ["bench.timing", "bench.torch_loop"],
+    ["bench.__main__"],
+    ["bench.goals"],
+    ["train.bench"],
 ]
 FLOOR = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
-FILES = sorted(p for top in ("specjax", "train") for p in (ROOT / top).rglob("*.py"))
+FILES = sorted(p for top in ("specjax", "train", "bench") for p in (ROOT / top).rglob("*.py"))
 
 
 def module_of(path: pathlib.Path) -> str:
@@ -84,7 +91,7 @@ def imports_of(path: pathlib.Path) -> set[str]:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 found.add(full if full in FLOOR else node.module)
-    return {name for name in found if name.split(".")[0] in ("specjax", "train", "tests")}
+    return {name for name in found if name.split(".")[0] in ("specjax", "train", "bench", "tests")}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
@@ -95,6 +102,14 @@ def test_imports_go_down(path):
     assert module in FLOOR, f"{module} has no floor: add it to FLOORS"
     for name in imports_of(path):
         assert FLOOR[name] < FLOOR[module], f"{module} imports {name}, which is not below it"
+
+
+def test_a_helper_of_the_tests_has_one_name():
+    """`toys` and `tests.toys` would be two modules, each with models and programs of its own."""
+    files = sorted((ROOT / "tests").glob("*.py"))
+    assert len(files) > 50
+    for path in files:
+        assert not [name for name in imports_of(path) if name.split(".")[0] == "tests"], path
 
 
 def test_the_library_knows_no_training_and_no_nnx():

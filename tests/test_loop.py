@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
+from trained import metrics
 
 from specjax import LinenModel, Transformer
 from specjax.training import curves, options, record
 from specjax.training.loop import LoopOptions, fit
 from specjax.training.optimizer import gradient, make_schedule
-from tests import toys
-from tests.trained import metrics
 
 SIZE = 4096
 SETTINGS = {"steps": 12, "batch_size": 4, "save_every": 3, "eval_every": 3, "log_every": 2, "warmup_steps": 2}

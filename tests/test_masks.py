@@ -6,8 +6,10 @@ import dataclasses
 import json
 import types
 
+import folders
 import numpy as np
 import pytest
+import trained
 from test_chat import TEMPLATES
 
 import specjax
@@ -17,7 +19,6 @@ from specjax.training.conversations import encode_conversation, read_conversatio
 from specjax.training.dataset import Written
 from specjax.training.jobs import distill
 from specjax.training.material import learned
-from tests import folders, trained
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 SIMPLE = {

@@ -65,6 +65,10 @@ SPOILED = {
         lambda t, c: t.update({"0.0.linear.bias": np.zeros(64, np.int32)}),
         "stored as I32; specjax reads",
     ),
+    "no finite number": (
+        lambda t, c: t["1.0.linear.bias"].__setitem__(7, np.nan),
+        r"1\.0\.linear\.bias hold NaN or infinities in float32: download it again",
+    ),
     "more heads": (lambda t, c: c.update(medusa_num_heads=3), r"2\.0\.linear\.weight is missing"),
     "no heads": (lambda t, c: c.update(medusa_num_heads=0), "medusa_num_heads is 0"),
     "no number": (lambda t, c: c.pop("medusa_num_layers"), "lacks 'medusa_num_layers'"),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import in_processes
 import numpy as np
 import pytest
 
@@ -17,7 +18,6 @@ import specjax
 from specjax.commands import processes
 from specjax.training.jobs import distill, medusa, pretrain
 from specjax.training.mesh import mesh_of_run
-from tests import in_processes
 
 ROOT = pathlib.Path(__file__).parent.parent
 TOLERANCE = 1e-4

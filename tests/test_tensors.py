@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 from flax import linen as nn
 
-from specjax.files.tensors import _reader, read_params, write_params
+from specjax.files.tensors import _reader, all_finite, read_params, write_params
 from specjax.models import Family, LinenModel, Tensor
 
 SHAPES = {
@@ -143,7 +143,7 @@ def test_a_device_reads_its_slice(tmp_path, name):
 
     files, _ = _open([stored(tmp_path) / "model.safetensors"])
     whole, rows = params()[name], [row for row in tensors(Config()) if row.path == (name,)]
-    read = _reader(rows, whole.shape, files, np.float32)
+    read = _reader(rows, whole.shape, files, np.float32, set())
     choices = [(slice(None), slice(0, 1), slice(size // 2, size)) for size in whole.shape]
     for index in itertools.product(*choices):
         np.testing.assert_array_equal(read(index), whole[index])
@@ -182,6 +182,53 @@ def test_all_faults_at_once(tmp_path):
         "  root.qkv has shape [12, 4] instead of [18, 4]",
         "  root.wide is stored as I8; specjax reads F32, BF16, F16, F64",
     ]
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+def test_numbers_that_are_not_finite(tmp_path, kind, dtype):
+    """NaN and infinities of either sign, in every way a tensor is stored, all named at once."""
+
+    def spoil(tensors):
+        tensors["root.qkv"][17, 3] = np.nan
+        tensors["root.heads_bias"][4] = -np.inf
+        tensors["root.expert.1"][0, 0] = np.inf
+        tensors["root.stack"][2, 4, 3] = np.nan
+        tensors["root.stack"][0, 0, :2] = -np.inf
+
+    with pytest.raises(ValueError, match="no finite numbers") as caught:
+        read_params(stored(tmp_path, spoil, kind), FAMILY, MODEL, dtype)
+    cure = ": download it again; if it was trained so, take a checkpoint from before its loss"
+    cure += " diverged"
+    assert str(caught.value).splitlines()[1:] == [
+        f"  root.expert.1 holds 0 NaN and 1 infinities{cure}",
+        f"  root.heads_bias holds 0 NaN and 1 infinities{cure}",
+        f"  root.qkv holds 1 NaN and 0 infinities{cure}",
+        f"  root.stack holds 1 NaN and 2 infinities{cure}",
+    ]
+
+
+def test_numbers_beyond_the_dtype(tmp_path):
+    """What float16 cannot hold would become an infinity; bfloat16 can."""
+    folder = stored(tmp_path, lambda tensors: tensors["root.wide"].__setitem__((3, 9), -1e5))
+    message = r"root.wide goes up to 1e\+05, beyond float16: load it in bfloat16"
+    with pytest.raises(ValueError, match=message):
+        read_params(folder, FAMILY, MODEL, np.float16)
+    assert np.asarray(read_params(folder, FAMILY, MODEL, jnp.bfloat16)["up"]).min() < -9e4
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
+def test_what_is_finite(dtype):
+    """The greatest numbers, and those next to zero, are; a NaN is found wherever it stands."""
+    numbers = np.zeros(3 * 2**17 + 5, dtype)
+    greatest = jnp.finfo(dtype).max
+    numbers[:6] = [greatest, -greatest, jnp.finfo(dtype).tiny, -0.0, 1, -1]
+    assert all_finite(numbers)
+    for at in (0, 2**17 - 1, 2**17, len(numbers) - 1):
+        for value in (np.nan, -np.nan, np.inf, -np.inf):
+            spoilt = numbers.copy()
+            spoilt[at] = value
+            assert not all_finite(spoilt)
 
 
 def test_a_tensor_that_is_read_in_part(tmp_path):

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
+import trained
 
 from specjax.training.jobs import ablation
-from tests import toys, trained
 from train import bench
 
 TINY = ["--target", "checkpoints/tiny/target", "--draft", "checkpoints/tiny/draft"]

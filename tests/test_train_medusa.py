@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 
 import specjax
 from specjax.models.transformer import head_matrix
@@ -19,7 +20,6 @@ from specjax.training.jobs import medusa
 from specjax.training.loop import LoopOptions
 from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer
-from tests import toys
 
 ROOT = pathlib.Path(__file__).parent.parent
 TARGET = ROOT / "checkpoints" / "tiny" / "target"

@@ -118,6 +118,27 @@ def save(model: LanguageModel, folder: str | os.PathLike[str], *, dtype: Any = N
             os.replace(new / name, folder / name)  # and config.json last
 
 
+def read_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer:
+    """A `tokenizer.json`, which gives every text all of its tokens and no others.
+
+    The file may hold a truncation and a padding, left over from how somebody once called the
+    tokenizer.  They are switched off, as in transformers, where a call has to ask for them: else a
+    prompt would be cut or padded without a word, and continued as another text.
+
+    Raises:
+      ValueError: the file is no tokenizer.
+      OSError: it is missing or cannot be read.
+    """
+    text = read_bytes(pathlib.Path(path))
+    try:
+        found = tokenizers.Tokenizer.from_str(text.decode())
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
 def _check_dtype(dtype: Any) -> Any:
     try:
         dtype = jnp.dtype(dtype)
@@ -172,11 +193,7 @@ def _tokenizer(folder: pathlib.Path, vocab_size: int) -> tokenizers.Tokenizer | 
                 f"transformers: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
             )
         return None
-    text = read_bytes(path)
-    try:
-        found = tokenizers.Tokenizer.from_str(text.decode())
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer: {error}") from None
+    found = read_tokenizer(path)
     # Added tokens may lie beyond the embedding (Gemma 3's token for images does); `generate` refuses their ids.
     greatest = max(found.get_vocab(with_added_tokens=False).values(), default=0)
     if greatest >= vocab_size:

@@ -17,6 +17,7 @@ import safetensors
 import safetensors.numpy
 
 from specjax.drafters import MedusaAdapter
+from specjax.files.tensors import all_finite
 from specjax.models import LanguageModel, MedusaHeads, head_matrix
 from specjax.parallel import leader, to_host
 
@@ -157,8 +158,17 @@ def _read_weights(folder: pathlib.Path, heads: MedusaHeads, target: LanguageMode
         )
     stack = (heads.num_layers, heads.num_heads)
     shapes = {"kernel": (*stack, size, size), "bias": (*stack, size), "head": (heads.num_heads, size, heads.vocab_size)}
-    arrays: dict[str, Any] = {leaf: np.empty(shapes[leaf], np.float32) for leaf, _, _ in wanted.values()}
+    arrays: dict[str, Any] = {leaf: np.empty(shapes[leaf], dtype) for leaf, _, _ in wanted.values()}
+    spoilt = []
     for name, (leaf, at, transpose) in wanted.items():
-        tensor = handle.get_tensor(name).astype(np.float32)
-        arrays[leaf][at] = tensor.T if transpose else tensor
-    return {leaf: jnp.asarray(array, dtype) for leaf, array in arrays.items()}
+        tensor = handle.get_tensor(name)
+        with np.errstate(over="ignore"):  # of float16: what overflows is found below
+            arrays[leaf][at] = tensor.T if transpose else tensor
+        if not all_finite(arrays[leaf][at]):
+            spoilt.append(name)
+    if spoilt:
+        raise ValueError(
+            f"{path}: {', '.join(spoilt)} hold NaN or infinities in {jnp.dtype(dtype)}: "
+            "download it again, or take heads from before their loss diverged"
+        )
+    return {leaf: jnp.asarray(array) for leaf, array in arrays.items()}

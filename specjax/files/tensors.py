@@ -36,6 +36,7 @@ _KINDS = {
 """What safetensors calls a dtype that can be a weight."""
 
 _HEAD = ("head", "kernel")
+_PIECE = 2**17  # numbers
 
 _Shape = tuple[int, ...]
 _Path = tuple[str, ...]
@@ -119,8 +120,9 @@ def read_params(
       shardings: a tree like the parameters; each device reads its own slice of each tensor.  None: the default device.
 
     Raises:
-      ValueError: all that is missing, misshapen, twice there, of another dtype or left over, at once; or more than the
-        devices have memory for.
+      ValueError: all that is missing, misshapen, twice there, of another dtype or left over, at
+        once; or more than the devices have memory for; or every tensor with NaN or infinities in
+        `dtype` (of several processes, each says so of what it reads).
     """
     shapes = {path: leaf.shape for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()}
     placed = {} if shardings is None else _flat(shardings)
@@ -142,14 +144,30 @@ def read_params(
     # What is greatest first: the copies that reading it takes are gone when the memory fills up.
     leaves = sorted(_grouped(rows, "path").items(), key=lambda leaf: -math.prod(shapes[leaf[0]]))
     params: dict[_Path, Any] = {}
+    spoilt: set[str] = set()
     for path, parts in tqdm(leaves, desc=f"loading {folder.name}", unit="tensor", disable=None, leave=False):
-        read = _reader(parts, shapes[path], stored, dtype)
+        read = _reader(parts, shapes[path], stored, dtype, spoilt)
         if path in placed:
             leaf = jax.make_array_from_callback(shapes[path], placed[path], read)
         else:
             leaf = jax.device_put(read((slice(None),) * len(shapes[path])))
         params[path] = jax.block_until_ready(leaf)  # or the host's copies would queue up
+    if spoilt:
+        lines = [f"  {name} {_what_is_not_finite(stored[name], dtype)}" for name in sorted(spoilt)]
+        raise ValueError(f"the weights in {folder} are no finite numbers:\n" + "\n".join(lines))
     return unflatten_dict(params)
+
+
+def all_finite(numbers: np.ndarray) -> bool:
+    """Whether a contiguous array of floats holds neither NaN nor infinity.
+
+    The bits of the exponent are compared, a piece at a time that a core's cache holds: that costs a
+    fraction of reading the array, and the `isfinite` of bfloat16 many times as much.
+    """
+    bits = numbers.reshape(-1).view(f"u{numbers.itemsize}")
+    exponent = np.array(np.inf, numbers.dtype).view(bits.dtype)  # all of its ones
+    pieces = (bits[at : at + _PIECE] for at in range(0, bits.size, _PIECE))
+    return all((piece & exponent).max() != exponent for piece in pieces)
 
 
 def write_params(
@@ -278,8 +296,32 @@ def _leftovers(rows: list[Tensor], family: Family, config: TransformerConfig, st
     return [f"{name} is not a tensor of this architecture" for name in unread]
 
 
-def _reader(parts: list[Tensor], leaf: _Shape, stored: dict[str, Stored], dtype: Any) -> Callable[[Any], np.ndarray]:
-    """A function from slices of a parameter, one a dimension, to a fresh array of its numbers."""
+def _what_is_not_finite(tensor: Stored, dtype: Any) -> str:
+    """What is wrong with a tensor that is not finite in `dtype`, and the cure."""
+    numbers, nans, infinite, greatest = tensor.map().reshape(-1), 0, 0, 0.0
+    for at in range(0, numbers.size, _PIECE):
+        piece = np.abs(numbers[at : at + _PIECE].astype(np.float64))
+        nans, infinite = nans + np.isnan(piece).sum(), infinite + np.isinf(piece).sum()
+        greatest = max(greatest, piece.max())
+    if nans or infinite:
+        return (
+            f"holds {nans} NaN and {infinite} infinities: download it again; "
+            "if it was trained so, take a checkpoint from before its loss diverged"
+        )
+    return f"goes up to {greatest:.3g}, beyond {jnp.dtype(dtype)}: load it in bfloat16 or float32"
+
+
+def _reader(
+    parts: list[Tensor],
+    leaf: _Shape,
+    stored: dict[str, Stored],
+    dtype: Any,
+    spoilt: set[str],
+) -> Callable[[Any], np.ndarray]:
+    """A function from slices of a parameter, one a dimension, to a fresh array of its numbers.
+
+    It adds to `spoilt` the names of tensors that are not finite, in `dtype` and in these slices.
+    """
     by_place = {row.at: row for row in parts}
 
     def part(at):
@@ -291,10 +333,16 @@ def _reader(parts: list[Tensor], leaf: _Shape, stored: dict[str, Stored], dtype:
     def read(index):
         out = np.empty([len(range(*s.indices(size))) for s, size in zip(index, leaf, strict=True)], dtype)
         if None in by_place:
-            out[...] = part(None)[index]
+            fill(out, None, index)
         else:  # a stack of experts
             for i, at in enumerate(range(*index[0].indices(leaf[0]))):
-                out[i] = part(at)[index[1:]]
+                fill(out[i], at, index[1:])
         return out
+
+    def fill(out, at, index):
+        with np.errstate(over="ignore"):  # of float16: what overflows is found below
+            out[...] = part(at)[index]
+        if not all_finite(out):
+            spoilt.add(by_place[at].name)
 
     return read

@@ -17,6 +17,7 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
+from specjax.files import read_tokenizer
 from specjax.parallel import leader
 from specjax.training.mesh import together
 from specjax.training.options import REQUIRED, option
@@ -192,7 +193,7 @@ def prepare(
             texts = (text for _, text in documents if text not in tests)
             trained = train_tokenizer(texts, vocab_size)
         else:
-            trained = tokenizers.Tokenizer.from_file(tokenizer)
+            trained = read_tokenizer(tokenizer)
         trained.save(str(out / "tokenizer.json"))
         dtype = _dtype(trained)
         counts = {"train": 0, "held_out": 0}
@@ -210,7 +211,7 @@ def prepare(
             "sha256": {name: digest(out / name) for name in ("tokenizer.json", "train.bin", "held_out.bin")},
         }, indent=1))  # fmt: skip
     together(f"read {out}")
-    loaded = tokenizers.Tokenizer.from_file(str(out / "tokenizer.json"))
+    loaded = read_tokenizer(out / "tokenizer.json")
     dtype = _dtype(loaded)
     return loaded, Tokens(out / "train.bin", dtype), Tokens(out / "held_out.bin", dtype)
 

@@ -119,7 +119,7 @@ def _update(job, optimizer, options, layout, read, state, frozen, batch):
     after = {"params": params, "optimizer": optimizer_state, "step": state["step"] + 1}
     if options.ema:
         after["ema"] = optax.incremental_update(params, state["ema"], 1 - options.ema)
-    metrics = {"loss": loss, "grad_norm": optax.global_norm(grads), **metrics}
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
     return hold(after, layout), metrics
 
 

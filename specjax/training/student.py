@@ -12,11 +12,10 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax.files import find_folder, load, read_json, save
+from specjax.files import find_folder, load, read_json, read_tokenizer, save
 from specjax.models import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.parallel import TRAINING_RULES, shardings
 from specjax.text import vocabulary_digest
-from specjax.training.corpus import end_of_text
 from specjax.training.options import option
 from specjax.training.precision import mixed_dot_general
 
@@ -66,7 +65,7 @@ def check_initial(options: Any, words: tokenizers.Tokenizer | None, size: int, w
         return
     folder = find_folder(options.initial)
     path, found = folder / "tokenizer.json", read_json(folder / "config.json").get("vocab_size")
-    own = tokenizers.Tokenizer.from_file(str(path)) if path.exists() else words
+    own = read_tokenizer(path) if path.exists() else words
     if found != size or vocabulary_digest(own) != vocabulary_digest(words):
         raise ValueError(
             f"--initial {options.initial} speaks other tokens ({own.get_vocab_size()}, in a vocabulary of {found}) "
@@ -108,8 +107,17 @@ def isolate(starts: Array) -> tuple[Array, Array]:
     return place - first, (place[:, None] >= place) & (first[:, :, None] == first[:, None])
 
 
-def save_student(folder: pathlib.Path, model: LinenModel, params: Any, tokenizer: pathlib.Path) -> None:
-    """Write a Hugging Face folder in bfloat16."""
-    words = tokenizers.Tokenizer.from_file(str(tokenizer))
-    end = end_of_text(words)
-    save(LanguageModel(model, params, words, () if end is None else (end,), folder.name), folder, dtype=jnp.bfloat16)
+def save_student(
+    folder: pathlib.Path,
+    model: LinenModel,
+    params: Any,
+    words: tokenizers.Tokenizer,
+    eos: tuple[int, ...],
+) -> None:
+    """Write a Hugging Face folder in bfloat16.
+
+    Args:
+      words: what turns text into the model's tokens.
+      eos: the ids that end a text for it; () where none does.
+    """
+    save(LanguageModel(model, params, words, eos, folder.name), folder, dtype=jnp.bfloat16)

@@ -8,6 +8,8 @@ from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family
 from specjax.models.families.fields import (
     activation,
+    flag,
+    number,
     read_rope,
     read_windows,
     refuse,
@@ -25,7 +27,7 @@ def _read_gemma(config: dict[str, Any], **changes: Any) -> TransformerConfig:
     fields: dict[str, Any] = {
         "norm_offset": 1.0,
         "embedding_scale": config["hidden_size"] ** 0.5,
-        "tied_embeddings": config.get("tie_word_embeddings", True),
+        "tied_embeddings": flag(config, "tie_word_embeddings", True),
         "activation": activation("gelu_pytorch_tanh" if name == "gelu" else name),
         "head_dim": config.get("head_dim") or 256,  # the family's default, whatever the hidden size
         "mlp_bias": False,
@@ -45,7 +47,7 @@ def _later(config: dict[str, Any], period: int) -> dict[str, Any]:
     ]
     return {
         "norm_order": "sandwich",
-        "query_scale": (config.get("query_pre_attn_scalar") or 256) ** -0.5,
+        "query_scale": number(config, "query_pre_attn_scalar", 256) ** -0.5,
         "windows": read_windows({"sliding_window": 4096, **config}, types),
     }
 
@@ -62,11 +64,16 @@ def _write_later(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
     )
 
 
+def _cap(config: dict[str, Any], name: str, default: float | None = None) -> float | None:
+    """Where logits are capped; null switches a cap off."""
+    return None if config.get(name, default) is None else number(config, name, default)
+
+
 def _read_gemma2(config: dict[str, Any]) -> TransformerConfig:
     return _read_gemma(
         config,
-        attention_softcap=config.get("attn_logit_softcapping", 50.0),
-        logit_softcap=config.get("final_logit_softcapping", 30.0),
+        attention_softcap=_cap(config, "attn_logit_softcapping", 50.0),
+        logit_softcap=_cap(config, "final_logit_softcapping", 30.0),
         **_later(config, 2),
     )
 
@@ -77,19 +84,18 @@ def _read_gemma3(config: dict[str, Any]) -> TransformerConfig:
     kinds = config.get("rope_parameters")
     if kinds is not None:
         everything, local = (kinds.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
-        rope = rope_of(everything, everything.get("rope_theta", 1e6), 1.0, config)
-        near = rope_of(local, local.get("rope_theta", 1e4), 1.0, config)
+        rope, near = rope_of(everything, 1e6, 1.0, config), rope_of(local, 1e4, 1.0, config)
     else:
         rope = read_rope(config, theta=1e6)
-        near = rope_of({}, config.get("rope_local_base_freq", 1e4), 1.0, config)
+        near = rope_of({}, number(config, "rope_local_base_freq", 1e4, above=1.0), 1.0, config)
     windows = later["windows"] or (None,) * config["num_hidden_layers"]
     return _read_gemma(
         config,
         qk_norm="head",
         rope=rope,
         ropes=tuple(rope if window is None else near for window in windows),
-        attention_softcap=config.get("attn_logit_softcapping"),
-        logit_softcap=config.get("final_logit_softcapping"),
+        attention_softcap=_cap(config, "attn_logit_softcapping"),
+        logit_softcap=_cap(config, "final_logit_softcapping"),
         **later,
     )
 

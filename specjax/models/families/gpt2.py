@@ -6,7 +6,7 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family, Tensor
-from specjax.models.families.fields import activation, activation_name, check_sizes, refuse
+from specjax.models.families.fields import activation, activation_name, check_sizes, flag, number, refuse
 
 
 def _read(config: dict[str, Any]) -> TransformerConfig:
@@ -23,15 +23,15 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
         max_positions=config["n_positions"],
         rope=None,
         position_offset=0,
-        tied_embeddings=config.get("tie_word_embeddings", True),
+        tied_embeddings=flag(config, "tie_word_embeddings", True),
         norm="layer",
-        norm_eps=config.get("layer_norm_epsilon", 1e-5),
+        norm_eps=number(config, "layer_norm_epsilon", 1e-5, least=0.0),
         qkv_bias=True,
         out_bias=True,
         activation=activation(config.get("activation_function", "gelu_new")),
         gated=False,
         mlp_bias=True,
-        init_scale=config.get("initializer_range", 0.02),
+        init_scale=number(config, "initializer_range", 0.02, least=0.0),
         family="gpt2",
     )
 

@@ -6,7 +6,15 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family, Tensor
-from specjax.models.families.fields import activation, activation_name, check_sizes, read_rope, write_rope
+from specjax.models.families.fields import (
+    activation,
+    activation_name,
+    check_sizes,
+    flag,
+    number,
+    read_rope,
+    write_rope,
+)
 from specjax.models.families.llama import dense
 
 
@@ -15,7 +23,8 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
         config, "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "max_position_embeddings",
     )  # fmt: skip
-    bias = config.get("attention_bias", True)
+    bias = flag(config, "attention_bias", True)
+    theta = number(config, "rotary_emb_base", 10000.0, above=1.0)
     return TransformerConfig(
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
@@ -25,17 +34,17 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
         num_kv_heads=config["num_attention_heads"],
         head_dim=config["hidden_size"] // config["num_attention_heads"],
         max_positions=config["max_position_embeddings"],
-        rope=read_rope(config, config.get("rotary_emb_base", 10000.0), config.get("rotary_pct", 0.25)),
-        tied_embeddings=config.get("tie_word_embeddings", False),
+        rope=read_rope(config, theta, number(config, "rotary_pct", 0.25, most=1.0)),
+        tied_embeddings=flag(config, "tie_word_embeddings", False),
         norm="layer",
-        norm_eps=config.get("layer_norm_eps", 1e-5),
-        norm_order="parallel" if config.get("use_parallel_residual", True) else "pre",
+        norm_eps=number(config, "layer_norm_eps", 1e-5, least=0.0),
+        norm_order="parallel" if flag(config, "use_parallel_residual", True) else "pre",
         qkv_bias=bias,
         out_bias=bias,
         activation=activation(config.get("hidden_act", "gelu")),
         gated=False,
         mlp_bias=True,
-        init_scale=config.get("initializer_range", 0.02),
+        init_scale=number(config, "initializer_range", 0.02, least=0.0),
         family="gpt_neox",
     )
 

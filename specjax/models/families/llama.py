@@ -9,7 +9,16 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family, Tensor
-from specjax.models.families.fields import activation, activation_name, check_sizes, read_rope, refuse, write_rope
+from specjax.models.families.fields import (
+    activation,
+    activation_name,
+    check_sizes,
+    flag,
+    number,
+    read_rope,
+    refuse,
+    write_rope,
+)
 
 _NORMS = {
     "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
@@ -33,7 +42,7 @@ def read_llama(config: dict[str, Any], **changes: Any) -> TransformerConfig:
     sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     check_sizes(config, *sizes, optional=("num_key_value_heads", "head_dim", "max_position_embeddings"))
     heads = config["num_attention_heads"]
-    bias = config.get("attention_bias", False)
+    bias = flag(config, "attention_bias", False)
     fields: dict[str, Any] = {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
@@ -43,13 +52,13 @@ def read_llama(config: dict[str, Any], **changes: Any) -> TransformerConfig:
         "num_kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
         "max_positions": config.get("max_position_embeddings", 2048),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "norm_eps": number(config, "rms_norm_eps", 1e-6, least=0.0),
+        "tied_embeddings": flag(config, "tie_word_embeddings", False),
         "qkv_bias": bias,
         "out_bias": bias,
-        "mlp_bias": config.get("mlp_bias", False),
+        "mlp_bias": flag(config, "mlp_bias", False),
         "activation": activation(config.get("hidden_act", "silu")),
-        "init_scale": config.get("initializer_range", 0.02),
+        "init_scale": number(config, "initializer_range", 0.02, least=0.0),
         "family": config["model_type"],
     }
     if "rope" not in changes:

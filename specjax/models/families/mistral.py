@@ -7,8 +7,12 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family
-from specjax.models.families.fields import check_sizes, read_windows, write_windows
+from specjax.models.families.fields import check_sizes, number, read_rope, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
+
+
+def _read_mistral(config: dict[str, Any]) -> TransformerConfig:
+    return _read({"sliding_window": 4096, **config})  # where a file is silent; null is no window
 
 
 def _read(config: dict[str, Any], **changes: Any) -> TransformerConfig:
@@ -28,6 +32,8 @@ def _read_mixtral(config: dict[str, Any]) -> TransformerConfig:
         num_experts=config["num_local_experts"],
         experts_per_token=config["num_experts_per_tok"],
         expert_size=config["intermediate_size"],
+        norm_eps=number(config, "rms_norm_eps", 1e-5, least=0.0),
+        rope=read_rope(config, theta=1e6),
     )
 
 
@@ -35,7 +41,13 @@ def _write_mixtral(c: TransformerConfig) -> dict[str, Any]:
     return _write(c, num_local_experts=c.num_experts, num_experts_per_tok=c.experts_per_token)
 
 
-MISTRAL = Family("MistralForCausalLM", _read, _write, llama_tensors, ignored=(".rotary_emb.inv_freq",))
+MISTRAL = Family(
+    "MistralForCausalLM",
+    _read_mistral,
+    _write,
+    llama_tensors,
+    ignored=(".rotary_emb.inv_freq",),
+)
 
 MIXTRAL = Family(
     "MixtralForCausalLM",

@@ -6,11 +6,13 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family
+from specjax.models.families.fields import number
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
 def _read(config: dict[str, Any]) -> TransformerConfig:
-    return read_llama(config, norm_order="post", qk_norm="whole", mlp_bias=False)
+    eps = number(config, "rms_norm_eps", 1e-5, least=0.0)
+    return read_llama(config, norm_order="post", qk_norm="whole", mlp_bias=False, norm_eps=eps)
 
 
 def _write(c: TransformerConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family, Tensor
-from specjax.models.families.fields import activation, activation_name, check_sizes, refuse
+from specjax.models.families.fields import activation, activation_name, check_sizes, flag, number, refuse
 from specjax.models.families.llama import dense
 
 _PADDING = 2  # the first rows of the table of positions belong to no token
@@ -18,7 +18,7 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
         config, "vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads",
         "max_position_embeddings", optional=("word_embed_proj_dim",),
     )  # fmt: skip
-    before = config.get("do_layer_norm_before", True)
+    before = flag(config, "do_layer_norm_before", True)
     size = config.get("word_embed_proj_dim") or config["hidden_size"]
     return TransformerConfig(
         vocab_size=config["vocab_size"],
@@ -32,16 +32,16 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
         rope=None,
         position_offset=_PADDING,
         embedding_size=None if size == config["hidden_size"] else size,
-        tied_embeddings=config.get("tie_word_embeddings", True),
+        tied_embeddings=flag(config, "tie_word_embeddings", True),
         norm="layer",
         norm_order="pre" if before else "after",
-        final_norm=before and not config.get("_remove_final_layer_norm", False),
+        final_norm=before and not flag(config, "_remove_final_layer_norm", False),
         qkv_bias=True,
         out_bias=True,
         activation=activation(config.get("activation_function", "relu")),
         gated=False,
         mlp_bias=True,
-        init_scale=config.get("init_std", 0.02),
+        init_scale=number(config, "init_std", 0.02, least=0.0),
         family="opt",
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family, Tensor
-from specjax.models.families.fields import read_rope, read_windows, refuse, write_windows
+from specjax.models.families.fields import number, read_rope, read_windows, refuse, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
@@ -21,7 +21,8 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
         # Texts beyond the original context take other factors for all their positions: a cached text cannot change
         # over, so the context ends where the short factors do.
         most = min(most, rope.original_max_positions)
-    return read_llama(config, rope=rope, windows=read_windows(config, types), max_positions=most)
+    eps, windows = number(config, "rms_norm_eps", 1e-5, least=0.0), read_windows(config, types)
+    return read_llama(config, rope=rope, windows=windows, max_positions=most, norm_eps=eps)
 
 
 def _write(c: TransformerConfig) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family
-from specjax.models.families.fields import check_sizes, read_windows, write_windows
+from specjax.models.families.fields import check_sizes, flag, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
 def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
-    if not config.get("use_sliding_window") or config.get("sliding_window") is None:
+    if not flag(config, "use_sliding_window", False) or config.get("sliding_window") is None:
         return read_windows(config, ["full_attention"] * config["num_hidden_layers"])
     first = config.get("max_window_layers", 28)
     layers = range(config["num_hidden_layers"])
@@ -50,13 +50,13 @@ def _read_qwen3_moe(config: dict[str, Any]) -> TransformerConfig:
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     sparse = tuple(i not in dense and (i + 1) % step == 0 for i in layers)
     # Here, unlike in the dense models, a window is every layer's.
-    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    window = config.get("sliding_window") if flag(config, "use_sliding_window", False) else None
     return _read_qwen3(
         config,
         num_experts=config[experts],
         experts_per_token=config["num_experts_per_tok"],
         expert_size=config["moe_intermediate_size"],
-        normalise_experts=config.get("norm_topk_prob", False),
+        normalise_experts=flag(config, "norm_topk_prob", False),
         sparse=() if all(sparse) else sparse,
         windows=() if window is None else (window,) * len(layers),
     )

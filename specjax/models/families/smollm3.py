@@ -6,7 +6,7 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family
-from specjax.models.families.fields import read_rope, read_windows, write_windows
+from specjax.models.families.fields import flag, read_rope, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
@@ -19,10 +19,10 @@ def _turned(config: dict[str, Any]) -> list[bool]:
 
 def _read(config: dict[str, Any]) -> TransformerConfig:
     turned, rope = _turned(config), read_rope(config, theta=2e6)
-    sliding = config.get("use_sliding_window") and config.get("sliding_window") is not None
+    sliding = flag(config, "use_sliding_window", False) and config.get("sliding_window") is not None
     types = ["sliding_attention" if sliding and not turn else "full_attention" for turn in turned]
     ropes = tuple(rope if turn else None for turn in turned)
-    tied = config.get("tie_word_embeddings", True)
+    tied = flag(config, "tie_word_embeddings", True)
     return read_llama(config, rope=rope, ropes=ropes, windows=read_windows(config, types), tied_embeddings=tied)
 
 

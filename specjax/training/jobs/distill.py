@@ -19,7 +19,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from specjax.decoding import Decoder
-from specjax.files import find_folder, load
+from specjax.files import load
 from specjax.models import LanguageModel, LinenModel, head_matrix
 from specjax.parallel import TRAINING_RULES, row_parts, to_host
 from specjax.proposers import DraftModel, NoProposer
@@ -289,7 +289,8 @@ class Distill:
         return report.get("tau", -report["held_out_kl"])
 
     def export(self, params: Any, folder: pathlib.Path) -> None:
-        save_student(folder, self.draft, params, find_folder(self.options.target) / "tokenizer.json")
+        # The target's ends: it may call them otherwise than corpora of text do, and have several.
+        save_student(folder, self.draft, params, self.tokenizer, self.target.eos)
 
 
 def filled(arrays: Any, parts: int) -> Any:

@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
 from specjax.models import LinenModel, head_matrix
-from specjax.training.corpus import TextOptions, Tokens, prepare, starts_of_documents
+from specjax.training.corpus import TextOptions, Tokens, end_of_text, prepare, starts_of_documents
 from specjax.training.loop import LoopOptions, fit
 from specjax.training.losses import chunked, cross_entropy
 from specjax.training.mesh import lay_batch, mesh_of_run
@@ -39,7 +40,7 @@ class Pretrain:
     model: LinenModel
     train: Tokens
     held_out: Tokens
-    tokenizer: Any = None  # for --show-mask
+    tokenizer: tokenizers.Tokenizer
     end: int | None = None  # the token that starts a document, where documents are isolated
     frozen: Any = None
     mesh: Mesh | None = None
@@ -81,7 +82,8 @@ class Pretrain:
         return -report["held_out_loss"]
 
     def export(self, params: Any, folder: pathlib.Path) -> None:
-        save_student(folder, self.model, params, self.train.path.parent / "tokenizer.json")
+        end = end_of_text(self.tokenizer)
+        save_student(folder, self.model, params, self.tokenizer, () if end is None else (end,))
 
 
 def main(argv: list[str] | None = None) -> None:
