@@ -27,7 +27,7 @@ from specjax.proposers import (
 from specjax.quantised import quantise
 from specjax.recurrent import RecurrentCache
 from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
-from specjax.sampling import Sampling, warp
+from specjax.sampling import Sampling, make_key, warp
 from specjax.sharding import make_mesh
 from specjax.types import Block, DecodeState, ModelOutput, Params, Proposal, StepInfo, Verdict
 from specjax.vocabulary import Translation, translate
@@ -81,6 +81,7 @@ __all__ = [
     "generate",
     "load",
     "load_medusa",
+    "make_key",
     "make_mesh",
     "quantise",
     "save",

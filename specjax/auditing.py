@@ -32,7 +32,7 @@ from specjax import chisquare, metrics
 from specjax.decoding import Decoder
 from specjax.proposers import NoProposer
 from specjax.rules import Match
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, make_key
 from specjax.sharding import leader, to_host
 from specjax.types import DecodeState, Model, Params
 
@@ -176,7 +176,7 @@ def _next_logits(target: Model, width: int, params: Any, state: DecodeState) -> 
 
 
 def _keys(seed: int, number: int, rows: int) -> Array:
-    return jax.random.split(jax.random.fold_in(jax.random.key(seed), number), rows)
+    return jax.random.split(jax.random.fold_in(make_key(seed), number), rows)
 
 
 def _texts(state: DecodeState, lengths: np.ndarray) -> list[tuple[int, ...]]:

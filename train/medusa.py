@@ -32,7 +32,7 @@ from specjax.models.transformer import head_matrix
 from specjax.proposers import MedusaParams, NoProposer
 from specjax.proposers.choices import best_tree, expected_length, measure_ranks, node_acceptance
 from specjax.rules import Match
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, make_key
 from specjax.sharding import TRAINING_RULES, hold, layout, module_shardings, put, row_parts, to_host
 from specjax.types import Params
 from train.corpus import TextOptions, starts_of_documents
@@ -300,7 +300,7 @@ class TrainMedusa:
         params = Params(target)
         state = decoder.prefill(
             params, prompts[:, : lengths.max()], lengths, limit=np.full(rows, length, np.int32),
-            sampling=Sampling.create(rows, 0.0), key=jax.random.split(jax.random.key(0), rows),
+            sampling=Sampling.create(rows, 0.0), key=jax.random.split(make_key(0), rows),
         )  # fmt: skip
         return to_host(decoder.run(params, state).tokens)[:, :length], lengths
 
