@@ -67,7 +67,7 @@ def ours(
         capacity = -(-(length + new) // 128) * 128
         decoder = Decoder(target.model, proposer, Match(), (), capacity)
         lengths = np.full(rows, length, np.int32)
-        keys = jax.random.split(jax.random.key(0), rows)
+        keys = jax.random.split(specjax.make_key(0), rows)
         sampling = Sampling.create(rows, 0.0)
         state = decoder.prefill(params, prompts, lengths, limit=lengths + np.int32(new), sampling=sampling, key=keys)
         jax.block_until_ready(state)

@@ -16,7 +16,18 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.command import run
-from specjax import Decoder, LinenModel, Match, NGram, NoProposer, Params, Sampling, Transformer, TransformerConfig
+from specjax import (
+    Decoder,
+    LinenModel,
+    Match,
+    NGram,
+    NoProposer,
+    Params,
+    Sampling,
+    Transformer,
+    TransformerConfig,
+    make_key,
+)
 from specjax.plot import new_figure
 
 BASE = {"batch": 1, "prompt": 64, "drafts": 4, "vocabulary": 4096, "layers": 6}
@@ -96,7 +107,7 @@ def measure(setting: dict[str, int], steps: int, rounds: int) -> dict[str, float
     decoder = Decoder(model, proposer, Match(), (), capacity)
     prompt = jnp.asarray(np.random.default_rng(0).integers(1, config.vocab_size, (rows, length)), jnp.int32)
     lengths = jnp.full(rows, length, jnp.int32)
-    keys, sampling = jax.random.split(jax.random.key(0), rows), Sampling.create(rows, 0.0)
+    keys, sampling = jax.random.split(make_key(0), rows), Sampling.create(rows, 0.0)
     state = decoder.prefill(params, prompt, lengths, limit=lengths * 0 + capacity, sampling=sampling, key=keys)
     run: Callable = jax.jit(lambda p, s: decoder.run(p, s, steps), donate_argnums=1)
     started = time.perf_counter()

@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.command import run
 from bench.weights import SIZES, Pair, random_on_device
-from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling, audit
+from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling, audit, make_key
 
 _PROMPTS, _LENGTH = 4, 16
 
@@ -85,7 +85,7 @@ def _decode(
     lengths = np.full(len(prompts), prompts.shape[1], np.int32)
     state = decoder.prefill(
         params, prompts, lengths, limit=lengths + np.int32(new), sampling=Sampling.create(len(prompts), 1.0),
-        key=jax.vmap(jax.random.key)(keys), num_drafts=num_drafts,
+        key=jax.vmap(make_key)(keys), num_drafts=num_drafts,
     )  # fmt: skip
     return np.asarray(decoder.run(params, state).tokens)[:, prompts.shape[1] : prompts.shape[1] + new]
 

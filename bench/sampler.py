@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.command import run
-from specjax import Processors, Sampling, eos_of_rows, sampling, warp
+from specjax import Processors, Sampling, eos_of_rows, make_key, sampling, warp
 from specjax.logprobs import Logprobs
 from specjax.processors import process
 from specjax.types import ABSENT
@@ -47,7 +47,7 @@ def parts(size: int) -> dict[str, tuple[Callable[..., Any], Any]]:
     }.items():
         made[name] = (run_processors, begun(Processors.create(1, size, **settings), size))
     made["a user's function"] = (run_function, begun(Processors(), size, counted=True))
-    made["noise, shared"] = (shared_noise, jax.random.split(jax.random.key(0), 1))
+    made["noise, shared"] = (shared_noise, jax.random.split(make_key(0), 1))
     made["log-probabilities"] = (lambda x, _: logprobs(x, 0), None)
     made["log-probabilities, best 5"] = (lambda x, _: logprobs(x, 5), None)
     return made

@@ -25,7 +25,7 @@ from specjax.proposers import (
     UniversalParams,
 )
 from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
-from specjax.sampling import Sampling, warp
+from specjax.sampling import Sampling, make_key, warp
 from specjax.text import Translation, translate
 from specjax.types import Block, DecodeState, ModelOutput, Params, Proposal, StepInfo, Verdict
 
@@ -78,6 +78,7 @@ __all__ = [
     "generate",
     "load",
     "load_medusa",
+    "make_key",
     "make_mesh",
     "quantise",
     "save",

@@ -21,14 +21,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
-from jax.core import Tracer
 
-from specjax.caches import empty_cache, read_prompt
+from specjax import tree
+from specjax.caches import check_given, check_slot, empty_cache, read_prompt
 from specjax.contract import Context, Model, Proposer, Rule
 from specjax.logprobs import Logprobs
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, spread, to_host
 from specjax.processors import LogitsProcessor, Processors, check_function, process
-from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
+from specjax.sampling import IndependentDraw, Sampling, SharedDraw, keys_of_rows, warp
 from specjax.tree import Tree
 from specjax.types import (
     ABSENT,
@@ -140,20 +140,24 @@ class Decoder:
           params: arrays of the target and the proposer.  Where they lie on a mesh, the state will too, split by row.
           prompt: [B, P] int32, right-padded; another P is another compilation.
           prompt_length: [B] int32, at least 1.
-          limit: [B] int32; a row stops when prompt and output reach this length; at most `capacity`.
+          limit: [B] int32; a row stops when prompt and output reach this length; at most
+            `capacity` and `target.max_positions`.
           sampling: settings, one a row.
-          key: [B] PRNG keys.  Rows with equal keys, prompts and settings give equal texts.
+          key: [B] PRNG keys, split from `specjax.make_key(seed)`.  Rows with equal keys, prompts
+            and settings give equal texts.
           num_drafts: [B] int32; guesses deeper than this are dropped, and 0 decodes a row plainly; None drops none.
           processors: penalties and the like, from `Processors.create`; None where all are off.
           eos: [B, ids] int32, ends of text of each row (`eos_of_rows`); those of the decoder by default.
 
         Raises:
           ValueError: where a prompt or a limit does not fit, or the devices have too little memory left (checked
-            for concrete arrays, before any compilation).
+            for concrete arrays, before any compilation); for keys of another implementation than
+            "threefry2x32", and for arrays of another shape or type (checked for traced ones too).
         """
+        check_given(self.target, self.capacity, prompt, prompt_length, limit, num_drafts)
+        key = keys_of_rows(key, len(prompt))
         if num_drafts is None:
-            num_drafts = np.full(prompt.shape[0], self.proposer.max_depth, np.int32)
-        self._check(prompt, prompt_length, limit, num_drafts)
+            num_drafts = np.full(len(prompt), self.proposer.max_depth, np.int32)
         mesh = mesh_of(params.target)
         if len(prompt) % (parts := row_parts(mesh)):
             raise ValueError(
@@ -262,8 +266,11 @@ class Decoder:
         """Put the one row of `row` into `slot` of `state` (continuous batching).  `state` is donated.
 
         Raises:
-          ValueError: the two were made with other kinds of settings, or for other shapes.
+          ValueError: the two were made with other kinds of settings, or for other shapes; `row` has
+            several rows; or `slot` is no row of `state`.  A traced slot is not checked: one beyond
+            the rows inserts nothing.
         """
+        check_slot(slot, len(state.tokens), len(row.tokens))
 
         def shape(made):
             return jax.tree.structure(made), [leaf.shape[1:] for leaf in jax.tree.leaves(made)]
@@ -274,24 +281,6 @@ class Decoder:
                 "processors or both with Processors.create(..., every=True)"
             )
         return _insert(layout(state), state, jnp.asarray(slot), row)
-
-    def _check(self, prompt: Any, prompt_length: Any, limit: Any, num_drafts: Any) -> None:
-        if prompt.shape[1] > self.capacity:
-            raise ValueError(
-                f"prompts padded to {prompt.shape[1]} tokens do not fit a capacity of {self.capacity}: "
-                "raise the decoder's capacity, or shorten the prompt"
-            )
-        if isinstance(prompt_length, Tracer) or isinstance(limit, Tracer):
-            return
-        lengths, limits = np.asarray(prompt_length), np.asarray(limit)
-        if lengths.min() < 1:
-            raise ValueError(f"prompt {int(lengths.argmin())} is empty; a prompt needs at least one token")
-        if lengths.max() > prompt.shape[1]:
-            raise ValueError(f"prompt_length {lengths.max()} is longer than the {prompt.shape[1]} tokens given")
-        if limits.max() > self.capacity:
-            raise ValueError(f"limit={limits.max()} is beyond the capacity of {self.capacity}: raise the capacity")
-        if not isinstance(num_drafts, Tracer) and (least := np.asarray(num_drafts).min()) < 0:
-            raise ValueError(f"num_drafts={least}; it must be 0 (plain decoding) or more")
 
     def _read(self, params: Params, state: DecodeState, proposal: Proposal, tree: Tree) -> ModelOutput:
         """The target's pass; where no row has a draft, over the roots alone, and 0 for the others."""
@@ -385,18 +374,38 @@ def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
     return np.array([[*row, *[ABSENT] * (width - len(row))] for row in rows], np.int32)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule):
+def _prefill(decoder, placed, params, prompt, prompt_length, *given):
+    """Two programs.  The first reads the prompt, and is the same for every proposer without taps."""
+    mesh, split_target, _ = placed
+    ahead = max(decoder.proposer.num_nodes, decoder.proposer.scratch)
+    shape = (decoder.capacity, ahead), decoder.proposer.taps
+    read = _read(decoder.target, shape, (mesh, split_target), params.target, prompt, prompt_length)
+    *seen, cache = read
+    return _begin(decoder, placed, cache, params.proposer, seen, prompt, prompt_length, *given)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _read(target, shape, placed, params, prompt, prompt_length):
+    """The hidden states [B, P, E] of the prompt, its features, and the cache without its last token.
+
+    The hidden states are returned even where no proposer looks at them.  Otherwise XLA would leave
+    out what only they need, and would compile the rest of the last layer to other roundings.
+    """
+    (sizes, taps), (mesh, split) = shape, placed
+    prompt = spread(prompt, mesh, False)
+    # Behind the last committed slot there is room to stage a proposal, or the padded prompt.
+    cache = spread(empty_cache(target, len(prompt), *sizes), mesh, split)
+    hidden, features, cache = read_prompt(target, params, prompt, prompt_length - 1, cache, taps)
+    return spread(hidden, mesh, False), spread(features, mesh, False), spread(cache, mesh, split)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _begin(decoder, placed, cache, params, seen, prompt, prompt_length, *given):
+    """The state of rows whose prompts the target has read; `params` are the proposer's."""
+    (hidden, features), (limit, num_drafts, sampling, key, processors, eos, rule) = seen, given
     rows, width = prompt.shape
     mesh, split_target, split_proposer = placed
     prompt = spread(prompt, mesh, False)
-    # Behind the last committed slot there is room to stage a proposal, or the padded prompt.
-    ahead = max(decoder.proposer.num_nodes, decoder.proposer.scratch)
-    cache = empty_cache(decoder.target, rows, decoder.capacity, ahead)
-    cache = spread(cache, mesh, split_target)
-    seen = prompt_length - 1
-    taps = decoder.proposer.taps
-    hidden, features, cache = read_prompt(decoder.target, params.target, prompt, seen, cache, taps)
     tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
     zero = jnp.zeros(rows, jnp.int32)
     own, size = decoder.logits_processor is not None, decoder.target.vocab_size
@@ -419,7 +428,8 @@ def _prefill(decoder, placed, params, prompt, prompt_length, limit, num_drafts, 
         logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
         stats=Stats(zero, zero, zero, zero, zero),
     )
-    begun = decoder.proposer.init(params.proposer, Block(prompt, hidden, seen, features), decoder.capacity)
+    block = Block(prompt, hidden, prompt_length - 1, features)
+    begun = decoder.proposer.init(params, block, decoder.capacity)
     return dataclasses.replace(spread(state, mesh, split_target), proposer=spread(begun, mesh, split_proposer))
 
 
@@ -448,16 +458,9 @@ def _write(buffer: Array, new: Array, start: Array) -> Array:
     return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(buffer, new, start)
 
 
-def asked(info: StepInfo) -> Array:
-    """[B, D + 1] bool: did the walk, at this depth, stand at a node with a child, so that a draft was tested?"""
-    parent = info.proposal.parent
-    has_child = (parent[:, None, :] == jnp.arange(parent.shape[1])[:, None]).any(2)
-    depth = jnp.arange(info.path.shape[1])
-    return jnp.take_along_axis(has_child, info.path, axis=1) & (depth <= info.num_accepted[:, None])
-
-
 def _count(stats: Stats, info: StepInfo, live: Array) -> Stats:
-    tested = jnp.minimum(asked(info).sum(1, dtype=jnp.int32), info.count)
+    asked = jax.vmap(tree.asked)(info.proposal.parent, info.path, info.num_accepted)
+    tested = jnp.minimum(asked.sum(1, dtype=jnp.int32), info.count)
     proposed = (info.proposal.parent != ABSENT).sum(1, dtype=jnp.int32)
     return Stats(
         target_passes=stats.target_passes + live,

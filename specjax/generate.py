@@ -33,7 +33,7 @@ from specjax.requests import (
     seeds_of,
 )
 from specjax.rules import Match
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, make_key
 from specjax.text import Messages, Texts
 from specjax.types import DecodeState, Params
 
@@ -212,7 +212,7 @@ def generate(
     capacity = -(-max(width, int(lengths.max()) + max_new_tokens) // _CAPACITY_STEP) * _CAPACITY_STEP
     decoder = Decoder(target.model, proposer, rule, target.eos, capacity, logits_processor, logprobs)
     sampling = Sampling.create(len(ids), **settings)
-    keys = jax.vmap(lambda seed, row: jax.random.fold_in(jax.random.key(seed), row))(*seeds)
+    keys = jax.vmap(lambda seed, row: jax.random.fold_in(make_key(seed), row))(*seeds)
     params = Params(target.params, weights)
     prompt = np.zeros((len(ids), width), np.int32)
     for row, found in zip(prompt, ids, strict=True):

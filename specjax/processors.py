@@ -183,7 +183,8 @@ def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -
             of[:, None, None] for of in (penalties.repetition, penalties.presence, penalties.frequency)
         )
         x = jnp.where(seen | (count > 0), jnp.where(x < 0, x * repetition, x / repetition), x)
-        return x - frequency * count - jnp.where(count > 0, presence, 0)
+        high, low = _halves(frequency)
+        return x - high * count - low * count - jnp.where(count > 0, presence, 0)
 
     punished = punish(logits, penalties.in_prompt[:, None], counts[:, None])
     if path.shape[-1] == 0:
@@ -193,6 +194,17 @@ def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -
     count = counts[jnp.arange(len(counts))[:, None, None], at] + on_path
     again = punish(jnp.take_along_axis(logits, at, axis=2), True, count)
     return punished.at[*_places(path, logits.shape[-1])].set(again, mode="drop")
+
+
+def _halves(x: Array) -> tuple[Array, Array]:
+    """x = high + low, of 12 significant bits each: either times a count up to 4096 is exact.
+
+    XLA contracts a product and the subtraction behind it into one rounding in some programs and
+    not in others.  Where the product is exact, both give the same bits.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    high = jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFFF000), jnp.float32)
+    return high, x - high
 
 
 def _ban_phrases(logits: Array, phrases: Array, text: Array) -> Array:

@@ -18,14 +18,20 @@ from jax import Array
 
 _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 
+_IMPLEMENTATION = "threefry2x32"
+
+_LEAST_TEMPERATURE = 1e-20
+"""Logits up to 3e18 stay finite when they are divided by it.  Only logits that are equal, or within
+1e-18 of each other, are still chosen between by the noise."""
+
 
 @struct.dataclass
 class Sampling:
     """One number a row, so that a new value never compiles and requests of several kinds share a batch."""
 
-    temperature: Array  # [B] float32; 0 is greedy
+    temperature: Array  # [B] float32; 0 is greedy; what lies between 0 and 1e-20 counts as 1e-20
     top_k: Array  # [B] int32; 0 keeps all
-    top_p: Array  # [B] float32; 1 keeps all
+    top_p: Array  # [B] float32; 1 keeps all, and the best token is always kept
     min_p: Array  # [B] float32; 0 keeps all
 
     @classmethod
@@ -60,6 +66,41 @@ def per_row(name: str, value: Any, batch: int, dtype: Any, accept: Callable[[flo
     return np.broadcast_to(values, (batch,)).astype(dtype)
 
 
+def make_key(seed: int | Array | np.ndarray) -> Array:
+    """A PRNG key of `seed` for decoding, whatever `jax_default_prng_impl` says.
+
+    Under `vmap` JAX's "rbg" draws the numbers of all rows from the first key alone.  With
+    "threefry2x32" the noise of a row depends on its own key alone, as every exact rule requires.
+    """
+    return jax.random.key(seed, impl=_IMPLEMENTATION)
+
+
+def keys_of_rows(key: Any, rows: int) -> Array:
+    """`key` as [rows] typed keys.
+
+    Raw keys of `jax.random.PRNGKey`, [rows, 2] uint32, are wrapped: they give the same numbers.
+
+    Raises:
+      ValueError: keys of another implementation than "threefry2x32", or of another shape (of traced
+        ones too).
+    """
+    cure = f"pass jax.random.split(specjax.make_key(seed), {rows})"
+    if not isinstance(key, jax.Array | np.ndarray):
+        raise ValueError(f"key is a {type(key).__name__}; {cure}")
+    if key.dtype == np.uint32 and key.shape == (rows, 2):
+        return jax.random.wrap_key_data(jnp.asarray(key), impl=_IMPLEMENTATION)
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        raise ValueError(f"key is {key.dtype}{list(key.shape)}, and not {rows} PRNG keys; {cure}")
+    if (found := str(jax.random.key_impl(key))) != _IMPLEMENTATION:
+        raise ValueError(
+            f'key has the implementation "{found}", with which a text would depend on the rows '
+            f'beside it; decoding takes "{_IMPLEMENTATION}": {cure}'
+        )
+    if key.shape != (rows,):
+        raise ValueError(f"key has the shape {key.shape} for {rows} rows; {cure}")
+    return jnp.asarray(key)
+
+
 def is_count(value: float) -> bool:
     return value >= 0 and value == int(value)
 
@@ -83,7 +124,9 @@ def warp(logits: Array, sampling: Sampling) -> Array:
         return x[:, None, None]
 
     greedy = rows(sampling.temperature == 0)
-    scaled = logits.astype(jnp.float32) / rows(jnp.where(sampling.temperature == 0, 1.0, sampling.temperature))
+    temperature = jnp.maximum(sampling.temperature, _LEAST_TEMPERATURE)
+    divisor = jnp.where(sampling.temperature == 0, 1.0, temperature)
+    scaled = logits.astype(jnp.float32) / rows(divisor)
     filtering = (sampling.temperature > 0) & ((sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0))
 
     def keep_top_k(x):
@@ -92,7 +135,9 @@ def warp(logits: Array, sampling: Sampling) -> Array:
         return jnp.where(_largest(x, lambda kept: kept.sum(-1, keepdims=True) >= top_k), x, -jnp.inf)
 
     def keep_top_p(x):
-        probs, top_p = jax.nn.softmax(x), rows(sampling.top_p)
+        # Many devices take a subnormal number for 0, which the sum over no token at all reaches.
+        least = jnp.finfo(jnp.float32).tiny
+        probs, top_p = jax.nn.softmax(x), rows(jnp.maximum(sampling.top_p, least))
         kept = _largest(x, lambda kept: jnp.where(kept, probs, 0).sum(-1, keepdims=True) >= top_p)
         return jnp.where(kept | (top_p >= 1), x, -jnp.inf)
 

@@ -6,7 +6,8 @@
       / \\
   3 sat  4 ran             the ancestors of node 4, itself included: 0, 1, 4
 
-Three formulas derive the rest, and a fourth reads the tokens.  All are about one row; vmap them over a batch.
+Three formulas derive the rest, and two more read tokens and verdicts.  All are about one row; vmap
+them over a batch.
 """
 
 from __future__ import annotations
@@ -114,3 +115,13 @@ def prune(parent: Array, known: Array) -> Array:
     """[N], [N] -> [N]: without the nodes that are not `known`, and without what hangs below them."""
     whole = (known | ~ancestor_mask(parent)).all(-1)
     return jnp.where(whole, parent, ABSENT)
+
+
+def asked(parent: Array, way: Array, num_accepted: Array) -> Array:
+    """[D + 1] bool: at which depths did a verdict test a draft?
+
+    Where its walk along `way` [D + 1], which is as deep as the accepted drafts, met a node with a
+    child.
+    """
+    has_child = (parent[None, :] == way[:, None]).any(1)
+    return has_child & (jnp.arange(len(way)) <= num_accepted)

@@ -35,7 +35,7 @@ from specjax.decoding import Decoder
 from specjax.parallel import leader, to_host
 from specjax.proposers import NoProposer
 from specjax.rules import Match
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, make_key
 from specjax.types import DecodeState, Params
 
 _LEAST = 10  # tokens that both samples together need for a cell of their own: about 5 are expected in each
@@ -178,7 +178,7 @@ def _next_logits(target: Model, width: int, params: Any, state: DecodeState) -> 
 
 
 def _keys(seed: int, number: int, rows: int) -> Array:
-    return jax.random.split(jax.random.fold_in(jax.random.key(seed), number), rows)
+    return jax.random.split(jax.random.fold_in(make_key(seed), number), rows)
 
 
 def _texts(state: DecodeState, lengths: np.ndarray) -> list[tuple[int, ...]]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.contract import Model
+from specjax.sampling import make_key
 
 _ROWS, _TOKENS = 2, 8
 
@@ -26,9 +27,8 @@ def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
     """
     if min(model.max_positions, model.vocab_size) < _TOKENS:
         raise ValueError(f"the check reads {_TOKENS} different tokens; the model must have room for them")
-    order = jax.vmap(lambda key: jax.random.permutation(key, model.vocab_size))(
-        jax.random.split(jax.random.key(0), _ROWS)
-    )
+    keys = jax.random.split(make_key(0), _ROWS)
+    order = jax.vmap(lambda key: jax.random.permutation(key, model.vocab_size))(keys)
     tokens = order[:, :_TOKENS].astype(jnp.int32)
 
     def read(tokens, cache=None, depth=None, mask=None):

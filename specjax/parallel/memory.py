@@ -52,7 +52,8 @@ def _on_a_mesh(x: Any) -> NamedSharding | None:
 @functools.lru_cache(maxsize=256)
 def _needed(prefill: Any, decoder: Any, placed: Any, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> int:
     params, prompt, *given = jax.tree.unflatten(structure, shapes)
-    state = jax.eval_shape(prefill, decoder, placed, params, prompt, *given)  # a trace that the call finds again
+    # A trace that the call finds again.
+    state = jax.eval_shape(functools.partial(prefill, decoder, placed), params, prompt, *given)
     mesh, split_target, _ = placed
     logits = prompt.shape[0] * decoder.proposer.num_nodes * decoder.target.vocab_size * 4
     return device_bytes(state, mesh) + logits // (1 if mesh is None else mesh.size if split_target else row_parts(mesh))

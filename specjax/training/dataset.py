@@ -28,7 +28,7 @@ from specjax.decoding import Decoder
 from specjax.files import TOKENIZER, find_folder
 from specjax.parallel import leader, mesh_of, row_parts, to_host
 from specjax.requests import pad_rows
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, make_key
 from specjax.training.corpus import digest
 from specjax.training.measure import pad, width_for
 from specjax.training.mesh import together
@@ -130,7 +130,7 @@ def _write_shard(
     rows = len(prompts)
     # The last shard is filled up with its first prompt, so that it needs no program of its own.
     prompts = [*prompts, *[prompts[0]] * (request.batch - rows)]
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(request.seed), number), request.batch)
+    keys = jax.random.split(jax.random.fold_in(make_key(request.seed), number), request.batch)
     prompt, lengths = pad(prompts, min(width_for(prompts), decoder.capacity))
     limit = np.minimum(lengths + np.int32(request.new_tokens), decoder.capacity)
     sampling = Sampling.create(request.batch, **request.settings)

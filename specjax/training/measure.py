@@ -14,9 +14,10 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.decoding import Decoder, asked
+from specjax import tree
+from specjax.decoding import Decoder
 from specjax.parallel import mesh_of, row_parts, to_host
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, make_key
 from specjax.types import DecodeState, Params
 
 _SMALLEST_WIDTH = 16
@@ -66,7 +67,8 @@ def count_steps(decoder: Decoder, params: Params, state: DecodeState) -> tuple[D
         after, info = decoder.step(params, before)
         place = jnp.arange(depth)
         inside = place < info.count[:, None]  # guesses behind an end or a limit do not count
-        tested = asked(info.proposal, info.verdict)[:, :depth] & inside
+        asked = jax.vmap(tree.asked)(info.proposal.parent, info.verdict.path, info.verdict.num_accepted)
+        tested = asked[:, :depth] & inside
         accepted = (place < info.verdict.num_accepted[:, None]) & inside
         return after, Counts(
             counts.passes + ~before.done,
@@ -92,7 +94,7 @@ def measure(
     """
     width, parts = min(width_for(prompts), decoder.capacity), row_parts(mesh_of(params.target))
     batch = -(-batch // parts) * parts
-    keys = jax.vmap(lambda n: jax.random.fold_in(jax.random.key(seed), n))(jnp.arange(len(prompts)))
+    keys = jax.vmap(lambda n: jax.random.fold_in(make_key(seed), n))(jnp.arange(len(prompts)))
     counts, seconds, tokens = [], [], []
     for first in range(0, len(prompts), batch):
         # A last batch that is not full goes round, so that it needs no program of its own.

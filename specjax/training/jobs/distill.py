@@ -24,7 +24,7 @@ from specjax.models import LanguageModel, LinenModel, head_matrix
 from specjax.parallel import TRAINING_RULES, row_parts, to_host
 from specjax.proposers import DraftModel, NoProposer
 from specjax.rules import Match
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, make_key
 from specjax.training import accepted, dataset, online
 from specjax.training.corpus import TextOptions, Tokens, starts_of_documents
 from specjax.training.dataset import Request, Written, model_hashes
@@ -208,7 +208,7 @@ class Distill:
         return jnp.moveaxis(found.reshape(len(tokens), -1, found.shape[-1]), -1, 0)
 
     def _keys(self, batch: Any) -> Array:
-        return jax.vmap(lambda n: jax.random.fold_in(jax.random.key(self.options.seed), n))(batch["number"])
+        return jax.vmap(lambda n: jax.random.fold_in(make_key(self.options.seed), n))(batch["number"])
 
     def _prefill(self, decoder: Decoder, params: Params, batch: Any) -> Any:
         o, rows = self.options, len(batch["tokens"])

@@ -29,7 +29,7 @@ from specjax.models import LanguageModel, LinenModel, MedusaHeads, head_matrix, 
 from specjax.parallel import TRAINING_RULES, hold, layout, module_shardings, put, row_parts, to_host
 from specjax.proposers import MedusaParams, NoProposer, best_tree, expected_length, measure_ranks, node_acceptance
 from specjax.rules import Match
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, make_key
 from specjax.training.corpus import TextOptions, starts_of_documents
 from specjax.training.divergences import forward_kl
 from specjax.training.loop import LoopOptions, fit
@@ -296,7 +296,7 @@ class TrainMedusa:
         params = Params(target)
         state = decoder.prefill(
             params, prompts[:, : lengths.max()], lengths, limit=np.full(rows, length, np.int32),
-            sampling=Sampling.create(rows, 0.0), key=jax.random.split(jax.random.key(0), rows),
+            sampling=Sampling.create(rows, 0.0), key=jax.random.split(make_key(0), rows),
         )  # fmt: skip
         return to_host(decoder.run(params, state).tokens)[:, :length], lengths
 
