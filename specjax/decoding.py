@@ -32,6 +32,7 @@ from specjax.sharding import hold, is_split, layout, mesh_of, row_parts, spread,
 from specjax.types import (
     ABSENT,
     Block,
+    ChoosesRules,
     DecodeState,
     Model,
     ModelOutput,
@@ -81,6 +82,8 @@ class Decoder:
             )
         if self.logits_processor is not None:
             check_function(self.logits_processor, self.target.vocab_size, self.capacity)
+        if isinstance(self.proposer, ChoosesRules):
+            self.proposer.check_rule(self.rule)
         if self.proposer.is_chain:
             return
         if not self.target.reads_trees:

@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # A file imports from floors below its own, and from its own package where that is named twice.
 FLOORS = [
-    ["specjax.types"],
+    ["specjax.types", "specjax.arguments"],
     [f"specjax.{name}" for name in ("tree", "cache", "recurrent", "sampling", "metrics", "chisquare", "vocabulary")]
     + ["specjax.logprobs", "specjax.plot", "specjax.prefill"],
     ["specjax.processors", "specjax.ring"],
@@ -38,8 +38,9 @@ FLOORS = [
     ["specjax.tensors", "specjax.chat"],
     ["specjax.hub", "specjax.orbax"],
     ["specjax.decoding", "specjax.checkpoint"],
-    ["specjax.bank"],
-    ["specjax.medusa_files", "specjax.pairing", "specjax.quantised", "specjax.texts", "specjax.requests"],
+    ["specjax.bank", "specjax.quantised"],
+    ["specjax.medusa_files", "specjax.pairing", "specjax.texts"],
+    ["specjax.requests"],
     ["specjax.generate", "specjax.auditing"],
     ["specjax"],
     ["specjax.commands.progress", "specjax.commands.processes", "specjax.commands.speculation"],
