@@ -99,14 +99,13 @@ def per_row(name: str, value: Any, batch: int, dtype: Any, accept: Callable[[flo
         `accept` refuses it.
     """
     given = items(value)
-    values = each(name, value if given is None or len(given) != 1 else given[0], batch, "row")
+    values = given * batch if given is not None and len(given) == 1 else each(name, value, batch, "row")
     integer = np.issubdtype(dtype, np.integer)
     greatest = np.iinfo(dtype).max if integer else float(np.finfo(dtype).max)
     made = []
     for v in values:
         found = number(v)
-        fits = found is not None and abs(found) <= greatest  # false for NaN
-        if not fits or (integer and not isinstance(found, int)) or not accept(found):
+        if found is None or (integer and isinstance(found, float)) or not abs(found) <= greatest or not accept(found):
             raise ValueError(f"{name}={shown(v)} is not allowed; it must be {wanted}")
         made.append(found)
     return np.array(made, dtype)

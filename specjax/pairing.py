@@ -120,7 +120,8 @@ def _choose(
     if proposer is not None and not _holds(proposer, Drafter | Universal):
         raise ValueError(f"a {type(proposer).__name__} asks no draft: pass either draft= or proposer=, not both")
     size = target.model.vocab_size
-    found = _tables(_Words.of(target), _Words.of(draft))
+    words = _Words.of(target), _Words.of(draft)
+    found = _tables(*words)
     if found is None:
         proposer = DraftModel(draft.model, size, num_drafts) if proposer is None else proposer
         return _with_weights(proposer, target, draft, arrays, adapter, rows)
@@ -129,9 +130,8 @@ def _choose(
             f"a {type(proposer).__name__} needs a draft with the tokens of {target.name!r}, and {draft.name!r} has "
             "others: pass draft= alone, which translates"
         )
-    tables, expansion = found
-    made = Universal(draft.model, size, num_drafts, expansion)
-    return made, lambda laid: UniversalParams(arrays(laid), tables)
+    made = Universal(draft.model, size, num_drafts, found.expansion)
+    return made, lambda laid: UniversalParams(arrays(laid), _on_device(*words))
 
 
 def _check(proposer: Any) -> None:
@@ -211,8 +211,13 @@ class _Words:
 
 
 @functools.lru_cache(maxsize=8)
-def _tables(target: _Words, draft: _Words) -> tuple[Translation, int] | None:
-    """The tables and their expansion; None where equal ids mean equal tokens (padded sizes may differ)."""
+def _on_device(target: _Words, draft: _Words) -> Translation:
+    return jax.tree.map(jnp.asarray, _tables(target, draft))
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(target: _Words, draft: _Words) -> Translation | None:
+    """The tables, on the host; None where equal ids mean equal tokens (padded sizes may differ)."""
     ours, theirs = target.tokenizer, draft.tokenizer
     if ours is None or theirs is None:
         if ours is theirs and target.size == draft.size:
@@ -236,4 +241,4 @@ def _tables(target: _Words, draft: _Words) -> tuple[Translation, int] | None:
         f"the draft {draft} speaks other tokens than the target {target}: it can propose the {shared} that both have",
         stacklevel=6,
     )
-    return jax.tree.map(jnp.asarray, tables), tables.expansion
+    return tables

@@ -25,6 +25,8 @@ from jax import Array
 from specjax.arguments import each, hashable, is_count, items, number, per_row, shown
 from specjax.types import ABSENT, DecodeState
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 LogitsProcessor = Callable[[Array, Array, Array], Array]
 """A user's function about ONE node: `(logits [V] float32, text [capacity] int32, counts [V] int32) -> logits [V]`.
 
@@ -90,7 +92,7 @@ class Processors:
         presence = number("presence_penalty", presence_penalty, lambda v: True, "finite; 0 switches it off")
         frequency = number("frequency_penalty", frequency_penalty, lambda v: True, "finite; 0 switches it off")
         least = number("min_new_tokens", min_new_tokens, is_count, "a whole number, 0 (off) or greater", np.int32)
-        words = [_in_vocabulary("bad_words", word, vocab_size) for word in word_list(bad_words)]
+        words = [tokens_of("bad_words", word, vocab_size) for word in word_list(bad_words)]
         if [] in words:
             raise ValueError("bad_words holds an empty sequence, which every text contains; remove it")
         bias = _biases(batch, vocab_size, logit_bias, [word[0] for word in words if len(word) == 1])
@@ -245,9 +247,9 @@ def _biases(batch: int, vocab_size: int, biases: Any, banned: list[int]) -> Any:
                 f"logit_bias={shown(bias)} is not allowed; it must be {{token id: what is added to its logit}}, "
                 "or a list of such, one a row"
             )
-        for token, value in zip(_in_vocabulary("logit_bias", list(bias), vocab_size), bias.values(), strict=True):
+        for token, value in zip(tokens_of("logit_bias", list(bias), vocab_size), bias.values(), strict=True):
             added = number(value)
-            if added is None or not (added == -math.inf or abs(added) <= np.finfo(np.float32).max):
+            if added is None or not (added == -math.inf or abs(added) <= _LARGEST):
                 raise ValueError(
                     f"logit_bias={{{token}: {shown(value)}}} is not allowed; it must be finite, or -inf to ban"
                 )
@@ -269,11 +271,15 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _in_vocabulary(name: str, tokens: Any, vocab_size: int) -> list[int]:
+def tokens_of(name: str, tokens: Any, vocab_size: int) -> list[int]:
+    """A list of token ids.  Raises ValueError, with the name of the argument, for what is none."""
     found = items(tokens)
     if found is None:
         raise ValueError(f"{name} holds {shown(tokens)}; pass a list of texts or of token-id lists")
+    made = []
     for token in found:
-        if not isinstance(number(token), int) or not 0 <= token < vocab_size:
+        known = number(token)
+        if not isinstance(known, int) or not 0 <= known < vocab_size:
             raise ValueError(f"{name} holds the token {shown(token)}; the vocabulary has 0 to {vocab_size - 1}")
-    return [int(token) for token in found]
+        made.append(known)
+    return made

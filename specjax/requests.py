@@ -17,7 +17,7 @@ from specjax.chat import render
 from specjax.checkpoint import LanguageModel
 from specjax.decoding import Decoder, eos_of_rows
 from specjax.pairing import Weights, choose
-from specjax.processors import Processors, word_list
+from specjax.processors import Processors, tokens_of, word_list
 from specjax.proposers import MedusaParams, NoProposer, Universal
 from specjax.rules import RULES, Match
 from specjax.sampling import Sampling
@@ -144,9 +144,8 @@ def check(
         bad_words=bad_word_ids(target, bad_words, ends),
         min_new_tokens=min_new_tokens,
     )
-    sampling = Sampling.create(rows, **settings)
-    if np.max(min_new_tokens) > new:
-        raise ValueError(f"min_new_tokens={np.max(min_new_tokens)} is more than max_new_tokens={new}")
+    if processors is not None and processors.min_length is not None and (least := processors.min_length.max()) > new:
+        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={new}")
 
     check_length(target, None, ids, new)
     proposer, weights = choose(target, draft, proposer, depth, adapter, rows, draft_dtype=draft_dtype, mesh=mesh)
@@ -156,12 +155,14 @@ def check(
         width *= 2
     # Rounded up, so that other lengths find the compiled programs of these.
     capacity = -(-max(width, longest + new, proposer.num_nodes) // _CAPACITY_STEP) * _CAPACITY_STEP
+    decoder = Decoder(target.model, proposer, rule, target.eos, capacity, logits_processor, logprobs)
+    sampling = Sampling.create(rows, **settings)  # the last check, since it puts arrays onto the device
     prompt = np.zeros((rows, width), np.int32)
     for row, found in zip(prompt, ids, strict=True):
         row[: len(found)] = found
     return Call(
         target=target,
-        decoder=Decoder(target.model, proposer, rule, target.eos, capacity, logits_processor, logprobs),
+        decoder=decoder,
         weights=weights,
         mesh=mesh,
         prompt=prompt,
@@ -197,15 +198,18 @@ def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
             raise ValueError(f"prompts holds {shown(row)}; {kinds}")
         if not tokens:
             raise ValueError(f"prompt {index} is empty; a prompt needs at least one token")
+        made = []
         for token in tokens:
-            if not isinstance(number(token), int):
+            known = number(token)
+            if not isinstance(known, int):
                 raise ValueError(f"prompt {index} holds {shown(token)}; token ids are whole numbers: {kinds}")
-        if not 0 <= min(tokens) <= max(tokens) < target.model.vocab_size:
+            made.append(known)
+        if not 0 <= min(made) <= max(made) < target.model.vocab_size:
             raise ValueError(
-                f"prompt {index} holds token ids from {shown(min(tokens))} to {shown(max(tokens))}; "
+                f"prompt {index} holds token ids from {shown(min(made))} to {shown(max(made))}; "
                 f"the vocabulary of {target.name} has {target.model.vocab_size}"
             )
-        encoded.append([int(token) for token in tokens])
+        encoded.append(made)
     return encoded
 
 
@@ -261,9 +265,7 @@ def bad_word_ids(target: LanguageModel, words: Any, ends: list[list[int]]) -> li
     found: list[Sequence[int]] = []
     for word in word_list(words):
         if not isinstance(word, str):
-            if items(word) is None:
-                raise ValueError(f"bad_words holds {shown(word)}; pass a list of texts or of token-id lists")
-            found.append(word)
+            found.append(tokens_of("bad_words", word, target.model.vocab_size))
             continue
         if target.tokenizer is None:
             raise ValueError(f"bad_words holds {word!r}, but {target.name} has no tokenizer; pass token-id lists")
