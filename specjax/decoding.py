@@ -31,6 +31,7 @@ from specjax.sampling import IndependentDraw, Sampling, SharedDraw, warp
 from specjax.types import (
     ABSENT,
     Block,
+    ChoosesRules,
     DecodeState,
     Model,
     ModelOutput,
@@ -80,6 +81,8 @@ class Decoder:
             )
         if self.logits_processor is not None:
             check_function(self.logits_processor, self.target.vocab_size, self.capacity)
+        if isinstance(self.proposer, ChoosesRules):
+            self.proposer.check_rule(self.rule)
         if self.proposer.is_chain:
             return
         if not self.target.reads_trees:

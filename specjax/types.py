@@ -15,7 +15,7 @@ Dimension letters, used in every annotation of this package:
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from flax import struct
 from jax import Array
@@ -175,6 +175,9 @@ class Proposer(Protocol):
 
     One with `may_abstain = True` often has no guess at all, and spares the target the wide pass then.
 
+    `draws` tells `FirstOf` whether guesses have `Proposal.logits` where a rule asks for independent
+    draws; what is chosen, and not drawn, has none.
+
     A proposer with `shares_cache = True` guesses in the target's cache, behind its length: `propose` is given that
     cache in place of a state, and returns it.
     """
@@ -187,6 +190,9 @@ class Proposer(Protocol):
 
     @property
     def is_chain(self) -> bool: ...
+
+    @property
+    def draws(self) -> bool: ...
 
     def init(self, params: Any, prompt: Block, capacity: int) -> Any:
         """The state after the prompt but for its last token, which is pending."""
@@ -204,6 +210,15 @@ class Proposer(Protocol):
 
     def observe(self, params: Any, state: Any, block: Block) -> Any:
         """Learn what was committed.  Cheap: a model reads the block in its next `propose`."""
+        ...
+
+
+@runtime_checkable
+class ChoosesRules(Protocol):
+    """A proposer that some rules cannot judge."""
+
+    def check_rule(self, rule: Rule) -> None:
+        """Raises ValueError for such a rule; `Decoder` asks before it reads a prompt."""
         ...
 
 

@@ -28,7 +28,8 @@ class Number:
 
 NUMBERS = {
     "num_drafts": Number(
-        4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram"), "guesses per target pass (gamma), or depth",
+        4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram"),
+        "guesses per target pass (gamma), or depth; 0 decodes plainly",
         ("--num-speculative-tokens",),
     ),
     "branching": Number((3, 2, 1), ("tree",), "children a node, by level"),
@@ -108,10 +109,13 @@ def make_rule(arguments: argparse.Namespace, name: str) -> Any:
 def make_proposer(
     arguments: argparse.Namespace, kind: str, target: specjax.LanguageModel, draft: Any
 ) -> Proposer | specjax.MedusaAdapter | None:
-    """The proposer of that kind, with the numbers that were given; None leaves the draft to `generate`."""
+    """The proposer of that kind, with the numbers that were given; None leaves it to `generate`.
+
+    That makes a chain from a draft by itself, and decodes plainly where `num_drafts` is 0.
+    """
     names = ("num_drafts", "confidence_threshold", "exit_layer")
     (gamma, threshold, layer), size = (number_of(arguments, name) for name in names), target.model.vocab_size
-    if kind == "draft" and threshold == 0:
+    if (kind == "draft" and threshold == 0) or (gamma == 0 and reads(kind, "num_drafts")):
         return None
     if kind == "none":
         return specjax.NoProposer()

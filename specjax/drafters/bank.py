@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.arguments import each, shown
 from specjax.models import LanguageModel, MedusaHeads, head_matrix, initial_medusa
 from specjax.parallel import to_host
 from specjax.proposers import Medusa, MedusaParams
@@ -42,6 +43,11 @@ class MedusaAdapter:
     def proposer(self) -> Medusa:
         return Medusa(self.heads, self.choices)
 
+    @property
+    def max_depth(self) -> int:
+        """Of its tree: so `FirstOf` takes an adapter for a part, and `generate` finds its proposer and weights."""
+        return self.proposer.max_depth
+
     @functools.cached_property
     def bank(self) -> MedusaBank:
         """This adapter alone."""
@@ -49,6 +55,11 @@ class MedusaAdapter:
 
     def check(self, target: LanguageModel) -> None:
         """Raises ValueError for another target than theirs."""
+        if not (isinstance(target.params, Mapping) and "embedding" in target.params):
+            raise ValueError(
+                f"the adapter {self.name} reads the features of a specjax Transformer, and {target.name} is a "
+                f"{type(target.model).__name__}: pass the target that it was trained for"
+            )
         found, wanted = (self.heads.hidden_size, self.heads.vocab_size), head_matrix(target.params).shape
         if found != wanted:
             raise ValueError(
@@ -112,6 +123,11 @@ class MedusaBank:
         return bank
 
     @property
+    def max_depth(self) -> int:
+        """As `MedusaAdapter.max_depth`."""
+        return self.proposer.max_depth
+
+    @property
     def capacity(self) -> int:
         return len(jax.tree.leaves(self.stacked)[0])
 
@@ -150,38 +166,51 @@ class MedusaBank:
         """
         for known in self.adapters.values():
             known.check(target)
-        names = [adapter] * rows if adapter is None or isinstance(adapter, str) else list(adapter)
-        if len(names) != rows:
-            raise ValueError(f"adapter has {len(names)} values for {rows} prompts; pass one name, or one a prompt")
-        places = {None: -1, **{name: place for place, name in enumerate(self.adapters)}}
-        for name in names:
-            if name not in places:
-                raise ValueError(f"there is no adapter {name!r} in the bank; it has {', '.join(self.adapters)}")
+        places = _places(self.adapters, adapter, rows)
         key = "head" if "head" in target.params else "embedding"
         output = None if self.proposer.heads.own_heads else {key: target.params[key]}
-        index = jnp.asarray(np.array([places[name] for name in names], np.int32))
-        return MedusaParams(self.stacked, index, output)
+        return MedusaParams(self.stacked, jnp.asarray(np.array(places, np.int32)), output)
 
 
 def resolve(
     proposer: MedusaAdapter | MedusaBank, adapter: str | Sequence[str | None] | None, target: LanguageModel, rows: int
-) -> tuple[Medusa, MedusaParams]:
-    """A proposer and its arrays for `rows` prompts.  A single adapter serves every row that does not say None.
+) -> tuple[Medusa, Callable[[LanguageModel], MedusaParams]]:
+    """A proposer for `rows` prompts, and what makes its arrays once all is checked: that may compile.
+
+    A single adapter serves every row that does not say None.
 
     Raises:
       ValueError: as `MedusaBank.params`; or a bank of several, and no choice of `adapter`.
     """
-    if isinstance(proposer, MedusaAdapter):
-        proposer.check(target)  # before anything is compiled
-    bank = proposer.bank if isinstance(proposer, MedusaAdapter) else proposer
+    adapters = {proposer.name: proposer} if isinstance(proposer, MedusaAdapter) else proposer.adapters
+    for known in adapters.values():
+        known.check(target)
     if adapter is None:
-        if len(bank.adapters) > 1:
+        if len(adapters) > 1:
             raise ValueError(
-                f"the bank has several adapters: pass adapter= with one of {', '.join(bank.adapters)} for all prompts, "
+                f"the bank has several adapters: pass adapter= with one of {', '.join(adapters)} for all prompts, "
                 "or with a list of a name or None for each"
             )
-        adapter = next(iter(bank.adapters))
-    return bank.proposer, bank.params(target, adapter, rows)
+        adapter = next(iter(adapters))
+    _places(adapters, adapter, rows)
+
+    def make(laid: LanguageModel) -> MedusaParams:
+        bank = proposer.bank if isinstance(proposer, MedusaAdapter) else proposer
+        return bank.params(laid, adapter, rows)
+
+    return proposer.proposer, make
+
+
+def _places(names: Iterable[str], adapter: str | Sequence[str | None] | None, rows: int) -> list[int]:
+    """The place of each row's adapter; -1 for None.  Raises ValueError for what is no name of them."""
+    places, found = {name: place for place, name in enumerate(names)}, []
+    for name in each("adapter", adapter, rows):
+        if not isinstance(name, str | None):
+            raise ValueError(f"adapter={shown(name)} is not allowed; it must be one of {', '.join(places)}, or None")
+        if name is not None and name not in places:
+            raise ValueError(f"there is no adapter {name!r} in the bank; it has {', '.join(places)}")
+        found.append(-1 if name is None else places[name])
+    return found
 
 
 def _form(heads: MedusaHeads) -> str:

@@ -6,21 +6,27 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tokenizers
+from jax.sharding import Mesh
 
+from specjax.arguments import hashable, shown
 from specjax.drafters.bank import MedusaAdapter, MedusaBank, resolve
+from specjax.files import quantise, quantised_form
 from specjax.models import LanguageModel
 from specjax.parallel import beside, mesh_of
 from specjax.proposers import Drafter, DraftModel, EarlyExit, FirstOf, Medusa, NoProposer, Universal, UniversalParams
 from specjax.text import Translation, translate, vocabulary_digest
 from specjax.types import Proposer
 
+Weights = Callable[[LanguageModel], Any]
+"""Makes `Params.proposer`, given the target as it lies on its devices."""
+
+_PARTS = ("num_nodes", "max_depth", "is_chain", "init", "propose", "observe")  # of `types.Proposer`
 _LEAST_SHARED = 0.01
 _CURE = "use a draft of the same family, or proposer=NGram()"
 
@@ -29,92 +35,160 @@ def pair(
     target: LanguageModel,
     draft: LanguageModel | None,
     proposer: Proposer | MedusaAdapter | MedusaBank | None,
-    num_drafts: int | Sequence[int] = 4,
+    num_drafts: int = 4,
     adapter: str | Sequence[str | None] | None = None,
     rows: int = 1,
 ) -> tuple[Proposer, Any]:
-    """The proposer to use, and `Params.proposer` for it.
+    """`choose`, and `Params.proposer`: what does not lie on the mesh of the target yet is copied onto each device."""
+    mesh = mesh_of(target.params)
+    proposer, weights = choose(target, draft, proposer, num_drafts, adapter, rows, mesh=mesh)
+    return proposer, beside(weights(target), mesh)
 
-    A draft alone guesses a chain of `num_drafts` tokens (of several numbers, the most).  Where the tokenizers differ,
-    the tables between them are made once and kept, and a warning says what they hold.  `adapter` chooses from a bank of
-    Medusa heads, for `rows` prompts.  What does not lie on the mesh of the target yet is copied onto each device.
+
+def choose(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    proposer: Proposer | MedusaAdapter | MedusaBank | str | None,
+    num_drafts: int = 4,
+    adapter: str | Sequence[str | None] | None = None,
+    rows: int = 1,
+    *,
+    draft_dtype: str | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[Proposer, Weights]:
+    """The proposer to use, and what makes its weights from the target as it will lie.
+
+    The weights come later because they may compile: nothing does here, so that all else can be checked first.
+
+    Args:
+      target, draft: as loaded.
+      proposer: one, Medusa heads with their weights, a `FirstOf` of these, "self-int8", or None.
+      num_drafts: a draft alone guesses a chain of so many tokens; 0 is plain decoding, whatever the proposer.
+      adapter: chooses from a bank of Medusa heads.
+      rows: prompts.
+      draft_dtype: "int8" quantises the draft.
+      mesh: on which all will lie.
+
+    Where the tokenizers differ, the tables between them are made once and kept, and a warning says what they hold.
 
     Raises:
-      ValueError: a draft whose tokens cannot be translated, or fewer than 1 % of them; a proposer that asks no draft
-        beside one, or was made from other models; a draft on another mesh.
+      ValueError: no proposer; a draft whose tokens cannot be translated, or fewer than 1 % of them; a proposer that
+        asks no draft beside one, or was made from other models; a draft on another mesh.
     """
-    mesh = mesh_of(target.params)
     if draft is not None and mesh_of(draft.params) not in (None, mesh):
         raise ValueError(
             f"the draft {draft.name!r} lies on another mesh than {target.name!r}: load both with the same mesh="
         )
-    proposer, weights = _choose(target, draft, proposer, num_drafts, adapter, rows)
-    return proposer, beside(weights, mesh)
+    beside_it = f"with draft={draft and draft.name}"
+    if draft_dtype is not None and (draft is None or not (isinstance(draft_dtype, str) and draft_dtype == "int8")):
+        raise ValueError(f'draft_dtype={shown(draft_dtype)} {beside_it}; it takes "int8" and a draft')
+    asked, given = draft, draft
+    if isinstance(proposer, str):
+        if proposer != "self-int8" or draft is not None:
+            raise ValueError(
+                f"proposer={proposer!r} {beside_it}; pass a proposer such as NGram(), or "
+                '"self-int8", which takes no draft'
+            )
+        asked, proposer = quantised_form(target), None
+    elif draft is not None and draft_dtype:
+        asked = quantised_form(draft)
+
+    def arrays(laid: LanguageModel) -> Any:
+        model = laid if given is None else given
+        return (model if given is asked else quantise(model)).params
+
+    _check(proposer)
+    if adapter is not None and not _holds(proposer, MedusaAdapter | MedusaBank):
+        raise ValueError(f"adapter={shown(adapter)} chooses from a bank: pass a MedusaBank as proposer= too")
+    made = _choose(target, asked, proposer, max(num_drafts, 1), arrays, adapter, rows)
+    return (NoProposer(), _none) if num_drafts == 0 else made
 
 
 def _choose(
     target: LanguageModel,
     draft: LanguageModel | None,
-    proposer: Proposer | MedusaAdapter | MedusaBank | None,
-    num_drafts: int | Sequence[int],
-    adapter: str | Sequence[str | None] | None,
+    proposer: Any,
+    num_drafts: int,
+    arrays: Weights,
+    adapter: Any,
     rows: int,
-) -> tuple[Proposer, Any]:
-    if isinstance(proposer, MedusaAdapter | MedusaBank):
-        if draft is not None:
-            raise ValueError("Medusa heads ask no draft: pass either draft= or proposer=, not both")
-        return resolve(proposer, adapter, target, rows)
-    if adapter is not None:
-        raise ValueError(f"adapter={adapter!r} chooses from a bank: pass a MedusaBank as proposer= too")
-    if isinstance(proposer, Medusa):
-        raise ValueError("a Medusa comes without its weights: pass what specjax.load_medusa returns instead")
+) -> tuple[Proposer, Weights]:
+    """`arrays` makes the draft's."""
     if draft is None:
-        proposer = proposer or NoProposer()
-        return proposer, _weights(proposer, target, None)
-    if proposer is not None and not _asks_draft(proposer):
+        return _with_weights(NoProposer() if proposer is None else proposer, target, None, arrays, adapter, rows)
+    if proposer is not None and not _holds(proposer, Drafter | Universal):
         raise ValueError(f"a {type(proposer).__name__} asks no draft: pass either draft= or proposer=, not both")
     size = target.model.vocab_size
-    given = np.ravel(num_drafts).tolist()
-    most = max([1, *given]) if np.ndim(num_drafts) else given[0]
-    found = _tables(_Words.of(target), _Words.of(draft))
+    words = _Words.of(target), _Words.of(draft)
+    found = _tables(*words)
     if found is None:
-        proposer = proposer or DraftModel(draft.model, size, most)
-        return proposer, _weights(proposer, target, draft)
+        proposer = DraftModel(draft.model, size, num_drafts) if proposer is None else proposer
+        return _with_weights(proposer, target, draft, arrays, adapter, rows)
     if proposer is not None:
         raise ValueError(
             f"a {type(proposer).__name__} needs a draft with the tokens of {target.name!r}, and {draft.name!r} has "
             "others: pass draft= alone, which translates"
         )
-    tables, expansion = found
-    return Universal(draft.model, size, most, expansion), UniversalParams(draft.params, tables)
+    made = Universal(draft.model, size, num_drafts, found.expansion)
+    return made, lambda laid: UniversalParams(arrays(laid), _on_device(*words))
 
 
-def _asks_draft(proposer: Proposer) -> bool:
-    """Does it, or a part of it, ask a smaller model?"""
+def _check(proposer: Any) -> None:
+    """Raises ValueError for what is no proposer."""
+    if proposer is None or isinstance(proposer, MedusaAdapter | MedusaBank):
+        return
+    if isinstance(proposer, type):
+        raise ValueError(
+            f"proposer={shown(proposer)} is a class; pass one of its objects, such as {proposer.__name__}(...)"
+        )
+    missing = [name for name in _PARTS if not hasattr(proposer, name)]
+    if missing:
+        raise ValueError(
+            f"proposer={shown(proposer)} is no proposer, since it has no {', '.join(missing)}; pass one such as NGram()"
+        )
+    hashable("proposer", proposer)
+
+
+def _holds(proposer: Any, kinds: Any) -> bool:
+    """Is it, or a part of it, one of these?"""
     if isinstance(proposer, FirstOf):
-        return _asks_draft(proposer.first) or _asks_draft(proposer.second)
-    return isinstance(proposer, Drafter | Universal)
+        return _holds(proposer.first, kinds) or _holds(proposer.second, kinds)
+    return isinstance(proposer, kinds)
 
 
-def _weights(proposer: Proposer, target: LanguageModel, draft: LanguageModel | None) -> Any:
-    """`Params.proposer` for one that was made from `target` and `draft`."""
+def _none(laid: LanguageModel) -> None:
+    del laid
+
+
+def _with_weights(
+    proposer: Any, target: LanguageModel, draft: LanguageModel | None, arrays: Weights, adapter: Any, rows: int
+) -> tuple[Proposer, Weights]:
+    """One that was made from `target` and `draft`, with its weights, part by part."""
     name = type(proposer).__name__
     if isinstance(proposer, FirstOf):
-        return _weights(proposer.first, target, draft), _weights(proposer.second, target, draft)
+        (first, one), (second, two) = (
+            _with_weights(part, target, draft, arrays, adapter, rows) for part in (proposer.first, proposer.second)
+        )
+        return dataclasses.replace(proposer, first=first, second=second), lambda laid: (one(laid), two(laid))
+    if isinstance(proposer, MedusaAdapter | MedusaBank):
+        return resolve(proposer, adapter, target, rows)
+    if isinstance(proposer, Medusa):
+        raise ValueError("a Medusa comes without its weights: pass what specjax.load_medusa returns instead")
     if isinstance(proposer, EarlyExit):
         if proposer.target != target.model:
             raise ValueError(f"the {name} was made for another target than {target.name}; pass target.model to it")
-        return target.params
-    if not _asks_draft(proposer):
-        return None
+        return proposer, lambda laid: laid.params
+    if not isinstance(proposer, Drafter | Universal):
+        return proposer, _none
     if draft is None or isinstance(proposer, Universal):
         raise ValueError(f"a {name} comes without its weights: pass the loaded model as draft= too")
-    if proposer.model != draft.model or proposer.vocab_size != target.model.vocab_size:  # type: ignore[attr-defined]
+    if proposer.model != draft.model or proposer.vocab_size != target.model.vocab_size:
         raise ValueError(
             f"the {name} was made for other models than {draft.name} and {target.name}; "
             "make it from draft.model and target.model.vocab_size"
         )
-    return draft.params
+    made: Any = proposer
+    return made, arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +210,13 @@ class _Words:
 
 
 @functools.lru_cache(maxsize=8)
-def _tables(target: _Words, draft: _Words) -> tuple[Translation, int] | None:
-    """The tables and their expansion; None where equal ids mean equal tokens (padded sizes may differ)."""
+def _on_device(target: _Words, draft: _Words) -> Translation:
+    return jax.tree.map(jnp.asarray, _tables(target, draft))
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(target: _Words, draft: _Words) -> Translation | None:
+    """The tables, on the host; None where equal ids mean equal tokens (padded sizes may differ)."""
     ours, theirs = target.tokenizer, draft.tokenizer
     if ours is None or theirs is None:
         if ours is theirs and target.size == draft.size:
@@ -159,6 +238,6 @@ def _tables(target: _Words, draft: _Words) -> tuple[Translation, int] | None:
         )
     warnings.warn(
         f"the draft {draft} speaks other tokens than the target {target}: it can propose the {shared} that both have",
-        stacklevel=5,
+        stacklevel=6,
     )
-    return jax.tree.map(jnp.asarray, tables), tables.expansion
+    return tables

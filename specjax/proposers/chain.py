@@ -61,6 +61,7 @@ class ModelChain(CatchUp, Chain):
     """
 
     confidence_threshold: float = 0.0
+    draws = True
 
     def __post_init__(self):
         super().__post_init__()

@@ -34,6 +34,7 @@ class DraftTree(Drafter):
 
     branching: tuple[int, ...] = (3, 2, 1)
     is_chain = False
+    draws = True
 
     def __post_init__(self):
         object.__setattr__(self, "branching", tuple(self.branching))  # a list would not be hashable

@@ -33,6 +33,7 @@ class DynamicTree(Drafter):
     width: int = 4
     num_nodes: int = 16  # kept, the root included
     is_chain = False
+    draws = False
 
     def __post_init__(self):
         if self.depth < 1:

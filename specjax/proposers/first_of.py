@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.types import ABSENT, Block, Proposal, Proposer
+from specjax.types import ABSENT, Block, Proposal, Proposer, Rule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,11 +18,14 @@ class FirstOf:
     Both run on the whole batch, and each row chooses.  Parameters are a pair, and so is the state.
 
     Where only one of them says what its guesses were drawn from, the other's are point masses, written as distributions
-    with all mass on the one guess.
+    with all mass on the one guess.  A tree of point masses cannot be written so, and stands beside drawn guesses only
+    under a rule that shares noise.
+
+    `generate` takes Medusa heads with their weights, or a bank of them, for either part.
     """
 
-    first: Proposer
-    second: Proposer
+    first: Any  # a Proposer
+    second: Any  # another
 
     def __post_init__(self):
         if self.first.max_depth != self.second.max_depth:
@@ -33,6 +36,18 @@ class FirstOf:
         for part in (self.first, self.second):
             if getattr(part, "shares_cache", False):
                 raise ValueError(f"{type(part).__name__} guesses in the target's cache and can only be used alone")
+
+    def check_rule(self, rule: Rule) -> None:
+        """Raises ValueError for a rule of independent draws and parts that cannot be mixed under it."""
+        for part, other in ((self.first, self.second), (self.second, self.first)):
+            if isinstance(part, FirstOf):
+                part.check_rule(rule)
+            if not (rule.shared_noise or part.draws or part.is_chain) and other.draws:
+                raise _not_drawn(part)
+
+    @property
+    def draws(self) -> bool:
+        return self.first.draws or self.second.draws
 
     @property
     def num_nodes(self) -> int:
@@ -83,9 +98,13 @@ class FirstOf:
 def _with_logits(part: Proposer, proposal: Proposal, size: int) -> Proposal:
     """Point masses as distributions: below each node of a chain lies the next token and no other."""
     if not part.is_chain:
-        raise ValueError(
-            f"{type(part).__name__} proposes siblings as point masses, which can stand beside guesses that were drawn "
-            "only as a chain; use the rule match, or two proposers that both draw"
-        )
+        raise _not_drawn(part)
     below = jnp.roll(proposal.tokens, -1, axis=1)[..., None] == jnp.arange(size)
     return dataclasses.replace(proposal, logits=jnp.where(below, 0.0, -jnp.inf).astype(jnp.float32))
+
+
+def _not_drawn(part: Proposer) -> ValueError:
+    return ValueError(
+        f"{type(part).__name__} proposes siblings as point masses, which can stand beside guesses that were drawn "
+        "only as a chain; use the rule match, or two proposers that both draw"
+    )

@@ -61,6 +61,7 @@ class Medusa:
 
     heads: MedusaHeads
     choices: Choices = ()
+    draws = True
 
     def __post_init__(self):
         k, size = self.heads.num_heads, self.heads.vocab_size

@@ -37,6 +37,7 @@ class NGram(Chain):
     max_ngram: int = 4
     min_ngram: int = 2
     may_abstain: bool = True
+    draws = False
 
     def __post_init__(self):
         super().__post_init__()

@@ -22,6 +22,7 @@ class NoProposer:
     num_nodes: int = 1
     max_depth = 0
     is_chain = True
+    draws = False
 
     def __post_init__(self):
         if self.num_nodes < 1:
