@@ -75,6 +75,7 @@ class Imposed:
     inner: Proposer
     vocab_size: int
     is_chain = True
+    draws = False
 
     @property
     def num_nodes(self) -> int:

@@ -1,32 +1,45 @@
-"""specjax decodes with a target model by letting a proposer guess a small tree of tokens and a rule keep the part that
-the target itself would have said.  Autoregressive decoding is the empty tree."""
+"""Lossless speculative decoding in JAX.
+
+A proposer drafts a small tree of tokens, the target model verifies it in one pass, and a rule accepts
+the part that the target itself would have said.  Autoregressive decoding is the empty tree.
+"""
 
 from specjax.audit import Report, audit
 from specjax.caches import KVCache, RecurrentCache
 from specjax.decoding import Decoder, eos_of_rows
-from specjax.drafters import MedusaAdapter, MedusaBank
-from specjax.files import load, load_medusa, quantise, save, save_medusa
+from specjax.drafters import Drafter, MedusaAdapter, MedusaBank, first_of, make_drafter
+from specjax.files import load, load_medusa, save, save_medusa
 from specjax.generate import Output, TextStream, generate
 from specjax.logprobs import Logprobs
-from specjax.models import FAMILIES, LanguageModel, LinenModel, Transformer, TransformerConfig
+from specjax.models import FAMILIES, LanguageModel, LinenModel, Transformer, TransformerConfig, quantise
 from specjax.parallel import make_mesh
 from specjax.processors import Processors
 from specjax.proposers import (
     PROPOSERS,
+    Chain,
+    ChoiceTree,
     DraftModel,
+    DraftSource,
     DraftTree,
     DynamicTree,
     EarlyExit,
+    EarlyExitSource,
     FirstOf,
     Medusa,
+    MedusaSource,
     NGram,
     NoProposer,
+    StaticTree,
+    TranslatedParams,
+    TranslatedSource,
     Universal,
     UniversalParams,
 )
+from specjax.request import Request
 from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
 from specjax.sampling import Sampling, make_key, warp
 from specjax.text import Translation, translate
+from specjax.tree import Tree
 from specjax.types import Block, DecodeState, ModelOutput, Params, Proposal, StepInfo, Verdict
 
 __version__ = "0.1.0"
@@ -37,12 +50,17 @@ __all__ = [
     "RULES",
     "Block",
     "BlockVerification",
+    "Chain",
+    "ChoiceTree",
     "DecodeState",
     "Decoder",
     "DraftModel",
+    "DraftSource",
     "DraftTree",
+    "Drafter",
     "DynamicTree",
     "EarlyExit",
+    "EarlyExitSource",
     "FirstOf",
     "KVCache",
     "LanguageModel",
@@ -52,6 +70,7 @@ __all__ = [
     "Medusa",
     "MedusaAdapter",
     "MedusaBank",
+    "MedusaSource",
     "ModelOutput",
     "NGram",
     "NoProposer",
@@ -62,22 +81,29 @@ __all__ = [
     "RecurrentCache",
     "Rejection",
     "Report",
+    "Request",
     "Sampling",
+    "StaticTree",
     "StepInfo",
     "TextStream",
     "Threshold",
     "Transformer",
     "TransformerConfig",
+    "TranslatedParams",
+    "TranslatedSource",
     "Translation",
+    "Tree",
     "Typical",
     "Universal",
     "UniversalParams",
     "Verdict",
     "audit",
     "eos_of_rows",
+    "first_of",
     "generate",
     "load",
     "load_medusa",
+    "make_drafter",
     "make_key",
     "make_mesh",
     "quantise",

@@ -131,7 +131,7 @@ class Model(Part):
         """
 
 
-class Weights(Protocol):
+class Loaded(Protocol):
     """A loaded model, as `specjax.load` returns it."""
 
     @property
@@ -211,7 +211,7 @@ class Proposer(Part):
         """Raises ValueError if it cannot serve `rule`.  A decoder asks when it is built."""
         del rule
 
-    def bind(self, target: Weights, draft: Weights | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         """Its parameters, from the models that it was made for; by default it has none.
 
         Raises:
@@ -260,7 +260,7 @@ class Source(Part):
     asks_draft: bool = False
 
     @abc.abstractmethod
-    def bind(self, target: Weights, draft: Weights | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         """Its parameters, as `Proposer.bind`."""
 
     @abc.abstractmethod
@@ -322,7 +322,7 @@ class BlockSource(Part):
     taps: tuple[int, ...] = ()
 
     @abc.abstractmethod
-    def bind(self, target: Weights, draft: Weights | None) -> Arrays:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         """Its parameters, as `Proposer.bind`."""
 
     @abc.abstractmethod

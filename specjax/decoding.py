@@ -23,8 +23,9 @@ from flax import struct
 from jax import Array
 
 from specjax import tree
-from specjax.caches import check_given, check_slot, empty_cache, read_prompt
+from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Context, Model, Proposer, Rule
+from specjax.given import check_given, check_slot
 from specjax.logprobs import Logprobs
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, spread, to_host
 from specjax.processors import LogitsProcessor, Processors, check_function, process

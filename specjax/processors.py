@@ -22,8 +22,10 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.sampling import is_count, per_row
+from specjax.arguments import each, hashable, is_count, items, number, per_row, shown
 from specjax.types import ABSENT, DecodeState
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 LogitsProcessor = Callable[[Array, Array, Array], Array]
 """A user's function about ONE node: `(logits [V] float32, text [capacity] int32, counts [V] int32) -> logits [V]`.
@@ -90,7 +92,7 @@ class Processors:
         presence = number("presence_penalty", presence_penalty, lambda v: True, "finite; 0 switches it off")
         frequency = number("frequency_penalty", frequency_penalty, lambda v: True, "finite; 0 switches it off")
         least = number("min_new_tokens", min_new_tokens, is_count, "a whole number, 0 (off) or greater", np.int32)
-        words = [_in_vocabulary("bad_words", word, vocab_size) for word in bad_words]
+        words = [tokens_of("bad_words", word, vocab_size) for word in word_list(bad_words)]
         if [] in words:
             raise ValueError("bad_words holds an empty sequence, which every text contains; remove it")
         bias = _biases(batch, vocab_size, logit_bias, [word[0] for word in words if len(word) == 1])
@@ -127,6 +129,14 @@ class Processors:
             return self
         tokens = jnp.where(jnp.arange(emitted.shape[1]) < count[:, None], emitted, ABSENT)
         return dataclasses.replace(self, counts=_count(self.counts, tokens))
+
+
+def word_list(bad_words: Any) -> list[Any]:
+    """The entries of `bad_words`.  Raises ValueError where it is no list: a text alone would be its letters."""
+    found = items(bad_words)
+    if found is None:
+        raise ValueError(f"bad_words={shown(bad_words)} is not allowed; pass a list of texts or of token-id lists")
+    return found
 
 
 def process(
@@ -166,8 +176,15 @@ def process(
 def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) -> None:
     """Trace a user's function, without running or compiling it.  Raises ValueError unless it maps [V] to [V]."""
     shapes = [((vocab_size,), jnp.float32), ((capacity,), jnp.int32), ((vocab_size,), jnp.int32)]
-    out = jax.eval_shape(function, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
-    found = getattr(out, "shape", type(out).__name__)
+    wanted = "pass a JAX function (logits [V], text [capacity], counts [V]) -> logits [V]"
+    hashable("logits_processor", function)
+    try:
+        out = jax.eval_shape(function, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    except Exception as error:  # whatever a user's function may raise
+        raise ValueError(
+            f"logits_processor={shown(function)} cannot be traced ({type(error).__name__}: {error}); {wanted}"
+        ) from error
+    found = out.shape if isinstance(out, jax.ShapeDtypeStruct) else type(out).__name__
     if found != (vocab_size,):
         raise ValueError(
             f"logits_processor returns {found} for logits of shape ({vocab_size},), but it must return as many logits: "
@@ -235,15 +252,20 @@ def _places(tokens: Array, size: int) -> tuple[Array, ...]:
 
 def _biases(batch: int, vocab_size: int, biases: Any, banned: list[int]) -> Any:
     """[batch, V] float32: what is added to the logits."""
-    rows = [biases or {}] * batch if biases is None or isinstance(biases, Mapping) else list(biases)
-    if len(rows) != batch:
-        raise ValueError(f"logit_bias has {len(rows)} values for {batch} rows; pass one, or one a row")
     found = np.zeros((batch, vocab_size), np.float32)
-    for row, bias in zip(found, rows, strict=True):
-        for token, value in zip(_in_vocabulary("logit_bias", bias, vocab_size), bias.values(), strict=True):
-            if math.isnan(value) or value == math.inf:
-                raise ValueError(f"logit_bias={{{token}: {value}}} is not allowed; it must be finite, or -inf to ban")
-            row[token] = value
+    for row, bias in zip(found, each("logit_bias", {} if biases is None else biases, batch, "row"), strict=True):
+        if not isinstance(bias, Mapping):
+            raise ValueError(
+                f"logit_bias={shown(bias)} is not allowed; it must be {{token id: what is added to its logit}}, "
+                "or a list of such, one a row"
+            )
+        for token, value in zip(tokens_of("logit_bias", list(bias), vocab_size), bias.values(), strict=True):
+            added = number(value)
+            if added is None or not (added == -math.inf or abs(added) <= _LARGEST):
+                raise ValueError(
+                    f"logit_bias={{{token}: {shown(value)}}} is not allowed; it must be finite, or -inf to ban"
+                )
+            row[token] = added
     found[:, banned] = -np.inf
     return found
 
@@ -261,9 +283,15 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _in_vocabulary(name: str, tokens: Any, vocab_size: int) -> list[int]:
-    found = [int(token) for token in tokens]
+def tokens_of(name: str, tokens: Any, vocab_size: int) -> list[int]:
+    """A list of token ids.  Raises ValueError, with the name of the argument, for what is none."""
+    found = items(tokens)
+    if found is None:
+        raise ValueError(f"{name} holds {shown(tokens)}; pass a list of texts or of token-id lists")
+    made = []
     for token in found:
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"{name} holds the token {token}; the vocabulary has 0 to {vocab_size - 1}")
-    return found
+        known = number(token)
+        if not isinstance(known, int) or not 0 <= known < vocab_size:
+            raise ValueError(f"{name} holds the token {shown(token)}; the vocabulary has 0 to {vocab_size - 1}")
+        made.append(known)
+    return made

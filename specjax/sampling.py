@@ -6,8 +6,6 @@ the limit of temperature 0 and no other code path: warp leaves one token, whatev
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+
+from specjax.arguments import is_count, per_row
 
 _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 
@@ -51,21 +51,6 @@ class Sampling:
         return cls(*map(jnp.asarray, made))
 
 
-def per_row(name: str, value: Any, batch: int, dtype: Any, accept: Callable[[float], bool], wanted: str) -> Any:
-    """A setting as [batch] numbers on the host, from one number or one a row.
-
-    Raises:
-      ValueError: the name, the value, and what is `wanted`, where a value is not finite or `accept` refuses it.
-    """
-    values = np.asarray(value, np.float64).reshape(-1)
-    if len(values) not in (1, batch):
-        raise ValueError(f"{name} has {len(values)} values for {batch} rows; pass one, or one a row")
-    for v in values:
-        if not (math.isfinite(v) and accept(v)):
-            raise ValueError(f"{name}={v:g} is not allowed; it must be {wanted}")
-    return np.broadcast_to(values, (batch,)).astype(dtype)
-
-
 def make_key(seed: int | Array | np.ndarray) -> Array:
     """A PRNG key of `seed` for decoding, whatever `jax_default_prng_impl` says.
 
@@ -99,10 +84,6 @@ def keys_of_rows(key: Any, rows: int) -> Array:
     if key.shape != (rows,):
         raise ValueError(f"key has the shape {key.shape} for {rows} rows; {cure}")
     return jnp.asarray(key)
-
-
-def is_count(value: float) -> bool:
-    return value >= 0 and value == int(value)
 
 
 def argmax(x: Array) -> Array:

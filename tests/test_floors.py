@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # A file imports from floors below its own, and from its own package where that is named twice.
 FLOORS = [
-    ["specjax.types"],
+    ["specjax.types", "specjax.arguments"],
     [f"specjax.{name}" for name in ("tree", "cache", "recurrent", "sampling", "metrics", "chisquare", "vocabulary")]
     + ["specjax.logprobs", "specjax.plot", "specjax.caches.prefill"],
     ["specjax.processors", "specjax.caches.ring"],
@@ -38,18 +38,13 @@ FLOORS = [
     ["specjax.files.tensors", "specjax.text.chat"],
     ["specjax.files.hub", "specjax.files.orbax"],
     ["specjax.decoding", "specjax.files.checkpoint"],
-    ["specjax.drafters.bank"],
-    [
-        "specjax.files.medusa",
-        "specjax.drafters.pairing",
-        "specjax.files.quantised",
-        "specjax.text.stops",
-        "specjax.requests",
-    ],
+    ["specjax.drafters.bank", "specjax.files.quantised"],
+    ["specjax.files.medusa", "specjax.drafters.pairing", "specjax.text.stops"],
+    ["specjax.call"],
     ["specjax.generate", "specjax.audit.auditing"],
     ["specjax"],
-    ["specjax.commands.progress", "specjax.parallel.processes", "specjax.commands.speculation"],
-    ["specjax.commands.inputs"],
+    ["specjax.flags.progress", "specjax.parallel.processes", "specjax.flags.speculation"],
+    ["specjax.flags.inputs"],
     ["specjax.commands.generate", "specjax.commands.bench", "specjax.commands.audit"],
     ["specjax.commands"],
     ["specjax.__main__"],

@@ -97,12 +97,13 @@ def refused(monkeypatch):
     monkeypatch.setattr(specjax.Decoder, "prefill", touched)
     jax.random.key(0)
 
-    def check(model, prompts, words, **options):
+    def check(model, prompts, words, without=None, **options):
         before = folders.compilations()
         with pytest.raises(ValueError) as caught:
             specjax.generate(model, prompts, **options)
         assert folders.compilations() == before
         assert [word for word in words if word not in str(caught.value)] == [], caught.value
+        assert without is None or without not in str(caught.value), caught.value
 
     return check
 
@@ -147,10 +148,32 @@ def test_a_proposer_of_other_models(refused, target, draft, wordless):
     refused(target, "a", ["EarlyExit", "another target"], proposer=specjax.EarlyExit(draft.model, 1))
 
 
-@pytest.mark.parametrize("num_drafts", [0, -1])
-def test_no_drafts(refused, target, draft, num_drafts):
-    """A draft model has to propose something."""
-    refused(target, "a", [f"num_drafts={num_drafts}", "at least 1"], draft=draft, num_drafts=num_drafts)
+def test_a_prompt_that_fills_the_context(refused, target, draft):
+    """No number of new tokens would help, so none is advised; 0 would be refused."""
+    for length, model in ((512, "target"), (600, "target")):
+        short = f"shorten the prompt by {length + 5 - 512} tokens"
+        words = [f"prompt 1 has {length} tokens", f"the {model} {model!r}", "reads at most 512", short]
+        refused(target, [[1], [1] * length], words, max_new_tokens=5, without="max_new_tokens=0")
+    words = ["the draft 'draft'", "reads at most 256", "by 5 tokens", "without this draft"]
+    refused(target, [[1] * 256], words, draft=draft, max_new_tokens=5, without=" or less")
+    refused(target, [[1] * 511], ["by 4 tokens", "max_new_tokens=1 or less"], max_new_tokens=5)
+
+
+def test_a_mix_that_cannot_be_judged(refused, target, draft):
+    """A tree of point masses beside drawn guesses, under a rule of independent draws; however deep it is nested."""
+    size = target.model.vocab_size
+    grown, drawn = specjax.DynamicTree(draft.model, size, 2), specjax.DraftTree(draft.model, size, (2, 2))
+    nested = specjax.FirstOf(specjax.NGram(2), specjax.FirstOf(grown, drawn))
+    for mixed in (specjax.FirstOf(grown, drawn), specjax.FirstOf(drawn, grown), nested):
+        words = ["DynamicTree proposes siblings as point masses", "rule match"]
+        refused(target, "a", words, draft=draft, proposer=mixed, rule=specjax.Rejection())
+
+
+def test_quantising_waits_for_all_checks(refused, target):
+    """It compiles a program for each shape of a kernel."""
+    for how in ({"proposer": "self-int8"}, {"draft": target, "draft_dtype": "int8"}):
+        for wrong in ({"seed": -1}, {"logprobs": 999}, {"temperature": -1}, {"max_new_tokens": 512}):
+            refused(target, "a", [*wrong], **how, **wrong)
 
 
 def test_text_without_tokenizer(refused, wordless):

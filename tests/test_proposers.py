@@ -346,14 +346,23 @@ def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
     """They have no distribution; under shared noise nobody asks for one."""
     grown, drawn = DynamicTree(NET, toys.VOCAB, 2, 2, 5), DraftModel(NET, toys.VOCAB, 2)
     for rule in ("match", "rejection"):
+        if rule == "rejection":
+            with pytest.raises(ValueError, match="DynamicTree proposes siblings as point masses"):
+                Decoder(toys.model(), FirstOf(grown, drawn), RULES[rule](), (), toys.CAPACITY)
+            continue
         dec = Decoder(toys.model(), FirstOf(grown, drawn), RULES[rule](), (), toys.CAPACITY)
         arrays = toys.params("none").replace(proposer=(toys.truncated(), toys.truncated()))
         state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
-        if rule == "match":
-            assert jax.eval_shape(dec.step, arrays, state)[1].proposal.tokens.shape == (4, 5)
-        else:
-            with pytest.raises(ValueError, match="DynamicTree proposes siblings as point masses"):
-                jax.eval_shape(dec.step, arrays, state)
+        assert jax.eval_shape(dec.step, arrays, state)[1].proposal.tokens.shape == (4, 5)
+
+
+@pytest.mark.parametrize("case", [case for case in toys.CASES if case != "universal"])
+def test_draws_says_whether_guesses_have_logits(case):
+    """`FirstOf` believes it: under independent draws `Proposal.logits` are there where it is True, and only there."""
+    dec = toys.decoder(case, "rejection")
+    state = jax.eval_shape(functools.partial(toys.prefill, dec, toys.params(case)))
+    proposal = jax.eval_shape(dec.step, toys.params(case), state)[1].proposal
+    assert (proposal.logits is not None) is dec.proposer.draws
 
 
 def test_a_narrow_proposal_is_padded():

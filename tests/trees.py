@@ -40,6 +40,7 @@ class SampledTree:
     model: LinenModel
     shapes: tuple[tuple[int, ...], ...]
     is_chain = False
+    draws = True
 
     @property
     def num_nodes(self) -> int:

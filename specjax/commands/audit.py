@@ -6,7 +6,9 @@ import argparse
 import sys
 
 from specjax.audit import audit
-from specjax.commands.inputs import (
+from specjax.call import encode
+from specjax.decoding import Decoder
+from specjax.flags.inputs import (
     add_model_arguments,
     add_proposer_arguments,
     add_rule_arguments,
@@ -16,11 +18,8 @@ from specjax.commands.inputs import (
     read_prompts,
     sampling,
 )
-from specjax.commands.speculation import make_proposer, make_rule, number_of
-from specjax.decoding import Decoder
-from specjax.drafters import pair
+from specjax.flags.speculation import make_drafter, make_rule
 from specjax.parallel import add_process_arguments
-from specjax.requests import encode
 from specjax.types import Params
 
 HELP = "hold a proposer and a rule to what they claim, against plain decoding; exit status 1 where a claim is broken"
@@ -47,11 +46,11 @@ def run(arguments: argparse.Namespace) -> None:
     target, draft = load_models(arguments, [kind], [arguments.rule])
     rule = make_rule(arguments, arguments.rule)
     options = sampling(arguments, target)
-    proposer = make_proposer(arguments, kind, target, draft)
-    proposer, weights = pair(target, draft, proposer, number_of(arguments, "num_drafts"), rows=arguments.rows)
+    drafter = make_drafter(arguments, kind, target, draft)
+    weights = drafter.arrays(target, arguments.rows)
     ids = encode(target, prompts)
     capacity = max(map(len, ids)) + max(arguments.max_new_tokens, 1)
-    decoder = Decoder(target.model, proposer, rule, target.eos, capacity)
+    decoder = Decoder(target.model, drafter.proposer, rule, target.eos, capacity)
     names = ("samples", "num_tokens", "rows", "significance")
     numbers = {name: getattr(arguments, name) for name in names}
     report = audit(decoder, Params(target.params, weights), ids, **numbers, **options)

@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 import specjax
 from specjax import plot
-from specjax.commands.inputs import (
+from specjax.call import check_length, encode
+from specjax.flags.inputs import (
     add_model_arguments,
     add_processor_arguments,
     add_sampling_arguments,
@@ -33,19 +34,17 @@ from specjax.commands.inputs import (
     read_prompts,
     sampling,
 )
-from specjax.commands.speculation import (
+from specjax.flags.speculation import (
     DRAFTED,
     KINDS,
     add_numbers_of_proposers,
     add_numbers_of_rules,
-    make_proposer,
+    make_drafter,
     make_rule,
     number_of,
     reads,
 )
-from specjax.drafters import pair
 from specjax.parallel import add_process_arguments, leader
-from specjax.requests import check_length, encode
 
 HELP = "acceptance and speed of proposers, numbers of drafts and rules, against plain decoding"
 
@@ -116,19 +115,20 @@ def _settings(
       ValueError: parts that do not fit, and the cure; before anything is compiled.
     """
     guessing, ids = [], encode(target, prompts)
-    check_length(target, None, ids, arguments.max_new_tokens)
+    check_length("target", target, ids, arguments.max_new_tokens)
     for kind in dict.fromkeys(arguments.proposers):
         for numbers in _variants(arguments, kind):
             asked = argparse.Namespace(**{**vars(arguments), **numbers})
             gamma, asks = number_of(asked, "num_drafts"), draft if kind in DRAFTED else None
-            proposer = make_proposer(asked, kind, target, asks)
-            paired, _ = pair(target, asks, proposer, gamma)
-            if not isinstance(paired, specjax.Universal):
-                check_length(target, asks, ids, arguments.max_new_tokens)
-            facts = {"proposer": kind, "num_drafts": paired.max_depth, "guesses": paired.num_nodes - 1}
+            if gamma < 1:
+                raise ValueError(f"num_drafts={gamma}; it must be at least 1: plain decoding is measured anyway")
+            drafter = make_drafter(asked, kind, target, asks)
+            if drafter.reader is not None:
+                check_length("draft", drafter.reader, ids, arguments.max_new_tokens)
+            proposer = drafter.proposer
+            facts = {"proposer": kind, "num_drafts": proposer.max_depth, "guesses": proposer.num_nodes - 1}
             facts |= {"branching": numbers["branching"]} if "branching" in numbers else {}
-            given = {"draft": asks, "proposer": proposer, "num_drafts": gamma}
-            guessing.append((paired.is_chain, facts, given))
+            guessing.append((proposer.is_chain, facts, {"drafter": drafter}))
 
     found, impossible = [], []
     rules = {name: make_rule(arguments, name) for name in dict.fromkeys(arguments.rules)}
@@ -140,7 +140,7 @@ def _settings(
         found.append(_Setting(options, {**plain, **common}))
         for (name, rule), (is_chain, facts, given) in itertools.product(rules.items(), guessing):
             facts = {**facts, "rule": name, "exact": rule.exact, **common}
-            if getattr(rule, "chain_only", False) and not is_chain:
+            if rule.chain_only and not is_chain:
                 impossible.append([_label(facts), name])
             elif (facts["proposer"], name) != ("none", "match"):
                 found.append(_Setting({**options, **given, "rule": rule}, facts))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from typing import Any
 
 import specjax
 from specjax import plot, tree
-from specjax.commands.inputs import (
+from specjax.call import Call
+from specjax.flags.inputs import (
     add_model_arguments,
     add_processor_arguments,
     add_proposer_arguments,
@@ -22,13 +22,12 @@ from specjax.commands.inputs import (
     read_prompts,
     sampling,
 )
-from specjax.commands.progress import progress
-from specjax.commands.speculation import make_proposer, make_rule, number_of
+from specjax.flags.progress import progress
+from specjax.flags.speculation import make_drafter, make_rule
+from specjax.generate import decode, prepared
 from specjax.parallel import add_process_arguments, leader
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
-
-_ROUNDS = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_process_arguments(parser)
     parser.add_argument("--chat", action="store_true", help="a prompt is a user's message; use the target's template")
     parser.add_argument("--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and of the N best")
-    parser.add_argument("--no-compare", action="store_true", help="do not time plain decoding")
+    parser.add_argument("--no-compare", action="store_true", help="do not decode once more, plainly")
     parser.add_argument("--plot", help="draw the tree of Medusa heads, with its measured acceptance, to this file")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
@@ -53,18 +52,23 @@ def run(arguments: argparse.Namespace) -> None:
     target, draft = load_models(arguments, [kind], [arguments.rule])
     options = {**sampling(arguments, target), **processing(arguments, target), "logprobs": arguments.logprobs}
     options["rule"] = make_rule(arguments, arguments.rule)
-    asked = _asked(prompts, arguments.chat)
-    proposer = make_proposer(arguments, kind, target, draft)
+    # Both are streamed, or neither: a stream looks at its text every few steps, which takes time too.
+    options["stream"] = not arguments.json and len(prompts) == 1
+    options |= _asked(prompts, arguments.chat)
+    drafter = make_drafter(arguments, kind, target, draft)
+    call = prepared(target, **options, drafter=drafter)
+    plain = None if arguments.no_compare else prepared(target, **options)
     if arguments.plot:
-        _plot(proposer, arguments.plot)
-    speculation = {"draft": draft, "proposer": proposer, "num_drafts": number_of(arguments, "num_drafts")}
-    if arguments.json:
-        with progress("generating"):
-            output = specjax.generate(target, **asked, **options, **speculation)
-    else:
-        output = _stream(target, prompts, {**options, **speculation}, arguments.chat)
-    with progress("timing"):
-        output, baseline = _time(target, {**asked, **options}, speculation, not arguments.no_compare)
+        _plot(drafter, arguments.plot)
+    # Each is decoded once, and that text and its figures are what a user sees: compilation comes before.
+    with progress("compiling"):
+        call.compile()
+    output = _show(call, prompts, arguments)
+    baseline = None
+    if plain is not None:
+        with progress("decoding plainly, to compare"):
+            plain.compile()
+            baseline = _whole(decode(plain))
 
     stats = output.stats.to_json()
     stats["baseline_tokens_per_second"] = stats["speedup"] = stats["same_tokens"] = None
@@ -87,59 +91,45 @@ def _asked(prompts: list[str], chat: bool) -> dict[str, Any]:
     return {"messages": [[{"role": "user", "content": p}] for p in prompts]} if chat else {"prompts": prompts}
 
 
-def _plot(proposer: Any, path: str) -> None:
-    if not isinstance(proposer, specjax.MedusaAdapter):
+def _plot(drafter: specjax.Drafter, path: str) -> None:
+    if not isinstance(drafter, specjax.MedusaAdapter):
         raise ValueError("--plot draws the tree of Medusa heads: use it with --proposer medusa")
-    choices = proposer.proposer.choices
+    choices = drafter.proposer.choices
     figure = plot.tree(
         tree.from_choices(choices),
-        (1.0, *proposer.acceptance) if proposer.acceptance else None,
+        (1.0, *drafter.acceptance) if drafter.acceptance else None,
         ["pending", *(f"{choice[-1] + 1}" for choice in choices)],
     )
     if leader():
         figure.savefig(path)
 
 
-def _stream(target: specjax.LanguageModel, prompts: list[str], options: dict[str, Any], chat: bool) -> specjax.Output:
-    """Print the text as it comes; several prompts one after the other, each when it is whole."""
-    gap = "\n\n" if chat else ""  # an answer does not continue the question
-    if len(prompts) > 1:
-        with progress("generating"):
-            output = specjax.generate(target, **_asked(prompts, chat), **options)
+def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
+    """Decode, and print a single text as it comes, several when they are whole, and none of them before JSON."""
+    gap = "\n\n" if arguments.chat else ""  # an answer does not continue the question
+    if call.stream:
+        stream = decode(call)
+        print(prompts[0], end=gap, flush=True)
+        for (piece,) in stream:
+            print(piece, end="", flush=True)
+        print()
+        return _whole(stream)
+    with progress("generating"):
+        output = decode(call)
+    if not arguments.json:
         for prompt, text in zip(prompts, output.text, strict=True):
             print(f"{prompt}{gap}{text}\n{'-' * 80}")
-        return output
-    (asked,) = _asked(prompts, chat).items()
-    stream = specjax.generate(target, **{asked[0]: asked[1][0]}, stream=True, **options)
-    print(prompts[0], end=gap, flush=True)
-    with progress("compiling"):
-        first = next(stream, "")
-    print(first, end="", flush=True)
-    for piece in stream:
-        print(piece, end="", flush=True)
-    print()
-    assert stream.output is not None
-    return stream.output
+    return output
 
 
-def _time(
-    target: specjax.LanguageModel, options: dict[str, Any], speculation: dict[str, Any], both: bool
-) -> tuple[specjax.Output, specjax.Output | None]:
-    """Speculation and plain decoding in turn, after a warm-up; of each the run of median time."""
-    runs: tuple[list, list] = ([], [])
-    for number in range(_ROUNDS + 1):
-        found = [specjax.generate(target, **options, **speculation)]
-        if both:
-            found.append(specjax.generate(target, **options))
-        if number > 0:  # the first round compiles
-            for outputs, output in zip(runs, found, strict=False):
-                outputs.append(output)
-
-    def median(outputs):
-        middle = statistics.median_low([o.stats.seconds for o in outputs])
-        return next(o for o in outputs if o.stats.seconds == middle)
-
-    return median(runs[0]), median(runs[1]) if both else None
+def _whole(decoded: Any) -> specjax.Output:
+    """The output of a stream, read to its end, or an output itself."""
+    if isinstance(decoded, specjax.Output):
+        return decoded
+    for _ in decoded:
+        pass
+    assert decoded.output is not None
+    return decoded.output
 
 
 def _print_table(stats: dict[str, Any], output: specjax.Output, rule: str, temperature: float) -> None:

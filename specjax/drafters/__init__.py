@@ -1,10 +1,22 @@
 """Drafters: a proposer with its weights, for a target."""
 
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
-from specjax.drafters.pairing import pair
+from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
+from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays, first_of
+from specjax.drafters.pairing import make_drafter, with_draft
 
 __all__ = [
+    "NUMBERS",
+    "SHAPES",
+    "Adapter",
+    "BoundDrafter",
+    "Drafter",
+    "MakeArrays",
     "MedusaAdapter",
     "MedusaBank",
-    "pair",
+    "drafter_by_name",
+    "first_of",
+    "make_drafter",
+    "own_drafter",
+    "with_draft",
 ]

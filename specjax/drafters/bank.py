@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.arguments import each, shown
+from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
 from specjax.models import LanguageModel, MedusaHeads, head_matrix, initial_medusa
 from specjax.parallel import to_host
 from specjax.proposers import ChoiceTree, Medusa, MedusaParams
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MedusaAdapter:
-    """Heads with their weights: what `load_medusa` returns, and `generate` takes as `proposer=`."""
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class MedusaAdapter(Drafter):
+    """Heads with their weights: what `load_medusa` returns, and `generate` takes as `drafter=`."""
 
+    proposer: ChoiceTree = dataclasses.field(init=False)
     heads: MedusaHeads
-    params: Any
-    name: str  # of its folder, for messages
     choices: tuple[tuple[int, ...], ...] = ()  # the tree that suits them; () is a chain
-    acceptance: tuple[float, ...] = ()  # how often each choice was right where its parent was, as measured
-    marks: tuple[float, ...] = ()  # a few numbers of the target that they were trained for, to know it by
+    acceptance: tuple[float, ...] = ()  # of each choice where its parent was right, as measured
+    marks: tuple[float, ...] = ()  # a few numbers of the target that they were trained for
+
+    def __post_init__(self):
+        object.__setattr__(self, "proposer", Medusa(self.heads, self.choices))
 
     @classmethod
     def create(
@@ -36,11 +40,16 @@ class MedusaAdapter:
         cap = None if own_heads else target.model.module.config.logit_softcap
         size, vocab = matrix.shape
         heads = MedusaHeads(num_heads, size, vocab, num_layers=num_layers, own_heads=own_heads, logit_softcap=cap)
-        return cls(heads, initial_medusa(heads, matrix), name, marks=target_marks(target))
+        return cls(params=initial_medusa(heads, matrix), name=name, heads=heads, marks=target_marks(target))
 
     @property
-    def proposer(self) -> ChoiceTree:
-        return Medusa(self.heads, self.choices)
+    def has_adapters(self) -> bool:
+        return True
+
+    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
+        self.check(target)
+        places = _places({self.name: self}, adapter, rows)
+        return lambda laid: _arrays(self.bank, laid, places)
 
     @functools.cached_property
     def bank(self) -> MedusaBank:
@@ -49,6 +58,11 @@ class MedusaAdapter:
 
     def check(self, target: LanguageModel) -> None:
         """Raises ValueError for another target than theirs."""
+        if not (isinstance(target.params, Mapping) and "embedding" in target.params):
+            raise ValueError(
+                f"the adapter {self.name} reads the features of a specjax Transformer, and {target.name} is a "
+                f"{type(target.model).__name__}: pass the target that it was trained for"
+            )
         found, wanted = (self.heads.hidden_size, self.heads.vocab_size), head_matrix(target.params).shape
         if found != wanted:
             raise ValueError(
@@ -67,15 +81,17 @@ def target_marks(target: LanguageModel) -> tuple[float, ...]:
     return tuple(to_host(target.params["embedding"][:4, :4]).astype(np.float32).ravel().tolist())
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MedusaBank:
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class MedusaBank(Drafter):
     """Adapters of one form for one target, and one tree of choices.
 
-    A capacity is compiled once: to add an adapter writes numbers into a free place.
+    A capacity is compiled once: to add an adapter writes numbers into a free place.  `params` are
+    the adapters' own, stacked: every leaf [capacity, ...].
     """
 
     proposer: ChoiceTree
-    stacked: Any  # parameters, every leaf [capacity, ...]
+    name: str = "bank"
+    heads: MedusaHeads  # the form of each
     adapters: dict[str, MedusaAdapter]  # by name, in the order of their places; without their weights
 
     @classmethod
@@ -106,14 +122,14 @@ class MedusaBank:
         first = next(iter(adapters.values()))
         tree = first.choices if choices is None else tuple(map(tuple, choices))
         room = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), first.params)
-        bank = cls(Medusa(first.heads, tree), room, {})
+        bank = cls(proposer=Medusa(first.heads, tree), params=room, heads=first.heads, adapters={})
         for name, adapter in adapters.items():
             bank = bank.add(name, adapter)
         return bank
 
     @property
     def capacity(self) -> int:
-        return len(jax.tree.leaves(self.stacked)[0])
+        return len(jax.tree.leaves(self.params)[0])
 
     def add(self, name: str, adapter: MedusaAdapter) -> MedusaBank:
         """A bank with one more adapter.  Nothing that decodes is compiled again.
@@ -128,10 +144,10 @@ class MedusaBank:
             raise ValueError(
                 f"the bank holds {place} of {self.capacity} adapters: create one with capacity={place + 1} or more"
             )
-        if adapter.heads != self.proposer.source.heads:
+        if adapter.heads != self.heads:
             raise ValueError(
                 f"the adapter {name!r} has another form than those of the bank: {_form(adapter.heads)} instead of "
-                f"{_form(self.proposer.source.heads)}; put it into a bank of its own"
+                f"{_form(self.heads)}; put it into a bank of its own"
             )
         for other, known in self.adapters.items():
             if adapter.marks and known.marks and not np.allclose(adapter.marks, known.marks, rtol=0.02, atol=1e-4):
@@ -139,49 +155,56 @@ class MedusaBank:
                     f"the adapters {name!r} and {other!r} were trained for different targets: use two banks"
                 )
         kept = dataclasses.replace(adapter, params=None)
-        stacked = _put(self.stacked, jnp.int32(place), adapter.params)
-        return dataclasses.replace(self, stacked=stacked, adapters={**self.adapters, name: kept})
+        stacked = _put(self.params, jnp.int32(place), adapter.params)
+        return dataclasses.replace(self, params=stacked, adapters={**self.adapters, name: kept})
 
-    def params(self, target: LanguageModel, adapter: str | Sequence[str | None] | None, rows: int) -> MedusaParams:
-        """What `Params.proposer` takes for prompts whose adapters are these; None is no adapter, so plain decoding.
+    @property
+    def has_adapters(self) -> bool:
+        return True
+
+    def check(self, target: LanguageModel) -> None:
+        for adapter in self.adapters.values():
+            adapter.check(target)
+
+    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
+        """As `Drafter.for_rows`; an adapter of None is plain decoding.
 
         Raises:
-          ValueError: an unknown name, another number of names than rows, or another target than the adapters'.
+          ValueError: an unknown name, another number of names than rows, a bank of several and no
+            choice, or another target than the adapters'.
         """
-        for known in self.adapters.values():
-            known.check(target)
-        names = [adapter] * rows if adapter is None or isinstance(adapter, str) else list(adapter)
-        if len(names) != rows:
-            raise ValueError(f"adapter has {len(names)} values for {rows} prompts; pass one name, or one a prompt")
-        places = {None: -1, **{name: place for place, name in enumerate(self.adapters)}}
-        for name in names:
-            if name not in places:
-                raise ValueError(f"there is no adapter {name!r} in the bank; it has {', '.join(self.adapters)}")
-        key = "head" if "head" in target.params else "embedding"
-        output = None if self.proposer.source.heads.own_heads else {key: target.params[key]}
-        index = jnp.asarray(np.array([places[name] for name in names], np.int32))
-        return MedusaParams(self.stacked, index, output)
+        self.check(target)
+        places = _places(self.adapters, adapter, rows)
+        return lambda laid: _arrays(self, laid, places)
 
 
-def resolve(
-    proposer: MedusaAdapter | MedusaBank, adapter: str | Sequence[str | None] | None, target: LanguageModel, rows: int
-) -> tuple[ChoiceTree, MedusaParams]:
-    """A proposer and its arrays for `rows` prompts.  A single adapter serves every row that does not say None.
+def _arrays(bank: MedusaBank, target: LanguageModel, places: list[int]) -> MedusaParams:
+    key = "head" if "head" in target.params else "embedding"
+    output = None if bank.heads.own_heads else {key: target.params[key]}
+    return MedusaParams(bank.params, jnp.asarray(np.array(places, np.int32)), output)
+
+
+def _places(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
+    """The place of each row's adapter; -1 for None.  A single adapter serves all rows unasked.
 
     Raises:
-      ValueError: as `MedusaBank.params`; or a bank of several, and no choice of `adapter`.
+      ValueError: a name that is none of these, or several names and no choice.
     """
-    if isinstance(proposer, MedusaAdapter):
-        proposer.check(target)  # before anything is compiled
-    bank = proposer.bank if isinstance(proposer, MedusaAdapter) else proposer
+    places, found = {name: place for place, name in enumerate(names)}, []
     if adapter is None:
-        if len(bank.adapters) > 1:
+        if len(places) > 1:
             raise ValueError(
-                f"the bank has several adapters: pass adapter= with one of {', '.join(bank.adapters)} for all prompts, "
-                "or with a list of a name or None for each"
+                f"the bank has several adapters: pass adapter= with one of {', '.join(places)} for all "
+                "prompts, or with a list of a name or None for each"
             )
-        adapter = next(iter(bank.adapters))
-    return bank.proposer, bank.params(target, adapter, rows)
+        return [0] * rows
+    for name in each("adapter", adapter, rows):
+        if not isinstance(name, str | None):
+            raise ValueError(f"adapter={shown(name)} is not allowed; it must be one of {', '.join(places)}, or None")
+        if name is not None and name not in places:
+            raise ValueError(f"there is no adapter {name!r} in the bank; it has {', '.join(places)}")
+        found.append(-1 if name is None else places[name])
+    return found
 
 
 def _form(heads: MedusaHeads) -> str:

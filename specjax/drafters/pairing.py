@@ -1,4 +1,4 @@
-"""A proposer and its weights for a target: a draft speaks the same tokens, or its own, which are translated."""
+"""A draft model for a target: with the same tokens, or with its own, which are translated."""
 
 from __future__ import annotations
 
@@ -6,92 +6,97 @@ import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tokenizers
 
 from specjax.contract import Proposer, Source
-from specjax.drafters.bank import MedusaAdapter, MedusaBank, resolve
-from specjax.models import LanguageModel
-from specjax.parallel import beside, mesh_of
-from specjax.proposers import Chain, DraftSource, NoProposer, TranslatedParams, TranslatedSource
+from specjax.drafters.drafter import BoundDrafter, Drafter, MakeArrays
+from specjax.models import LanguageModel, quantise, quantised_form
+from specjax.proposers import Chain, DraftSource, TranslatedParams, TranslatedSource
 from specjax.text import Translation, translate, vocabulary_digest
 
 _LEAST_SHARED = 0.01
 _CURE = "use a draft of the same family, or proposer=NGram()"
 
 
-def pair(
-    target: LanguageModel,
-    draft: LanguageModel | None,
-    proposer: Proposer | MedusaAdapter | MedusaBank | None,
-    num_drafts: int | Sequence[int] = 4,
-    adapter: str | Sequence[str | None] | None = None,
-    rows: int = 1,
-) -> tuple[Proposer, Any]:
-    """The proposer to use, and `Params.proposer` for it.
+@dataclasses.dataclass(frozen=True, eq=False)
+class DraftDrafter(Drafter):
+    """A shape over a draft model, whose tokens are translated where they are others."""
 
-    A draft alone guesses a chain of `num_drafts` tokens (of several numbers, the most).  Where the tokenizers differ,
-    the tables between them are made once and kept, and a warning says what they hold.  `adapter` chooses from a bank of
-    Medusa heads, for `rows` prompts.  What does not lie on the mesh of the target yet is copied onto each device.
+    make: MakeArrays | None = None
+    draft: LanguageModel | None = None  # None if its tokens are translated: it stops where they end
+
+    @property
+    def reader(self) -> LanguageModel | None:
+        return self.draft
+
+    def for_rows(self, target: LanguageModel, adapter: Any, rows: int) -> MakeArrays:
+        super().for_rows(target, adapter, rows)
+        assert self.make is not None
+        return self.make
+
+
+def make_drafter(
+    target: LanguageModel,
+    draft: LanguageModel,
+    shape: Any = Chain,
+    *,
+    dtype: str | None = None,
+    **numbers: Any,
+) -> Drafter:
+    """A shape over a draft model, for a target: `make_drafter(target, draft, StaticTree, branching=(3, 2))`.
+
+    Where the tokenizers differ, the tables between them are made once and kept, and a warning says
+    how many tokens both have.  Nothing is compiled yet.
+
+    Args:
+      target, draft: as `specjax.load` returns them.
+      shape: `Chain`, `StaticTree` or `DynamicTree`, which `numbers` go to.
+      dtype: "int8" quantises the draft.
 
     Raises:
-      ValueError: a draft whose tokens cannot be translated, or fewer than 1 % of them; a proposer that asks no draft
-        beside one, or was made from other models; a draft on another mesh.
+      ValueError: tokens that cannot be translated, or fewer than 1 % of them.
     """
-    mesh = mesh_of(target.params)
-    if draft is not None and mesh_of(draft.params) not in (None, mesh):
-        raise ValueError(
-            f"the draft {draft.name!r} lies on another mesh than {target.name!r}: load both with the same mesh="
-        )
-    proposer, weights = _choose(target, draft, proposer, num_drafts, adapter, rows)
-    return proposer, beside(weights, mesh)
+    form = quantised_form(draft) if dtype == "int8" else draft
+    size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
+    tables = _tables(*words)
 
+    def params(laid: LanguageModel) -> Any:
+        # A target that drafts for itself in int8 is quantised as it lies on its devices.
+        own = laid if draft is target else draft
+        return (quantise(own) if dtype == "int8" else own).params
 
-def _choose(
-    target: LanguageModel,
-    draft: LanguageModel | None,
-    proposer: Proposer | MedusaAdapter | MedusaBank | None,
-    num_drafts: int | Sequence[int],
-    adapter: str | Sequence[str | None] | None,
-    rows: int,
-) -> tuple[Proposer, Any]:
-    if isinstance(proposer, MedusaAdapter | MedusaBank):
-        if draft is not None:
-            raise ValueError("Medusa heads ask no draft: pass either draft= or proposer=, not both")
-        return resolve(proposer, adapter, target, rows)
-    if adapter is not None:
-        raise ValueError(f"adapter={adapter!r} chooses from a bank: pass a MedusaBank as proposer= too")
-    if draft is None:
-        proposer = proposer or NoProposer()
-        return proposer, proposer.bind(target, None)
-    if proposer is not None and not proposer.asks_draft:
-        raise ValueError(f"a {type(proposer).__name__} asks no draft: pass either draft= or proposer=, not both")
-    if proposer is not None and _tables(_Words.of(target), _Words.of(draft)) is None:
-        return proposer, proposer.bind(target, draft)
-    given = np.ravel(num_drafts).tolist()
-    most = max([1, *given]) if np.ndim(num_drafts) else given[0]
-    source, weights = source_of(target, draft)
-    if proposer is None:
-        return Chain(source, most), weights
-    raise ValueError(
-        f"a {type(proposer).__name__} needs a draft with the tokens of {target.name!r}, and {draft.name!r} has "
-        "others: pass draft= alone, which translates"
-    )
-
-
-def source_of(target: LanguageModel, draft: LanguageModel) -> tuple[Source, Any]:
-    """What any shape arranges: the draft itself, or with its tokens translated; and its parameters."""
-    tables = _tables(_Words.of(target), _Words.of(draft))
-    size = target.model.vocab_size
     if tables is None:
-        return DraftSource(draft.model, size), draft.params
-    translation, expansion = tables
-    return TranslatedSource(draft.model, size, expansion), TranslatedParams(draft.params, translation)
+        source: Source = DraftSource(form.model, size)
+        return DraftDrafter(shape(source, **numbers), name=form.name, make=params, draft=form)
+
+    def translated(laid: LanguageModel) -> TranslatedParams:
+        return TranslatedParams(params(laid), _on_device(*words))
+
+    source = TranslatedSource(form.model, size, tables.expansion)
+    return DraftDrafter(shape(source, **numbers), name=form.name, make=translated)
+
+
+def with_draft(target: LanguageModel, draft: LanguageModel, proposer: Proposer, dtype: str | None) -> Drafter:
+    """A proposer that was made from `draft.model`, with the weights of `draft`.
+
+    Raises:
+      ValueError: it asks no draft, was made from other models, or the draft has other tokens.
+    """
+    form = quantised_form(draft) if dtype == "int8" else draft
+    name = type(proposer).__name__
+    if not proposer.asks_draft:
+        raise ValueError(f"a {name} asks no draft: pass either draft= or proposer=, not both")
+    if _tables(_Words.of(target), _Words.of(form)) is not None:
+        raise ValueError(
+            f"a {name} needs a draft with the tokens of {target.name!r}, and {form.name!r} has others: pass "
+            "draft= alone, which translates, or drafter=specjax.make_drafter(target, draft, shape)"
+        )
+    make = (lambda laid: quantise(draft)) if dtype == "int8" else None
+    return BoundDrafter(proposer, name=form.name, draft=form, make_draft=make)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +118,13 @@ class _Words:
 
 
 @functools.lru_cache(maxsize=8)
-def _tables(target: _Words, draft: _Words) -> tuple[Translation, int] | None:
-    """The tables and their expansion; None where equal ids mean equal tokens (padded sizes may differ)."""
+def _on_device(target: _Words, draft: _Words) -> Translation:
+    return jax.tree.map(jnp.asarray, _tables(target, draft))
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(target: _Words, draft: _Words) -> Translation | None:
+    """The tables, on the host; None where equal ids mean equal tokens (padded sizes may differ)."""
     ours, theirs = target.tokenizer, draft.tokenizer
     if ours is None or theirs is None:
         if ours is theirs and target.size == draft.size:
@@ -136,6 +146,6 @@ def _tables(target: _Words, draft: _Words) -> tuple[Translation, int] | None:
         )
     warnings.warn(
         f"the draft {draft} speaks other tokens than the target {target}: it can propose the {shared} that both have",
-        stacklevel=5,
+        stacklevel=6,
     )
-    return jax.tree.map(jnp.asarray, tables), tables.expansion
+    return tables

@@ -1,9 +1,8 @@
-"""Files in and out: model folders, drafter folders, the Hub, Orbax, int8."""
+"""Files in and out: model folders, drafter folders, the Hub, Orbax."""
 
 from specjax.files.checkpoint import load, save
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.medusa import load_medusa, save_medusa
-from specjax.files.quantised import quantise
 from specjax.files.tensors import SINGLE, read_json, weight_files
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "find_folder",
     "load",
     "load_medusa",
-    "quantise",
     "read_json",
     "save",
     "save_medusa",

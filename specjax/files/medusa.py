@@ -41,16 +41,14 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
     cap = None if own else target.model.module.config.logit_softcap
     (size, vocab), layers = matrix.shape, config["layers"]
     heads = MedusaHeads(config["heads"], size, vocab, num_layers=layers, own_heads=own, logit_softcap=cap)
-    adapter = MedusaAdapter(
-        heads, _read_weights(folder, heads, target, matrix.dtype), folder.name, config["choices"], config["acceptance"],
-        config["marks"],
-    )  # fmt: skip
-    adapter.check(target)
+    weights = _read_weights(folder, heads, target, matrix.dtype)
+    named = {name: config[name] for name in ("choices", "acceptance", "marks")}
     try:
-        proposer = adapter.proposer
+        adapter = MedusaAdapter(params=weights, name=folder.name, heads=heads, **named)
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from None
-    if len(adapter.acceptance) not in (0, len(proposer.choices)):
+    adapter.check(target)
+    if len(adapter.acceptance) not in (0, len(adapter.proposer.choices)):
         raise ValueError(
             f"{folder / 'config.json'}: acceptance has {len(adapter.acceptance)} values; pass one a choice"
         )

@@ -9,6 +9,7 @@ from specjax.models.families import FAMILIES, Family, Tensor
 from specjax.models.language_model import OFF, LanguageModel
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_features, medusa_logits
 from specjax.models.products import dot_general, float32_dot_general
+from specjax.models.quantised import quantise, quantised_form
 from specjax.models.rope import Rope
 from specjax.models.transformer import Transformer, head_matrix
 
@@ -34,4 +35,6 @@ __all__ = [
     "initial_medusa",
     "medusa_features",
     "medusa_logits",
+    "quantise",
+    "quantised_form",
 ]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling, tree
-from specjax.contract import BlockSource, Context, Proposer, Weights
+from specjax.contract import BlockSource, Context, Loaded, Proposer
 from specjax.proposers.choices import Choices
 from specjax.types import ABSENT, Block, Proposal
 
@@ -56,7 +56,7 @@ class ChoiceTree(Proposer):
             taps=self.source.taps,
         )
 
-    def bind(self, target: Weights, draft: Weights | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
         return self.source.bind(target, draft)
 
     def init(self, params: Any, prompt: Block, capacity: int) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.contract import Context, Proposer, Rule, Weights
+from specjax.contract import Context, Loaded, Proposer, Rule
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -58,7 +58,7 @@ class FirstOf(Proposer):
                     "as a chain; use the rule match, or two proposers that both draw"
                 )
 
-    def bind(self, target: Weights, draft: Weights | None) -> tuple:
+    def bind(self, target: Loaded, draft: Loaded | None) -> tuple:
         return tuple(part.bind(target, draft if part.asks_draft else None) for part in (self.first, self.second))
 
     def init(self, params: Any, prompt: Block, capacity: int) -> tuple:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from specjax.contract import Lookahead, Proposer, Source, Weights
+from specjax.contract import Loaded, Lookahead, Proposer, Source
 from specjax.types import Block
 
 
@@ -33,7 +33,7 @@ class Shape(Proposer):
         )
         object.__setattr__(self, "_lookahead", Lookahead(max_depth, staged, self.is_chain))
 
-    def bind(self, target: Weights, draft: Weights | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
         return self.source.bind(target, draft)
 
     def init(self, params: Any, prompt: Block, capacity: int) -> Any:

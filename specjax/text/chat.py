@@ -12,6 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specjax.arguments import items, shown
+
 Messages = Sequence[Mapping[str, Any]]
 """One conversation: [{"role": "user", "content": "..."}, ...]."""
 
@@ -32,9 +34,9 @@ def render(
     Raises:
       ValueError: no template, a broken one, or one that refuses these messages.
     """
-    messages = list(messages)
-    if not messages or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise ValueError(f'messages={messages!r}; pass a list like [{{"role": "user", "content": "..."}}]')
+    found = items(messages)
+    if not found or not all(_is_message(message) for message in found):
+        raise ValueError(f'messages={shown(messages)}; pass a list like [{{"role": "user", "content": "..."}}]')
     config = _object(files, "tokenizer_config.json")
     source = _template(files, config)
     if source is None:
@@ -43,13 +45,19 @@ def render(
             "pass the whole prompt as text"
         )
     template = _compile(source)
-    import jinja2
-
     known = {"tools": None, "documents": None, **_special_tokens(files, config), **variables}
     try:
-        return template.render(messages=messages, add_generation_prompt=add_generation_prompt, **known)
-    except (jinja2.TemplateError, TypeError) as error:  # Jinja leaves mistakes in arithmetic to Python
+        return template.render(messages=found, add_generation_prompt=add_generation_prompt, **known)
+    except Exception as error:  # a template is a program, and Jinja leaves many of its mistakes to Python
         raise ValueError(f"the chat template refuses these messages: {error}") from None
+
+
+def _is_message(message: Any) -> bool:
+    """A role, and texts or parts of several kinds as its content; which of these a template takes, it says itself."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    return isinstance(content, str | None) or all(isinstance(part, Mapping) for part in items(content) or [None])
 
 
 def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:

@@ -24,10 +24,10 @@ import safetensors.numpy
 import tokenizers
 from tqdm import tqdm
 
+from specjax.call import pad_rows
 from specjax.decoding import Decoder
 from specjax.files import TOKENIZER, find_folder
 from specjax.parallel import leader, mesh_of, row_parts, to_host
-from specjax.requests import pad_rows
 from specjax.sampling import Sampling, make_key
 from specjax.training.corpus import digest
 from specjax.training.measure import pad, width_for

@@ -9,13 +9,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.commands.inputs import choose, load_models
-from specjax.commands.speculation import KINDS, NUMBERS, make_proposer
+from specjax.call import check_length, conversations, encode
 from specjax.decoding import Decoder
-from specjax.drafters import pair
+from specjax.flags.inputs import choose, load_models
+from specjax.flags.speculation import KINDS, NUMBERS, make_drafter
 from specjax.models import LanguageModel
-from specjax.proposers import Universal
-from specjax.requests import check_length, conversations, encode
 from specjax.rules import RULES
 from specjax.sampling import Sampling
 from specjax.training.mesh import MeshOptions, mesh_sizes
@@ -72,9 +70,12 @@ def load_speculation(
     asked.mesh = mesh_sizes(options)
     kind = choose(asked)
     target, draft = load_models(asked, [kind])
-    proposer, arrays = pair(target, draft, make_proposer(asked, kind, target, draft), options.num_drafts)
+    drafter = make_drafter(asked, kind, target, draft)
+    proposer, arrays = drafter.proposer, drafter.arrays(target)
     ids = prompts(target)
-    check_length(target, None if isinstance(proposer, Universal) else draft, ids, options.max_new_tokens)
+    check_length("target", target, ids, options.max_new_tokens)
+    if drafter.reader is not None:
+        check_length("draft", drafter.reader, ids, options.max_new_tokens)
     room = max(map(len, ids)) + options.max_new_tokens
     decoder = Decoder(target.model, proposer, RULES[options.rule](), target.eos, max(room, proposer.num_nodes))
     return target, decoder, Params(target.params, arrays), ids

@@ -11,7 +11,7 @@ from flax import struct
 from jax import Array
 
 from specjax.caches import empty_cache, read_prompt
-from specjax.contract import Context, Lookahead, Model, Source, Weights
+from specjax.contract import Context, Loaded, Lookahead, Model, Source
 from specjax.proposers.sources.catch_up import remember, then_pending
 from specjax.types import ABSENT, Block, Proposal
 
@@ -41,7 +41,7 @@ class DraftSource(Source):
     vocab_size: int  # the target's
     asks_draft = True
 
-    def bind(self, target: Weights, draft: Weights | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
         if draft is None:
             raise ValueError("a proposer over a draft model comes without its weights: pass the loaded model as draft=")
         if self.model != draft.model or self.vocab_size != target.model.vocab_size:

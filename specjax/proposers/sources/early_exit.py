@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.caches import KVCache
-from specjax.contract import Context, Lookahead, Model, Source, Weights
+from specjax.contract import Context, Loaded, Lookahead, Model, Source
 from specjax.models import LinenModel, TransformerConfig
 from specjax.types import Block, Proposal
 
@@ -50,7 +50,7 @@ class EarlyExitSource(Source):
         config = self.target.module.config.truncated(self.exit_layer)
         return dataclasses.replace(self.target, module=self.target.module.clone(config=config))
 
-    def bind(self, target: Weights, draft: Weights | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
         if self.target != target.model:
             raise ValueError(f"the early exit was made for another target than {target.name}; pass target.model to it")
         return target.params

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.contract import BlockSource, Context, Weights
+from specjax.contract import BlockSource, Context, Loaded
 from specjax.models import MedusaHeads, head_matrix, medusa_features, medusa_logits
 from specjax.types import Block
 
@@ -53,7 +53,7 @@ class MedusaSource(BlockSource):
     def __post_init__(self):
         self.declare(vocab_size=self.heads.vocab_size, depth=self.heads.num_heads)
 
-    def bind(self, target: Weights, draft: Weights | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
         raise ValueError("a Medusa comes without its weights: pass what specjax.load_medusa returns instead")
 
     def init(self, params: MedusaParams, prompt: Block, capacity: int) -> MedusaState:

@@ -10,7 +10,7 @@ from flax import struct
 from jax import Array
 
 from specjax.caches import empty_cache, read_prompt
-from specjax.contract import Context, Lookahead, Model, Source, Weights
+from specjax.contract import Context, Loaded, Lookahead, Model, Source
 from specjax.proposers.sources.catch_up import remember, then_pending
 from specjax.text import Translation
 from specjax.types import ABSENT, Block, Proposal
@@ -56,7 +56,7 @@ class TranslatedSource(Source):
     expansion: int = 2
     asks_draft = True
 
-    def bind(self, target: Weights, draft: Weights | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
         raise ValueError(
             "a proposer over a translated draft comes without its weights and tables: pass draft= alone, "
             "or drafter= with what specjax.make_drafter(target, draft) returns"

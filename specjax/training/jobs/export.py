@@ -110,7 +110,8 @@ def _check_marks(heads: Heads, target: LanguageModel, name: str) -> None:
     """Raises ValueError for heads that specjax trained for another target of the same shape."""
     vocab, size = target.model.vocab_size, head_matrix(target.params).shape[0]
     marks: Any = tuple(heads.form.ours.get("target", ()))
-    MedusaAdapter(MedusaHeads(heads.form.num_heads, size, vocab), None, name, marks=marks).check(target)
+    form = MedusaHeads(heads.form.num_heads, size, vocab)
+    MedusaAdapter(name=name, heads=form, marks=marks).check(target)
 
 
 def main(argv: list[str] | None = None) -> None:

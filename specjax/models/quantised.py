@@ -22,7 +22,9 @@ from flax import linen as nn
 from flax import struct
 from jax import Array
 
-from specjax.models import LanguageModel, LinenModel, dot_general
+from specjax.models.base import LinenModel
+from specjax.models.language_model import LanguageModel
+from specjax.models.products import dot_general
 
 _LARGEST = 127
 
@@ -96,6 +98,24 @@ def quantise(model: LanguageModel) -> LanguageModel:
     Raises:
       ValueError: a model that multiplies its weights by itself, so not one of ours.
     """
+    form = quantised_form(model)
+    if form is model:
+        return model
+    if model not in _made:
+        tied = "head" not in model.params
+        params = {**model.params, "head": {"kernel": model.params["embedding"].T}} if tied else model.params
+        _made[model] = dataclasses.replace(form, params=_quantise(params))
+    return _made[model]
+
+
+def quantised_form(model: LanguageModel) -> LanguageModel:
+    """What `quantise` makes, but with the weights as they are: enough to check what it is used for.
+
+    Nothing is compiled.
+
+    Raises:
+      ValueError: as `quantise`.
+    """
     network = model.model
     if not (isinstance(network, LinenModel) and hasattr(network.module, "dot_general")):
         raise ValueError(
@@ -104,19 +124,10 @@ def quantise(model: LanguageModel) -> LanguageModel:
         )
     if network.module.dot_general is int8_dot_general:
         return model
-    if model not in _made:
-        tied = "head" not in model.params
-        params = {**model.params, "head": {"kernel": model.params["embedding"].T}} if tied else model.params
-        module = network.module.clone(
-            dot_general=int8_dot_general, separate_head=tied or network.module.separate_head, transposed=False
-        )
-        _made[model] = dataclasses.replace(
-            model,
-            model=dataclasses.replace(network, module=module),
-            params=_quantise(params),
-            name=f"{model.name} in int8",
-        )
-    return _made[model]
+    separate = "head" not in model.params or network.module.separate_head
+    module = network.module.clone(dot_general=int8_dot_general, separate_head=separate, transposed=False)
+    made = dataclasses.replace(network, module=module)
+    return dataclasses.replace(model, model=made, name=f"{model.name} in int8")
 
 
 def _quantise(params: Any) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import specjax
-from specjax.contract import Proposer
+from specjax.drafters import drafter_by_name
 
 KINDS = sorted(set(specjax.PROPOSERS) - {"universal"})
 """Proposers by name; a draft of another tokenizer becomes a universal one by itself."""
@@ -28,7 +28,8 @@ class Number:
 
 NUMBERS = {
     "num_drafts": Number(
-        4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram"), "guesses per target pass (gamma), or depth",
+        4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram"),
+        "guesses per target pass (gamma), or depth; 0 decodes plainly",
         ("--num-speculative-tokens",),
     ),
     "branching": Number((3, 2, 1), ("tree",), "children a node, by level"),
@@ -73,7 +74,7 @@ def _add(parser: argparse.ArgumentParser, whose: str, name: str, number: Number,
     what = f": {number.help}" if number.help else ""
     tail = "" if default is None else f" (default: {default})"
     help_ = f"of {whose} {', '.join(number.owners)}{what}{tail}"
-    # What was not given is not there, so that what was given beside another proposer or rule can be told.
+    # SUPPRESS, so that options given explicitly can be told apart.
     parser.add_argument(_flag(name), *number.names, default=argparse.SUPPRESS, help=help_, **extra)
 
 
@@ -105,30 +106,18 @@ def make_rule(arguments: argparse.Namespace, name: str) -> Any:
     return specjax.RULES[name](**{key: value for key, value in given.items() if name in _RULE_NUMBERS[key].owners})
 
 
-def make_proposer(
-    arguments: argparse.Namespace, kind: str, target: specjax.LanguageModel, draft: Any
-) -> Proposer | specjax.MedusaAdapter | None:
-    """The proposer of that kind, with the numbers that were given; None leaves the draft to `generate`."""
-    names = ("num_drafts", "confidence_threshold", "exit_layer")
-    (gamma, threshold, layer), size = (number_of(arguments, name) for name in names), target.model.vocab_size
-    if kind == "draft" and threshold == 0:
-        return None
-    if kind == "none":
-        return specjax.NoProposer()
-    if kind == "ngram":
-        return specjax.NGram(gamma)
-    if kind == "tree":
-        return specjax.DraftTree(draft.model, size, tuple(number_of(arguments, "branching")))
-    if kind == "dynamic-tree":
-        width, nodes = number_of(arguments, "width"), number_of(arguments, "num_nodes")
-        return specjax.DynamicTree(draft.model, size, gamma, width, nodes)
+def make_drafter(
+    arguments: argparse.Namespace, kind: str, target: specjax.LanguageModel, draft: specjax.LanguageModel | None
+) -> specjax.Drafter:
+    """The proposer of that kind with its weights, and with the numbers that were given."""
     if kind == "medusa":
         return specjax.load_medusa(arguments.adapter, target)
-    if kind == "early-exit":
-        half = max(target.model.module.config.num_layers // 2, 1)
-        return specjax.EarlyExit(target.model, half if layer is None else layer, gamma, threshold)
-    chain = specjax.DraftModel(draft.model, size, gamma, threshold)
-    return specjax.FirstOf(specjax.NGram(gamma), chain) if kind == "first-of" else chain
+    if ":" in kind:
+        return drafter_by_name(kind, target, draft)
+    numbers = {name: number_of(arguments, name) for name in NUMBERS if reads(kind, name)}
+    if numbers.get("num_drafts") == 0:
+        return drafter_by_name("none", target)
+    return drafter_by_name(kind, target, draft, **numbers)
 
 
 def _given(arguments: argparse.Namespace, table: Mapping[str, Number]) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import specjax
-from specjax.commands.progress import progress
-from specjax.commands.speculation import (
+from specjax.flags.progress import progress
+from specjax.flags.speculation import (
     DRAFTED,
     KINDS,
     add_numbers_of_proposers,
@@ -41,7 +41,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--proposer", choices=KINDS, help="by default draft where there is one, else ngram")
+    parser.add_argument(
+        "--proposer", type=_kind, metavar="NAME",
+        help=f"{', '.join(KINDS)}, or module:Name for your own; by default draft where there is one, else ngram",
+    )  # fmt: skip
     add_numbers_of_proposers(parser)
 
 
@@ -89,6 +92,12 @@ def processing(arguments: argparse.Namespace, target: specjax.LanguageModel) -> 
         "bad_words": arguments.bad_word,
         **{name: getattr(arguments, name) for name in names},
     }
+
+
+def _kind(text: str) -> str:
+    if text not in KINDS and ":" not in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(KINDS)}, and no module:Name of your own")
+    return text
 
 
 def _mesh(text: str) -> dict[str, int]:
@@ -142,6 +151,7 @@ def load_models(
     """
     check_numbers(arguments, kinds, rules)
     drafted, shipped = [kind for kind in kinds if kind in DRAFTED], arguments.target is None
+    own = any(":" in kind for kind in kinds)
     if shipped:
         arguments.target = _SHIPPED / "target"
         if not arguments.target.is_dir():
@@ -158,7 +168,7 @@ def load_models(
         raise ValueError(
             f"--proposer {drafted[0]} needs --draft with the folder of a smaller model; or use --proposer ngram"
         )
-    if not drafted and arguments.draft is not None:
+    if not (drafted or own) and arguments.draft is not None:
         raise ValueError(f"--draft is not used by --proposer {asked}; leave one of them out")
     if "medusa" in kinds and arguments.adapter is None:
         none = f"; there is none at {_SHIPPED / 'medusa'}" if shipped else ""

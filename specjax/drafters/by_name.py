@@ -1,0 +1,115 @@
+"""Drafters by the names of the command line, of strings, and of `module:Name`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.arguments import shown
+from specjax.contract import Proposer
+from specjax.drafters.drafter import BoundDrafter, Drafter, first_of
+from specjax.drafters.pairing import make_drafter
+from specjax.models import LanguageModel
+from specjax.proposers import PROPOSERS, Chain, DynamicTree, EarlyExit, NGram, NoProposer, StaticTree
+
+SHAPES = {"draft": Chain, "universal": Chain, "tree": StaticTree, "dynamic-tree": DynamicTree}
+"""The proposers that ask a draft model, and how they arrange its drafts."""
+
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "draft": ("num_drafts", "confidence_threshold"),
+    "universal": ("num_drafts", "confidence_threshold"),
+    "tree": ("branching",),
+    "dynamic-tree": ("num_drafts", "width", "num_nodes"),
+    "early-exit": ("exit_layer", "num_drafts", "confidence_threshold"),
+    "first-of": ("num_drafts", "confidence_threshold"),
+    "ngram": ("num_drafts", "max_ngram", "min_ngram"),
+    "medusa": (),
+}
+"""Which numbers each of them reads."""
+
+
+def drafter_by_name(
+    name: str, target: LanguageModel, draft: LanguageModel | None = None, dtype: str | None = None, **numbers: Any
+) -> Drafter:
+    """The proposer of a name in `PROPOSERS`, "self-int8", or "module:Name", with its weights.
+
+    Args:
+      name: which.
+      target, draft: loaded models.
+      dtype: "int8" quantises the draft.
+      **numbers: of the proposer, as `NUMBERS` names them; the others are ignored.
+
+    Raises:
+      ValueError: an unknown name, a draft that is missing or not asked for, a module without it.
+    """
+    if ":" in name:
+        return own_drafter(name, target, draft)
+    if name == "self-int8":
+        if draft is not None:
+            raise ValueError(f'proposer="self-int8" takes no draft, and draft={draft.name}; leave one of them out')
+        return make_drafter(target, target, dtype="int8", **_kept("draft", numbers))
+    if name not in PROPOSERS:
+        known = ", ".join([*sorted(PROPOSERS), "self-int8"])
+        raise ValueError(f"proposer={name!r} is no proposer; pass one of {known}, or module:Name for your own")
+    if name == "medusa":
+        raise ValueError(
+            'proposer="medusa" comes without its weights: pass drafter=specjax.load_medusa(folder, target)'
+        )
+    asks_draft = name in SHAPES or name == "first-of"
+    if asks_draft and draft is None:
+        raise ValueError(f"proposer={name!r} asks a draft model: pass draft= too")
+    if draft is not None and not asks_draft:
+        raise ValueError(f"proposer={name!r} asks no draft: pass either draft= or proposer=, not both")
+    kept = _kept(name, numbers)
+    if name in SHAPES:
+        assert draft is not None
+        if name == "dynamic-tree" and "num_drafts" in kept:
+            kept["depth"] = kept.pop("num_drafts")
+        return make_drafter(target, draft, SHAPES[name], dtype=dtype, **kept)
+    if name == "first-of":
+        assert draft is not None
+        chain = make_drafter(target, draft, Chain, dtype=dtype, **kept)
+        return first_of(NGram(chain.proposer.max_depth), chain)
+    if name == "early-exit":
+        layers = target.model.num_taps - 1
+        layer = kept.pop("exit_layer", None)
+        return BoundDrafter(EarlyExit(target.model, max(layers // 2, 1) if layer is None else layer, **kept))
+    return BoundDrafter(NGram(**kept) if name == "ngram" else NoProposer())
+
+
+def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -> Drafter:
+    """What "module:Name" names: a `Proposer`, a `Drafter`, or a function `(target, draft)` that makes one.
+
+    Modules are looked for in the working directory too.
+
+    Raises:
+      ValueError: no such module, no such name in it, or something else under it.
+    """
+    module, _, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        made = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"proposer={name!r} cannot be imported ({error}); it must be module:Name") from None
+    if inspect.isclass(made):
+        made = made()
+    elif inspect.isfunction(made):
+        made = made(target, draft)
+    if isinstance(made, Drafter):
+        return made
+    if isinstance(made, Proposer):
+        return BoundDrafter(made, draft=draft if made.asks_draft else None)
+    raise ValueError(
+        f"proposer={name!r} is {shown(made)}; it must be a specjax.contract.Proposer, a specjax.Drafter, or a "
+        "function (target, draft) that returns one"
+    )
+
+
+def _kept(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in numbers.items() if key in NUMBERS[name] and value is not None}

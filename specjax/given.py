@@ -1,0 +1,94 @@
+"""What callers give to a `Decoder`, checked before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from specjax.contract import Model
+
+
+def check_given(
+    model: Model,
+    capacity: int,
+    prompt: Any,
+    prompt_length: Any,
+    limit: Any,
+    num_drafts: Any,
+) -> None:
+    """Refuse what a decoder of `model` and `capacity` cannot decode.
+
+    The others are arguments of `Decoder.prefill`.  Types and shapes are checked of traced arrays
+    too, numbers of those that this process holds.
+
+    Raises:
+      ValueError: the argument, its value, and the cure.
+    """
+    given = {"prompt": prompt, "prompt_length": prompt_length, "limit": limit}
+    given |= {} if num_drafts is None else {"num_drafts": num_drafts}
+    for name, value in given.items():
+        found = getattr(value, "dtype", type(value).__name__)
+        if not isinstance(value, jax.Array | np.ndarray) or not jnp.issubdtype(found, jnp.integer):
+            raise ValueError(f"{name} is of the type {found}; pass an array of int32")
+        wanted = ("rows", "tokens") if name == "prompt" else ("rows",)
+        if value.ndim != len(wanted) or len(value) != len(prompt) or value.size == 0:
+            shape = ", ".join(wanted)
+            raise ValueError(f"{name} has the shape {value.shape}; pass [{shape}], rows as in prompt")
+    width = prompt.shape[1]
+    if width > capacity:
+        raise ValueError(
+            f"prompts padded to {width} tokens do not fit a capacity of {capacity}: "
+            "raise the decoder's capacity, or shorten the prompt"
+        )
+    held = {name: np.asarray(value) for name, value in given.items() if _is_held(value)}
+    if (lengths := held.get("prompt_length")) is not None:
+        if lengths.min() < 1:
+            empty = int(lengths.argmin())
+            raise ValueError(f"prompt {empty} is empty; a prompt needs at least one token")
+        if lengths.max() > width:
+            longest = lengths.max()
+            raise ValueError(f"prompt_length {longest} is longer than the {width} tokens given")
+    if (limits := held.get("limit")) is not None:
+        most = limits.max()
+        if most > capacity:
+            raise ValueError(f"limit={most} is beyond the capacity of {capacity}: raise that")
+        if most > model.max_positions:
+            raise ValueError(
+                f"limit={most} is beyond the {model.max_positions} positions that the target "
+                "reads: pass a smaller limit, or a target with more positions"
+            )
+    if (depths := held.get("num_drafts")) is not None and depths.min() < 0:
+        raise ValueError(f"num_drafts={depths.min()}; it must be 0 (plain decoding) or more")
+    if lengths is not None and "prompt" in held:
+        # Padding may be anything.
+        tokens = np.where(np.arange(width) < lengths[:, None], held["prompt"], 0)
+        wrong = (tokens < 0) | (tokens >= model.vocab_size)
+        if wrong.any():
+            row = int(wrong.any(1).argmax())
+            raise ValueError(
+                f"prompt {row} holds token ids from {tokens[row].min()} to {tokens[row].max()}; "
+                f"the target has the ids 0 to {model.vocab_size - 1}"
+            )
+
+
+def _is_held(value: Any) -> bool:
+    """Can this process read all of it?"""
+    if isinstance(value, Tracer):
+        return False
+    return isinstance(value, np.ndarray) or value.is_fully_addressable
+
+
+def check_slot(slot: Any, rows: int, new: int) -> None:
+    """Refuse to insert `new` rows instead of one, or a concrete slot that is none of the `rows`."""
+    if new != 1:
+        raise ValueError(f"row holds {new} rows, and insert takes one: prefill them one at a time")
+    if isinstance(slot, Tracer):
+        return
+    found = np.asarray(slot)
+    if found.ndim or not np.issubdtype(found.dtype, np.integer) or not 0 <= found < rows:
+        last = rows - 1
+        raise ValueError(f"slot={slot} is none of the {rows} rows; pass an integer, 0 to {last}")

@@ -1,0 +1,166 @@
+"""`Request`: everything that a call of `generate` asks for, as one documented record."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from specjax.contract import Proposer, Rule
+from specjax.drafters import Adapter, Drafter
+from specjax.models import LanguageModel
+from specjax.processors import LogitsProcessor
+from specjax.text import Messages
+
+Prompts = str | Sequence[str] | Sequence[Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """What is asked of a target.  Where a field says "one, or one a prompt", a list has a value a prompt.
+
+    Attributes:
+      prompts: a text, a list of texts, or a list of token-id lists; they may differ in length.
+      messages: instead of `prompts`, a conversation [{"role": "user", "content": "..."}, ...], or a
+        list of them, written out by the tokenizer's own chat template; the output is the
+        assistant's turn.
+      chat_template_kwargs: more arguments of that template, such as {"enable_thinking": False}.
+      drafter: a proposer with its weights: what `load_medusa`, `make_drafter` and other loaders
+        return, or a bank of adapters.
+      draft: short for a chain from this smaller model: what `load` returned, a folder, or
+        "org/name".  A draft with another tokenizer proposes the tokens that both vocabularies hold;
+        a warning says once how many these are.
+      draft_dtype: "int8" quantises the draft's weights; the text stays the same.
+      proposer: short for a drafter that needs no weights of its own: a proposer such as `NGram()`,
+        its name, such as "ngram" or "tree", "module:Name" for your own, or "self-int8", the target
+        with its weights in int8 as its own draft.  Without drafter, draft and proposer the target
+        decodes plainly.
+      speculative_config: the same in vLLM's words: {"method": "ngram", "num_speculative_tokens": 4}.
+      adapter: which adapter of a bank: one name, or one, or None for plain decoding, a prompt.
+      rule: a rule or its name.  `Match()`, the default, makes the text depend on the seed alone and
+        not on the draft.  `BlockVerification()` accepts more at temperature 1 on a chain;
+        `Typical()` and `Threshold()` accept more still, but change the distribution.
+      num_drafts: drafts are at most so deep (gamma); one, or one a prompt; 0 decodes plainly.  A
+        draft alone drafts just so deep, by default 4.  Of a proposer or drafter this cuts off what
+        is deeper; None cuts nothing.
+      max_new_tokens: per prompt.
+      temperature, top_k, top_p, min_p: one, or one a prompt; 0, 0, 1, 0 switch them off.  None: the
+        target's own default (`generation_config.json`), or off.
+      repetition_penalty: of the tokens of prompt and output: above 1 discourages them, 1 is off;
+        None as above.
+      presence_penalty, frequency_penalty: subtracted from the logits of the tokens of the output,
+        once and as often as they occur; 0 is off.
+      logit_bias: {token id: what is added to its logit}, for all prompts or one a prompt; -inf bans.
+      bad_words: texts, or token-id lists, that are not written.  A text stands for its tokens at the
+        beginning of a text and after a space; other spellings have other tokens.
+      logits_processor: a JAX function of your own, `(logits [V], text, counts [V]) -> logits [V]` of
+        one node, applied after all of these: see `specjax.processors.LogitsProcessor`.  Another
+        function is another compilation.
+      min_new_tokens: no EOS before so many; one, or one a prompt.
+      eos: token ids that end a row instead of the target's own, for all rows or a list a prompt; []
+        for none.
+      seed: one value in [0, 2^32), which rows tell apart by their index, or one a prompt.
+      stop: texts at which a row ends; they are not part of the output.
+      logprobs: record the log-probability of each token, and of so many most probable ones.
+    """
+
+    prompts: Prompts | None = None
+    messages: Messages | Sequence[Messages] | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    drafter: Drafter | None = None
+    draft: LanguageModel | str | None = None
+    draft_dtype: Literal["int8"] | None = None
+    proposer: Proposer | Drafter | str | None = None
+    speculative_config: Mapping[str, Any] | None = None
+    adapter: Adapter = None
+    rule: Rule | str | None = None
+    num_drafts: int | Sequence[int] | None = None
+    max_new_tokens: int = 128
+    temperature: float | Sequence[float] | None = None
+    top_k: int | Sequence[int] | None = None
+    top_p: float | Sequence[float] | None = None
+    min_p: float | Sequence[float] | None = None
+    repetition_penalty: float | Sequence[float] | None = None
+    presence_penalty: float | Sequence[float] = 0.0
+    frequency_penalty: float | Sequence[float] = 0.0
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None
+    bad_words: Sequence[str | Sequence[int]] = ()
+    logits_processor: LogitsProcessor | None = None
+    min_new_tokens: int | Sequence[int] = 0
+    eos: int | Sequence[int] | Sequence[Sequence[int]] | None = None
+    seed: int | Sequence[int] = 0
+    stop: str | Sequence[str] | None = ()
+    logprobs: int | None = None
+
+
+class Options(TypedDict, total=False):
+    """The fields of `Request` but for the prompts, as keywords of `generate`."""
+
+    messages: Messages | Sequence[Messages] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    drafter: Drafter | None
+    draft: LanguageModel | str | None
+    draft_dtype: Literal["int8"] | None
+    proposer: Proposer | Drafter | str | None
+    speculative_config: Mapping[str, Any] | None
+    adapter: Adapter
+    rule: Rule | str | None
+    num_drafts: int | Sequence[int] | None
+    max_new_tokens: int
+    temperature: float | Sequence[float] | None
+    top_k: int | Sequence[int] | None
+    top_p: float | Sequence[float] | None
+    min_p: float | Sequence[float] | None
+    repetition_penalty: float | Sequence[float] | None
+    presence_penalty: float | Sequence[float]
+    frequency_penalty: float | Sequence[float]
+    logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None
+    bad_words: Sequence[str | Sequence[int]]
+    logits_processor: LogitsProcessor | None
+    min_new_tokens: int | Sequence[int]
+    eos: int | Sequence[int] | Sequence[Sequence[int]] | None
+    seed: int | Sequence[int]
+    stop: str | Sequence[str] | None
+    logprobs: int | None
+
+
+OTHER_WORDS = {
+    "assistant_model": "draft=, which takes what specjax.load returns, a folder, or org/name",
+    "assistant_tokenizer": "draft= alone: a draft brings its own tokenizer",
+    "num_assistant_tokens": "num_drafts=",
+    "num_speculative_tokens": "num_drafts=",
+    "prompt_lookup_num_tokens": 'proposer="ngram" and num_drafts=',
+    "do_sample": "temperature=: 0 is greedy, and above 0 samples",
+    "max_length": "max_new_tokens=, which does not count the prompt",
+    "max_tokens": "max_new_tokens=",
+    "min_tokens": "min_new_tokens=",
+    "n": "one prompt as often as you want texts; rows of one seed differ",
+    "num_return_sequences": "one prompt as often as you want texts; rows of one seed differ",
+    "eos_token_id": "eos=",
+    "stop_strings": "stop=",
+    "stop_token_ids": "eos=",
+    "bad_words_ids": "bad_words=",
+    "streamer": "stream=True, which returns an iterator over pieces of text",
+    "generation_config": "the settings themselves, such as temperature=",
+    "input_ids": "prompts=, which takes lists of token ids",
+}
+"""Keywords of other libraries, and what they are called here."""
+
+
+def make_request(prompts: Prompts | None, options: Mapping[str, Any]) -> Request:
+    """`Request(prompts=prompts, **options)`.
+
+    Raises:
+      ValueError: a keyword that `Request` does not have, with the one that is meant.
+    """
+    known = [field.name for field in dataclasses.fields(Request)]
+    for name in options:
+        if name in known:
+            continue
+        if name in OTHER_WORDS:
+            raise ValueError(f"{name}= is not used here: pass {OTHER_WORDS[name]}")
+        near = difflib.get_close_matches(name, known, 1)
+        cure = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(known)}"
+        raise ValueError(f"generate has no argument {name}=; {cure}")
+    return Request(prompts=prompts, **options)
