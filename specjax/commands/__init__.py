@@ -7,7 +7,11 @@ import sys
 import warnings
 
 from specjax.commands import audit, bench, generate
+from specjax.commands.inputs import choose, load_models
+from specjax.commands.speculation import KINDS, NUMBERS, make_proposer
 from specjax.parallel import join_from, leaving
+
+__all__ = ["COMMANDS", "KINDS", "NUMBERS", "choose", "load_models", "main", "make_proposer"]
 
 COMMANDS = {"generate": generate, "bench": bench, "audit": audit}
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""

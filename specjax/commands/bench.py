@@ -45,6 +45,7 @@ from specjax.commands.speculation import (
 )
 from specjax.drafters import pair
 from specjax.parallel import add_process_arguments, leader
+from specjax.proposers import Shape, TranslatedSource
 from specjax.requests import check_length, encode
 
 HELP = "acceptance and speed of proposers, numbers of drafts and rules, against plain decoding"
@@ -123,7 +124,7 @@ def _settings(
             gamma, asks = number_of(asked, "num_drafts"), draft if kind in DRAFTED else None
             proposer = make_proposer(asked, kind, target, asks)
             paired, _ = pair(target, asks, proposer, gamma)
-            if not isinstance(paired, specjax.Universal):
+            if not (isinstance(paired, Shape) and isinstance(paired.source, TranslatedSource)):
                 check_length(target, asks, ids, arguments.max_new_tokens)
             facts = {"proposer": kind, "num_drafts": paired.max_depth, "guesses": paired.num_nodes - 1}
             facts |= {"branching": numbers["branching"]} if "branching" in numbers else {}
@@ -140,7 +141,7 @@ def _settings(
         found.append(_Setting(options, {**plain, **common}))
         for (name, rule), (is_chain, facts, given) in itertools.product(rules.items(), guessing):
             facts = {**facts, "rule": name, "exact": rule.exact, **common}
-            if getattr(rule, "chain_only", False) and not is_chain:
+            if rule.chain_only and not is_chain:
                 impossible.append([_label(facts), name])
             elif (facts["proposer"], name) != ("none", "match"):
                 found.append(_Setting({**options, **given, "rule": rule}, facts))

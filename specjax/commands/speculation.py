@@ -10,6 +10,7 @@ from typing import Any
 
 import specjax
 from specjax.contract import Proposer
+from specjax.proposers import DraftSource
 
 KINDS = sorted(set(specjax.PROPOSERS) - {"universal"})
 """Proposers by name; a draft of another tokenizer becomes a universal one by itself."""
@@ -121,7 +122,7 @@ def make_proposer(
         return specjax.DraftTree(draft.model, size, tuple(number_of(arguments, "branching")))
     if kind == "dynamic-tree":
         width, nodes = number_of(arguments, "width"), number_of(arguments, "num_nodes")
-        return specjax.DynamicTree(draft.model, size, gamma, width, nodes)
+        return specjax.DynamicTree(DraftSource(draft.model, size), gamma, width, nodes)
     if kind == "medusa":
         return specjax.load_medusa(arguments.adapter, target)
     if kind == "early-exit":

@@ -9,12 +9,11 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from specjax.commands.inputs import choose, load_models
-from specjax.commands.speculation import KINDS, NUMBERS, make_proposer
+from specjax.commands import KINDS, NUMBERS, choose, load_models, make_proposer
 from specjax.decoding import Decoder
 from specjax.drafters import pair
 from specjax.models import LanguageModel
-from specjax.proposers import Universal
+from specjax.proposers import Shape, TranslatedSource
 from specjax.requests import check_length, conversations, encode
 from specjax.rules import RULES
 from specjax.sampling import Sampling
@@ -74,7 +73,8 @@ def load_speculation(
     target, draft = load_models(asked, [kind])
     proposer, arrays = pair(target, draft, make_proposer(asked, kind, target, draft), options.num_drafts)
     ids = prompts(target)
-    check_length(target, None if isinstance(proposer, Universal) else draft, ids, options.max_new_tokens)
+    translated = isinstance(proposer, Shape) and isinstance(proposer.source, TranslatedSource)
+    check_length(target, None if translated else draft, ids, options.max_new_tokens)
     room = max(map(len, ids)) + options.max_new_tokens
     decoder = Decoder(target.model, proposer, RULES[options.rule](), target.eos, max(room, proposer.num_nodes))
     return target, decoder, Params(target.params, arrays), ids
