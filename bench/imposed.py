@@ -19,8 +19,9 @@ from flax import struct
 from jax import Array
 
 from specjax import tree
+from specjax.contract import Context, Proposer
 from specjax.metrics import expected_accepted_length
-from specjax.types import Block, Proposal, Proposer
+from specjax.types import Block, Proposal
 
 _TOSSES = 512
 
@@ -69,40 +70,38 @@ class Script:
 
 
 @dataclasses.dataclass(frozen=True)
-class Imposed:
-    """`inner`, with its guesses replaced."""
+class Imposed(Proposer):
+    """`inner`, a chain, with its drafts replaced.  They are a function of the text: point masses."""
 
     inner: Proposer
     vocab_size: int
     is_chain = True
-    draws = False
+    point_mass = True
 
-    @property
-    def num_nodes(self) -> int:
-        return self.inner.num_nodes
-
-    @property
-    def max_depth(self) -> int:
-        return self.inner.max_depth
+    def __post_init__(self):
+        if not self.inner.is_chain or self.inner.shares_cache:
+            raise ValueError(f"acceptance is imposed on chains with a state of their own, and not on {self.inner}")
+        self.declare(num_nodes=self.inner.num_nodes, max_depth=self.inner.max_depth, taps=self.inner.taps)
 
     def init(self, params: Script, prompt: Block, capacity: int) -> Any:
         guessed = jnp.zeros((len(prompt.count), self.num_nodes), jnp.int32)
         return self.inner.init(params.inner, prompt, capacity), prompt.count, guessed
 
-    def propose(self, params: Script, state: Any, pending: Array, draw: Any, warp: Any) -> tuple[Proposal, Any]:
-        proposal, inner = self.inner.propose(params.inner, state[0], pending, draw, warp)
+    def propose(self, params: Script, state: Any, context: Context) -> tuple[Proposal, Any]:
+        proposal, inner = self.inner.propose(params.inner, state[0], context)
         place = state[1][:, None] + jnp.arange(1, self.num_nodes)
         place = jnp.minimum(place, params.text.shape[1] - 1)
         said, right = (jnp.take_along_axis(x, place, axis=1) for x in (params.text, params.right))
         guesses = jnp.where(right, said, (said + 1) % self.vocab_size)
         # What the inner one guessed must not be removed as dead code.
         guesses, guessed = jax.lax.optimization_barrier((guesses, proposal.tokens))
-        tokens = jnp.concatenate([pending[:, None], guesses], axis=1)
+        tokens = jnp.concatenate([context.pending[:, None], guesses], axis=1)
         parent = jnp.broadcast_to(tree.chain(self.num_nodes), tokens.shape)
-        return Proposal(tokens, parent, None), (inner, state[1], guessed)
+        return Proposal(tokens, parent, point_mass=True), (inner, state[1], guessed)
 
     def observe(self, params: Script, state: Any, block: Block) -> Any:
         """The inner one is told that its own guesses were kept: what is right it need not read again."""
         inner, length, guessed = state
-        kept = Block(jnp.concatenate([block.tokens[:, :1], guessed[:, 1:]], axis=1), block.hidden, block.count)
+        told = jnp.concatenate([block.tokens[:, :1], guessed[:, 1:]], axis=1)
+        kept = dataclasses.replace(block, tokens=told)
         return self.inner.observe(params.inner, inner, kept), length + block.count, guessed

@@ -8,8 +8,8 @@ import pathlib
 import numpy as np
 
 import specjax
-from specjax.flags.inputs import read_prompts
 from specjax.call import encode
+from specjax.flags import read_prompts
 
 RANDOM_LENGTH, REAL_LENGTH = 32, 96
 SHIPPED = pathlib.Path(__file__).parent.parent / "checkpoints" / "pycode" / "prompts.jsonl"

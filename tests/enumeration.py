@@ -15,6 +15,7 @@ import trees
 
 from specjax import RULES, Match, Proposal
 from specjax.rules import block, rejection
+from specjax.tree import Tree
 
 try:
     from jax import enable_x64
@@ -41,7 +42,7 @@ CHAINS = [name for name, (_, parent) in SHAPES.items() if all(up in (n - 1, -1) 
 
 def judged_by(rule, shapes=tuple(SHAPES)):
     """Those of the shapes that `rule` can judge."""
-    return [shape for shape in shapes if shape in CHAINS or not getattr(RULES[rule], "chain_only", False)]
+    return [shape for shape in shapes if shape in CHAINS or not RULES[rule].chain_only]
 
 
 class Table:
@@ -131,9 +132,10 @@ def judge(rule, parent, draw, tokens, target, draft):
 
     def one(draw, tokens, target, draft):
         logits = None if draft is None else jnp.log(draft)
-        proposal = Proposal(tokens, jnp.array(parent, jnp.int32), logits)
-        verdict = rule(draw, proposal, jnp.log(target), max_depth)
-        return tokens[verdict.path], verdict.num_accepted, verdict.next_token
+        proposal = Proposal(tokens, jnp.array(parent, jnp.int32), logits, point_mass=draft is None)
+        tree = Tree.of(proposal.parent, max_depth)
+        verdict = rule(draw, proposal, tree, jnp.log(target))
+        return tokens[tree.path[verdict.node]], tree.depth[verdict.node], verdict.next_token
 
     return jax.vmap(one)(draw, tokens, target, draft)
 
@@ -151,7 +153,7 @@ WALKS = {"rejection": rejection.walk, "block": weigh}
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def walk_all(rule, parent, uniform, tokens, target, draft):
     def one(uniform, tokens, target, draft):
-        return WALKS[rule](uniform, Proposal(tokens, jnp.array(parent, jnp.int32), None), target, draft)
+        return WALKS[rule](uniform, Proposal(tokens, jnp.array(parent, jnp.int32)), target, draft)
 
     return jax.vmap(one)(uniform, tokens, target, draft)
 
@@ -197,7 +199,7 @@ class ForcedTokens:
     size: int = dataclasses.field(metadata={"static": True})
 
     def noise(self, node, depth):
-        return jnp.where(jnp.arange(self.size) == self.tokens[node], 1e9, 0.0)
+        return jnp.where(jnp.arange(self.size) == self.tokens[node][:, None], 1e9, 0.0)
 
 
 def enumerate_acceptance(rule, parent, proposals, target, draft):

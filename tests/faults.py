@@ -9,8 +9,19 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import Decoder, DraftModel, Rejection, Sampling, sampling
+from specjax import Decoder, Rejection, Sampling, sampling
+from specjax.proposers import Chain, DraftSource
 from specjax.rules import rejection
+
+
+def drafting(kind, model, vocab_size, num_drafts):
+    """A chain of the class `kind` over a draft model."""
+    return kind(DraftSource(model, vocab_size), num_drafts)
+
+
+def _noise(draw, node):
+    """[V] what the children of one node were drawn with."""
+    return draw.noise(node[None], jnp.zeros(1, jnp.int32))[0]
 
 
 @struct.dataclass
@@ -19,18 +30,18 @@ class Silent:
 
     key: Any
     size: int = struct.field(pytree_node=False)
-    shared = False
 
     def noise(self, node, depth):
-        return jnp.zeros(self.size)
+        return jnp.zeros((len(node), self.size))
 
 
 @dataclasses.dataclass(frozen=True)
-class ArgmaxDraft(DraftModel):
+class ArgmaxDraft(Chain):
     """Best tokens, handed in with the soft distribution that they were not drawn from."""
 
-    def propose(self, params, state, pending, draw, warp):
-        return super().propose(params, state, pending, Silent(draw.key, draw.size), warp)
+    def propose(self, params, state, context):
+        silent = Silent(context.draw.key, context.draw.size)
+        return super().propose(params, state, dataclasses.replace(context, draw=silent))
 
 
 @struct.dataclass
@@ -38,26 +49,25 @@ class Repeated:
     """The root's noise at every node."""
 
     inner: Any
-    shared = False
 
     def noise(self, node, depth):
-        return self.inner.noise(0, 0)
+        return self.inner.noise(jnp.zeros_like(node), jnp.zeros_like(depth))
 
 
 @dataclasses.dataclass(frozen=True)
-class RepeatedNoise(DraftModel):
+class RepeatedNoise(Chain):
     """Draws a whole chain with one noise."""
 
-    def propose(self, params, state, pending, draw, warp):
-        return super().propose(params, state, pending, Repeated(draw), warp)
+    def propose(self, params, state, context):
+        return super().propose(params, state, dataclasses.replace(context, draw=Repeated(context.draw)))
 
 
 @dataclasses.dataclass(frozen=True)
-class DropsUnlikely(DraftModel):
-    """Takes a guess back when it turns out to be unlikely."""
+class DropsUnlikely(Chain):
+    """Takes a draft back when it turns out to be unlikely."""
 
-    def propose(self, params, state, pending, draw, warp):
-        proposal, state = super().propose(params, state, pending, draw, warp)
+    def propose(self, params, state, context):
+        proposal, state = super().propose(params, state, context)
         chance = jnp.take_along_axis(jax.nn.softmax(proposal.logits[:, 0]), proposal.tokens[:, 1:2], axis=1)
         return proposal.replace(parent=jnp.where(chance < 0.2, -1, proposal.parent)), state
 
@@ -65,63 +75,63 @@ class DropsUnlikely(DraftModel):
 class ReusedNoise(Rejection):
     """Draws the residual token with the noise that the refused guess was drawn with."""
 
-    def __call__(self, draw, proposal, logits, max_depth):
-        verdict = super().__call__(draw, proposal, logits, max_depth)
+    def __call__(self, draw, proposal, tree, logits):
+        verdict = super().__call__(draw, proposal, tree, logits)
         node, residual, _ = rejection.walk(
             draw.acceptance(len(proposal.tokens)), proposal, jax.nn.softmax(logits), jax.nn.softmax(proposal.logits)
         )
-        return verdict.replace(next_token=sampling.argmax(jnp.log(residual) + draw.noise(node, 0)))
+        return verdict.replace(next_token=sampling.argmax(jnp.log(residual) + _noise(draw, node)))
 
 
 class SharedAcceptance(Rejection):
     """Accepts with the noise that the guess was drawn with."""
 
-    def __call__(self, draw, proposal, logits, max_depth):
+    def __call__(self, draw, proposal, tree, logits):
         @dataclasses.dataclass
         class Coupled:
             residual = draw.residual
 
             def acceptance(self, num_nodes):
-                noise = jax.vmap(lambda node: draw.noise(node, 0))(jnp.maximum(proposal.parent, 0))
+                above = jnp.maximum(proposal.parent, 0)
+                noise = draw.noise(above, jnp.zeros_like(above))
                 return jnp.exp(-jnp.exp(-noise[jnp.arange(num_nodes), proposal.tokens]))
 
-        return super().__call__(Coupled(), proposal, logits, max_depth)
+        return super().__call__(Coupled(), proposal, tree, logits)
 
 
 class NoResidual(Rejection):
     """Draws the next token from the target, also after a refusal."""
 
-    def __call__(self, draw, proposal, logits, max_depth):
-        verdict = super().__call__(draw, proposal, logits, max_depth)
-        node = verdict.path[verdict.num_accepted]
-        return verdict.replace(next_token=sampling.argmax(logits[node] + draw.residual()))
+    def __call__(self, draw, proposal, tree, logits):
+        verdict = super().__call__(draw, proposal, tree, logits)
+        return verdict.replace(next_token=sampling.argmax(logits[verdict.node] + draw.residual()))
 
 
 class ResidualBonus(Rejection):
     """Draws a residual token also after full acceptance, against the draft's last distribution."""
 
-    def __call__(self, draw, proposal, logits, max_depth):
-        verdict = super().__call__(draw, proposal, logits, max_depth)
+    def __call__(self, draw, proposal, tree, logits):
+        verdict = super().__call__(draw, proposal, tree, logits)
         left = jnp.maximum(jax.nn.softmax(logits[-1]) - jax.nn.softmax(proposal.logits[-1]), 0)
         instead = sampling.argmax(jnp.log(left) + draw.residual())
-        return verdict.replace(next_token=jnp.where(verdict.num_accepted == max_depth, instead, verdict.next_token))
+        return verdict.replace(next_token=jnp.where(verdict.node == len(logits) - 1, instead, verdict.next_token))
 
 
 class EmptyResidual(Rejection):
     """Rounds its uniform draws, so that 1 is among them, and divides what such a refusal leaves by its sum of 0."""
 
-    def __call__(self, draw, proposal, logits, max_depth):
+    def __call__(self, draw, proposal, tree, logits):
         class Rounded:
             residual = draw.residual
 
             def acceptance(self, num_nodes):
                 return draw.acceptance(num_nodes).astype(jnp.bfloat16).astype(jnp.float32)
 
-        verdict = super().__call__(Rounded(), proposal, logits, max_depth)
-        node = verdict.num_accepted
+        verdict = super().__call__(Rounded(), proposal, tree, logits)
+        node = verdict.node
         left = jnp.maximum(jax.nn.softmax(logits[node]) - jax.nn.softmax(proposal.logits[node]), 0)
         residual = sampling.argmax(jnp.log(left / left.sum()) + draw.residual())
-        return verdict.replace(next_token=jnp.where(node < max_depth, residual, verdict.next_token))
+        return verdict.replace(next_token=jnp.where(node < len(logits) - 1, residual, verdict.next_token))
 
 
 TOP_K = 2
@@ -136,31 +146,31 @@ def _most(logits):
 class BonusOnly(Rejection):
     """Applies top-k to the bonus token and to nothing else."""
 
-    def __call__(self, draw, proposal, logits, max_depth):
-        verdict = super().__call__(draw, proposal, logits, max_depth)
+    def __call__(self, draw, proposal, tree, logits):
+        verdict = super().__call__(draw, proposal, tree, logits)
         bonus = sampling.argmax(jnp.where(_most(logits[-1]), logits[-1], -jnp.inf) + draw.residual())
-        return verdict.replace(next_token=jnp.where(verdict.num_accepted == max_depth, bonus, verdict.next_token))
+        return verdict.replace(next_token=jnp.where(verdict.node == len(logits) - 1, bonus, verdict.next_token))
 
 
 class FrozenAtTheRoot(Rejection):
     """Finds out at the root which tokens are allowed, for the whole block."""
 
-    def __call__(self, draw, proposal, logits, max_depth):
-        return super().__call__(draw, proposal, jnp.where(_most(logits[0]), logits, -jnp.inf), max_depth)
+    def __call__(self, draw, proposal, tree, logits):
+        return super().__call__(draw, proposal, tree, jnp.where(_most(logits[0]), logits, -jnp.inf))
 
 
 class TopPFirst(Rejection):
     """Applies top-p before the temperature."""
 
-    def __call__(self, draw, proposal, logits, max_depth):
+    def __call__(self, draw, proposal, tree, logits):
         order = jnp.argsort(-logits, axis=-1)
         best = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
         before = jnp.take_along_axis(jnp.cumsum(best, axis=-1) - best, jnp.argsort(order, axis=-1), axis=-1)
-        return super().__call__(draw, proposal, jnp.where(before < TOP_P, logits, -jnp.inf) / HOT, max_depth)
+        return super().__call__(draw, proposal, tree, jnp.where(before < TOP_P, logits, -jnp.inf) / HOT)
 
 
 @dataclasses.dataclass(frozen=True)
-class ShortCache(DraftModel):
+class ShortCache(Chain):
     """After full acceptance, does not read its own last guess."""
 
     def observe(self, params, state, block):
@@ -205,7 +215,7 @@ class CountsPastTheEnd(Decoder):
 
     def step(self, params, state):
         after, info = super().step(params, state)
-        accepted = state.stats.accepted + jnp.where(state.done, 0, info.verdict.num_accepted)
+        accepted = state.stats.accepted + jnp.where(state.done, 0, info.num_accepted)
         return after.replace(stats=after.stats.replace(accepted=accepted)), info
 
 

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import specjax
+from specjax.contract import Proposer
 from specjax.decoding import Decoder
 from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads
 from specjax.parallel.sharding import beside, lay
-from specjax.proposers import MedusaParams, UniversalParams
-from specjax.types import DecodeState, Params, Proposer
+from specjax.proposers import DraftSource, EarlyExitSource, MedusaParams, TranslatedParams, TranslatedSource
+from specjax.proposers.shape import Shape
+from specjax.types import DecodeState, Params
 
 VOCAB, OTHER_VOCAB, ROWS, WIDTH, CAPACITY = 32, 36, 8, 8, 256
 LENGTHS = np.array([5, 3, 6, 1, 8, 2, 7, 4], np.int32)
@@ -83,20 +85,24 @@ class Case:
         def place(proposer, params):
             if isinstance(proposer, specjax.FirstOf):
                 return place(proposer.first, params[0]), place(proposer.second, params[1])
-            if isinstance(proposer, specjax.EarlyExit):
+            source = proposer.source if isinstance(proposer, Shape) else None
+            if isinstance(source, EarlyExitSource):
                 return target
-            if isinstance(proposer, specjax.Universal):
-                return UniversalParams(lay(proposer.model, params.model, mesh), beside(params.translation, mesh))
-            model = getattr(proposer, "model", None)
-            return beside(params, mesh) if model is None or not self.split_draft else lay(model, params, mesh)
+            if isinstance(source, TranslatedSource):
+                return TranslatedParams(lay(source.model, params.model, mesh), beside(params.translation, mesh))
+            if isinstance(source, DraftSource) and self.split_draft:
+                return lay(source.model, params, mesh)
+            return beside(params, mesh)
 
         return Params(target, place(self.decoder.proposer, self.params.proposer))
 
     def prefill(self, params: Params) -> DecodeState:
         sampling = specjax.Sampling.create(ROWS, temperature=[self.temperature, 0] * (ROWS // 2))
         keys = jax.random.split(jax.random.key(3), ROWS)
-        # The state is the same under every rule, and so is the program.
-        decoder = dataclasses.replace(self.decoder, rule=specjax.Match())
+        # The state is the same under every rule without numbers, and so is the program.
+        without_numbers = jax.tree_util.all_leaves([self.decoder.rule])
+        rule = specjax.Match() if without_numbers else self.decoder.rule
+        decoder = dataclasses.replace(self.decoder, rule=rule)
         return decoder.prefill(params, PROMPTS, LENGTHS, limit=LIMITS, sampling=sampling, key=keys)
 
 
@@ -111,16 +117,16 @@ def proposers(target: specjax.LinenModel, weights: Any) -> dict[str, tuple[Propo
         "none": (specjax.NoProposer(), None),
         "draft": (specjax.DraftModel(draft, VOCAB, 2), small),
         "tree": (specjax.DraftTree(draft, VOCAB, (2, 1)), small),
-        "dynamic-tree": (specjax.DynamicTree(draft, VOCAB, 2, 2, 5), small),
+        "dynamic-tree": (specjax.DynamicTree(DraftSource(draft, VOCAB), 2, 2, 5), small),
         "early-exit": (specjax.EarlyExit(target, 1, 2), weights),
         "first-of": (specjax.FirstOf(specjax.NGram(2), specjax.DraftModel(draft, VOCAB, 2)), (None, small)),
         "medusa": medusa(config, weights),
         "ngram": (specjax.NGram(2), None),
-        "universal": (specjax.Universal(other, VOCAB, 2), UniversalParams(respelt(small), translation())),
+        "universal": (specjax.Universal(other, VOCAB, 2), TranslatedParams(respelt(small), translation())),
     }
 
 
-def medusa(config: specjax.TransformerConfig, weights: Any) -> tuple[specjax.Medusa, MedusaParams]:
+def medusa(config: specjax.TransformerConfig, weights: Any) -> tuple[Proposer, MedusaParams]:
     size = config.hidden_size
     heads = MedusaHeads(num_heads=2, hidden_size=size, vocab_size=VOCAB, logit_softcap=config.logit_softcap)
     bank = {

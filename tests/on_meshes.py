@@ -110,7 +110,7 @@ def table(options: argparse.Namespace) -> int:
         for name, case in mesh_cases.family_cases(family, options.proposers).items():
             rules = [
                 rule for rule in options.rules
-                if case.decoder.proposer.is_chain or not getattr(specjax.RULES[rule], "chain_only", False)
+                if case.decoder.proposer.is_chain or not specjax.RULES[rule].chain_only
             ]  # fmt: skip
             if options.turns:
                 turn = list(FAMILIES).index(family) + list(specjax.PROPOSERS).index(name)

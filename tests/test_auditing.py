@@ -11,6 +11,7 @@ import trees
 
 from specjax import BlockVerification, Decoder, DraftModel, Match, NGram, Params, Rejection, Typical, audit, metrics
 from specjax.audit import chisquare
+from specjax.proposers import Chain
 
 VOCAB, EOS, GAMMA, NEW = 5, 4, 2, 16
 PROMPTS = [(2, 0, 2, 0), (1, 3)]
@@ -44,14 +45,14 @@ def test_sound_decoders_pass(case):
     names = {check.name for check in report.checks if check.claimed}
     wanted = {"figures", "greedy", "distribution"}
     wanted |= {"same key"} if rule.shared_noise else set()
-    same_width = proposer.is_chain and not getattr(proposer, "may_abstain", False)
+    same_width = proposer.is_chain and not proposer.may_abstain
     assert names == (wanted | {"same bits"} if same_width else wanted)
     assert 0 < report.detectable < 0.2
     assert abs(report.total_variation - report.expected) < 0.02
 
 
-def trap(proposer=faults.DraftModel, rule=Rejection, decoder=Decoder, **settings):
-    return functools.partial(found, proposer(NET, VOCAB, GAMMA), rule(), decoder, **settings)
+def trap(proposer=Chain, rule=Rejection, decoder=Decoder, **settings):
+    return functools.partial(found, faults.drafting(proposer, NET, VOCAB, GAMMA), rule(), decoder, **settings)
 
 
 TRAPS = {
@@ -91,7 +92,7 @@ def test_traps_are_caught(name):
 
 def test_a_draft_cache_one_short_is_caught_by_its_acceptance():
     """Nothing is lost but speed, so that the auditor passes it, and a perfect draft that is refused betrays it."""
-    proposer = faults.ShortCache(NET, VOCAB, GAMMA)
+    proposer = faults.drafting(faults.ShortCache, NET, VOCAB, GAMMA)
     assert found(proposer, Rejection(), samples=512).passed
     perfect = Params(toys.flat(VOCAB), toys.flat(VOCAB))
     for draft, right in ((DRAFT, True), (proposer, False)):

@@ -10,8 +10,7 @@ import toys
 from heads import HEAD, by_hand
 
 from specjax import Medusa, tree
-from specjax.proposers.choices import expected_length, measure_ranks, node_acceptance
-from specjax.proposers.medusa import best_tree
+from specjax.proposers import best_tree, expected_length, measure_ranks, node_acceptance
 
 
 def brute_force(ranks, num_nodes):
@@ -105,7 +104,7 @@ def test_ranks_measured_on_greedy_text_are_acceptance():
         (((1, 0), (0,)), r"choice \(1, 0\) has no parent: add \(1,\)"),
         (((0,), (2,)), r"choice \(2,\) has no better sibling: add \(1,\)"),
         (((0,), (0, 0), (0, 0, 0)), r"\(0, 0, 0\) lies 3 tokens ahead, and there are 2 heads"),
-        (tuple((n,) for n in range(toys.VOCAB + 1)), r"\(29,\) asks for more guesses than the vocabulary of 29"),
+        (tuple((n,) for n in range(toys.VOCAB + 1)), r"\(29,\) asks for more drafts than the vocabulary of 29"),
         (((0,), (-1,)), "-1"),
     ],
 )

@@ -128,7 +128,7 @@ def test_learning_inside_speculation():
             plain = toys.plain_logits(np.pad(chain, (0, toys.CAPACITY - len(chain)))[None])[0]
             at = root[row] + np.arange(gamma + 1)
             np.testing.assert_allclose(found.logits[row, number], plain[at], rtol=1e-3, atol=1e-4)
-        refused += int((np.asarray(info.verdict.num_accepted) < gamma).sum())
+        refused += int((np.asarray(info.num_accepted) < gamma).sum())
     assert refused > 0
     np.testing.assert_array_equal(found.emitted, state.length - toys.LENGTHS)
 
@@ -189,7 +189,7 @@ def test_a_draft_of_other_tokens_to_go_on_from_is_refused(tmp_path):
 def test_rows_that_fill_up_a_mesh_do_not_count(monkeypatch):
     """What is held out is the same on any number of devices."""
     wanted = job(eval_batches=1).evaluate(toys.truncated())
-    monkeypatch.setattr("train.distill.row_parts", lambda mesh: 3)
+    monkeypatch.setattr("specjax.training.jobs.distill.row_parts", lambda mesh: 3)
     found = job(eval_batches=1).evaluate(toys.truncated())
     assert found == pytest.approx(wanted, rel=1e-5) and found["held_out_kl"] > 0
 

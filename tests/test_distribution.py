@@ -18,7 +18,6 @@ import toys
 import trees
 
 from specjax import (
-    PROPOSERS,
     RULES,
     Decoder,
     DraftModel,
@@ -37,8 +36,15 @@ from specjax import (
     UniversalParams,
     warp,
 )
-from specjax.models.medusa import MedusaHeads
-from specjax.proposers import MedusaParams
+from specjax.models import MedusaHeads
+from specjax.proposers import (
+    Chain,
+    DraftSource,
+    EarlyExitSource,
+    MedusaParams,
+    StaticTree,
+    TranslatedSource,
+)
 
 VOCAB, NEW, EACH = 5, 3, 4000
 PROMPT = (2, 0, 2, 0)
@@ -84,8 +90,10 @@ CASES = {
     "draft, 0 to 2 guesses a row": (DraftModel(SMALLER, VOCAB, 2), lambda: weights(0.05, VOCAB - 1)),
     "draft with a confidence stop": (DraftModel(SMALLER, VOCAB, 2, 0.3), lambda: weights(0.05, VOCAB - 1)),
     "draft tree": (DraftTree(SMALLER, VOCAB, (2, 2)), lambda: weights(0.05, VOCAB - 1)),
-    "dynamic tree": (DynamicTree(SMALLER, VOCAB, 2, 2, 5), lambda: weights(0.05, VOCAB - 1)),
+    "dynamic tree": (DynamicTree(DraftSource(SMALLER, VOCAB), 2, 2, 5), lambda: weights(0.05, VOCAB - 1)),
     "early exit": (EarlyExit(DEEPER, 1, 2), lambda: weights(layers=2)),
+    "early exit tree": (StaticTree(EarlyExitSource(DEEPER, 1), (2, 1)), lambda: weights(layers=2)),
+    "early exit dynamic tree": (DynamicTree(EarlyExitSource(DEEPER, 1), 2, 2, 4), lambda: weights(layers=2)),
     "first of": (
         FirstOf(NGram(2, min_ngram=2), DraftModel(SMALLER, VOCAB, 2)),
         lambda: (None, weights(0.05, VOCAB - 1)),
@@ -93,6 +101,14 @@ CASES = {
     "medusa": (Medusa(HEADS, ((0,), (1,), (0, 0))), medusa_params),
     "ngram": (NGram(num_drafts=2), lambda: None),
     "universal": (Universal(NET, VOCAB, 2), lambda: UniversalParams(weights(0.05), TRANSLATION)),
+    "translated tree": (
+        StaticTree(TranslatedSource(NET, VOCAB), (2, 1)),
+        lambda: UniversalParams(weights(0.05), TRANSLATION),
+    ),
+    "translated dynamic tree": (
+        DynamicTree(TranslatedSource(NET, VOCAB), 2, 2, 4),
+        lambda: UniversalParams(weights(0.05), TRANSLATION),
+    ),
     "tree": (trees.SampledTree(NET, SHAPES), lambda: weights(0.05)),
 }
 
@@ -128,7 +144,7 @@ def sampled(case, rule):
 
 def layers(case):
     """Of the target: there must be something that an early exit leaves out."""
-    return 2 if case == "early exit" else 1
+    return 2 if case.startswith("early exit") else 1
 
 
 @functools.cache
@@ -163,8 +179,8 @@ def chi_square(found, joint):
 
 
 def test_every_proposer_is_sampled():
-    """A proposer that is added to the table has a case here."""
-    assert {type(proposer) for proposer, _ in CASES.values()} >= set(PROPOSERS.values())
+    """A proposer that is added to the table has a case here, and so has every shape over every source."""
+    assert {toys.kind(proposer) for proposer, _ in CASES.values()} >= toys.KINDS
 
 
 def test_the_settings_are_worth_testing():
@@ -183,7 +199,7 @@ def test_the_settings_are_worth_testing():
         (case, name)
         for case, (proposer, _) in CASES.items()
         for name, rule in RULES.items()
-        if rule.exact and (proposer.is_chain or not getattr(rule, "chain_only", False))
+        if rule.exact and (proposer.is_chain or not rule.chain_only)
     ],
 )
 def test_samples_follow_the_target(case, rule, setting):
@@ -198,9 +214,9 @@ WRONG = {
     "argmax drafts with soft probabilities": (faults.ArgmaxDraft, Rejection, "plain"),
     "noise repeated along a chain": (faults.RepeatedNoise, Rejection, "plain"),
     "guesses dropped for their own outcome": (faults.DropsUnlikely, Rejection, "plain"),
-    "noise reused for the residual": (DraftModel, faults.ReusedNoise, "hot, top-k"),
-    "noise shared with the acceptance": (DraftModel, faults.SharedAcceptance, "plain"),
-    "no residual": (DraftModel, faults.NoResidual, "plain"),
+    "noise reused for the residual": (Chain, faults.ReusedNoise, "hot, top-k"),
+    "noise shared with the acceptance": (Chain, faults.SharedAcceptance, "plain"),
+    "no residual": (Chain, faults.NoResidual, "plain"),
 }
 """The mistake, and the setting at which it shows."""
 
@@ -209,6 +225,6 @@ WRONG = {
 def test_wrong_rules_are_caught(mistake):
     """The check has the power to see the mistakes that have been made; greedy decoding notices none of them."""
     proposer, rule, setting = WRONG[mistake]
-    found, _ = texts(proposer(NET, VOCAB, 2), weights(0.12), rule())
+    found, _ = texts(faults.drafting(proposer, NET, VOCAB, 2), weights(0.12), rule())
     assert p_value(found[list(SETTINGS).index(setting)], setting) < IMPLAUSIBLE
     assert p_value(found[-1], "greedy") == 1

@@ -15,6 +15,7 @@ import trees
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from specjax import PROPOSERS, RULES, Decoder, DraftModel, Match, NoProposer, Params, metrics
+from specjax.proposers import Chain
 
 PERFECT = Params(toys.weights(), toys.weights())
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
@@ -32,12 +33,16 @@ def run(case, rule, arrays=None, **changes):
 
 
 def test_every_proposer_has_a_case():
-    """A proposer that is added to the table is tested, alone and in batches."""
+    """A proposer that is added to the table is tested, alone and in batches; so is a shape over another source."""
     assert set(toys.TABLE) == set(PROPOSERS)
-    for name, cases in toys.TABLE.items():
-        assert cases
-        assert all(type(proposer) is PROPOSERS[name] for proposer, _ in cases.values())
-        assert set(cases) & {case for case, _ in toys.ALONE}
+    alone = {case for case, _ in toys.ALONE}
+    assert all(set(cases) & alone for cases in toys.TABLE.values())
+    kinds = {case: toys.kind(proposer) for case, (proposer, _) in toys.CASES.items()}
+    assert {kinds[case] for case in alone} >= toys.KINDS
+    assert {(kinds[case], rule) for case, rule in toys.PAIRS} >= {
+        (kind, rule) for kind in toys.KINDS for rule in toys.NOISE_KINDS
+    }
+    assert len([kind for kind in toys.KINDS if len(kind) == 2]) == 9
 
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
@@ -337,7 +342,7 @@ def state_in(dtype, case):
         return toys.decoded(case, "match", 1.0)[1]
     net, proposer = toys.model(dtype=dtype), toys.CASES[case][0]
     net = dataclasses.replace(net, module=net.module.clone(transposed=True))
-    if isinstance(proposer, DraftModel):
+    if isinstance(proposer, Chain):
         proposer = DraftModel(net, toys.VOCAB, proposer.num_drafts)
     given = jax.tree.map(lambda x: x.astype(dtype), toys.params(case))
     arrays = Params(*(transposed(part) if part else part for part in (given.target, given.proposer)))
@@ -391,7 +396,7 @@ def test_a_step_tells_what_it_did(rule):
         for row in range(toys.ROWS):
             start, count = int(before.length[row]), int(info.count[row])
             np.testing.assert_array_equal(state.tokens[row, start : start + count], info.tokens[row, :count])
-            accepted, path = int(info.verdict.num_accepted[row]), np.asarray(info.verdict.path[row])
+            accepted, path = int(info.num_accepted[row]), np.asarray(info.path[row])
             way = trees.ancestors(np.asarray(info.proposal.parent[row]), int(path[accepted]))
             assert path[: accepted + 1].tolist() == way
             sideways += way != list(range(accepted + 1))

@@ -17,6 +17,7 @@ from specjax.training.accepted import expected_accepted_length
 from specjax.training.divergences import DIVERGENCES, acceptance, blend
 from specjax.training.losses import against, agreement, chunked, chunked_rows, cross_entropy, log_draft, log_target
 from specjax.training.precision import mixed_dot_general
+from specjax.tree import Tree
 from specjax.types import Proposal
 
 KEYS = jax.random.split(jax.random.key(0), 5)
@@ -197,10 +198,11 @@ def speculate(log_p, log_q, gamma):
         draw = IndependentDraw(key, SIZE)
         tokens = [jnp.int32(0)]
         for node in range(gamma):
-            tokens.append(argmax(log_q[tokens[-1]] + draw.noise(node, node)))
+            at = jnp.array([node])
+            tokens.append(argmax(log_q[tokens[-1]] + draw.noise(at, at)[0]))
         tokens = jnp.stack(tokens)
         proposal = Proposal(tokens, jnp.arange(gamma + 1) - 1, log_q[tokens])
-        return Rejection()(draw, proposal, log_p[tokens], gamma).num_accepted
+        return Rejection()(draw, proposal, Tree.of(proposal.parent, gamma), log_p[tokens]).node
 
     return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), DRAWS)))
 

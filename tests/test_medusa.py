@@ -12,8 +12,9 @@ from heads import HEAD, TINY, by_hand, random_heads
 
 import specjax
 from specjax import RULES, Medusa, MedusaBank, Sampling, tree, warp
-from specjax.models.medusa import initial_medusa, medusa_logits
-from specjax.proposers.medusa import MedusaState
+from specjax.contract import Context
+from specjax.models import initial_medusa, medusa_logits
+from specjax.proposers.sources.medusa import MedusaState
 from specjax.sampling import IndependentDraw, SharedDraw
 from specjax.types import ABSENT, Block
 
@@ -65,12 +66,14 @@ def test_the_proposal_is_the_best_tree_of_every_depth(shared):
             draw = SharedDraw.create(keys, jnp.full(5, 7), proposer.max_depth, toys.VOCAB, jnp.array(True))
         else:
             draw = IndependentDraw.create(keys, jnp.full(5, 7), toys.VOCAB)
-        noise = jax.vmap(lambda d: jax.vmap(lambda n: d.noise(n, jnp.minimum(n, 2)))(jnp.arange(proposer.num_nodes)))
+        node = jnp.arange(proposer.num_nodes)
+        noise = jax.vmap(lambda d: d.noise(node, jnp.minimum(node, 2)))(draw)
         bank = [jax.tree.map(lambda leaf, a=a: leaf[a], arrays.bank) for a in range(2)]
         logits = [medusa_logits(toys.SHARED, toys.SHARED.apply({"params": b}, hidden), HEAD) for b in bank]
         logits = jnp.where((adapter == 1)[:, None, None], logits[1], logits[0])
-        found = proposer.propose(arrays, state, pending, draw, lambda x: warp(x, settings))[0]
-        return found, noise(draw), logits, warp(logits, settings)
+        context = Context(pending, draw, lambda x: warp(x, settings), shared, not shared, None)
+        found = proposer.propose(arrays, state, context)[0]
+        return found, noise, logits, warp(logits, settings)
 
     found, noise, logits, warped = jax.device_get(propose(keys))
     parent, choices = tree.from_choices(toys.CHOICES), [(), *proposer.choices]

@@ -35,7 +35,7 @@ def test_chunks_are_one_pass(case, monkeypatch):
 
     def read():
         cache = model.init_cache(len(TOKENS), toys.CAPACITY)
-        hidden, cache = prefill.read_prompt(model, params, TOKENS, COUNT, cache)
+        hidden, _, cache = prefill.read_prompt(model, params, TOKENS, COUNT, cache)
         pending = jnp.full((len(TOKENS), 1), 3, jnp.int32)
         return hidden, model.apply(params, pending, cache.length[:, None], cache).logits, cache.length
 

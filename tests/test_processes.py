@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.commands import processes
+from specjax.parallel import processes
 from specjax.training.jobs import distill, medusa, pretrain
 from specjax.training.mesh import mesh_of_run
 
@@ -130,7 +130,7 @@ def _wait(ready, seconds: float) -> None:
 def test_nobody_comes(number):
     """A clear error, soon."""
     address = f"localhost:{free_port()}"
-    code = f"from specjax.commands.processes import join; join({address!r}, 2, {number}, timeout=3)"
+    code = f"from specjax.parallel.processes import join; join({address!r}, 2, {number}, timeout=3)"
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment(1))
     assert done.returncode == 2 and time.monotonic() - began < 60
@@ -140,7 +140,7 @@ def test_nobody_comes(number):
 
 def test_no_cluster():
     """`auto` outside of one: what to say instead.  A process of its own, since it gives its stdout away."""
-    code = "from specjax.commands.processes import join; join('auto', None, None)"
+    code = "from specjax.parallel.processes import join; join('auto', None, None)"
     inherited = environment(1).items()
     alone = {k: v for k, v in inherited if not k.startswith(("JAX_", "OMPI_", "SLURM_"))} | {"JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=alone, timeout=60)
@@ -211,6 +211,6 @@ def test_what_cannot_be(options, message, tmp_path, capsys, monkeypatch):
 
 def test_a_batch_that_does_not_divide(monkeypatch):
     """The error says what would."""
-    monkeypatch.setattr("train.mesh.row_parts", lambda mesh: 4)
+    monkeypatch.setattr("specjax.training.mesh.row_parts", lambda mesh: 4)
     with pytest.raises(ValueError, match=r"3 sequences at a time, which 4 devices .* take a batch of 8, or"):
         mesh_of_run(pretrain.PretrainOptions(data=(), batch_size=6, accumulate=2))

@@ -14,7 +14,8 @@ import test_distribution as distribution
 import toys
 from reference import OFF, no_repeated_pair, no_repeated_pair_reference, reference
 
-from specjax import RULES, Decoder, DraftModel, Match, Params, Processors, Rejection, Sampling, eos_of_rows, metrics
+from specjax import RULES, Decoder, Match, Params, Processors, Rejection, Sampling, eos_of_rows, metrics
+from specjax.proposers import Chain, DraftSource
 
 WORDS = [[4], [18, 11], [25, 21, 24], [1, 2, 3, 4, 5, 6, 7]]
 SETTINGS = [
@@ -134,16 +135,17 @@ def test_a_perfect_draft_is_always_accepted(rule, temperature):
 
 
 @dataclasses.dataclass(frozen=True)
-class Blind(DraftModel):
-    """Warps as if every guess stood at the root."""
+class Blind(Chain):
+    """Warps as if every draft stood at the root."""
 
-    def propose(self, params, state, pending, draw, warp):
-        return super().propose(params, state, pending, draw, lambda logits, path: warp(logits))
+    def propose(self, params, state, context):
+        blind = dataclasses.replace(context, warp=lambda logits, path: context.warp(logits))
+        return super().propose(params, state, blind)
 
 
 def test_a_proposer_without_paths_costs_acceptance_alone():
     """Exactness never depends on it."""
-    dec = decoder(Blind(toys.model(), toys.VOCAB, 2), Match())
+    dec = decoder(Blind(DraftSource(toys.model(), toys.VOCAB), 2), Match())
     assert toys.texts(run(dec, PERFECT)) == naive()
     state = run(dec, PERFECT, temperature=1.0)
     assert toys.texts(state) == decoded("none", "match", 1.0)[0]

@@ -195,8 +195,8 @@ def test_a_draft_reads_no_guess_twice(case, own):
     (drafter, weights) = toys.CASES[case] if own else (toys.CASES[case][0].second, toys.CASES[case][1][1])
     prompt = toys.PROMPTS % (toys.VOCAB if own else 3)
     state, unread, kept = toys.prefill(dec, arrays, prompt=prompt), [], 0
-    read = jax.jit(lambda tokens: drafter.model.apply(weights, tokens, jnp.arange(64)[None], empty).cache)
-    empty = drafter.model.init_cache(1, 64)
+    read = jax.jit(lambda tokens: drafter.source.model.apply(weights, tokens, jnp.arange(64)[None], empty).cache)
+    empty = drafter.source.model.init_cache(1, 64)
     while not state.done.all():
         before = np.asarray(state.length)
         state = dec.run(arrays, state, 1)
@@ -220,16 +220,18 @@ def test_where_nobody_guesses_the_pass_is_plain():
     widths = []
 
     @dataclasses.dataclass(frozen=True)
-    class Watched:
+    class Watched(Model):
         inner: Any
         vocab_size = toys.VOCAB
         max_positions = 64
         reads_trees = True
-        init_cache = property(lambda self: self.inner.init_cache)
 
-        def apply(self, params, tokens, positions, cache=None, mask=None):
+        def init_cache(self, batch, size):
+            return self.inner.init_cache(batch, size)
+
+        def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
             jax.debug.callback(lambda width=tokens.shape[1]: widths.append(width))
-            return self.inner.apply(params, tokens, positions, cache, mask)
+            return self.inner.apply(params, tokens, positions, cache, mask, taps)
 
     def run(proposer):
         widths.clear()
@@ -301,7 +303,7 @@ def test_a_row_bounds_its_own_guesses(case):
 
 
 def tree_of(**changes):
-    return DynamicTree(NET, toys.VOCAB, **{"depth": 2, "width": 2, "num_nodes": 4} | changes)
+    return DynamicTree(DraftSource(NET, toys.VOCAB), **{"depth": 2, "width": 2, "num_nodes": 4} | changes)
 
 
 REFUSED = {
@@ -344,7 +346,7 @@ def test_refused(case):
 
 def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
     """They have no distribution; under shared noise nobody asks for one."""
-    grown, drawn = DynamicTree(NET, toys.VOCAB, 2, 2, 5), DraftModel(NET, toys.VOCAB, 2)
+    grown, drawn = DynamicTree(DraftSource(NET, toys.VOCAB), 2, 2, 5), DraftModel(NET, toys.VOCAB, 2)
     for rule in ("match", "rejection"):
         if rule == "rejection":
             with pytest.raises(ValueError, match="DynamicTree proposes siblings as point masses"):

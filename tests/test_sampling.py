@@ -189,7 +189,7 @@ def test_shared_noise_is_off_without_a_sampled_row():
 def test_shared_noise_depends_on_the_depth_of_a_node_alone():
     """Siblings and cousins share the noise of their position."""
     draw = sampling.SharedDraw(jnp.arange(12.0).reshape(4, 3))
-    assert draw.noise(1, 2).tolist() == draw.noise(5, 2).tolist() == [6, 7, 8]
+    assert draw.noise(jnp.array([1, 5, 5]), jnp.array([2, 2, 0])).tolist() == [[6, 7, 8], [6, 7, 8], [0, 1, 2]]
 
 
 def test_independent_streams_do_not_meet():
@@ -201,7 +201,7 @@ def test_independent_streams_do_not_meet():
         draw = sampling.IndependentDraw.create(keys, position, 7)
 
         def one(d):
-            noise = [d.noise(node, 0) for node in range(3)]
+            noise = d.noise(jnp.arange(3), jnp.zeros(3, jnp.int32))
             return jnp.concatenate([*noise, -jnp.log(-jnp.log(d.acceptance(7))), d.residual()])
 
         return jax.vmap(one)(draw)
@@ -231,8 +231,7 @@ def test_noise_samples_the_softmax(source):
     elif source == "positions":
         noise = shared(key[None], [3], DRAWS - 1, 7)[0]
     elif source == "nodes":
-        draw = sampling.IndependentDraw(key, 7)
-        noise = jax.jit(jax.vmap(lambda node: draw.noise(node, 0)))(jnp.arange(DRAWS))
+        noise = jax.jit(sampling.IndependentDraw(key, 7).noise)(jnp.arange(DRAWS), zeros)
     else:
         noise = jax.jit(jax.vmap(lambda d: d.residual()))(sampling.IndependentDraw.create(keys, zeros, 7))
     counts = np.bincount(sampling.argmax(logits + noise), minlength=7)

@@ -35,6 +35,9 @@ class Config:
 class Net(nn.Module):
     config: Config = Config()
     separate_head: bool = False
+    vocab_size = 7  # of a module that is only read, never decoded with
+    max_positions = 9
+    num_taps = 0
 
     @nn.compact
     def __call__(self, tokens: Any, positions: Any) -> None:

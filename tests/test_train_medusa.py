@@ -12,7 +12,7 @@ import toys
 
 import specjax
 from specjax.models.transformer import head_matrix
-from specjax.proposers.medusa import measure_ranks
+from specjax.proposers import measure_ranks
 from specjax.training import lora, options, recipes
 from specjax.training.corpus import Tokens
 from specjax.training.dataset import Written

@@ -13,7 +13,7 @@ import pytest
 import toys
 
 from specjax import Decoder, Params, Universal, UniversalParams
-from specjax.proposers.universal import spell
+from specjax.proposers.sources.translated import spell
 from specjax.types import ABSENT, Block
 
 TABLES = toys.translation()

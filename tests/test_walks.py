@@ -7,6 +7,7 @@ import pytest
 from enumeration import SHAPES, WALKS, ForcedTokens, ForcedUniform, enable_x64, judged_by, prefix, tables
 
 from specjax import RULES, Proposal
+from specjax.tree import Tree
 
 
 def walk(uniform, parent, tokens, target, draft, rule="rejection"):
@@ -93,8 +94,8 @@ def test_block_weighs_as_the_paper_says():
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if RULES[rule].exact and judged_by(rule, ("breadth first",))])
-def test_the_verdict_is_a_path_of_the_tree(rule):
-    """From the root down in steps of one, padded with its end, and as long as it says."""
+def test_the_verdict_is_a_node_of_the_tree(rule):
+    """The last accepted one; the tree knows the way to it, and how deep it lies."""
     vocab, parent = SHAPES["breadth first"]
     target, _ = tables(vocab)
     p = [list(map(target, (prefix(parent, (0, 1, 2, 0, 1), n) for n in range(5))))]
@@ -105,8 +106,9 @@ def test_the_verdict_is_a_path_of_the_tree(rule):
         uniform = jnp.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 0, 1, 0], [0, 1, 0, 1, 1]])
         draw = ForcedUniform(uniform, jnp.array([0, 1, 2, 0]), vocab)
     up = jnp.array(parent, jnp.int32)
-    judge = jax.vmap(lambda d, t, logits: RULES[rule]()(d, Proposal(t, up, None), logits, 2))
+    tree = Tree.of(up, 2)
+    judge = jax.vmap(lambda d, t, logits: RULES[rule]()(d, Proposal(t, up, point_mass=True), tree, logits))
     verdict = judge(draw, jnp.array(tokens, jnp.int32), jnp.log(jnp.array(p, jnp.float32)))
-    assert verdict.path.tolist() == [[0, 0, 0], [0, 1, 1], [0, 2, 4], [0, 2, 2]]
-    assert verdict.num_accepted.tolist() == [0, 1, 2, 1]
+    assert tree.path[verdict.node].tolist() == [[0, 0, 0], [0, 1, 1], [0, 2, 4], [0, 2, 2]]
+    assert tree.depth[verdict.node].tolist() == [0, 1, 2, 1]
     assert {x.dtype for x in jax.tree.leaves(verdict)} == {jnp.dtype("int32")}

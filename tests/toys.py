@@ -7,6 +7,7 @@ or one of them, in decoders of `CAPACITY`.
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import jax
@@ -18,26 +19,27 @@ from trees import SampledTree
 from specjax import (
     RULES,
     Decoder,
-    DraftModel,
-    DraftTree,
-    DynamicTree,
-    EarlyExit,
-    FirstOf,
     LinenModel,
-    Medusa,
-    NGram,
-    NoProposer,
     Params,
     Sampling,
     Transformer,
     TransformerConfig,
     Translation,
-    Universal,
-    UniversalParams,
 )
-from specjax.models.medusa import MedusaHeads
-from specjax.proposers import MedusaParams
-from specjax.types import DecodeState, ModelOutput, Proposer
+from specjax.contract import Proposer, Source
+from specjax.models import MedusaHeads
+from specjax.proposers import (
+    PROPOSERS,
+    DraftSource,
+    DynamicTree,
+    EarlyExitSource,
+    MedusaParams,
+    StaticTree,
+    TranslatedParams,
+    TranslatedSource,
+)
+from specjax.proposers.shape import Shape
+from specjax.types import DecodeState, ModelOutput
 
 VOCAB = 29
 EOS = 22
@@ -224,46 +226,80 @@ NOISE = 0.03
 SHAPES = ((-1, 0, 0, 1, 1, 2, 3), (-1, 0, 1, 2, 0, 4, 0), (-1, 0, -1, 1, 0, 4, 4))
 """Breadth first, depth first, and one with an absent node."""
 
+
+def _small() -> DraftSource:
+    return DraftSource(model(num_layers=1), VOCAB)
+
+
+def _translated() -> tuple[TranslatedSource, TranslatedParams]:
+    """With room for one draft token a token: the longest rows outgrow it."""
+    params = TranslatedParams(respelt(weights(noise=NOISE), translation()), translation())
+    return TranslatedSource(model(OTHER_VOCAB), VOCAB, expansion=1), params
+
+
 TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
-    "none": {"none": (NoProposer(), None), "none padded": (NoProposer(num_nodes=4), None)},
+    "none": {"none": (PROPOSERS["none"](), None), "none padded": (PROPOSERS["none"](num_nodes=4), None)},
     "draft": {
-        "draft 1": (DraftModel(model(), VOCAB, 1), weights(noise=NOISE)),
-        "draft 3": (DraftModel(model(), VOCAB, 3), weights(noise=NOISE)),
-        "draft 6": (DraftModel(model(num_layers=1), VOCAB, 6, confidence_threshold=0.3), truncated()),
+        "draft 1": (PROPOSERS["draft"](model(), VOCAB, 1), weights(noise=NOISE)),
+        "draft 3": (PROPOSERS["draft"](model(), VOCAB, 3), weights(noise=NOISE)),
+        "draft 6": (PROPOSERS["draft"](model(num_layers=1), VOCAB, 6, confidence_threshold=0.3), truncated()),
     },
-    "tree": {"draft tree": (DraftTree(model(num_layers=1), VOCAB, (3, 1, 2)), truncated())},
-    "dynamic-tree": {"dynamic tree": (DynamicTree(model(num_layers=1), VOCAB, 3, 2, 8), truncated())},
-    "early-exit": {"early exit": (EarlyExit(model(), 1, 3), weights())},
+    "tree": {"draft tree": (PROPOSERS["tree"](model(num_layers=1), VOCAB, (3, 1, 2)), truncated())},
+    "dynamic-tree": {"dynamic tree": (PROPOSERS["dynamic-tree"](_small(), 3, 2, 8), truncated())},
+    "early-exit": {"early exit": (PROPOSERS["early-exit"](model(), 1, 3), weights())},
     "first-of": {
-        "first of": (FirstOf(NGram(3, min_ngram=1), DraftModel(model(num_layers=1), VOCAB, 3)), (None, truncated()))
-    },
-    "medusa": {
-        "medusa chain": (Medusa(OWN), medusa_params(own=True)),
-        "medusa tree": (Medusa(SHARED, CHOICES), medusa_params(own=False)),
-    },
-    "ngram": {"ngram": (NGram(num_drafts=3, min_ngram=1), None)},
-    "universal": {
-        # Room for one draft token a token: the longest rows outgrow it.
-        "universal": (
-            Universal(model(OTHER_VOCAB), VOCAB, 3, expansion=1),
-            UniversalParams(respelt(weights(noise=NOISE), translation()), translation()),
+        "first of": (
+            PROPOSERS["first-of"](
+                PROPOSERS["ngram"](3, min_ngram=1), PROPOSERS["draft"](model(num_layers=1), VOCAB, 3)
+            ),
+            (None, truncated()),
         )
     },
+    "medusa": {
+        "medusa chain": (PROPOSERS["medusa"](OWN), medusa_params(own=True)),
+        "medusa tree": (PROPOSERS["medusa"](SHARED, CHOICES), medusa_params(own=False)),
+    },
+    "ngram": {"ngram": (PROPOSERS["ngram"](num_drafts=3, min_ngram=1), None)},
+    "universal": {"universal": (PROPOSERS["universal"](model(OTHER_VOCAB), VOCAB, 3, expansion=1), _translated()[1])},
 }
-"""Cases of every proposer in `specjax.PROPOSERS`, by its name there."""
+"""Cases of every name in `specjax.PROPOSERS`, made as that name makes them."""
 
 CASES: dict[str, tuple[Proposer, Any]] = {
     **{name: case for cases in TABLE.values() for name, case in cases.items()},
+    "early exit tree": (StaticTree(EarlyExitSource(model(), 1), (2, 1)), weights()),
+    "early exit dynamic tree": (DynamicTree(EarlyExitSource(model(), 1), 2, 2, 5), weights()),
+    "translated tree": (StaticTree(_translated()[0], (2, 1)), _translated()[1]),
+    "translated dynamic tree": (DynamicTree(_translated()[0], 2, 2, 5), _translated()[1]),
     "tree": (SampledTree(model(), SHAPES), weights(noise=NOISE)),
 }
-"""Those, and a tree whose shape changes from step to step, with absent nodes."""
+"""Those, the shapes over sources that no name makes, and a tree whose shape changes from step to step, with absent
+nodes."""
+
+
+def kind(proposer: Proposer) -> tuple[type, ...]:
+    """Its class, and for a shape that of its source."""
+    return (type(proposer), type(proposer.source)) if isinstance(proposer, Shape) else (type(proposer),)
+
+
+def _shipped(base: type) -> list[type]:
+    """The classes of the package that inherit from `base`, without what only others inherit from."""
+    below = [one for found in base.__subclasses__() for one in _shipped(found)]
+    own = base.__module__.startswith("specjax.") and not inspect.isabstract(base)
+    return [base, *below] if own else below
+
+
+KINDS = {
+    *((shape, source) for shape in _shipped(Shape) for source in _shipped(Source)),
+    *((found,) for found in _shipped(Proposer) if not issubclass(found, Shape)),
+}
+"""What the package can propose with: every shape over every source, and what is no shape."""
 
 NOISE_KINDS = ("match", "rejection")
 """A rule for each kind of noise: every proposer meets these.  The others, about one row as they are, meet one."""
 
 
 def judges(rule: str, case: str) -> bool:
-    return CASES[case][0].is_chain or not getattr(RULES[rule], "chain_only", False)
+    return CASES[case][0].is_chain or not RULES[rule].chain_only
 
 
 PAIRS = [
@@ -277,6 +313,10 @@ ALONE = [(case, rule) for case in ("none", "draft 3", "ngram", "universal", "tre
     ("draft tree", "rejection"),
     ("dynamic tree", "match"),
     ("early exit", "match"),
+    ("early exit tree", "match"),
+    ("early exit dynamic tree", "rejection"),
+    ("translated tree", "rejection"),
+    ("translated dynamic tree", "match"),
     ("first of", "rejection"),
     ("medusa tree", "match"),
     ("medusa tree", "rejection"),

@@ -12,6 +12,7 @@ from flax import struct
 from jax import Array
 
 from specjax import LinenModel, Proposal, tree
+from specjax.contract import Context, Proposer
 from specjax.types import Block
 
 
@@ -30,7 +31,7 @@ class TreeState:
 
 
 @dataclasses.dataclass(frozen=True)
-class SampledTree:
+class SampledTree(Proposer):
     """Trees for the decoder's general path: rows take turns through `shapes`, so parents are data.
 
     `model` rereads the whole text for every node: slow, and without a cache of its own.  Siblings are drawn without
@@ -42,13 +43,9 @@ class SampledTree:
     is_chain = False
     draws = True
 
-    @property
-    def num_nodes(self) -> int:
-        return len(self.shapes[0])
-
-    @property
-    def max_depth(self) -> int:
-        return max(len(ancestors(shape, n)) - 1 for shape in self.shapes for n in range(len(shape)))
+    def __post_init__(self):
+        deepest = max(len(ancestors(shape, n)) - 1 for shape in self.shapes for n in range(len(shape)))
+        self.declare(num_nodes=len(self.shapes[0]), max_depth=deepest)
 
     def init(self, params: Any, prompt: Block, capacity: int) -> TreeState:
         rows, width = prompt.tokens.shape
@@ -59,8 +56,9 @@ class SampledTree:
         write = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))
         return TreeState(write(state.tokens, block.tokens, state.length), state.length + block.count)
 
-    def propose(self, params: Any, state: TreeState, pending: Array, draw: Any, warp: Any):
-        rows, width, nodes = len(pending), state.tokens.shape[1], self.num_nodes
+    def propose(self, params: Any, state: TreeState, context: Context) -> tuple[Proposal, TreeState]:
+        pending, rows, nodes = context.pending, len(context.pending), self.num_nodes
+        width = state.tokens.shape[1]
         parent = jnp.array(self.shapes)[state.length % len(self.shapes)]
         depth, mask = jax.vmap(tree.depth)(parent), jax.vmap(tree.ancestor_mask)(parent)
         slot = jnp.arange(width)
@@ -76,15 +74,18 @@ class SampledTree:
         def read(tokens):
             everything = jnp.concatenate([state.tokens, tokens], axis=1)
             logits = self.model.apply(params, everything, positions, None, visible).logits[:, width:]
-            # Under shared noise guesses need no distribution, and at temperature 0 a warped one has no second best.
-            return logits.astype(jnp.float32) if draw.shared else warp(logits, texts(tokens, parent))
+            # Under shared noise drafts need no distribution, and a warped one has no second best at temperature 0.
+            if context.shared_noise:
+                return logits.astype(jnp.float32)
+            return context.warp(logits, texts(tokens, parent))
 
         def one(n, tokens):
             up = parent[:, n]
             at = jnp.maximum(up, 0)
             scores = jnp.take_along_axis(read(tokens), at[:, None, None], axis=1)[:, 0]
-            noise = jax.vmap(lambda d, node, deep: d.noise(node, deep))(
-                draw, at, jnp.take_along_axis(depth, at[:, None], axis=1)[:, 0]
+            # Each row has a tree of its own, so `context.noise`, which is about one for all, does not do.
+            noise = jax.vmap(lambda d, node, deep: d.noise(node, deep)[0])(
+                context.draw, at[:, None], jnp.take_along_axis(depth, at[:, None], axis=1)
             )
             sibling = (parent == up[:, None]) & (jnp.arange(nodes) < n)
             taken = (sibling[:, :, None] & (tokens[:, :, None] == jnp.arange(scores.shape[-1]))).any(1)
@@ -94,4 +95,4 @@ class SampledTree:
 
         tokens = jnp.zeros((rows, nodes), jnp.int32).at[:, 0].set(pending)
         tokens = jax.lax.fori_loop(1, nodes, one, tokens)
-        return Proposal(tokens, parent, None if draw.shared else read(tokens)), state
+        return Proposal(tokens, parent, read(tokens) if context.wants_logits else None), state

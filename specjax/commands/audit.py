@@ -8,17 +8,18 @@ import sys
 from specjax.audit import audit
 from specjax.call import encode
 from specjax.decoding import Decoder
-from specjax.flags.inputs import (
+from specjax.flags import (
     add_model_arguments,
     add_proposer_arguments,
     add_rule_arguments,
     add_sampling_arguments,
     choose,
     load_models,
+    make_drafter,
+    make_rule,
     read_prompts,
     sampling,
 )
-from specjax.flags.speculation import make_drafter, make_rule
 from specjax.parallel import add_process_arguments
 from specjax.types import Params
 

@@ -25,24 +25,22 @@ from tqdm import tqdm
 import specjax
 from specjax import plot
 from specjax.call import check_length, encode
-from specjax.flags.inputs import (
+from specjax.flags import (
+    DRAFTED,
+    KINDS,
     add_model_arguments,
+    add_numbers_of_proposers,
+    add_numbers_of_rules,
     add_processor_arguments,
     add_sampling_arguments,
     load_models,
-    processing,
-    read_prompts,
-    sampling,
-)
-from specjax.flags.speculation import (
-    DRAFTED,
-    KINDS,
-    add_numbers_of_proposers,
-    add_numbers_of_rules,
     make_drafter,
     make_rule,
     number_of,
+    processing,
+    read_prompts,
     reads,
+    sampling,
 )
 from specjax.parallel import add_process_arguments, leader
 

@@ -10,7 +10,7 @@ from typing import Any
 import specjax
 from specjax import plot, tree
 from specjax.call import Call
-from specjax.flags.inputs import (
+from specjax.flags import (
     add_model_arguments,
     add_processor_arguments,
     add_proposer_arguments,
@@ -18,12 +18,13 @@ from specjax.flags.inputs import (
     add_sampling_arguments,
     choose,
     load_models,
+    make_drafter,
+    make_rule,
     processing,
+    progress,
     read_prompts,
     sampling,
 )
-from specjax.flags.progress import progress
-from specjax.flags.speculation import make_drafter, make_rule
 from specjax.generate import decode, prepared
 from specjax.parallel import add_process_arguments, leader
 

@@ -15,6 +15,7 @@ from specjax.proposers.first_of import FirstOf
 from specjax.proposers.named import DraftModel, DraftTree, EarlyExit, Medusa, Universal
 from specjax.proposers.ngram import NGram
 from specjax.proposers.none import NoProposer
+from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
     DraftSource,
     EarlyExitSource,
@@ -57,6 +58,7 @@ __all__ = [
     "MedusaSource",
     "NGram",
     "NoProposer",
+    "Shape",
     "StaticTree",
     "TranslatedParams",
     "TranslatedSource",

@@ -11,8 +11,7 @@ from typing import Any
 
 from specjax.call import check_length, conversations, encode
 from specjax.decoding import Decoder
-from specjax.flags.inputs import choose, load_models
-from specjax.flags.speculation import KINDS, NUMBERS, make_drafter
+from specjax.flags import KINDS, NUMBERS, choose, load_models, make_drafter
 from specjax.models import LanguageModel
 from specjax.rules import RULES
 from specjax.sampling import Sampling

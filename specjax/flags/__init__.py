@@ -1,0 +1,49 @@
+"""Options of command lines: models, proposers, rules, sampling; what `specjax` and the training jobs share."""
+
+from specjax.flags.inputs import (
+    add_model_arguments,
+    add_processor_arguments,
+    add_proposer_arguments,
+    add_rule_arguments,
+    add_sampling_arguments,
+    choose,
+    load_models,
+    processing,
+    read_prompts,
+    sampling,
+)
+from specjax.flags.progress import progress
+from specjax.flags.speculation import (
+    DRAFTED,
+    KINDS,
+    NUMBERS,
+    add_numbers_of_proposers,
+    add_numbers_of_rules,
+    make_drafter,
+    make_rule,
+    number_of,
+    reads,
+)
+
+__all__ = [
+    "DRAFTED",
+    "KINDS",
+    "NUMBERS",
+    "add_model_arguments",
+    "add_numbers_of_proposers",
+    "add_numbers_of_rules",
+    "add_processor_arguments",
+    "add_proposer_arguments",
+    "add_rule_arguments",
+    "add_sampling_arguments",
+    "choose",
+    "load_models",
+    "make_drafter",
+    "make_rule",
+    "number_of",
+    "processing",
+    "progress",
+    "read_prompts",
+    "reads",
+    "sampling",
+]
