@@ -199,7 +199,9 @@ def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -
         repetition, presence, frequency = (
             of[:, None, None] for of in (penalties.repetition, penalties.presence, penalties.frequency)
         )
-        x = jnp.where(seen | (count > 0), jnp.where(x < 0, x * repetition, x / repetition), x)
+        # One division: a product would be contracted with the subtraction behind it, as in `_halves`.
+        divided = x / jnp.where(x < 0, 1 / repetition, repetition)
+        x = jnp.where(seen | (count > 0), divided, x)
         high, low = _halves(frequency)
         return x - high * count - low * count - jnp.where(count > 0, presence, 0)
 

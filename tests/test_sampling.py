@@ -87,6 +87,25 @@ def test_temperature_zero_leaves_the_first_maximum(filters):
     np.testing.assert_array_equal(found, one_hot(logits))
 
 
+@pytest.mark.parametrize("top_p", [1e-38, 1e-45, 1e-60])
+def test_the_smallest_top_p_keeps_the_best_token(top_p):
+    """Numbers that float32 has only as subnormal ones, or not at all, are no sum over no token."""
+    found = np.asarray(warp(LOGITS, Sampling.create(len(LOGITS), top_p=top_p)))
+    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(one_hot(LOGITS)))
+
+
+@pytest.mark.parametrize("temperature", [1e-20, 2e-38, 1e-38, 1e-45, 1e-60])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.3}], ids=["plain", "filtered"])
+def test_the_smallest_temperatures_are_all_but_greedy(temperature, filters):
+    """Logits as large as 3000 neither overflow nor tie, and noise does not move the best token."""
+    logits = 1000 * LOGITS
+    found = np.asarray(warp(logits, Sampling.create(len(logits), temperature, **filters)))
+    assert not (np.isnan(found) | np.isposinf(found)).any()
+    chances = np.asarray(jax.nn.softmax(found))
+    np.testing.assert_array_equal(chances, np.exp(one_hot(logits)))
+    np.testing.assert_array_equal(sampling.argmax(found + 20 * (-1.0) ** np.arange(61)), logits.argmax(-1))
+
+
 def test_ties_with_the_last_one_kept_are_kept():
     """top-k may keep more than k, as in transformers."""
     logits = np.array([[[3.0, 1.0, 2.0, 2.0, 0.0]]], np.float32)

@@ -1,0 +1,93 @@
+"""The bits of speculation in programs that XLA optimises as it does by default: python tests/bits_by_default.py CASE.
+
+The tests compile without optimisation, and what only optimised code rounds otherwise does not show there.  So
+`tests/test_bits.py` starts this in a process of its own.  Prints how many rows were compared and how many differ.
+"""
+
+import sys
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import toys
+
+from specjax import Decoder, Match, Medusa, NoProposer, Params, Processors, Sampling
+from specjax.models.medusa import MedusaHeads, initial_medusa
+from specjax.processors import process
+from specjax.proposers import MedusaParams
+
+ROWS, WIDTH, NEW = 64, 64, 12
+
+
+def medusa(dtype) -> tuple[int, int]:
+    """A chain of heads against plain decoding of its width: texts, and the target's caches."""
+    net, heads = toys.model(dtype=dtype), MedusaHeads(2, 32, toys.VOCAB)
+    weights = jax.tree.map(lambda x: x.astype(dtype), toys.weights())
+    bank = initial_medusa(heads, weights["head"]["kernel"])
+    bank = jax.tree.map(lambda x: jnp.asarray(x, dtype)[None], bank)
+    of_heads = MedusaParams(bank, jnp.int32(0), {"head": weights["head"]})
+    # XLA treats the prompt of a proposer that reads features otherwise only where there is much of it.
+    tokens = np.random.default_rng(0).integers(1, toys.VOCAB, (ROWS, WIDTH), dtype=np.int32)
+    lengths = np.full(ROWS, toys.model().max_positions - NEW, np.int32)
+    found = []
+    for proposer, arrays in ((NoProposer(3), None), (Medusa(heads), of_heads)):
+        decoder = Decoder(net, proposer, Match(), (), WIDTH)
+        state = decoder.prefill(
+            Params(weights, arrays), tokens, lengths, limit=lengths + np.int32(NEW), key=toys.keys(ROWS),
+            sampling=Sampling.create(ROWS, 1.0),
+        )  # fmt: skip
+        state = decoder.run(Params(weights, arrays), state)
+        found.append(jax.device_get(state.replace(key=None)))
+    plain, drafted = found
+    assert drafted.stats.accepted.sum() > ROWS
+    return ROWS, sum(bits(plain, row) != bits(drafted, row) for row in range(ROWS))
+
+
+def bits(state, row: int) -> bytes:
+    end = int(state.length[row])
+    return b"".join(leaf.tobytes() for leaf in (state.tokens[row, :end], *toys.committed(state.cache, row)))
+
+
+class Rows(NamedTuple):
+    """What `process` asks of a state."""
+
+    processors: Processors
+    length: jax.Array
+
+
+def penalties() -> tuple[int, int]:
+    """A token that is counted in the output against one on the path of a guess, at several widths of a pass."""
+    rows, size, times = 64, 512, 6
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(rows, 1, size)) * 5, jnp.float32)
+    settings = Processors.create(
+        rows, size, frequency_penalty=rng.uniform(0.05, 1, rows), repetition_penalty=rng.uniform(0.8, 1.3, rows)
+    )
+    token = rng.integers(0, size, rows)
+
+    @jax.jit
+    def processed(logits, token, times, path):
+        prompt, length = jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32)
+        begun = settings.begin(prompt, length, size, False)
+        begun = begun.replace(counts=begun.counts.at[jnp.arange(rows), token].add(times))
+        return process(Rows(begun, length), jnp.repeat(logits, path.shape[1], axis=1), path)
+
+    wanted = np.asarray(processed(logits, token, times, jnp.full((rows, 1, 0), -1)))[:, 0]
+    wrong = 0
+    for ahead in range(1, 5):
+        path = np.full((rows, 5, 4), -1, np.int32)
+        path[:, :, :ahead] = token[:, None, None]
+        found = np.asarray(processed(logits, token, times - ahead, jnp.asarray(path)))
+        wrong += sum(found[row, node].tobytes() != wanted[row].tobytes() for row in range(rows) for node in range(5))
+    return 4 * 5 * rows, wrong
+
+
+CASES = {
+    "float32": lambda: medusa(jnp.float32),
+    "bfloat16": lambda: medusa(jnp.bfloat16),
+    "penalties": penalties,
+}
+
+if __name__ == "__main__":
+    print(*CASES[sys.argv[1]]())
