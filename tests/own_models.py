@@ -33,7 +33,7 @@ class Linen(nn.Module):
     def __call__(self, tokens: Array) -> Array:
         places = nn.Embed(toys.CAPACITY, WIDTH)(jnp.arange(tokens.shape[1]))
         x = nn.Embed(toys.VOCAB, WIDTH)(tokens) + places
-        x = x + nn.SelfAttention(num_heads=2)(x, mask=nn.make_causal_mask(tokens))
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2)(x, mask=nn.make_causal_mask(tokens))
         return SHARP * nn.Dense(toys.VOCAB)(x)
 
 

@@ -32,6 +32,14 @@ def test_coins_keep_what_the_rate_promises(rows):
         assert right.size / passes == pytest.approx(expected_accepted_length(0.8, gamma), rel=0.02)
 
 
+def test_the_imposed_figures_of_the_table_of_int8():
+    """docs/benchmarks.md prints alpha and tau of these coins, which no machine changes."""
+    passes, accepted, tested = imposed.walk(imposed.coins(1, 64, 0.8, [4])[0], 4)
+    found = f"| {accepted / tested:.2f}, imposed | {64 / passes:.2f} |"
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert text.count(found) == text.count(", imposed |") == 2
+
+
 def test_a_walk_by_hand():
     """Two right, one wrong; one right and its bonus; cut by the end."""
     assert imposed.walk(np.array([1, 1, 0, 1, 1, 1], bool), 2) == (2, 4, 4)
