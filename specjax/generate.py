@@ -94,19 +94,19 @@ def generate(
       prompts: a text, a list of texts, or a list of token-id lists; they may differ in length.
       messages: instead of `prompts`, a conversation [{"role": "user", "content": "..."}, ...], or a list of them,
         written out by the tokenizer's own chat template; the output is the assistant's turn.
-      draft: a smaller model, which proposes a chain of `num_drafts` tokens a step.  One with another tokenizer proposes
-        what both vocabularies hold; a warning says once how much that is.
+      draft: a smaller model, which proposes a chain of `num_drafts` tokens a step.  One with another
+        tokenizer proposes what both vocabularies hold; a warning says once how much that is.
       draft_dtype: "int8" quantises the draft's weights; the text stays the same.
       proposer: any other proposer, for example `NGram()`, or `EarlyExit(target.model, 2)`; with a draft one that was
         made from it, as `DraftTree(draft.model, target.model.vocab_size)`; what `load_medusa` returns, or a bank of
-        such, also as a part of a `FirstOf`; or "self-int8": the target with its weights in int8 as its own draft.
-        With neither, plain decoding.
+        such, also as a part of a `FirstOf`; or "self-int8": the target with its weights in int8 as
+        its own draft.  With neither, plain decoding.
       adapter: which of a bank's adapters, one name, or one or None (plain decoding) a prompt.
       rule: `Match()` by default: the text depends on the seed alone, not on the draft.  `BlockVerification()` accepts
         more at temperature 1 on a chain; `Typical()` and `Threshold()` more still, but are not lossless.
-      num_drafts: guesses are at most so deep (gamma); one value, or one a prompt; 0 decodes plainly.  A draft alone
-        guesses just so deep, by default 4, and of several values as deep as the greatest; a `proposer` has a depth of
-        its own, of which this cuts off what is deeper (None: nothing), and to which it adds nothing.
+      num_drafts: guesses are at most so deep (gamma); one value, or one a prompt; 0 decodes plainly.
+        A draft alone guesses as deep as the greatest value, by default 4.  A `proposer` has a depth of
+        its own: deeper guesses are dropped, a greater value changes nothing, and None drops nothing.
       max_new_tokens: per prompt.
       temperature, top_k, top_p, min_p: one value, or one a prompt; 0, 0, 1, 0 switch them off.  None: the target's own
         default (`generation_config.json`), or off.
@@ -132,7 +132,8 @@ def generate(
       An `Output`, or a `TextStream` with `stream=True`.
 
     Raises:
-      ValueError: any argument that cannot be used, by name, with its value and the cure; before anything is compiled.
+      ValueError: an argument that cannot be used, by name, with its value and the cure; before
+        anything is compiled.
     """
     return decode(check(**locals()))
 

@@ -45,7 +45,7 @@ class Call:
     new: int  # tokens a row at most
     num_drafts: np.ndarray | None  # [B] int32; None: as deep as the proposer guesses
     eos: np.ndarray  # [B, ids] int32
-    seeds: tuple[np.ndarray, np.ndarray]  # [B] uint32, and [B] int32 that tells apart rows of one seed for all
+    seeds: tuple[np.ndarray, np.ndarray]  # [B] uint32; [B] int32 tells apart rows of one seed for all
     sampling: Sampling
     processors: Processors | None
     texts: Texts
@@ -90,7 +90,7 @@ class Call:
         return self.decoder.prefill(self.params, limit=limit.astype(np.int32), **pad_rows(given, self._padding))
 
     def compile(self) -> None:
-        """Compile all that decoding will run, by a prefill and one step, so that what is timed later does not."""
+        """Compile all that decoding will run, by a prefill and one step."""
         states = self.decoder.stream(self.params, self.prefill(), steps_per_chunk=1)
         state = next(states)
         with contextlib.suppress(StopIteration):
@@ -143,8 +143,9 @@ def check(
         bad_words=bad_word_ids(target, bad_words, ends),
         min_new_tokens=min_new_tokens,
     )
-    if processors is not None and processors.min_length is not None and (least := processors.min_length.max()) > new:
-        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={new}")
+    least = None if processors is None else processors.min_length
+    if least is not None and least.max() > new:
+        raise ValueError(f"min_new_tokens={least.max()} is more than max_new_tokens={new}")
 
     check_length(target, None, ids, new)
     proposer, weights = choose(target, draft, proposer, depth, adapter, rows, draft_dtype=draft_dtype, mesh=mesh)
@@ -155,7 +156,8 @@ def check(
     # Rounded up, so that other lengths find the compiled programs of these.
     capacity = -(-max(width, longest + new, proposer.num_nodes) // _CAPACITY_STEP) * _CAPACITY_STEP
     decoder = Decoder(target.model, proposer, rule, target.eos, capacity, logits_processor, logprobs)
-    sampling = Sampling.create(rows, **settings)  # the last check, since it puts arrays onto the device
+    # The last check, since it puts arrays onto the device.
+    sampling = Sampling.create(rows, **settings)
     prompt = np.zeros((rows, width), np.int32)
     for row, found in zip(prompt, ids, strict=True):
         row[: len(found)] = found
@@ -281,7 +283,7 @@ def bad_word_ids(target: LanguageModel, words: Any, ends: list[list[int]]) -> li
 
 
 def check_length(target: LanguageModel, draft: LanguageModel | None, ids: list[list[int]], new: int) -> None:
-    """Raises ValueError, with a cure that is possible, where prompt and new tokens are more than a model reads."""
+    """Raises ValueError where a prompt and its new tokens are more than a model reads."""
     lengths = [len(row) for row in ids]
     longest = max(lengths)
     for role, model in (("target", target), ("draft", draft)):
@@ -298,13 +300,14 @@ def check_length(target: LanguageModel, draft: LanguageModel | None, ids: list[l
 
 
 def drafts_of(target: LanguageModel, num_drafts: Any, rows: int) -> tuple[int, np.ndarray | None]:
-    """How deep the proposer of a draft has to guess, and how deep each row may at most; None: as its proposer does."""
+    """How deep a draft alone guesses, and how deep each row may guess at most (None: without limit)."""
     if num_drafts is None:
         return 4, None
     most = target.model.max_positions
     wanted = f"a whole number, 0 (plain) or greater, and at most {most}, what {target.name} reads"
     found = [whole("num_drafts", value, 0, most, wanted) for value in each("num_drafts", num_drafts, rows)]
-    # One number for all is structure: 0 is the program of plain decoding.  Of several, 0 is a number like others.
+    # One number for all is structure, and 0 is the program of plain decoding.  One number a row is
+    # data, so that another number never compiles.
     depth = found[0] if items(num_drafts) is None else max([1, *found])
     return depth, np.array(found, np.int32)
 

@@ -122,14 +122,15 @@ def _settings(
             asked = argparse.Namespace(**{**vars(arguments), **numbers})
             gamma, asks = number_of(asked, "num_drafts"), draft if kind in DRAFTED else None
             if gamma < 1:
-                raise ValueError(f"num_drafts={gamma}; it must be at least 1: plain decoding is measured anyway")
+                raise ValueError(f"num_drafts={gamma}; it must be at least 1, since 0 is measured anyway")
             proposer = make_proposer(asked, kind, target, asks)
             paired, _ = pair(target, asks, proposer, gamma)
             if not isinstance(paired, specjax.Universal):
                 check_length(target, asks, ids, arguments.max_new_tokens)
             facts = {"proposer": kind, "num_drafts": paired.max_depth, "guesses": paired.num_nodes - 1}
             facts |= {"branching": numbers["branching"]} if "branching" in numbers else {}
-            given = {"draft": asks, "proposer": proposer, "num_drafts": gamma if proposer is None else None}
+            given = {"draft": asks, "proposer": proposer}
+            given["num_drafts"] = gamma if proposer is None else None
             guessing.append((paired.is_chain, facts, given))
 
     found, impossible = [], []

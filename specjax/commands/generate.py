@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     target, draft = load_models(arguments, [kind], [arguments.rule])
     options = {**sampling(arguments, target), **processing(arguments, target), "logprobs": arguments.logprobs}
     options["rule"] = make_rule(arguments, arguments.rule)
-    # Both are streamed, or neither: a stream looks at its text every few steps, which takes time too.
+    # Both are streamed, or neither: a stream looks at its text every few steps, which takes time.
     options["stream"] = not arguments.json and len(prompts) == 1
     options |= _asked(prompts, arguments.chat)
     proposer = make_proposer(arguments, kind, target, draft)
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     plain = None if arguments.no_compare else prepared(target, **options)
     if arguments.plot:
         _plot(proposer, arguments.plot)
-    # Each is decoded once, and that text and its figures are what a user sees: compilation comes before.
+    # Compilation comes first, so that the one decoding that a user sees has honest figures.
     with progress("compiling"):
         call.compile()
     output = _show(call, prompts, arguments)
@@ -106,7 +106,7 @@ def _plot(proposer: Any, path: str) -> None:
 
 
 def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
-    """Decode, and print a single text as it comes, several when they are whole, and none of them before JSON."""
+    """Decode.  A single text is printed as it comes, several when they are whole; JSON comes later."""
     gap = "\n\n" if arguments.chat else ""  # an answer does not continue the question
     if call.stream:
         stream = decode(call)

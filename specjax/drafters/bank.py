@@ -45,7 +45,7 @@ class MedusaAdapter:
 
     @property
     def max_depth(self) -> int:
-        """Of its tree: so `FirstOf` takes an adapter for a part, and `generate` finds its proposer and weights."""
+        """Of its tree.  `FirstOf` asks for it where an adapter is one of its parts."""
         return self.proposer.max_depth
 
     @functools.cached_property
@@ -175,7 +175,7 @@ class MedusaBank:
 def resolve(
     proposer: MedusaAdapter | MedusaBank, adapter: str | Sequence[str | None] | None, target: LanguageModel, rows: int
 ) -> tuple[Medusa, Callable[[LanguageModel], MedusaParams]]:
-    """A proposer for `rows` prompts, and what makes its arrays once all is checked: that may compile.
+    """A proposer for `rows` prompts, and what makes its arrays later, since that may compile.
 
     A single adapter serves every row that does not say None.
 
@@ -202,11 +202,12 @@ def resolve(
 
 
 def _places(names: Iterable[str], adapter: str | Sequence[str | None] | None, rows: int) -> list[int]:
-    """The place of each row's adapter; -1 for None.  Raises ValueError for what is no name of them."""
+    """The place of each row's adapter; -1 for None.  Raises ValueError for an unknown name."""
     places, found = {name: place for place, name in enumerate(names)}, []
     for name in each("adapter", adapter, rows):
         if not isinstance(name, str | None):
-            raise ValueError(f"adapter={shown(name)} is not allowed; it must be one of {', '.join(places)}, or None")
+            known = ", ".join(places)
+            raise ValueError(f"adapter={shown(name)} is not allowed; it must be one of {known}, or None")
         if name is not None and name not in places:
             raise ValueError(f"there is no adapter {name!r} in the bank; it has {', '.join(places)}")
         found.append(-1 if name is None else places[name])

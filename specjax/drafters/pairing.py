@@ -39,7 +39,7 @@ def pair(
     adapter: str | Sequence[str | None] | None = None,
     rows: int = 1,
 ) -> tuple[Proposer, Any]:
-    """`choose`, and `Params.proposer`: what does not lie on the mesh of the target yet is copied onto each device."""
+    """The proposer of `choose`, and `Params.proposer`, copied onto the mesh of the target if need be."""
     mesh = mesh_of(target.params)
     proposer, weights = choose(target, draft, proposer, num_drafts, adapter, rows, mesh=mesh)
     return proposer, beside(weights(target), mesh)
@@ -58,22 +58,25 @@ def choose(
 ) -> tuple[Proposer, Weights]:
     """The proposer to use, and what makes its weights from the target as it will lie.
 
-    The weights come later because they may compile: nothing does here, so that all else can be checked first.
+    The weights come later because they may compile.  Nothing compiles here.
 
     Args:
       target, draft: as loaded.
       proposer: one, Medusa heads with their weights, a `FirstOf` of these, "self-int8", or None.
-      num_drafts: a draft alone guesses a chain of so many tokens; 0 is plain decoding, whatever the proposer.
+      num_drafts: a draft alone guesses a chain of so many tokens; 0 is plain decoding, whatever
+        the proposer.
       adapter: chooses from a bank of Medusa heads.
       rows: prompts.
       draft_dtype: "int8" quantises the draft.
       mesh: on which all will lie.
 
-    Where the tokenizers differ, the tables between them are made once and kept, and a warning says what they hold.
+    Where the tokenizers differ, the tables between them are made once and kept, and a warning says
+    what they hold.
 
     Raises:
-      ValueError: no proposer; a draft whose tokens cannot be translated, or fewer than 1 % of them; a proposer that
-        asks no draft beside one, or was made from other models; a draft on another mesh.
+      ValueError: what is no proposer; a draft whose tokens cannot be translated, or fewer than 1 %
+        of them; a proposer that asks no draft beside one, or was made from other models; a draft on
+        another mesh.
     """
     if draft is not None and mesh_of(draft.params) not in (None, mesh):
         raise ValueError(
@@ -141,6 +144,10 @@ def _check(proposer: Any) -> None:
         raise ValueError(
             f"proposer={shown(proposer)} is a class; pass one of its objects, such as {proposer.__name__}(...)"
         )
+    if isinstance(proposer, FirstOf):  # whose parts may be heads, which are no proposers yet
+        _check(proposer.first)
+        _check(proposer.second)
+        return
     missing = [name for name in _PARTS if not hasattr(proposer, name)]
     if missing:
         raise ValueError(

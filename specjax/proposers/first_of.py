@@ -18,8 +18,8 @@ class FirstOf:
     Both run on the whole batch, and each row chooses.  Parameters are a pair, and so is the state.
 
     Where only one of them says what its guesses were drawn from, the other's are point masses, written as distributions
-    with all mass on the one guess.  A tree of point masses cannot be written so, and stands beside drawn guesses only
-    under a rule that shares noise.
+    with all mass on the one guess.  A tree of point masses cannot be written so: beside drawn guesses
+    it needs a rule that shares noise.
 
     `generate` takes Medusa heads with their weights, or a bank of them, for either part.
     """
@@ -38,7 +38,7 @@ class FirstOf:
                 raise ValueError(f"{type(part).__name__} guesses in the target's cache and can only be used alone")
 
     def check_rule(self, rule: Rule) -> None:
-        """Raises ValueError for a rule of independent draws and parts that cannot be mixed under it."""
+        """Raises ValueError for a rule of independent draws where the parts cannot be mixed."""
         for part, other in ((self.first, self.second), (self.second, self.first)):
             if isinstance(part, FirstOf):
                 part.check_rule(rule)
