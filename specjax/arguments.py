@@ -1,6 +1,7 @@
-"""Arguments of a user, read one at a time: what cannot be used is refused by name, with its value and the cure.
+"""Arguments of a user, read one at a time: what cannot be used is refused by name, with the cure.
 
-Python counts True as 1, NumPy reads "2" as 2.0, and bytes are a sequence of numbers.  None of them is a number here.
+Python counts True as 1, NumPy reads "2" as 2.0, and bytes are a sequence of numbers.  None of them
+is a number here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ def shown(value: Any) -> str:
 
 
 def number(value: Any) -> int | float | None:
-    """`value` as a number of Python's, where it is one: an int, a float, or an array of one without axes; else None."""
+    """`value` as an int or a float, where it is a number of any library, or None.
+
+    An array without axes is a number; a boolean is none.
+    """
     if isinstance(value, int | float):
         if isinstance(value, bool):
             return None
@@ -42,7 +46,7 @@ def number(value: Any) -> int | float | None:
 
 
 def items(value: Any) -> list[Any] | None:
-    """What a list, a tuple or an array with axes holds; None of anything else, texts and bytes among it."""
+    """What a list, a tuple or an array with axes holds; None for anything else, such as a text."""
     if isinstance(value, type | str | bytes | bytearray | memoryview):
         return None
     if isinstance(value, Sequence):
@@ -76,36 +80,57 @@ def hashable(name: str, value: Any) -> None:
         hash(value)
     except TypeError as error:
         raise ValueError(
-            f"{name}={shown(value)} is not hashable ({error}), and compiled programs are found again "
-            "by it: make it a frozen dataclass of hashable fields"
+            f"{name}={shown(value)} is not hashable ({error}), and compiled programs are found "
+            "again by it: make it a frozen dataclass of hashable fields"
         ) from None
 
 
 def each(name: str, value: Any, rows: int, unit: str = "prompt") -> list[Any]:
-    """One value a row, from one value for all or a list.  Raises ValueError for a list of another length."""
+    """One value a row, from one value for all, or a list.
+
+    Raises:
+      ValueError: the list has another length.
+    """
     found = items(value)
     if found is None:
         return [value] * rows
     if len(found) != rows:
-        raise ValueError(f"{name} has {len(found)} values for {rows} {unit}s; pass one, or one a {unit}")
+        count = f"{len(found)} values for {rows} {unit}s"
+        raise ValueError(f"{name} has {count}; pass one, or one a {unit}")
     return found
 
 
-def per_row(name: str, value: Any, batch: int, dtype: Any, accept: Callable[[float], bool], wanted: str) -> Any:
-    """A setting as [batch] numbers on the host, from one number or one a row; a list of one stands for all rows.
+def per_row(
+    name: str,
+    value: Any,
+    batch: int,
+    dtype: Any,
+    accept: Callable[[float], bool],
+    wanted: str,
+) -> Any:
+    """A setting as [batch] numbers on the host, from one number, or one a row.
+
+    A list of one number stands for all rows.
 
     Raises:
-      ValueError: the name, the value, and what is `wanted`, where a value is no finite number of that type, or
-        `accept` refuses it.
+      ValueError: a value is no finite number of that type, or `accept` refuses it; the message says
+        what is `wanted`.
     """
     given = items(value)
-    values = given * batch if given is not None and len(given) == 1 else each(name, value, batch, "row")
+    if given is not None and len(given) == 1:
+        values = given * batch
+    else:
+        values = each(name, value, batch, "row")
     integer = np.issubdtype(dtype, np.integer)
     greatest = np.iinfo(dtype).max if integer else float(np.finfo(dtype).max)
     made = []
     for v in values:
         found = number(v)
-        if found is None or (integer and isinstance(found, float)) or not abs(found) <= greatest or not accept(found):
+        if found is None or (integer and isinstance(found, float)):
+            fits = False
+        else:
+            fits = abs(found) <= greatest and accept(found)
+        if not fits:
             raise ValueError(f"{name}={shown(v)} is not allowed; it must be {wanted}")
         made.append(found)
     return np.array(made, dtype)

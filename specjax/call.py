@@ -45,7 +45,7 @@ class Call:
     new: int  # tokens a row at most
     num_drafts: np.ndarray | None  # [B] int32; None: as deep as the proposer guesses
     eos: np.ndarray  # [B, ids] int32
-    seeds: tuple[np.ndarray, np.ndarray]  # [B] uint32, and [B] int32 that tells apart rows of one seed for all
+    seeds: tuple[np.ndarray, np.ndarray]  # [B] uint32; [B] int32 tells apart rows of one seed for all
     sampling: Sampling
     processors: Processors | None
     texts: Texts
@@ -90,7 +90,7 @@ class Call:
         return self.decoder.prefill(self.params, limit=limit.astype(np.int32), **pad_rows(given, self._padding))
 
     def compile(self) -> None:
-        """Compile all that decoding will run, by a prefill and one step, so that what is timed later does not."""
+        """Compile all that decoding will run, by a prefill and one step."""
         states = self.decoder.stream(self.params, self.prefill(), steps_per_chunk=1)
         state = next(states)
         with contextlib.suppress(StopIteration):
@@ -135,8 +135,9 @@ def check(target: LanguageModel, request: Request, stream: bool = False, mesh: M
         bad_words=bad_word_ids(target, request.bad_words, ends),
         min_new_tokens=request.min_new_tokens,
     )
-    if processors is not None and processors.min_length is not None and (least := processors.min_length.max()) > new:
-        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={new}")
+    least = None if processors is None else processors.min_length
+    if least is not None and least.max() > new:
+        raise ValueError(f"min_new_tokens={least.max()} is more than max_new_tokens={new}")
 
     check_length("target", target, ids, new)
     drafter, drafts = choose_drafter(target, request, rows, mesh)

@@ -132,7 +132,7 @@ class Processors:
 
 
 def word_list(bad_words: Any) -> list[Any]:
-    """The entries of `bad_words`.  Raises ValueError where it is no list: a text alone would be its letters."""
+    """The entries of `bad_words`.  Raises ValueError where it is no list, such as a text alone."""
     found = items(bad_words)
     if found is None:
         raise ValueError(f"bad_words={shown(bad_words)} is not allowed; pass a list of texts or of token-id lists")

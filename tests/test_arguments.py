@@ -1,6 +1,6 @@
 """Whatever is passed to `generate` is used as it says, or refused by name before anything runs.
 
-What a value means is written down here a second time, by hand; values are drawn from a pool of odd ones.
+What a value means is written down here a second time, by hand.  Values come from a pool of odd ones.
 """
 
 import dataclasses
@@ -264,7 +264,7 @@ def given():
 
 
 def refusal(given, changes):
-    """The call; or None, where a ValueError names one of the changed arguments and nothing was compiled."""
+    """The call; or None where a ValueError names a changed argument, and nothing was compiled."""
     before = folders.compilations()
     try:
         return check(**{**given, **changes})
@@ -348,7 +348,7 @@ CASES = [
     ({"messages": "hi", "prompts": None}, ["messages='hi'", '"role"']),
     ({"max_new_tokens": math.nan}, ["max_new_tokens=nan", "at least 1"]),
     ({"max_new_tokens": 8.0}, ["max_new_tokens=8.0", "whole number"]),
-    ({"eos": 499.7}, ["eos=499.7", "0 to 319"]),
+    ({"eos": 19.7}, ["eos=19.7", "0 to 319"]),
     ({"eos": [[1], 2]}, ["eos=[1]", "a list of them"]),
     ({"logit_bias": {1.5: 1}}, ["logit_bias", "1.5", "0 to 319"]),
     ({"logit_bias": {1: "x"}}, ["logit_bias={1: 'x'}", "finite"]),
@@ -378,7 +378,7 @@ def test_the_message_names_argument_value_and_cure(given, changes, words):
 
 
 def test_numbers_and_lists_of_every_library():
-    """NumPy's and JAX's are Python's; booleans, texts and bytes are no numbers, and no lists of them."""
+    """NumPy's and JAX's are Python's; booleans and texts are no numbers, and bytes no list of them."""
     for value in (3, np.int8(3), np.array(3), jnp.int32(3)):
         assert (number(value), type(number(value))) == (3, int)
     for value in (0.5, np.float16(0.5), np.array(0.5), jnp.bfloat16(0.5)):

@@ -137,6 +137,14 @@ def test_num_speculative_tokens_is_num_drafts(capsys):
     assert one["target_passes"] == two["target_passes"]
 
 
+@pytest.mark.parametrize("proposer", ["draft", "ngram"])
+def test_no_drafts_is_plain_decoding(capsys, proposer):
+    """For every proposer that reads the number."""
+    arguments = [*PAIR[: 4 if proposer == "draft" else 2], "--proposer", proposer, "--num-drafts", 0]
+    stats = json.loads(run(capsys, "generate", "x", *arguments, *SHORT, "--json").out)["stats"]
+    assert (stats["acceptance_rate"], stats["same_tokens"]) == (None, True)
+
+
 def test_rejection_says_what_it_keeps(capsys):
     """Other tokens at temperature 1 are no fault of a rule that keeps the distribution; the table says so."""
     arguments = ["--rule", "rejection", "--temperature", 1, "--max-new-tokens", 48]
@@ -292,7 +300,7 @@ def test_bench_refuses_mistakes(capsys, arguments, words):
         (["x", *PAIR[:2], "--proposer", "ngram", "--adapter", "y"], ["--adapter is not used"]),
         (["x", *PAIR[:2], "--adapter", "nowhere"], ["nowhere", "is not a folder"]),
         (["x", *PAIR, "--plot", "x.png"], ["--plot", "--proposer medusa"]),
-        (["x", *PAIR, "--num-drafts", "0"], ["num_drafts=0", "at least 1"]),
+        (["x", *PAIR, "--num-drafts", "-1"], ["num_drafts=-1", "0 (plain) or greater"]),
         (["x", *PAIR, "--confidence-threshold", "2"], ["confidence_threshold=2", "[0, 1]"]),
         (["x", *PAIR, "--proposer", "tree", "--branching", "2", "0"], ["branching=(2, 0)", "at least 1"]),
         (["x", *PAIR[:2], "--proposer", "early-exit", "--exit-layer", "9"], ["exit_layer=9", "it must lie in [1, "]),

@@ -160,7 +160,7 @@ def test_a_prompt_that_fills_the_context(refused, target, draft):
 
 
 def test_a_mix_that_cannot_be_judged(refused, target, draft):
-    """A tree of point masses beside drawn guesses, under a rule of independent draws; however deep it is nested."""
+    """A tree of point masses beside drawn guesses, under a rule of independent draws."""
     size = target.model.vocab_size
     grown, drawn = specjax.DynamicTree(draft.model, size, 2), specjax.DraftTree(draft.model, size, (2, 2))
     nested = specjax.FirstOf(specjax.NGram(2), specjax.FirstOf(grown, drawn))

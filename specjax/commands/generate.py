@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
     target, draft = load_models(arguments, [kind], [arguments.rule])
     options = {**sampling(arguments, target), **processing(arguments, target), "logprobs": arguments.logprobs}
     options["rule"] = make_rule(arguments, arguments.rule)
-    # Both are streamed, or neither: a stream looks at its text every few steps, which takes time too.
+    # Both are streamed, or neither: a stream looks at its text every few steps, which takes time.
     options["stream"] = not arguments.json and len(prompts) == 1
     options |= _asked(prompts, arguments.chat)
     drafter = make_drafter(arguments, kind, target, draft)
@@ -106,7 +106,7 @@ def _plot(drafter: specjax.Drafter, path: str) -> None:
 
 
 def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
-    """Decode, and print a single text as it comes, several when they are whole, and none of them before JSON."""
+    """Decode.  A single text is printed as it comes, several when they are whole; JSON comes later."""
     gap = "\n\n" if arguments.chat else ""  # an answer does not continue the question
     if call.stream:
         stream = decode(call)

@@ -200,7 +200,8 @@ def _places(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
         return [0] * rows
     for name in each("adapter", adapter, rows):
         if not isinstance(name, str | None):
-            raise ValueError(f"adapter={shown(name)} is not allowed; it must be one of {', '.join(places)}, or None")
+            known = ", ".join(places)
+            raise ValueError(f"adapter={shown(name)} is not allowed; it must be one of {known}, or None")
         if name is not None and name not in places:
             raise ValueError(f"there is no adapter {name!r} in the bank; it has {', '.join(places)}")
         found.append(-1 if name is None else places[name])

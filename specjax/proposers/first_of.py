@@ -26,6 +26,12 @@ class FirstOf(Proposer):
     second: Proposer
 
     def __post_init__(self):
+        for part in (self.first, self.second):
+            if not isinstance(part, Proposer):
+                raise ValueError(
+                    f"FirstOf takes two proposers, and one part is a {type(part).__name__}; where a part brings "
+                    "weights, pass specjax.first_of(first, second) as drafter="
+                )
         if self.first.max_depth != self.second.max_depth:
             raise ValueError(
                 f"the first proposer guesses {self.first.max_depth} deep and the second {self.second.max_depth}; "

@@ -48,16 +48,18 @@ def render(
     known = {"tools": None, "documents": None, **_special_tokens(files, config), **variables}
     try:
         return template.render(messages=found, add_generation_prompt=add_generation_prompt, **known)
-    except Exception as error:  # a template is a program, and Jinja leaves many of its mistakes to Python
+    except Exception as error:  # a template is a program: its mistakes are of any type
         raise ValueError(f"the chat template refuses these messages: {error}") from None
 
 
 def _is_message(message: Any) -> bool:
-    """A role, and texts or parts of several kinds as its content; which of these a template takes, it says itself."""
+    """Has it a role, and as content a text or a list of parts?  Templates judge the rest."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     content = message.get("content")
-    return isinstance(content, str | None) or all(isinstance(part, Mapping) for part in items(content) or [None])
+    if isinstance(content, str | None):
+        return True
+    return all(isinstance(part, Mapping) for part in items(content) or [None])
 
 
 def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:

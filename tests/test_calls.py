@@ -1,0 +1,163 @@
+"""A call of `generate`: how deep it may guess, heads as a part, and how often a command decodes."""
+
+import json
+import math
+import pathlib
+import time
+
+import folders
+import heads
+import jax
+import numpy as np
+import pytest
+
+import specjax
+from specjax.commands import main
+from specjax.generate import decode, prepared
+
+PROMPTS = [[5, 6], [7], [5, 6, 7]]
+TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
+NEW = 30
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load(folders.target())
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return specjax.load(folders.draft())
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return specjax.load(TINY / "target")
+
+
+# --- num_drafts: at most so deep -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_drafts", [None, 0, 1, 3, 9, [0, 1, 4]])
+def test_num_drafts_bounds_any_proposer(target, num_drafts):
+    """Of a chain of four perfect guesses at most so many are used; the text is the same."""
+    plain = specjax.generate(target, PROMPTS, max_new_tokens=NEW)
+    chain = specjax.DraftModel(target.model, target.model.vocab_size, 4)
+    out = specjax.generate(target, PROMPTS, draft=target, proposer=chain, num_drafts=num_drafts, max_new_tokens=NEW)
+    assert out.tokens == plain.tokens
+    depths = num_drafts if isinstance(num_drafts, list) else [4 if num_drafts is None else min(num_drafts, 4)] * 3
+    passes = sum(math.ceil(len(row) / (depth + 1)) for row, depth in zip(out.tokens, depths, strict=True))
+    assert out.stats.target_passes == passes
+
+
+def test_0_is_plain_decoding(target, draft):
+    """The draft is not read, so that its context does not matter; and nothing is tested."""
+    proposer = specjax.DraftTree(draft.model, target.model.vocab_size, (2, 1))
+    for how in ({"draft": draft}, {"draft": draft, "proposer": proposer}, {"proposer": specjax.NGram()}):
+        call = prepared(target, PROMPTS, num_drafts=0, **how)
+        assert call.decoder.proposer == specjax.NoProposer()
+        assert call.params.proposer is None
+    out = specjax.generate(target, [[5] * 250], draft=draft, num_drafts=0, max_new_tokens=10)
+    assert out.stats.acceptance_rate is None
+    assert out.tokens == specjax.generate(target, [[5] * 250], max_new_tokens=10).tokens
+
+
+def test_a_draft_alone_guesses_as_deep_as_it_is_told(target, draft):
+    """By default four; of several numbers the greatest, and at least one."""
+    for num_drafts, depth in ((None, 4), (2, 2), ([0, 3, 1], 3), ([0, 0, 0], 1), (200, 200)):
+        call = prepared(target, PROMPTS, draft=draft, num_drafts=num_drafts)
+        assert call.decoder.proposer.max_depth == depth
+        assert call.decoder.capacity >= depth + 1
+
+
+# --- heads as a part of a proposer -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["lookup first", "heads first"])
+def test_first_of_takes_heads(tiny, order):
+    """No token changes, and the heads guess where the other part does not."""
+    adapter = heads.random_heads(tiny, 0)
+    parts = [specjax.NGram(adapter.max_depth), adapter]
+    proposer = specjax.FirstOf(*(parts if order == "lookup first" else parts[::-1]))
+    prompts = ["import os\n", "def f("]
+    out = specjax.generate(tiny, prompts, proposer=proposer, max_new_tokens=NEW)
+    assert out.tokens == specjax.generate(tiny, prompts, max_new_tokens=NEW).tokens
+    assert out.stats.tested > specjax.generate(tiny, prompts, proposer=parts[0], max_new_tokens=NEW).stats.tested
+
+
+def test_first_of_takes_a_bank_beside_a_draft(tiny):
+    """Each prompt has its own adapter, or none: then the other part guesses alone."""
+    small = specjax.load(TINY / "draft")
+    bank = specjax.MedusaBank.create({name: heads.random_heads(tiny, seed) for seed, name in enumerate("ab")})
+    chain = specjax.DraftModel(small.model, tiny.model.vocab_size, bank.max_depth)
+    prompts, options = ["import os\n"] * 3, {"draft": small, "max_new_tokens": NEW}
+    proposer = specjax.FirstOf(bank, chain)
+    out = specjax.generate(tiny, prompts, proposer=proposer, adapter=["a", "b", None], **options)
+    assert out.tokens == specjax.generate(tiny, prompts, max_new_tokens=NEW).tokens
+    alone = specjax.generate(tiny, prompts[:1], proposer=proposer, adapter=[None], **options)
+    assert alone.stats.accepted == specjax.generate(tiny, prompts[:1], proposer=chain, **options).stats.accepted
+    for adapter, words in ((None, "several adapters"), ("c", "no adapter 'c'"), (5, "adapter=5")):
+        with pytest.raises(ValueError, match=words):
+            specjax.generate(tiny, prompts, proposer=proposer, adapter=adapter, **options)
+
+
+# --- how often a command decodes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """The passes of the target in all decoding so far, row by row; a list to read and to clear."""
+    found, run = [], specjax.Decoder.run
+
+    def counting(self, params, state, *steps):
+        before = np.asarray(state.stats.target_passes).copy()
+        state = run(self, params, state, *steps)
+        found.extend((np.asarray(state.stats.target_passes) - before).tolist())
+        return state
+
+    monkeypatch.setattr(specjax.Decoder, "run", counting)
+    return found
+
+
+@pytest.mark.parametrize("form", [["--json"], []], ids=["json", "stream"])
+@pytest.mark.parametrize("stop", [[], ["--stop", "zzz"]], ids=["", "stop"])
+def test_a_command_decodes_once(capsys, passes, form, stop):
+    """One step to compile, and the text that is shown; a comparison adds the same, plainly."""
+    pair = ["--target", str(TINY / "target"), "--draft", str(TINY / "draft")]
+    arguments = ["generate", "def main(", *pair, "--max-new-tokens", "24", *form, *stop]
+    out = specjax.generate(
+        specjax.load(TINY / "target"), "def main(", draft=specjax.load(TINY / "draft"), max_new_tokens=24
+    )
+    needed = out.stats.target_passes
+    for extra, wanted in ((["--no-compare"], needed + 1), ([], needed + 1 + 24 + 1)):
+        passes.clear()
+        main([*arguments, *extra])
+        assert sum(passes) == wanted
+        found = capsys.readouterr().out
+        assert (json.loads(found)["text"][0] if form else found).find(out.text[0]) >= 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", [(), "zzz"])
+def test_what_is_timed_compiles_nothing(tiny, stream, stop):
+    """After `compile`, which runs a single step, the first decoding finds all its programs."""
+    jax.clear_caches()
+    call = prepared(tiny, ["import os\n", "def f("], proposer=specjax.NGram(), stop=stop, stream=stream, logprobs=1)
+    call.compile()
+    before = folders.compilations()
+    out = decode(call)
+    if stream:
+        list(out)
+        out = out.output
+    assert folders.compilations() == before
+    assert out.stats.tokens == sum(map(len, out.tokens)) > 20
+
+
+def test_a_reader_who_takes_time_is_not_timed(tiny, monkeypatch):
+    """What happens between two pieces is no time of decoding."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    stream = specjax.generate(tiny, "import os\n", max_new_tokens=40, stream=True)
+    for _ in stream:
+        clock[0] += 100.0
+    assert stream.output.stats.seconds == 0.0
