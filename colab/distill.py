@@ -54,9 +54,9 @@ arguments = {
     "sampled-sequences": 32,
     "sequence-length": 128,
     "batch-size": 8,
-    "eval-every": max(1, steps // 3),
+    "eval-every": max(1, steps // 6),
     "eval-batches": 2,
-    "eval-prompts": 2,
+    "eval-prompts": 16,
     "eval-tokens": 32,
     "learning-rate": 3e-3,
 }
@@ -71,7 +71,7 @@ import json
 import matplotlib.pyplot as plt
 
 lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-found = [(line["step"], line["mean_accepted_length"]) for line in lines if "mean_accepted_length" in line]
+found = [(line["step"], line["tau"]) for line in lines if "tau" in line]
 plt.plot(*zip(*found, strict=True), marker="o")
 plt.xlabel("step")
 plt.ylabel("tokens per pass of the target (tau)")

@@ -67,6 +67,7 @@ medusa.main([str(word) for name, value in arguments.items() for word in (f"--{na
 # The number on an edge says how often that guess was right where the one before it was.
 
 # %%
+# %matplotlib inline
 from specjax import plot, tree
 
 heads = specjax.load_medusa(out / "model", target)

@@ -1,8 +1,11 @@
 """The notebooks run from end to end on the shipped checkpoints, through their jupytext twins, and keep their word."""
 
+import base64
+import io
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -11,15 +14,27 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.py"))
 SHORT = {"SPECJAX_STEPS": "4", "MPLBACKEND": "agg"}
+# Runs a twin; every plot that it shows must have lines with points.
+CHECKED = """
+import runpy, sys
+import matplotlib.pyplot as plt
+
+def show():
+    for axes in plt.gcf().axes:
+        assert axes.lines and all(len(line.get_xdata()) > 1 for line in axes.lines), "empty axes"
+    plt.close()
+
+plt.show = show
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(notebook, tmp_path):
     """In a few steps of training, and with no difference between texts with speculation and without."""
     environment = {**os.environ, **SHORT, "SPECJAX_RUNS": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, notebook], cwd=notebook.parent, env=environment, capture_output=True, text=True
-    )
+    command, folder = [sys.executable, "-c", CHECKED, str(notebook)], notebook.parent
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "True" in done.stdout
     verdicts = [line for line in done.stdout.splitlines() if "same" in line and "rejection " not in line]
@@ -49,6 +64,25 @@ def test_a_notebook_is_its_twin(notebook):
     assert [cell["cell_type"] == "code" for cell in found] == [code for code, _ in wanted]
     for cell, (code, text) in zip(found, wanted, strict=True):
         source = "".join(cell["source"]).strip()
-        assert (source.replace("\n!", "\n# !").replace("    !", "    # !") if code else source) == text
+        # The twin holds commands of the shell and of IPython as comments.
+        commented = re.sub(r"^( *)([!%])", r"\1# \2", source, flags=re.MULTILINE)
+        assert (commented if code else source) == text
     outputs = [output for cell in found if cell["cell_type"] == "code" for output in cell["outputs"]]
     assert outputs and not [output for output in outputs if output["output_type"] == "error"]
+
+
+DRAWN = [path for path in NOTEBOOKS if "plot" in path.read_text()]
+
+
+@pytest.mark.parametrize("notebook", DRAWN, ids=lambda path: path.stem)
+def test_a_notebook_shows_its_pictures(notebook):
+    """As pictures, not as the names of objects, and with something in colour between the axes."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    found = json.loads(notebook.with_suffix(".ipynb").read_text())["cells"]
+    outputs = [output.get("data", {}) for cell in found for output in cell.get("outputs", [])]
+    figures = [data for data in outputs if "Figure" in "".join(data.get("text/plain", []))]
+    assert figures
+    for data in figures:
+        assert "image/png" in data, data
+        pixels = pyplot.imread(io.BytesIO(base64.b64decode(data["image/png"])))[..., :3]
+        assert (pixels.max(-1) - pixels.min(-1) > 0.3).sum() > 100, "empty axes"

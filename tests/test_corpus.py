@@ -72,6 +72,32 @@ def test_data_without_text_is_refused(tmp_path, files):
         prepare(Source((str(tmp_path),)), tmp_path / "out", 300, None)
 
 
+def test_other_text_than_the_pattern_is_named(tmp_path):
+    """What was looked for, by which option, and what there is instead."""
+    for name in ("a.txt", "b.txt", "c.txt", "more/c.md", "more/d.md", "more/README"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    message = r"0 UTF-8 .* --pattern '\*\.py' .*: 3 of \.txt, 2 of \.md, 1 of no ending\. "
+    with pytest.raises(ValueError, match=message):
+        prepare(Source((str(tmp_path),)), tmp_path / "out", 300, None)
+    prepare(Source((str(tmp_path),), "*.txt"), tmp_path / "out", 300, None)
+
+
+def test_large_files_are_left_out_aloud(tmp_path, capsys):
+    """How many, by which option, and the largest; a file that is named itself too."""
+    for name, size in (("a.py", 10), ("b.py", 20), ("c.py", 300), ("d.py", 500)):
+        (tmp_path / name).write_text("x" * size)
+    assert len(list(read_documents(Source((str(tmp_path),), max_bytes=500)))) == 4
+    assert capsys.readouterr().out == ""
+    assert len(list(read_documents(Source((str(tmp_path),), max_bytes=200)))) == 2
+    said = capsys.readouterr().out
+    assert "files larger than --max-bytes 200, left out: 2" in said and "d.py, 500 bytes" in said
+    one = Source((str(tmp_path / "d.py"),), max_bytes=200)
+    with pytest.raises(ValueError, match=r"0 UTF-8 .*; 1 more have over --max-bytes 200"):
+        prepare(one, tmp_path / "out", 300, None)
+    assert "left out: 1" in capsys.readouterr().out
+
+
 def test_a_missing_folder_is_named(tmp_path):
     """The folder, and that it does not exist."""
     with pytest.raises(ValueError, match="nowhere does not exist"):

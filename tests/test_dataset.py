@@ -14,7 +14,7 @@ import toys
 import trained
 
 import specjax
-from specjax.training import dataset
+from specjax.training import dataset, sources
 from specjax.training.jobs import distill, evaluate, generate
 from specjax.training.measure import interval
 
@@ -105,10 +105,21 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
     distill.main([*data, "--out", str(tmp_path / "run"), "--sampled-fraction", "1", "--loss", "accepted-length",
                   "--temperature", "0", *sizes])  # fmt: skip
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
-    with pytest.raises(ValueError, match="add a folder of text"):
+    with pytest.raises(ValueError, match="add a folder of text, or pass --sampled-fraction 1"):
         distill.main([*data, "--out", str(tmp_path / "other"), *sizes])
+    online = ["--online", "--sampled-fraction", "1", "--sampled-prompt", "8"]
+    with pytest.raises(ValueError, match=r"--online goes on from .*: add a folder of text$"):
+        distill.main([*data, "--out", str(tmp_path / "other"), *online, *sizes])
     rows = dataset.Written.of(dataset.read_masked(written, dataset.model_hashes(trained.target())), 31)
     assert rows.drawn.sum() == json.loads((written / "dataset.json").read_text())["new_tokens"]
+    prompts = rows.drawn.argmax(1) + 1
+    cuts = dataset.cuts(written)
+    assert cuts == (prompts + 12).tolist(), "prompts, and --max-new-tokens"
+    rows = dataset.Written.of(dataset.read_masked(written, {}), 31, cuts)
+    assert rows.limit.tolist() == np.minimum(prompts + 11, 31).tolist()
+    assert sources.with_starts(rows, 4).limit.tolist() == rows.limit.tolist()
+    with pytest.raises(ValueError, match="--num-drafts 13: every text of the target"):
+        sources.with_starts(rows, 13)
     with pytest.raises(ValueError, match="drawn with temperature 0, not 1, and this loss"):
         dataset.read_masked(written, {}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
     with pytest.raises(ValueError, match="another target"):

@@ -20,8 +20,9 @@ from specjax.text import vocabulary_digest
 from specjax.training import online
 from specjax.training.dataset import Written
 from specjax.training.jobs import distill
-from specjax.training.jobs.distill import DRAFT, TARGET, TEXT, Distill, DistillOptions, sources
+from specjax.training.jobs.distill import Distill, DistillOptions
 from specjax.training.optimizer import gradient
+from specjax.training.sources import DRAFT, TARGET, TEXT, sources
 from specjax.training.student import make_model
 
 LENGTH = 15
@@ -30,11 +31,11 @@ TOKENS = np.random.default_rng(0).integers(1, toys.VOCAB, (8, LENGTH + 1), dtype
 DRAWN = (np.arange(LENGTH) >= 3) & (np.arange(LENGTH) < np.array([[15], [12], [9], [6]] * 2))
 
 
-def job(**changes):
+def job(eos=(), **changes):
     """The toy target and its truncated self as draft, on eight sequences of which some end early."""
     options = DistillOptions(**{**SMALL, "sampled_fraction": 1.0, **changes})
-    written = Written(TOKENS, DRAWN.astype(np.float32))
-    target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    written = Written(TOKENS, DRAWN.astype(np.float32), np.full(8, LENGTH, np.int32))
+    target = LanguageModel(toys.model(), toys.weights(), None, eos, "toy")
     return Distill(options, toys.model(num_layers=1), target, None, written, written, None, {})
 
 
@@ -46,29 +47,44 @@ def batch_of(everything=slice(None), **changes):
     rows = len(TOKENS[everything])
     found = {"tokens": TOKENS[everything], "drawn": DRAWN[everything].astype(np.float32),
              "number": np.arange(rows, dtype=np.int32), "own": np.zeros(rows, bool),
+             "limit": np.full(rows, LENGTH, np.int32),
              "share": np.ones(rows, np.float32)}  # fmt: skip
     return {**found, **changes}
 
 
-def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses():
-    """Written out from both models' probabilities; annealed, it begins as forward KL."""
+@pytest.mark.parametrize("eos", [(), (int(TOKENS[0, 6]), int(TOKENS[3, 2]))])
+def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses(eos):
+    """Written out from both models' probabilities; annealed, it begins as forward KL.  Nothing is
+    accepted behind an end of text, though the next document may follow it, nor counted at a cut."""
     p, q = probabilities(), probabilities(toys.model(num_layers=1), toys.truncated())
     ratio = np.minimum(1, np.take_along_axis(q / p, TOKENS[:, 1:, None], 2)[..., 0])
-    alpha, kl = np.minimum(p, q).sum(2), (p * np.log(p / q)).sum(2)
-    lengths, first = [], []
+    ratio = np.where(np.isin(TOKENS[:, 1:], eos), 0, ratio) * DRAWN
+    alpha, kl = np.minimum(p, q).sum(2) * DRAWN, (p * np.log(p / q)).sum(2)
+    lengths, first, limit = [], [], np.array([15, 15, 9, 15] * 2, np.int32)
     for row in range(8):
-        for t in range(LENGTH - 2):
-            if DRAWN[row, t : t + 3].all():
+        for t in range(limit[row] - 2):
+            if DRAWN[row, t]:
                 r, a = ratio[row, t:], alpha[row, t:]
                 lengths.append(a[0] + r[0] * a[1] + r[0] * r[1] * a[2])
                 first.append(kl[row, t])
-    loss = jax.jit(job(loss="accepted-length", anneal_steps=2).loss)
+    loss = jax.jit(job(eos, loss="accepted-length", anneal_steps=2).loss)
     for share in (0.0, 0.5, 1.0):
-        found, others = loss(toys.truncated(), toys.weights(), batch_of(share=np.full(8, share, np.float32)))
+        batch = batch_of(share=np.full(8, share, np.float32), limit=limit)
+        found, others = loss(toys.truncated(), toys.weights(), batch)
         wanted = share * (1 - np.mean(lengths) / 3) + (1 - share) * np.mean(first)
         assert float(found) == pytest.approx(wanted, rel=0.03)
         assert float(others["weight"]) == len(lengths)
         assert float(others["expected_accepted_length"]) == pytest.approx(np.mean(lengths), rel=0.03)
+
+
+def test_answers_shorter_than_the_guesses_are_learned():
+    """An answer of two tokens is as much to learn as any other, where three are guessed."""
+    drawn = np.zeros((8, LENGTH), np.float32)
+    drawn[:, 4:6] = 1
+    loss = jax.jit(jax.value_and_grad(job(loss="accepted-length").loss, has_aux=True))
+    (found, others), grads = loss(toys.truncated(), toys.weights(), batch_of(drawn=drawn))
+    assert float(others["weight"]) == 16 and 1 / 3 < float(found) < 1
+    assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(grads)) > 1e-4
 
 
 def test_parts_of_a_batch_weigh_what_they_hold():
@@ -136,12 +152,35 @@ def test_learning_inside_speculation():
 def test_where_sequences_come_from():
     """Per sequence every batch holds its parts; per batch a batch is of one part, as often; the step decides alone."""
     options = DistillOptions(**{**SMALL, "batch_size": 8, "sampled_fraction": 0.5, "draft_fraction": 0.25})
-    assert sources(options, 3).tolist() == [TEXT] * 2 + [TARGET] * 4 + [DRAFT] * 2
+    first, counts = sources(options, 3)
+    assert (counts[TEXT], counts[TARGET], counts[DRAFT]) == (2, 4, 2)
+    assert first == [3 * count for count in counts]
     options = dataclasses.replace(options, mix="batch")
-    drawn = np.array([sources(options, step) for step in range(400)])
-    assert (drawn == drawn[:, :1]).all()
-    np.testing.assert_allclose(np.bincount(drawn[:, 0]) / 400, [0.25, 0.5, 0.25], atol=0.08)
-    assert (drawn[7] == sources(options, 7)).all()
+    counts = np.array([sources(options, step)[1] for step in range(400)])
+    assert (counts.max(1) == 8).all() and (counts.sum(1) == 8).all()
+    np.testing.assert_allclose(counts.sum(0) / 3200, [0.25, 0.5, 0.25], atol=0.08)
+    assert (counts[7] == sources(options, 7)[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("rows", "target", "draft"),
+    [
+        *((1, 0.5, 0.0), (4, 0.1, 0.0), (8, 0.05, 0.0), (16, 0.03, 0.0), (4, 0.9, 0.0)),
+        *((1, 0.4, 0.6), (4, 0.1, 0.05), (3, 0.0, 1.0)),
+    ],
+)
+def test_shares_hold_over_steps(rows, target, draft):
+    """However small the batch: after every step each part has had its share to within a sequence,
+    and every row of it once, one after the other."""
+    changes = {"batch_size": rows, "sampled_fraction": target, "draft_fraction": draft}
+    options = DistillOptions(**{**SMALL, **changes})
+    wanted, total = np.array([1 - target - draft, target, draft]) * rows, np.zeros(3)
+    for step in range(400):
+        first, counts = sources(options, step)
+        assert first == total.tolist() and min(counts) >= 0 and sum(counts) == rows
+        total += counts
+        assert (abs(total - wanted * (step + 1)) <= 1).all()
+    assert ((total > 0) == (wanted > 1e-9)).all()
 
 
 @pytest.mark.parametrize(
@@ -230,14 +269,50 @@ MODES = {
 }  # fmt: skip
 
 
-def test_a_resumed_distillation_is_uninterrupted(tmp_path):
-    """What the draft writes, and of which part a batch is, depends on the step and the parameters alone."""
-    arguments = (*MODES["all parts"], "--steps", "6", "--eval-every", "2", "--eval-batches", "1")
+FLAT = ("--loss", "total-variation", "--sampled-fraction", "0")
+
+
+@pytest.mark.parametrize("mode", [MODES["all parts"], FLAT, ("--sampled-fraction", "0.1")], ids=str)
+def test_a_resumed_distillation_is_uninterrupted(tmp_path, mode):
+    """What the draft writes, of which part a row is, and which loss falls depend on the step and
+    the parameters alone."""
+    arguments = (*mode, "--steps", "6", "--eval-every", "2", "--eval-batches", "1")
     whole = run(tmp_path / "whole", *arguments)
     run(tmp_path / "cut", *arguments, "--stop-at", "3")
     assert run(tmp_path / "cut", *arguments) == whole
     models = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert models[0] == models[1]
+
+
+def test_a_loss_that_is_flat_from_nothing_begins_as_forward_kl(tmp_path):
+    """And leaves it on the way, unless it is told otherwise."""
+    steps = ("--steps", "4", "--eval-batches", "1", "--sampled-fraction", "0")
+    losses = {
+        name: [line["loss"] for line in run(tmp_path / name, *steps, *more) if "loss" in line]
+        for name, more in {
+            "kl": (), "flat": FLAT, "at once": (*FLAT, "--anneal-steps", "0"),
+        }.items()
+    }  # fmt: skip
+    assert losses["flat"][0] == losses["kl"][0] > 1
+    assert losses["at once"][0] < 1 and losses["flat"][3] < 1, "total variation is at most 1"
+
+
+def test_which_runs_are_annealed(tmp_path):
+    """From nothing, by losses that are flat there; a run that has begun goes on as it began."""
+
+    def steps(**changes):
+        common = {**SMALL, "out": str(tmp_path), "steps": 40}
+        return distill.annealing(DistillOptions(**{**common, **changes}))
+
+    accepted = {"loss": "accepted-length", "sampled_fraction": 1.0}
+    assert steps(loss="total-variation") == steps(**accepted) == 32
+    assert steps() == steps(loss="jensen-shannon") == 0
+    assert steps(loss="total-variation", initial="folder") == steps(**accepted, anneal_steps=0) == 0
+    assert steps(anneal_steps=7) == steps(loss="total-variation", anneal_steps=7) == 7
+    (tmp_path / "run.json").write_text('{"options": {"anneal_steps": 3}}')
+    assert steps(loss="total-variation") == 32, "nothing was saved yet"
+    (tmp_path / "state" / "10").mkdir(parents=True)
+    assert steps(loss="total-variation") == 3
 
 
 @pytest.mark.parametrize("mode", MODES)

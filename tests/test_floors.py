@@ -54,7 +54,7 @@ FLOORS = [
     ["train.heads"],
     ["train.corpus", "train.losses", "train.optimizer", "train.record", "train.speculation", "train.online"],
     ["train.accepted", "train.curves", "train.dataset", "train.student", "train.prompts"],
-    ["train.material"],
+    ["train.material", "train.sources"],
     ["train.loop"],
     ["train.pretrain", "train.distill", "train.generate", "train.evaluate", "train.medusa", "train.export"],
     ["train.ablation"],

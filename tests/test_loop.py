@@ -109,6 +109,65 @@ def test_a_layer_that_is_computed_again_is_the_same_layer():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+WARMUPS = [*({"warmup_steps": n} for n in (0, 2, 200)), {"warmup_fraction": 0.6}]
+
+
+@pytest.mark.parametrize("warmup", WARMUPS, ids=str)
+@pytest.mark.parametrize("decay", [0.0, 0.2, 0.9, 1.0])
+@pytest.mark.parametrize("kind", ["wsd", "cosine"])
+def test_a_rate_rises_once_and_falls_once(kind, decay, warmup):
+    """Up to its peak, never beyond it, and down to 0 behind the last step, without a jump: whatever
+    of warm-up and decay fits into the run."""
+    for steps in (1, 2, 3, 7, 50, 200, 250, 1000):
+        changes = {"steps": steps, "schedule": kind, "decay_fraction": decay, **warmup}
+        made = make_schedule(LoopOptions(learning_rate=1.0, **changes))
+        rate = np.asarray(jax.vmap(made)(jnp.arange(steps + 1)), np.float64)
+        peak, change = int(rate.argmax()), np.diff(rate)
+        assert rate.max() == pytest.approx(1) and rate[-1] == pytest.approx(0, abs=1e-6), steps
+        assert (change[:peak] >= 0).all() and (change[peak:] <= 1e-6).all(), steps
+        # Neither part is squeezed to less than it asks for, or than half of the run.
+        half, asked = max(1, steps // 2), warmup.get("warmup_steps", round(0.6 * steps))
+        assert (rate[0] == 0) == (asked > 0 and steps > 1), steps
+        assert change.max() <= 1 / max(1, min(asked, half)) + 1e-6, steps
+        assert -change.min() <= np.pi / 2 / max(1, min(round(decay * steps), half)) + 1e-6, steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clip": 0.0}, "--clip is 0.0; it must be greater than 0"),
+        ({"clip": np.nan}, "--clip is nan"),
+        ({"learning_rate": -1.0}, "--learning-rate is -1.0; it must be greater than 0"),
+        ({"learning_rate": 0.0}, "--learning-rate is 0.0; it must be greater than 0"),
+        ({"learning_rate": np.nan}, "--learning-rate is nan; it must be a finite number"),
+        ({"learning_rate": np.inf}, "--learning-rate is inf; it must be a finite number"),
+        ({"ema": 1.0}, r"--ema is 1.0; it must lie in \[0, 1\)"),
+        ({"ema": np.nan}, "--ema is nan"),
+        ({"warmup_steps": -5}, "--warmup-steps is -5; it must be at least 0"),
+        ({"warmup_fraction": 1.5}, r"--warmup-fraction is 1.5; it must lie in \[0, 1\]"),
+        ({"decay_fraction": -0.1}, r"--decay-fraction is -0.1; it must lie in \[0, 1\]"),
+        ({"weight_decay": -0.1}, "--weight-decay is -0.1; it must be at least 0"),
+        ({"seed": -1}, "--seed is -1; it must lie in"),
+        ({"seed": 1 << 32}, "--seed is 4294967296; it must lie in"),
+        ({"patience": -1}, "--patience is -1; it must be at least 0"),
+        ({"batch_size": 6, "accumulate": 4}, "--accumulate is 4; it must divide"),
+    ],
+)
+def test_numbers_that_no_run_can_have_are_refused(changes, message):
+    """By name, before anything runs."""
+    with pytest.raises(ValueError, match=message):
+        LoopOptions(**changes)
+
+
+def test_the_rate_is_logged(tmp_path, capsys):
+    """That of the step, to its digits; and a warm-up that does not fit is said to be shorter."""
+    changes = {"warmup_steps": 100, "learning_rate": 1e-7, "log_every": 1, "decay_fraction": 0.25}
+    fit(Toy(), settings(tmp_path, steps=8, **changes))
+    rates = [line["learning_rate"] for line in metrics(tmp_path) if "learning_rate" in line]
+    assert rates == pytest.approx([n / 6 * 1e-7 for n in range(7)] + [0.5e-7], rel=1e-5)
+    assert "100 steps of warm-up do not fit into --steps 8" in capsys.readouterr().out
+
+
 def test_the_schedule_does_not_depend_on_steps_before_it_decays():
     """So that a run can be resumed with more of them."""
     short, long = (make_schedule(LoopOptions(steps=s, warmup_steps=10, decay_fraction=0.2)) for s in (100, 500))

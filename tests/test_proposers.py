@@ -15,6 +15,7 @@ from specjax import (
     RULES,
     Decoder,
     DraftModel,
+    DraftSource,
     DraftTree,
     DynamicTree,
     EarlyExit,
@@ -25,6 +26,7 @@ from specjax import (
     Sampling,
     warp,
 )
+from specjax.contract import Model
 
 NET = toys.model(num_layers=1)
 STEPS = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -16,6 +18,7 @@ import trained
 from trained import metrics
 
 import specjax
+from specjax.models.rope import Rope
 from specjax.training.jobs import pretrain
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(trained.SOURCE), "JAX_PLATFORMS": "cpu"}
@@ -117,14 +120,56 @@ def test_an_interrupt_saves(tmp_path):
 
 
 def test_training_goes_on_from_a_folder(tmp_path):
-    """`--initial` starts where another run ended; a folder of other sizes is refused."""
+    """`--initial` starts where another run ended; a folder of other sizes is refused, which are
+    named alone."""
     folder = str(trained.target())
     run(tmp_path / "run", "--initial", folder, "--tokenizer", folder + "/tokenizer.json", "--steps", "1")
     assert metrics(tmp_path / "run")[-1]["held_out_loss"] < metrics(trained.run())[-1]["held_out_loss"] + 0.3
-    with pytest.raises(ValueError, match="give the options its sizes"):
-        run(tmp_path / "other", "--initial", folder, "--num-layers", "2")
+    other = ("--initial", folder, "--tokenizer", folder + "/tokenizer.json", "--num-layers", "2")
+    with pytest.raises(ValueError, match=r"does not fit --num-layers 2: pass --num-layers 1$"):
+        run(tmp_path / "other", *other)
     with pytest.raises(ValueError, match=r"\(300, in .*\) than the tokenizer of this run \(280, .*pass --tokenizer"):
         run(tmp_path / "words", "--initial", folder, "--vocab-size", "280")
+
+
+def saved_model(folder, **changes):
+    """A random model of the tests' sizes and tokens, of another family, as `save` writes it."""
+    target = specjax.load(trained.target())
+    config = dataclasses.replace(
+        target.model.module.config, family="qwen2", qkv_bias=True, tied_embeddings=False,
+        norm_eps=1e-6, **changes,
+    )  # fmt: skip
+    model = specjax.LinenModel(specjax.Transformer(config))
+    params = model.init(jax.random.key(3))
+    made = specjax.LanguageModel(model, params, target.tokenizer, (0,), "other")
+    specjax.save(made, folder)
+    return config
+
+
+@pytest.mark.parametrize("context", [16, 32, 64])
+def test_training_goes_on_from_any_model_of_these_sizes(tmp_path, context):
+    """Of another family, with other positions, an output of its own and another context: what comes
+    out is that model with other weights, and the longer of the two contexts."""
+    rope = Rope(theta=5e5)
+    config = saved_model(tmp_path / "model", max_positions=context, rope=rope)
+    tokenizer = str(tmp_path / "model" / "tokenizer.json")
+    more = ("--initial", str(tmp_path / "model"), "--tokenizer", tokenizer, "--steps", "1")
+    found = specjax.load(run(tmp_path / "run", *more) / "model")
+    wanted = dataclasses.replace(config, max_positions=max(context, 32))
+    assert found.model.module.config == wanted
+    before = specjax.load(tmp_path / "model")
+    pairs = zip(jax.tree.leaves(found.params), jax.tree.leaves(before.params), strict=True)
+    for leaf, other in pairs:
+        np.testing.assert_allclose(leaf, other, atol=0.02)
+
+
+def test_a_context_that_cannot_grow_is_refused(tmp_path):
+    """Positions that are scaled for a context of 16 say nothing of 32."""
+    saved_model(tmp_path / "model", max_positions=16, rope=Rope(kind="linear", factor=2.0))
+    tokenizer = str(trained.target() / "tokenizer.json")
+    more = ("--initial", str(tmp_path / "model"), "--tokenizer", tokenizer)
+    with pytest.raises(ValueError, match=r"--sequence-length is 32; --initial .* at most 16"):
+        run(tmp_path / "run", *more)
 
 
 @pytest.mark.parametrize("file", ["train.bin", "tokenizer.json"])

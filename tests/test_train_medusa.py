@@ -121,7 +121,7 @@ def job(**changes):
     target = specjax.load(TARGET)
     tokens = np.random.default_rng(0).integers(1, 512, (2, 25), dtype=np.int32)
     drawn = np.tile((np.arange(24) >= 10).astype(np.float32), (2, 1))
-    written = Written(tokens, drawn)
+    written = Written(tokens, drawn, np.full(2, 24, np.int32))
     made = medusa.TrainMedusa(options, target, medusa.first_adapter(options, target),
                               Material(None, written, written, {}))  # fmt: skip
     return made, made.init(), made.batch(0)
@@ -210,7 +210,7 @@ def test_other_data_for_heads(text, tmp_path):
         run(tmp_path / "run", tmp_path / "chats.jsonl")
     made = job()[0]
     specjax.save_medusa(tmp_path / "heads", made.adapter, "tiny")
-    with pytest.raises(ValueError, match="and the options ask for"):
+    with pytest.raises(ValueError, match=r"heads does not fit --num-heads 3: pass --num-heads 2$"):
         run(tmp_path / "run", text, "--initial", str(tmp_path / "heads"), "--num-heads", "3")
 
 

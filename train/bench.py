@@ -73,6 +73,7 @@ class BenchOptions:
     def __post_init__(self):
         at_least(self, 1, "vocab_size", "num_heads", "batch_size", "steps", "rounds", "memory_tokens", "memory_size")
         at_least(self, 4 + self.num_heads, "sequence_length")
+        at_least(self, 0, "peak")
         if (self.target is None) != (self.draft is None):
             raise ValueError("pass --target and --draft, or neither")
 
@@ -107,6 +108,7 @@ def our_job(job: str, options: BenchOptions, target: LanguageModel, draft: Langu
     nothing = Written(
         np.zeros((o.batch_size, o.sequence_length + 1), np.int32),
         np.zeros((o.batch_size, o.sequence_length), np.float32),
+        np.full(o.batch_size, o.sequence_length, np.int32),
     )
     if job == "medusa":
         asked = MedusaOptions(**common, num_heads=o.num_heads, head_decay=_DECAY, written_prompt=1)

@@ -1,6 +1,6 @@
 """Files in and out: model folders, drafter folders, the Hub, Orbax."""
 
-from specjax.files.checkpoint import load, save
+from specjax.files.checkpoint import load, read_config, read_tokenizer, save
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.medusa import load_medusa, save_medusa
 from specjax.files.tensors import SINGLE, read_json, weight_files
@@ -11,7 +11,9 @@ __all__ = [
     "find_folder",
     "load",
     "load_medusa",
+    "read_config",
     "read_json",
+    "read_tokenizer",
     "save",
     "save_medusa",
     "weight_files",

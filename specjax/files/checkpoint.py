@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from specjax.files.hub import SLOW_TOKENIZER, TOKENIZER, find_folder
 from specjax.files.tensors import INDEX, SHARDS, SINGLE, read_bytes, read_json, read_params, write_params
-from specjax.models import FAMILIES, OFF, Family, LanguageModel, LinenModel, Transformer
+from specjax.models import FAMILIES, OFF, Family, LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.parallel import RULES, Rules, leader, shardings
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
@@ -53,14 +53,7 @@ def load(
     """
     dtype = _check_dtype(dtype or "float32")
     folder = find_folder(path, revision)
-    config = read_json(folder / _CONFIG)
-    family = _family(folder, config)
-    try:
-        ours = family.read_config(config)
-    except KeyError as error:
-        raise ValueError(f"{folder / _CONFIG} lacks {error}, which a {config['model_type']} model needs") from None
-    except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
-        raise ValueError(f"{folder / _CONFIG}: {error}") from None
+    config, family, ours = read_config(folder)
     files = {name: read_bytes(folder / name) for name in _FILES if (folder / name).exists()}
     generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
     eos, defaults = _eos(folder, generation, config), _defaults(folder, generation)
@@ -74,6 +67,23 @@ def load(
     params = read_params(folder, family, model, dtype, None if mesh is None else shardings(model, mesh, rules))
     name = folder.name if pathlib.Path(path).is_dir() else str(path)
     return LanguageModel(model, params, tokenizer, eos, name, defaults, files)
+
+
+def read_config(folder: pathlib.Path) -> tuple[dict[str, Any], Family, TransformerConfig]:
+    """A folder's `config.json`, its family, and the configuration that the family reads from it.
+
+    Raises:
+      ValueError: what does not fit, and the cure.
+    """
+    config = read_json(folder / _CONFIG)
+    family = _family(folder, config)
+    try:
+        return config, family, family.read_config(config)
+    except KeyError as error:
+        kind = config["model_type"]
+        raise ValueError(f"{folder / _CONFIG} lacks {error}, which a {kind} model needs") from None
+    except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
+        raise ValueError(f"{folder / _CONFIG}: {error}") from None
 
 
 def save(model: LanguageModel, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:

@@ -13,7 +13,10 @@ pass, since q(x_i | x_<i) does not depend on where the chain began.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax.sampling import Sampling
@@ -33,24 +36,42 @@ def statistics(
     return jnp.stack([forward_kl(target, draft), jnp.exp(jnp.minimum(0, q - p)), acceptance(target, draft)], axis=1)
 
 
-def expected_accepted_length(ratio: Array, alpha: Array, drawn: Array, num_drafts: int) -> tuple[Array, Array]:
-    """E[N] of chains from every place, and which places count.
+def starts(drawn: Any, limit: Any, num_drafts: int) -> Any:
+    """[B, T - gamma + 1] bool: a chain starts here and its places lie before the cut of its row.
+
+    Arguments as in `expected_accepted_length`.
+    """
+    width = drawn.shape[1] - num_drafts + 1
+    return (drawn[:, :width] > 0) & (np.arange(width) + num_drafts <= limit[:, None])
+
+
+def expected_accepted_length(
+    ratio: Array, alpha: Array, drawn: Array, limit: Array, num_drafts: int
+) -> tuple[Array, Array]:
+    """E[N] of the chains that start at each place, and which starts count.
+
+    The decoder commits no guess behind an end of text, so N counts guesses up to the end, and a
+    chain that meets the end counts like any other: without it the mean would be one over texts that
+    go on.  A text that was cut, at a number of new tokens or at the length of a sequence, is
+    different: nobody knows what the target would have said next.  A start with fewer than gamma
+    places before the cut does not count, whether or not the text ended before.  That choice depends
+    on the place alone, so the mean over the other starts stays unbiased.
 
     Args:
-      ratio: [B, T] min(1, q/p) of the token that follows.
+      ratio: [B, T] min(1, q/p) of the token that follows; 0 where that token ends the text.
       alpha: [B, T] sum_v min(p, q).
-      drawn: [B, T] whether the target drew the token that follows; a chain needs `num_drafts` of these.
+      drawn: [B, T] 1 where the target drew the token that follows, 0 behind the end of the text.
+      limit: [B] places before the cut of each row, at most T: how far its text could have gone.
       num_drafts: gamma, at most T.
 
     Returns:
       Lengths in [0, gamma] and a mask of 0 and 1, both [B, T - gamma + 1].
     """
     width = ratio.shape[1] - num_drafts + 1
-    reached = counts = jnp.ones_like(ratio[:, :width])
-    length = jnp.zeros_like(reached)
+    reached, length = jnp.ones_like(ratio[:, :width]), jnp.zeros_like(ratio[:, :width])
     for k in range(num_drafts):
         here = slice(k, k + width)
-        length = length + reached * alpha[:, here]
-        reached = reached * ratio[:, here]
-        counts = counts * (drawn[:, here] > 0)
-    return length, counts
+        there = drawn[:, here] > 0
+        length = length + reached * alpha[:, here] * there
+        reached = reached * ratio[:, here] * there
+    return length, starts(drawn, limit, num_drafts).astype(ratio.dtype)

@@ -6,6 +6,7 @@ A file is held out when the hash of its text says so: the split does not depend 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -20,7 +21,7 @@ from tqdm import tqdm
 from specjax.files import read_tokenizer
 from specjax.parallel import leader
 from specjax.training.mesh import together
-from specjax.training.options import REQUIRED, option
+from specjax.training.options import REQUIRED, Options, at_least, option
 
 END_OF_TEXT = "<|endoftext|>"
 _HELD_OUT_OF = 100  # one file in a hundred
@@ -37,13 +38,17 @@ class Source:
 
 
 @dataclasses.dataclass(frozen=True)
-class TextOptions:
+class TextOptions(Options):
     """A source of text, as options."""
 
     data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
     pattern: str = option("*.py", "which files below a folder")
     exclude: tuple[str, ...] = option((), "names of folders to leave out")
-    max_bytes: int = option(200_000, "larger files are left out: they are mostly tables")
+    max_bytes: int = option(200_000, "larger files are left out, and counted: most are tables")
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(self, 1, "max_bytes")
 
     @property
     def source(self) -> Source:
@@ -51,26 +56,59 @@ class TextOptions:
 
 
 def read_documents(source: Source) -> Iterator[tuple[pathlib.Path, str]]:
-    """The distinct text files of a source, in sorted order.  Binary, empty and oversized files are passed over."""
-    seen = set()
-    for folder in source.folders:
-        root = pathlib.Path(folder)
+    """The distinct text files of a source, in sorted order.
+
+    Binary and empty files are passed over, and large ones, whose number stands on stdout.
+
+    Raises:
+      ValueError: a folder does not exist.
+    """
+    seen, large = set(), []
+    for path in _files(source, source.pattern):
+        size = path.stat().st_size
+        if size > source.max_bytes:
+            large.append((size, path))
+        if not 0 < size <= source.max_bytes:
+            continue
+        raw = path.read_bytes()
+        digest = hashlib.sha256(raw).digest()
+        if digest in seen or b"\0" in raw:
+            continue
+        seen.add(digest)
+        try:
+            yield path, raw.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+    if large:
+        size, path = max(large)
+        print(
+            f"files larger than --max-bytes {source.max_bytes}, left out: {len(large)} "
+            f"(the largest is {path}, {size} bytes)",
+            flush=True,
+        )
+
+
+def _files(source: Source, pattern: str) -> Iterator[pathlib.Path]:
+    """The files of a source that match; one that `folders` names itself always does."""
+    for root in map(pathlib.Path, source.folders):
         if not root.exists():
             raise ValueError(f"--data: {root} does not exist")
-        for path in [root] if root.is_file() else sorted(root.rglob(source.pattern)):
-            if not path.is_file() or not 0 < path.stat().st_size <= source.max_bytes:
-                continue
-            if any(part in source.exclude for part in path.relative_to(root).parts[:-1]):
-                continue
-            raw = path.read_bytes()
-            digest = hashlib.sha256(raw).digest()
-            if digest in seen or b"\0" in raw:
-                continue
-            seen.add(digest)
-            try:
-                yield path, raw.decode("utf-8")
-            except UnicodeDecodeError:
-                continue
+        for path in [root] if root.is_file() else sorted(root.rglob(pattern)):
+            hidden = any(part in source.exclude for part in path.relative_to(root).parts[:-1])
+            if path.is_file() and not hidden:
+                yield path
+
+
+def too_few(source: Source, count: int) -> str:
+    """That a source has so few texts, and what it has instead: for an error."""
+    large = sum(path.stat().st_size > source.max_bytes for path in _files(source, source.pattern))
+    endings = collections.Counter(path.suffix or "no ending" for path in _files(source, "*"))
+    kinds = ", ".join(f"{number} of {ending}" for ending, number in endings.most_common(5))
+    return (
+        f"--data: {count} UTF-8 text files match --pattern {source.pattern!r} below "
+        f"{', '.join(source.folders)}; {large} more have over --max-bytes {source.max_bytes}; "
+        f"the files there are: {kinds or 'none'}"
+    )
 
 
 def held_out_texts(texts: list[str]) -> set[str]:
@@ -148,14 +186,19 @@ class Tokens:
         return np.random.default_rng((seed, epoch)).permutation(windows)
 
     def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray:
-        """[rows, length + 1] int32: inputs and, one to the right, labels.  A function of the step, so a resumed run
-        sees what an uninterrupted one sees.  Each epoch cuts the stream at another offset."""
+        """The rows of a step, where every step reads as many."""
+        return self.rows(step * rows, rows, length, seed)
+
+    def rows(self, first: int, count: int, length: int, seed: int) -> np.ndarray:
+        """Rows `first` ... `first + count - 1` of an endless order, [count, length + 1] int32:
+        inputs and, one to the right, labels.  A function of the numbers, so a resumed run sees what
+        an uninterrupted one sees.  Each epoch cuts the stream at another offset."""
         windows = (len(self.ids) - length - 1) // length
         if windows < 1:
             raise ValueError(f"{self.path} has {len(self.ids)} tokens: too few for a sequence of {length}")
-        out = np.empty((rows, length + 1), np.int32)
-        for row in range(rows):
-            epoch, index = divmod(step * rows + row, windows)
+        out = np.empty((count, length + 1), np.int32)
+        for row in range(count):
+            epoch, index = divmod(first + row, windows)
             shift = np.random.default_rng((seed, epoch, 1)).integers(length)
             start = int(self._order(seed, epoch, windows)[index]) * length + shift
             out[row] = self.ids[start : start + length + 1]
@@ -183,10 +226,8 @@ def prepare(
         out.mkdir(parents=True, exist_ok=True)
         documents = list(read_documents(source))
         if len(documents) < 2:
-            raise ValueError(
-                f"--data: {len(documents)} UTF-8 text files {source.pattern!r} below {', '.join(source.folders)}; "
-                "training needs at least two, of which one is held out"
-            )
+            few = too_few(source, len(documents))
+            raise ValueError(f"{few}.  Training needs at least two texts, one of them held out")
         tests = held_out_texts([text for _, text in documents])
         if tokenizer is None:
             print(f"training a tokenizer of {vocab_size} tokens on {len(documents)} files", flush=True)

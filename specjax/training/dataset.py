@@ -29,6 +29,7 @@ from specjax.decoding import Decoder
 from specjax.files import TOKENIZER, find_folder
 from specjax.parallel import leader, mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
+from specjax.training.conversations import Row
 from specjax.training.corpus import digest
 from specjax.training.measure import pad, width_for
 from specjax.training.mesh import together
@@ -189,9 +190,16 @@ def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
     return found
 
 
+def cuts(folder: pathlib.Path) -> list[int]:
+    """The tokens, prompt included, at which each sequence of `read` was to be cut: the target ended
+    those that have fewer."""
+    new_tokens = json.loads((folder / MANIFEST).read_text())["request"]["new_tokens"]
+    return [start + new_tokens for _, start in read(folder)]
+
+
 def read_masked(
     folder: pathlib.Path, hashes: dict[str, str], settings: dict[str, Any] | None = None
-) -> list[tuple[np.ndarray, np.ndarray]]:
+) -> list[Row]:  # fmt: skip
     """The token ids [L] of each sequence, and of each token whether the target drew it, [L] bool.
 
     Raises:
@@ -223,12 +231,18 @@ class Written:
 
     tokens: np.ndarray  # [R, T + 1] int32, right-padded
     drawn: np.ndarray  # [R, T] float32; 1 where the next token is to be learned: the target's own, an answer
+    limit: np.ndarray  # [R] int32; places before the cut: the target ended sequences with fewer
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> Written:
+    def of(cls, rows: Sequence[Row], length: int, cut: Sequence[int] | None = None) -> Written:
         """From token ids [L] and masks [L] bool, each sequence cut or padded to `length` + 1 tokens.
 
         A sequence of which nothing is left to learn is passed over; how many these are stands on stdout.
+
+        Args:
+          rows: token ids, and of each token whether it is learned.
+          length: T.
+          cut: tokens at which each row was to be cut when it was written (`cuts`); None: at none.
 
         Raises:
           ValueError: nothing is left of any.
@@ -238,27 +252,32 @@ class Written:
             kept = ids[: length + 1]
             tokens[row, : len(kept)] = kept
             drawn[row, : len(kept) - 1] = mask[1 : length + 1]
-        full = drawn.any(1)
+        full = np.asarray(drawn.any(1))
         if not full.any():
             raise ValueError(f"every prompt fills --sequence-length {length}: nothing of an answer is left to learn")
         if not full.all():
             print(f"passed over {(~full).sum()} of {len(rows)} sequences: their prompts fill {length} tokens")
-        return cls(tokens[full], drawn[full])
+        limit = np.full(len(rows), length) if cut is None else np.minimum(np.array(cut) - 1, length)
+        return cls(tokens, drawn, limit.astype(np.int32)).at(full)
+
+    def at(self, rows: np.ndarray) -> Written:
+        """Some of the rows, by a mask or by their numbers."""
+        return Written(self.tokens[rows], self.drawn[rows], self.limit[rows])
 
     def split(self, out_of: int = 100) -> tuple[Written, Written]:
         """Training rows, and one in `out_of` that is held out; at least one."""
         held = np.arange(len(self.tokens)) % out_of == 0
-        return Written(self.tokens[~held], self.drawn[~held]), Written(self.tokens[held], self.drawn[held])
+        return self.at(~held), self.at(held)
 
-    def rows(self, first: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and `drawn` of rows `first` ... `first + count - 1` of an endless order, shuffled anew each epoch."""
+    def rows(self, first: int, count: int, seed: int) -> Written:
+        """Rows `first` ... `first + count - 1` of an endless order, shuffled anew each epoch."""
         if not len(self.tokens):
             raise ValueError("no sequences of the target's are left for training: it must write more than one")
         picked = []
         for number in range(first, first + count):
             epoch, index = divmod(number, len(self.tokens))
             picked.append(_order(seed, epoch, len(self.tokens))[index])
-        return self.tokens[picked], self.drawn[picked]
+        return self.at(np.array(picked, int))
 
 
 @functools.lru_cache(maxsize=4)

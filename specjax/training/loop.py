@@ -29,8 +29,8 @@ from specjax.parallel import leader, mesh_of
 from specjax.training.curves import plot_curves, pyplot
 from specjax.training.masks import paint
 from specjax.training.mesh import Agreement, MeshOptions, lay_batch, lay_state, together
-from specjax.training.optimizer import OptimizerOptions, averaged, make_optimizer, start, update
-from specjax.training.options import at_least, option
+from specjax.training.optimizer import OptimizerOptions, averaged, make_optimizer, phases, start, update
+from specjax.training.options import at_least, option, within
 from specjax.training.record import Metrics, describe
 
 
@@ -55,6 +55,7 @@ class LoopOptions(OptimizerOptions, MeshOptions):
         super().__post_init__()
         at_least(self, 1, "sequence_length", "log_every", "eval_every", "save_every")
         at_least(self, 0, "patience", "stop_at")
+        within(self, 0, 2**32 - 1, "seed")
 
 
 class Job(Protocol):
@@ -133,6 +134,10 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     step = int(state["step"])
     metrics = Metrics(out / "metrics.jsonl", step, options.tensorboard)
     stop = min(options.stop_at or options.steps, options.steps)
+    warmup = phases(options)[0]
+    if leader() and warmup < options.warmup:
+        asked = f"{options.warmup} steps of warm-up do not fit into --steps {options.steps}"
+        print(f"{asked} before the rate falls: it takes {warmup}", flush=True)
     bar = tqdm(total=options.steps, initial=step, unit="step", disable=None if leader() else True)
     report: dict[str, float] = {}
     began, tokens, values = time.perf_counter(), 0, {}
@@ -174,7 +179,11 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
                 check(step, values)
                 rate = tokens / (time.perf_counter() - began)
                 metrics.write(step, {**values, "tokens_per_second": rate})
-                bar.set_postfix(loss=f"{values['loss']:.3f}", tokens_per_second=f"{rate:.0f}")
+                bar.set_postfix(
+                    loss=f"{values['loss']:.3f}",
+                    learning_rate=f"{values['learning_rate']:.2e}",
+                    tokens_per_second=f"{rate:.0f}",
+                )
                 began, tokens = time.perf_counter(), 0
             if step % options.eval_every == 0 or step == options.steps:
                 check(step, values)

@@ -62,8 +62,9 @@ def gather(options: Any, target: LanguageModel, settings: dict[str, Any] | None 
         )
     if made or chats:
         rows = [row for path in made for row in dataset.read_masked(path, hashes, settings)]
-        rows += [row for path in chats for row in read_conversations(target, path)]
-        written = Written.of(rows, length)
+        cuts = [cut for path in made for cut in dataset.cuts(path)]
+        said = [row for path in chats for row in read_conversations(target, path)]
+        written = Written.of(rows + said, length, cuts + [length + 1] * len(said))
         inputs["dataset"] = digest(*(shard for path in made for shard in sorted(path.glob("*.safetensors"))), *chats)
         if held_out is None:
             written, held_out = written.split()
@@ -74,7 +75,8 @@ def gather(options: Any, target: LanguageModel, settings: dict[str, Any] | None 
 def held_out_rows(held_out: Tokens | Written, index: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [rows, length + 1] and `drawn` [rows, length], as in a batch; of text nothing is drawn."""
     if isinstance(held_out, Written):
-        return held_out.rows(index * rows, rows, 0)
+        found = held_out.rows(index * rows, rows, 0)
+        return found.tokens, found.drawn
     return held_out.batch(index, rows, length, 0), np.zeros((rows, length), np.float32)
 
 

@@ -20,11 +20,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.parallel import by_row, make_mesh, parse_mesh, put, row_parts
-from specjax.training.options import option
+from specjax.training.options import Options, option
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshOptions:
+class MeshOptions(Options):
     """Devices and processes.  What they come to does not depend on them: a run may be resumed on others."""
 
     mesh: str | None = option(

@@ -14,13 +14,13 @@ from jax import Array
 
 from specjax.parallel import hold, layout
 from specjax.training.mesh import gathered
-from specjax.training.options import at_least, option, within
+from specjax.training.options import Options, above, at_least, option, within
 
 SCHEDULES = ("wsd", "cosine")
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerOptions:
+class OptimizerOptions(Options):
     """How parameters follow gradients."""
 
     steps: int = option(1000, "optimizer steps", free=True)
@@ -28,33 +28,59 @@ class OptimizerOptions:
     accumulate: int = option(1, "parts that a batch is read in, one after the other, to need less memory")
     learning_rate: float = option(2e-3, "peak learning rate of AdamW")
     schedule: str = option("wsd", "of the learning rate: constant and at the end linear, or cosine", choices=SCHEDULES)
-    warmup_steps: int = option(200, "steps of linear warm-up")
+    warmup_steps: int = option(200, "steps of linear warm-up; fewer in a run that is too short")
     warmup_fraction: float = option(0.0, "part of the run that is warm-up, instead; 0: so many steps")
-    decay_fraction: float = option(0.2, "last part of a wsd run in which the learning rate falls linearly to zero")
+    decay_fraction: float = option(
+        0.2, "last part of the run, which no warm-up takes; a wsd rate falls linearly to zero in it"
+    )
     weight_decay: float = option(0.1, "of AdamW, on matrices only")
     clip: float = option(1.0, "largest norm of the gradient")
     ema: float = option(0.0, "decay of a moving average of the parameters, which is then evaluated and kept; 0: none")
 
     def __post_init__(self):
+        super().__post_init__()
         at_least(self, 1, "steps", "batch_size", "accumulate")
-        within(self, 0, 1, "decay_fraction", "ema", "warmup_fraction")
+        at_least(self, 0, "warmup_steps", "weight_decay")
+        above(self, 0, "learning_rate")
+        within(self, 0, 1, "decay_fraction", "warmup_fraction")
+        if not self.clip > 0:
+            raise ValueError(f"--clip is {self.clip}; it must be greater than 0 (inf: no clipping)")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"--ema is {self.ema}; it must lie in [0, 1): 1 averages nothing")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"--accumulate is {self.accumulate}; it must divide --batch-size, which is {self.batch_size}"
             )
 
+    @property
+    def warmup(self) -> int:
+        """Steps of warm-up that are asked for."""
+        by_fraction = round(self.steps * self.warmup_fraction)
+        return by_fraction if self.warmup_fraction else self.warmup_steps
+
+
+def phases(options: OptimizerOptions) -> tuple[int, int]:
+    """Steps of warm-up and of the decay at the end of a wsd run.
+
+    They never overlap.  A warm-up that does not fit gives way to the decay, but not beyond half of
+    the run, and the decay has what is left.
+    """
+    steps = options.steps
+    decay = max(1, round(steps * options.decay_fraction))
+    warmup = min(options.warmup, max(steps - decay, steps // 2))
+    return warmup, min(decay, steps - warmup)
+
 
 def make_schedule(options: OptimizerOptions) -> optax.Schedule:
-    """Warm-up, then cosine, or constant and then linear ("WSD", Hu et al. 2024, arXiv 2404.06395, equation 1).
+    """The learning rate of each step, from 0: warm-up, then cosine, or constant and then linear
+    ("WSD", Hu et al. 2024, arXiv 2404.06395, equation 1).  It is 0 behind the last step.
 
-    Until the decay starts a wsd rate does not depend on `steps`, so a run can be resumed with more of them.
+    Where warm-up and decay fit, a wsd rate does not depend on `steps` until the decay starts, so a
+    run can be resumed with more of them.
     """
-    rate, warmup = options.learning_rate, options.warmup_steps
-    if options.warmup_fraction:
-        warmup = round(options.steps * options.warmup_fraction)
+    rate, (warmup, decay) = options.learning_rate, phases(options)
     if options.schedule == "cosine":
-        return optax.warmup_cosine_decay_schedule(0.0, rate, warmup, max(options.steps, warmup + 1))
-    decay = max(1, round(options.steps * options.decay_fraction))
+        return optax.warmup_cosine_decay_schedule(0.0, rate, warmup, options.steps)
     return optax.join_schedules(
         [
             optax.linear_schedule(0.0, rate, warmup),
@@ -119,7 +145,8 @@ def _update(job, optimizer, options, layout, read, state, frozen, batch):
     after = {"params": params, "optimizer": optimizer_state, "step": state["step"] + 1}
     if options.ema:
         after["ema"] = optax.incremental_update(params, state["ema"], 1 - options.ema)
-    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
+    rate = {"learning_rate": make_schedule(options)(state["step"])}
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **rate, **metrics}
     return hold(after, layout), metrics
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import pathlib
 import sys
 import tomllib
@@ -17,6 +18,15 @@ from specjax.parallel import join_from, leaving
 
 T = TypeVar("T")
 REQUIRED = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What classes of options share, so that the checks of all of them run where a job has several:
+    each calls `super().__post_init__()`."""
+
+    def __post_init__(self):
+        pass
 
 
 def option(default: Any, text: str, *, free: bool = False, choices: Any = None) -> Any:
@@ -34,17 +44,52 @@ def flag(name: str) -> str:
 
 
 def at_least(options: Any, least: float, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is smaller."""
+    """Raises ValueError for the first of these fields that is smaller, infinite or NaN."""
     for name in names:
-        if getattr(options, name) < least:
-            raise ValueError(f"{flag(name)} is {getattr(options, name)}; it must be at least {least}")
+        value = _finite(options, name)
+        if value < least:
+            raise ValueError(f"{flag(name)} is {value}; it must be at least {least}")
+
+
+def above(options: Any, bound: float, *names: str) -> None:
+    """Raises ValueError for the first of these fields that is not greater, infinite or NaN."""
+    for name in names:
+        value = _finite(options, name)
+        if value <= bound:
+            raise ValueError(f"{flag(name)} is {value}; it must be greater than {bound}")
 
 
 def within(options: Any, low: float, high: float, *names: str) -> None:
     """Raises ValueError for the first of these fields that does not lie in [low, high]."""
     for name in names:
-        if not low <= getattr(options, name) <= high:
-            raise ValueError(f"{flag(name)} is {getattr(options, name)}; it must lie in [{low:g}, {high:g}]")
+        value = _finite(options, name)
+        if not low <= value <= high:
+            raise ValueError(f"{flag(name)} is {value}; it must lie in [{low}, {high}]")
+
+
+def matching(options: Any, found: Any, origin: str, *names: str) -> None:
+    """Raises ValueError where `found` has other values in fields that options of the same names ask
+    for.  The message names these fields alone."""
+    other = {name: getattr(found, name) for name in names}
+    other = {name: value for name, value in other.items() if value != getattr(options, name)}
+    if other:
+        asked = ", ".join(f"{flag(name)} {getattr(options, name)}" for name in other)
+        cure = " ".join(as_argument(name, value) for name, value in other.items())
+        raise ValueError(f"{origin} does not fit {asked}: pass {cure}")
+
+
+def as_argument(name: str, value: Any) -> str:
+    """An option with its value, as on a command line."""
+    if isinstance(value, bool):
+        return flag(name) if value else "--no-" + flag(name)[2:]
+    return f"{flag(name)} {value}"
+
+
+def _finite(options: Any, name: str) -> float:
+    value = getattr(options, name)
+    if not math.isfinite(value):
+        raise ValueError(f"{flag(name)} is {value}; it must be a finite number")
+    return value
 
 
 def parse(
@@ -134,7 +179,7 @@ def _arguments(parser: argparse.ArgumentParser, origin: str, values: Mapping[str
         if isinstance(value, bool):
             if not isinstance(known[dest], argparse.BooleanOptionalAction):
                 raise ValueError(f"{origin}: {name} is {value}, but it is not a switch")
-            found.append(flag(dest) if value else "--no-" + flag(dest)[2:])
+            found.append(as_argument(dest, value))
         elif value is not None:
             found += [flag(dest), *map(str, value if isinstance(value, list) else [value])]
     return found

@@ -12,7 +12,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-from specjax.training.corpus import TextOptions, held_out_texts, read_documents
+from specjax.training.corpus import TextOptions, held_out_texts, read_documents, too_few
 from specjax.training.options import REQUIRED, at_least, option, parse, run
 
 _HEADER = re.compile(r"^[ \t]*def .*:\n", re.MULTILINE)
@@ -28,6 +28,7 @@ class PromptOptions(TextOptions):
     like: str | None = option(None, "a file of such prompts: take the files that it names, and no others")
 
     def __post_init__(self):
+        super().__post_init__()
         at_least(self, 1, "characters")
         at_least(self, 0, "count")
         if self.like is not None and self.count:
@@ -77,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(PromptOptions, argv, __doc__)
     found = list(prompts(options))
     if not found:
-        raise ValueError(f"--data: no UTF-8 text file {options.pattern!r} below {', '.join(options.data)}")
+        raise ValueError(too_few(options.source, 0))
     text = "".join(json.dumps(prompt) + "\n" for prompt in found)
     pathlib.Path(options.out).write_text(text)
     print(f"wrote {options.out}: {len(found)} prompts", flush=True)

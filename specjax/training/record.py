@@ -104,7 +104,8 @@ class Metrics:
     def write(self, step: int, values: dict[str, Any]) -> None:
         if self._path is None:
             return
-        rounded = {name: round(float(value), 6) for name, value in values.items()}
+        # By digits and not by places: a learning rate may be smaller than a millionth.
+        rounded = {name: float(f"{float(value):.7g}") for name, value in values.items()}
         with open(self._path, "a") as file:
             file.write(json.dumps({"step": step, **rounded}) + "\n")
         if self._events is not None:

@@ -16,7 +16,7 @@ from specjax.models import LanguageModel
 from specjax.rules import RULES
 from specjax.sampling import Sampling
 from specjax.training.mesh import MeshOptions, mesh_sizes
-from specjax.training.options import REQUIRED, at_least, option
+from specjax.training.options import REQUIRED, at_least, option, within
 from specjax.types import Params
 
 
@@ -44,7 +44,9 @@ class SpeculationOptions(MeshOptions):
     seed: int = option(0, "of the sampling")
 
     def __post_init__(self):
+        super().__post_init__()
         at_least(self, 1, "num_drafts", "max_new_tokens")
+        within(self, 0, 2**32 - 1, "seed")
         Sampling.create(1, **self.settings)
 
     @property

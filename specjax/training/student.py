@@ -12,16 +12,16 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax.files import find_folder, load, read_json, read_tokenizer, save
+from specjax.files import find_folder, load, read_config, read_json, read_tokenizer, save
 from specjax.models import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.parallel import TRAINING_RULES, shardings
 from specjax.text import vocabulary_digest
-from specjax.training.options import option
+from specjax.training.options import Options, at_least, matching, option
 from specjax.training.precision import mixed_dot_general
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelOptions:
+class ModelOptions(Options):
     """Sizes of a Llama-type model."""
 
     hidden_size: int = option(256, "features per token")
@@ -29,14 +29,43 @@ class ModelOptions:
     num_layers: int = option(6, "layers")
     num_heads: int = option(4, "query heads")
     num_kv_heads: int = option(2, "key and value heads")
-    initial: str | None = option(None, "folder of a model of these sizes to go on from; without it, random numbers")
+    initial: str | None = option(
+        None, "folder of a model of these sizes to go on from, of any family; none: random numbers"
+    )
     isolate_documents: bool = option(False, "documents packed into a sequence do not see each other")
     remat: bool = option(False, "compute layers again in the backward pass, to need less memory")
 
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(self, 1, "hidden_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads")
+        if self.initial is not None:  # whose heads may have another size
+            return
+        if self.num_heads % self.num_kv_heads:
+            heads = f"--num-heads {self.num_heads}"
+            raise ValueError(f"--num-kv-heads is {self.num_kv_heads}; it must divide {heads}")
+        if self.hidden_size % (2 * self.num_heads):
+            raise ValueError(
+                f"--hidden-size is {self.hidden_size}; twice --num-heads {self.num_heads} must "
+                "divide it, since rotary positions turn pairs of a head's features"
+            )
+
+
+SIZES = ("hidden_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads")
+
 
 def make_model(options: Any, vocab_size: int) -> LinenModel:
-    """A Llama-type model of the sizes in the options, its embeddings tied, multiplying in bfloat16."""
-    config = TransformerConfig(
+    """The model in the folder `--initial`, or a Llama-type one of the sizes in the options, its
+    embeddings tied; multiplying in bfloat16.
+
+    Raises:
+      ValueError: the folder's model has other sizes, or cannot read `--sequence-length` tokens.
+    """
+    config = _new(options, vocab_size) if options.initial is None else _initial(options)
+    return LinenModel(Transformer(config, mixed_dot_general, remat=options.remat))
+
+
+def _new(options: Any, vocab_size: int) -> TransformerConfig:
+    return TransformerConfig(
         vocab_size=vocab_size,
         hidden_size=options.hidden_size,
         mlp_size=options.mlp_size,
@@ -47,7 +76,22 @@ def make_model(options: Any, vocab_size: int) -> LinenModel:
         max_positions=options.sequence_length,
         tied_embeddings=True,
     )
-    return LinenModel(Transformer(config, mixed_dot_general, remat=options.remat))
+
+
+def _initial(options: Any) -> TransformerConfig:
+    """That of the folder `--initial`; its context grows if `--sequence-length` is longer."""
+    origin, config = f"--initial {options.initial}", read_config(find_folder(options.initial))[2]
+    matching(options, config, origin, *SIZES)
+    if options.sequence_length <= config.max_positions:
+        return config
+    ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
+    # A table of positions has no more rows, and a scaling is made for the context that it has.
+    if config.position_offset is not None or any(rope and rope.kind != "default" for rope in ropes):
+        raise ValueError(
+            f"--sequence-length is {options.sequence_length}; {origin} reads at most "
+            f"{config.max_positions} tokens, and its positions cannot go on"
+        )
+    return dataclasses.replace(config, max_positions=options.sequence_length)
 
 
 def check_initial(options: Any, words: tokenizers.Tokenizer | None, size: int, whose: str, cure: str) -> None:
@@ -80,11 +124,6 @@ def initial_params(model: LinenModel, options: Any, mesh: Mesh | None = None) ->
         at = None if mesh is None else shardings(model, mesh, TRAINING_RULES)
         return jax.jit(model.init, out_shardings=at)(key)
     found = load(options.initial, mesh=mesh, rules=TRAINING_RULES)
-    if found.model.module.config != model.module.config:
-        raise ValueError(
-            f"--initial {options.initial} is {found.model.module.config}, "
-            f"and the options ask for {model.module.config}: give the options its sizes"
-        )
     return {name: found.params[name] for name in jax.eval_shape(model.init, key)}
 
 

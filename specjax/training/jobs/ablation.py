@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 import sys
 from typing import Any
@@ -69,7 +70,9 @@ class AblationOptions(MeshOptions, TextOptions):
     rule: str = option("match", "by which guesses are kept", choices=sorted(RULES))
     num_drafts: int = option(4, "guesses a step, in training and in measuring")
     temperature: float = option(1.0, "at which the target writes, and the loss is taken")
-    anneal_steps: int = option(0, "steps in which a loss goes over from forward KL")
+    anneal_steps: int | None = option(
+        None, "steps in which a loss goes over from forward KL; by default as train.distill has it"
+    )
     written_sequences: int = option(1024, "that the target writes")
     written_prompt: int = option(32, "tokens of text that it, or the draft, goes on from")
     written_batch: int = option(16, "that it writes at once")
@@ -79,9 +82,15 @@ class AblationOptions(MeshOptions, TextOptions):
     batch_size: int = option(8, "prompts measured at once")
 
     def __post_init__(self):
+        super().__post_init__()
         at_least(self, 1, "num_drafts", "written_sequences", "written_prompt", "written_batch", "max_new_tokens")
-        at_least(self, 1, "batch_size")
-        at_least(self, 0, "temperature", "limit_prompts", "anneal_steps")
+        at_least(self, 1, "batch_size", "sequence_length")
+        at_least(self, 0, "temperature", "limit_prompts")
+        if self.anneal_steps is not None:
+            at_least(self, 0, "anneal_steps")
+        for heat in self.temperatures:
+            if not 0 <= heat < math.inf:
+                raise ValueError(f"--temperatures: {heat}; each must be at least 0, and finite")
         if self.temperature == 0 and "reverse-kl" in self.losses:
             raise ValueError("--losses: reverse-kl is infinite at --temperature 0; leave it out")
         if self.written_prompt >= self.sequence_length:
@@ -109,8 +118,10 @@ def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> s
         *("--num-drafts", str(o.num_drafts), "--sampled-prompt", str(o.written_prompt)),
         *("--sequence-length", str(o.sequence_length)),
         *_mesh(o),
-        *("--anneal-steps", str(o.anneal_steps if loss != BASELINE[0] else 0), *more),
+        *more,
     ]
+    if o.anneal_steps is not None:
+        command += ["--anneal-steps", str(o.anneal_steps if loss != BASELINE[0] else 0)]
     try:
         distill.main(command)
     except FloatingPointError as error:

@@ -27,7 +27,7 @@ from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
 from specjax.training import accepted, dataset, online
 from specjax.training.corpus import TextOptions, Tokens, starts_of_documents
-from specjax.training.dataset import Request, Written, model_hashes
+from specjax.training.dataset import Written, model_hashes
 from specjax.training.divergences import DIVERGENCES, blend
 from specjax.training.loop import LoopOptions, fit
 from specjax.training.losses import against, agreement, chunked, chunked_rows, log_draft
@@ -36,11 +36,11 @@ from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import REQUIRED, at_least, option, parse, run, within
 from specjax.training.precision import mixed_dot_general
+from specjax.training.sources import DRAFT, TARGET, TEXT, sample, sources, with_starts
 from specjax.training.student import ModelOptions, check_initial, initial_params, make_model, read, save_student
 from specjax.types import Params
 
 ACCEPTED_LENGTH = "accepted-length"
-TEXT, TARGET, DRAFT = range(3)
 _ROWS = 4  # of a held-out batch
 
 
@@ -50,7 +50,11 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
 
     target: str = option(REQUIRED, "folder of the target")
     loss: str = option("forward-kl", "what falls", choices=(*DIVERGENCES, ACCEPTED_LENGTH))
-    anneal_steps: int = option(0, "steps in which the loss goes over from forward KL; 0: none")
+    anneal_steps: int | None = option(
+        None,
+        "steps in which the loss goes over from forward KL; 0: none; by default 4/5 of --steps "
+        "where total-variation or accepted-length begin without --initial, else none",
+    )
     num_drafts: int = option(4, "guesses per step (gamma): of accepted-length, --online and --eval-prompts")
     temperature: float = option(1.0, "that the target is to be served with: in its text, and in the loss")
     top_k: int = option(0, "likewise")
@@ -77,7 +81,9 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
     def __post_init__(self):
         super().__post_init__()
         at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_batch", "eval_batches", "eval_tokens")
-        at_least(self, 0, "anneal_steps", "eval_prompts")
+        at_least(self, 0, "eval_prompts")
+        if self.anneal_steps is not None:
+            at_least(self, 0, "anneal_steps")
         within(self, 0, 1, "sampled_fraction", "draft_fraction")
         Sampling.create(1, **self.settings)
         if not 0 < self.sampled_prompt < self.sequence_length:
@@ -151,19 +157,22 @@ class Distill:
         return initial_params(self.draft, self.options, self.mesh)
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        o = self.options
-        rows = o.batch_size
-        counts = np.bincount(sources(o, step), minlength=3)
+        o, rows = self.options, self.options.batch_size
+        first, counts = sources(o, step)
         tokens, drawn = [], np.zeros((rows, o.sequence_length), np.float32)
-        from_text = int(counts[TEXT] + counts[DRAFT])
+        limit = np.full(rows, o.sequence_length, np.int32)
+        from_text = counts[TEXT] + counts[DRAFT]
         if from_text and self.text is not None:
-            tokens.append(self.text.batch(step, from_text, o.sequence_length, o.seed))
+            start = first[TEXT] + first[DRAFT]
+            tokens.append(self.text.rows(start, from_text, o.sequence_length, o.seed))
         if counts[TARGET] and self.written is not None:
-            found, drawn[from_text:] = self.written.rows(step * int(counts[TARGET]), int(counts[TARGET]), o.seed)
-            tokens.append(found)
+            found = self.written.rows(first[TARGET], counts[TARGET], o.seed)
+            tokens.append(found.tokens)
+            drawn[from_text:], limit[from_text:] = found.drawn, found.limit
         batch = {
             "tokens": np.concatenate(tokens),
             "drawn": drawn,
+            "limit": limit,
             "number": step * rows + np.arange(rows, dtype=np.int32),
         }
         share = min(1.0, step / o.anneal_steps) if o.anneal_steps else 1.0
@@ -176,7 +185,12 @@ class Distill:
         tokens = self._continue(params, batch) if o.draft_fraction else batch["tokens"]
         if o.loss == ACCEPTED_LENGTH:
             kl, ratio, alpha = self._rows(accepted.statistics, params, frozen, tokens, True)
-            length, counts = accepted.expected_accepted_length(ratio, alpha, batch["drawn"], o.num_drafts)
+            # The text of a window goes on behind an end of text, and a decoder does not.
+            ends = jnp.isin(tokens[:, 1:], jnp.array(self.target.eos, jnp.int32))
+            ratio = jnp.where(ends, 0, ratio)
+            length, counts = accepted.expected_accepted_length(
+                ratio, alpha, batch["drawn"], batch["limit"], o.num_drafts
+            )
             weight = counts.sum()
             refused = 1 - length / o.num_drafts
             share = batch["share"][:, None]
@@ -298,37 +312,24 @@ def filled(arrays: Any, parts: int) -> Any:
     return jax.tree.map(lambda x: np.pad(x, ((0, -len(x) % parts), *((0, 0),) * (x.ndim - 1))), arrays)
 
 
-def sources(options: DistillOptions, step: int) -> np.ndarray:
-    """Where each sequence of a batch comes from: a function of the step."""
-    rows, shares = options.batch_size, (options.sampled_fraction, options.draft_fraction)
-    if options.online:
-        return np.full(rows, TEXT)
-    if options.mix == "batch":
-        drawn = np.random.default_rng((options.seed, 2, step)).random()
-        return np.full(rows, TARGET if drawn < shares[0] else DRAFT if drawn < sum(shares) else TEXT)
-    counts = [round(rows * share) for share in shares]
-    return np.repeat([TEXT, TARGET, DRAFT], [max(0, rows - sum(counts)), *counts])[:rows]
-
-
-def sample(target: LanguageModel, text: Tokens, options: DistillOptions, folder: pathlib.Path, hashes: Any) -> None:
-    """Let the target continue windows of text into a dataset."""
-    o, length = options, options.sequence_length + 1
-    # An end of text ends a sequence only where documents are isolated; else the next document follows, as in the text.
-    decoder = Decoder(target.model, NoProposer(), Match(), target.eos if o.isolate_documents else (), length)
-    request = Request(
-        hashes, o.sampled_sequences, o.sampled_batch, length - o.sampled_prompt, o.settings, o.seed, 0,
-        f"{o.sampled_prompt} tokens of {text.inputs['text']}",
-    )  # fmt: skip
-
-    def prompts(number):
-        rows = min(o.sampled_batch, o.sampled_sequences - number * o.sampled_batch)
-        return text.batch(number, o.sampled_batch, o.sampled_prompt - 1, o.seed + 1)[:rows].tolist()
-
-    dataset.write(folder, request, decoder, Params(target.params), prompts, None)
+def annealing(options: DistillOptions) -> int:
+    """`--anneal-steps`, or its default: what the run began with; else most of a run from nothing
+    whose loss is flat where draft and target share little; else none."""
+    if options.anneal_steps is not None:
+        return options.anneal_steps
+    out = pathlib.Path(options.out)
+    if any((out / "state").glob("[0-9]*")):
+        return json.loads((out / "run.json").read_text())["options"]["anneal_steps"] or 0
+    flat = options.loss in ("total-variation", ACCEPTED_LENGTH)
+    return options.steps * 4 // 5 if flat and options.initial is None else 0
 
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(DistillOptions, argv, __doc__)
+    options = dataclasses.replace(options, anneal_steps=annealing(options))
+    if options.anneal_steps:
+        over = f"--loss {options.loss} takes over from forward KL"
+        print(f"{over} in the first {options.anneal_steps} steps (--anneal-steps)", flush=True)
     out, mesh = pathlib.Path(options.out), mesh_of_run(options)
     target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
     check_initial(
@@ -339,13 +340,18 @@ def main(argv: list[str] | None = None) -> None:
     found = gather(options, target, exact)
     written, needs_text = found.written, options.online or options.sampled_fraction < 1
     if needs_text and found.text is None:
+        cure = "" if options.online else ", or pass --sampled-fraction 1"
         raise ValueError(
-            "--data holds only sequences of prompts and answers: add a folder of text, or pass --sampled-fraction 1"
+            "--data holds only sequences of prompts and answers"
+            + ", and --online goes on from windows of text" * options.online
+            + f": add a folder of text{cure}"
         )
     if written is None and found.text is not None and options.sampled_fraction and not options.online:
         sample(target, found.text, options, out / "sampled", model_hashes(options.target))
         rows = dataset.read_masked(out / "sampled", model_hashes(options.target))
         written = Written.of(rows, options.sequence_length)
+    if written is not None and options.loss == ACCEPTED_LENGTH:
+        written = with_starts(written, options.num_drafts)
     draft = make_model(options, target.model.vocab_size)
     sizes = {
         "target": target.num_params,

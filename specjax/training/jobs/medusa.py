@@ -38,7 +38,7 @@ from specjax.training.losses import against, chunked, cross_entropy
 from specjax.training.material import Material, gather, held_out_prompts, held_out_rows, learned
 from specjax.training.measure import measure_tau, pad
 from specjax.training.mesh import lay_batch, mesh_of_run
-from specjax.training.options import REQUIRED, at_least, option, parse, run, within
+from specjax.training.options import REQUIRED, above, at_least, matching, option, parse, run, within
 from specjax.training.precision import mixed_dot_general
 from specjax.training.recipes import PRESETS
 from specjax.training.student import read
@@ -77,7 +77,8 @@ class MedusaOptions(LoopOptions, TextOptions):
         super().__post_init__()
         at_least(self, 1, "num_heads", "num_layers", "written_sequences", "written_prompt", "eval_batches")
         at_least(self, 1, "eval_tokens")
-        at_least(self, 0, "lora_rank", "eval_prompts", "heads_weight", "head_rate")
+        at_least(self, 0, "lora_rank", "eval_prompts", "heads_weight")
+        above(self, 0, "lora_alpha", "head_rate")
         within(self, 0, 1, "head_decay")
         if self.self_distil and not self.lora_rank:
             raise ValueError("--self-distil holds a changed target to its old self: pass --lora-rank, too")
@@ -159,7 +160,8 @@ class TrainMedusa:
     def batch(self, step: int) -> dict[str, np.ndarray]:
         o, text, written = self.options, self.material.text, self.material.written
         if written is not None:
-            tokens, drawn = written.rows(step * o.batch_size, o.batch_size, o.seed)
+            found = written.rows(step * o.batch_size, o.batch_size, o.seed)
+            tokens, drawn = found.tokens, found.drawn
         else:
             assert text is not None
             tokens = text.batch(step, o.batch_size, o.sequence_length, o.seed)
@@ -311,8 +313,8 @@ def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapte
     if options.initial is None:
         return made
     found = load_medusa(options.initial, target)
-    if found.heads != made.heads:
-        raise ValueError(f"--initial {options.initial} holds {found.heads}, and the options ask for {made.heads}")
+    form = ("num_heads", "num_layers", "own_heads")
+    matching(options, found.heads, f"--initial {options.initial}", *form)
     return dataclasses.replace(made, params=found.params)
 
 

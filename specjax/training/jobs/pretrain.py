@@ -19,7 +19,7 @@ from specjax.training.corpus import TextOptions, Tokens, end_of_text, prepare, s
 from specjax.training.loop import LoopOptions, fit
 from specjax.training.losses import chunked, cross_entropy
 from specjax.training.mesh import lay_batch, mesh_of_run
-from specjax.training.options import option, parse, run
+from specjax.training.options import at_least, option, parse, run
 from specjax.training.student import ModelOptions, check_initial, initial_params, make_model, read, save_student
 
 
@@ -30,6 +30,12 @@ class PretrainOptions(LoopOptions, ModelOptions, TextOptions):
     tokenizer: str | None = option(None, "an existing tokenizer.json; without it one is trained")
     vocab_size: int = option(4096, "of the tokenizer that is trained")
     eval_batches: int = option(32, "held-out batches per evaluation")
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(self, 1, "eval_batches")
+        if self.tokenizer is None:  # one with every byte, and the token that ends a text
+            at_least(self, 257, "vocab_size")
 
 
 @dataclasses.dataclass(eq=False)

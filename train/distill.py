@@ -1,0 +1,6 @@
+"""`python -m train.distill`: the job that `specjax train distill` runs, too."""
+
+from specjax.training.jobs.distill import main
+
+if __name__ == "__main__":
+    main()

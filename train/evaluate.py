@@ -1,0 +1,6 @@
+"""`python -m train.evaluate`: the job that `specjax train evaluate` runs, too."""
+
+from specjax.training.jobs.evaluate import main
+
+if __name__ == "__main__":
+    main()

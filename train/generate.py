@@ -1,0 +1,6 @@
+"""`python -m train.generate`: the job that `specjax train generate` runs, too."""
+
+from specjax.training.jobs.generate import main
+
+if __name__ == "__main__":
+    main()
