@@ -11,7 +11,8 @@ import sys
 import pytest
 
 import specjax
-from specjax.commands import COMMANDS, inputs, main
+from specjax.commands import COMMANDS, main
+from specjax.flags import inputs
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY = ROOT / "checkpoints" / "tiny"

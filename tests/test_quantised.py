@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from specjax.files.quantised import Int8, int8_dot_general, quantise
+from specjax.models.quantised import Int8, int8_dot_general, quantise
 
 import specjax
 from specjax import Decoder, DraftModel, LanguageModel, Match, NoProposer, Params, Rejection

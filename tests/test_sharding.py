@@ -27,7 +27,7 @@ from specjax.parallel import memory
 from specjax.commands import main
 from specjax.decoding import _run
 from specjax.files.orbax import restore_params, save_params
-from specjax.files.quantised import quantise
+from specjax.models.quantised import quantise
 from specjax.parallel.sharding import RULES, make_mesh, shardings
 
 folder, out = map(pathlib.Path, sys.argv[1:])
