@@ -83,9 +83,9 @@ class Decoder:
             ("rule", self.rule, Rule),
         ):
             if not isinstance(part, kind):
+                given = f"the class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
                 raise ValueError(
-                    f"{name} is {part if isinstance(part, type) else type(part).__name__}; pass an instance of a "
-                    f"specjax.contract.{kind.__name__}"
+                    f"{name} is {given}; pass an instance of a subclass of specjax.contract.{kind.__name__}"
                 )
         has_numbers = not jax.tree_util.all_leaves([self.rule])
         object.__setattr__(self, "_rule_form", jax.tree.structure(self.rule) if has_numbers else self.rule)
@@ -102,10 +102,11 @@ class Decoder:
             )
         if self.logits_processor is not None:
             check_function(self.logits_processor, self.target.vocab_size, self.capacity)
-        if self.proposer.taps and max(self.proposer.taps) >= self.target.num_taps:
+        offered = self.target.num_taps
+        if not set(self.proposer.taps) <= set(range(offered)):
             raise ValueError(
                 f"{type(self.proposer).__name__} reads the target's layers {self.proposer.taps}, and the target offers "
-                f"{self.target.num_taps}, counted from 0: pass the target that it was made for"
+                f"{f'those in [0, {offered - 1}]' if offered else 'none'}: pass the target that it was made for"
             )
         self.proposer.check(self.rule)
         if self.proposer.is_chain:
@@ -162,7 +163,7 @@ class Decoder:
             )
         eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
         rule = None
-        if jax.tree.leaves(self.rule) != [self.rule]:  # its numbers are data, one a row
+        if not jax.tree_util.all_leaves([self.rule]):  # its numbers are data, one a row
             rule = jax.tree.map(lambda x: np.full(len(prompt), x, np.float32), self.rule)
         given = prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule
         placed = mesh, is_split(params.target), is_split(params.proposer)

@@ -102,10 +102,12 @@ CASES = {
     "ngram": (NGram(num_drafts=2), lambda: None),
     "universal": (Universal(NET, VOCAB, 2), lambda: UniversalParams(weights(0.05), TRANSLATION)),
     "translated tree": (
-        StaticTree(TranslatedSource(NET, VOCAB), (2, 1)), lambda: UniversalParams(weights(0.05), TRANSLATION)
+        StaticTree(TranslatedSource(NET, VOCAB), (2, 1)),
+        lambda: UniversalParams(weights(0.05), TRANSLATION),
     ),
     "translated dynamic tree": (
-        DynamicTree(TranslatedSource(NET, VOCAB), 2, 2, 4), lambda: UniversalParams(weights(0.05), TRANSLATION)
+        DynamicTree(TranslatedSource(NET, VOCAB), 2, 2, 4),
+        lambda: UniversalParams(weights(0.05), TRANSLATION),
     ),
     "tree": (trees.SampledTree(NET, SHAPES), lambda: weights(0.05)),
 }

@@ -19,11 +19,23 @@ from specjax import (
     DynamicTree,
     EarlyExit,
     FirstOf,
+    Medusa,
     NGram,
     NoProposer,
     Proposal,
     Sampling,
+    Universal,
     warp,
+)
+from specjax.contract import Model
+from specjax.proposers import (
+    Chain,
+    ChoiceTree,
+    DraftSource,
+    EarlyExitSource,
+    MedusaSource,
+    StaticTree,
+    TranslatedSource,
 )
 
 NET = toys.model(num_layers=1)
@@ -347,15 +359,25 @@ def test_refused(case):
 def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
     """They have no distribution; under shared noise nobody asks for one."""
     grown, drawn = DynamicTree(DraftSource(NET, toys.VOCAB), 2, 2, 5), DraftModel(NET, toys.VOCAB, 2)
-    for rule in ("match", "rejection"):
-        dec = Decoder(toys.model(), FirstOf(grown, drawn), RULES[rule](), (), toys.CAPACITY)
-        arrays = toys.params("none").replace(proposer=(toys.truncated(), toys.truncated()))
-        state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
-        if rule == "match":
-            assert jax.eval_shape(dec.step, arrays, state)[1].proposal.tokens.shape == (4, 5)
-        else:
-            with pytest.raises(ValueError, match="DynamicTree proposes siblings as point masses"):
-                jax.eval_shape(dec.step, arrays, state)
+    dec = Decoder(toys.model(), FirstOf(grown, drawn), RULES["match"](), (), toys.CAPACITY)
+    arrays = toys.params("none").replace(proposer=(toys.truncated(), toys.truncated()))
+    state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
+    assert jax.eval_shape(dec.step, arrays, state)[1].proposal.tokens.shape == (4, 5)
+    for proposer in (FirstOf(grown, drawn), FirstOf(drawn, grown)):
+        with pytest.raises(ValueError, match=r"DynamicTree.* proposes siblings as point masses.*use the rule match"):
+            Decoder(toys.model(), proposer, RULES["rejection"](), (), toys.CAPACITY)
+    assert FirstOf(grown, NGram(2)).point_mass  # two of point masses go together
+    Decoder(toys.model(), FirstOf(grown, NGram(2)), RULES["rejection"](), (), toys.CAPACITY)
+
+
+def test_short_forms_are_shapes_over_sources():
+    """One name each for what most people ask for, with the options of the shape and of the source."""
+    heads, other = toys.OWN, toys.model(toys.OTHER_VOCAB)
+    assert DraftModel(NET, toys.VOCAB, 3, 0.2) == Chain(DraftSource(NET, toys.VOCAB), 3, 0.2)
+    assert DraftTree(NET, toys.VOCAB, (2, 2)) == StaticTree(DraftSource(NET, toys.VOCAB), (2, 2))
+    assert EarlyExit(toys.model(), 1, 3, 0.2) == Chain(EarlyExitSource(toys.model(), 1), 3, 0.2)
+    assert Universal(other, toys.VOCAB, 3, 4, 0.2) == Chain(TranslatedSource(other, toys.VOCAB, 4), 3, 0.2)
+    assert Medusa(heads, [[0], [0, 0]]) == ChoiceTree(MedusaSource(heads), ((0,), (0, 0)))
 
 
 def test_a_narrow_proposal_is_padded():

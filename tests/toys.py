@@ -34,11 +34,11 @@ from specjax.proposers import (
     DynamicTree,
     EarlyExitSource,
     MedusaParams,
+    Shape,
     StaticTree,
     TranslatedParams,
     TranslatedSource,
 )
-from specjax.proposers.shape import Shape
 from specjax.types import DecodeState, ModelOutput
 
 VOCAB = 29
@@ -226,6 +226,7 @@ NOISE = 0.03
 SHAPES = ((-1, 0, 0, 1, 1, 2, 3), (-1, 0, 1, 2, 0, 4, 0), (-1, 0, -1, 1, 0, 4, 4))
 """Breadth first, depth first, and one with an absent node."""
 
+
 def _small() -> DraftSource:
     return DraftSource(model(num_layers=1), VOCAB)
 
@@ -259,9 +260,7 @@ TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
         "medusa tree": (PROPOSERS["medusa"](SHARED, CHOICES), medusa_params(own=False)),
     },
     "ngram": {"ngram": (PROPOSERS["ngram"](num_drafts=3, min_ngram=1), None)},
-    "universal": {
-        "universal": (PROPOSERS["universal"](model(OTHER_VOCAB), VOCAB, 3, expansion=1), _translated()[1])
-    },
+    "universal": {"universal": (PROPOSERS["universal"](model(OTHER_VOCAB), VOCAB, 3, expansion=1), _translated()[1])},
 }
 """Cases of every name in `specjax.PROPOSERS`, made as that name makes them."""
 
