@@ -78,7 +78,8 @@ def noise(state, rule, row, node, depth):
     """[V]: what the children of a node are drawn with."""
     draw = toys.decoder("none", rule)._draw(state)
     if not RULES[rule].shared_noise:
-        return np.asarray(jax.tree.map(lambda x: x[row], draw).noise(node, depth))
+        at = jnp.array([node]), jnp.array([depth])
+        return np.asarray(jax.tree.map(lambda x: x[row], draw).noise(*at)[0])
     key = jax.random.fold_in(state.key[row], int(state.length[row]) - 1 + depth + 1)
     return np.asarray(jax.random.gumbel(key, (toys.VOCAB,), jnp.float32))
 
@@ -348,13 +349,16 @@ REFUSED = {
     "the root alone": (lambda: tree_of(num_nodes=1), ["num_nodes=1", "[2, 7]"]),
     "no layer": (lambda: EarlyExit(toys.model(), 0), ["exit_layer=0", "2 layers", "[1, 1]"]),
     "all layers": (lambda: EarlyExit(toys.model(), 2), ["exit_layer=2", "2 layers", "[1, 1]"]),
-    "no layers to exit from": (lambda: EarlyExit(object(), 1), ["Transformer"]),
+    "no layers to exit from": (lambda: EarlyExit(object(), 1), ["over specjax.Transformer, and not over object"]),
     "no drafts": (lambda: EarlyExit(toys.model(), 1, 0), ["num_drafts=0", "at least 1"]),
     "threshold above 1": (lambda: DraftModel(NET, toys.VOCAB, 2, 1.5), ["confidence_threshold=1.5", "[0, 1]"]),
     "threshold below 0": (lambda: EarlyExit(toys.model(), 1, 2, -0.1), ["confidence_threshold=-0.1", "[0, 1]"]),
     "threshold nan": (lambda: DraftModel(NET, toys.VOCAB, 2, float("nan")), ["confidence_threshold=nan", "[0, 1]"]),
     "unequal depths": (lambda: FirstOf(NGram(2), DraftModel(NET, toys.VOCAB, 3)), ["2 deep", "3", "the same depth"]),
-    "a shared cache": (lambda: FirstOf(NGram(2), EarlyExit(toys.model(), 1, 2)), ["EarlyExit", "alone"]),
+    "a shared cache": (
+        lambda: FirstOf(NGram(2), EarlyExit(toys.model(), 1, 2)),
+        ["Chain over EarlyExitSource drafts in the target's cache", "alone"],
+    ),
     "more nodes than tokens": (
         lambda: Decoder(toys.model(), NoProposer(num_nodes=9), RULES["match"](), (), 8),
         ["9 nodes", "capacity of 8", "propose less"],
@@ -383,7 +387,9 @@ def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
     state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
     assert jax.eval_shape(dec.step, arrays, state)[1].proposal.tokens.shape == (4, 5)
     for proposer in (FirstOf(grown, drawn), FirstOf(drawn, grown)):
-        with pytest.raises(ValueError, match=r"DynamicTree.* proposes siblings as point masses.*use the rule match"):
+        with pytest.raises(
+            ValueError, match=r"^DynamicTree over DraftSource proposes siblings as point masses.*use the rule match"
+        ):
             Decoder(toys.model(), proposer, RULES["rejection"](), (), toys.CAPACITY)
     assert FirstOf(grown, NGram(2)).point_mass  # two of point masses go together
     Decoder(toys.model(), FirstOf(grown, NGram(2)), RULES["rejection"](), (), toys.CAPACITY)
