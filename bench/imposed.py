@@ -80,7 +80,9 @@ class Imposed(Proposer):
 
     def __post_init__(self):
         if not self.inner.is_chain or self.inner.shares_cache:
-            raise ValueError(f"acceptance is imposed on chains with a state of their own, and not on {self.inner}")
+            raise ValueError(
+                f"acceptance is imposed on chains with a state of their own, and not on a {type(self.inner).__name__}"
+            )
         self.declare(num_nodes=self.inner.num_nodes, max_depth=self.inner.max_depth, taps=self.inner.taps)
 
     def init(self, params: Script, prompt: Block, capacity: int) -> Any:

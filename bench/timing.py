@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bench.contestants import Contestant
-from specjax.commands.bench import Meter
+from specjax.commands import Meter
 
 _BUSY = 0.1
 

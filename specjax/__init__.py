@@ -6,13 +6,14 @@ the part that the target itself would have said.  Autoregressive decoding is the
 
 from specjax.audit import Report, audit
 from specjax.caches import KVCache, RecurrentCache
-from specjax.decoding import Decoder, eos_of_rows
+from specjax.decoding import Decoder
 from specjax.drafters import Drafter, MedusaAdapter, MedusaBank, first_of, make_drafter
 from specjax.files import load, load_medusa, save, save_medusa
 from specjax.generate import Output, TextStream, generate
 from specjax.logprobs import Logprobs
 from specjax.models import FAMILIES, LanguageModel, LinenModel, Transformer, TransformerConfig, quantise
 from specjax.parallel import make_mesh
+from specjax.prefilling import eos_of_rows
 from specjax.processors import Processors
 from specjax.proposers import (
     PROPOSERS,

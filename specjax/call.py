@@ -14,11 +14,12 @@ from jax.sharding import Mesh
 
 from specjax.arguments import each, flag, hashable, items, number, shown, whole
 from specjax.contract import Rule
-from specjax.decoding import Decoder, eos_of_rows
+from specjax.decoding import Decoder
 from specjax.drafters import MakeArrays
 from specjax.drafting import choose_drafter
 from specjax.models import LanguageModel
 from specjax.parallel import beside, lay, mesh_of, row_parts
+from specjax.prefilling import eos_of_rows
 from specjax.processors import Processors, tokens_of, word_list
 from specjax.proposers import MedusaParams
 from specjax.request import Prompts, Request

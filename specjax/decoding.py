@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 from jax import Array
 
 from specjax import tree
-from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Context, Model, Proposer, Rule
 from specjax.given import check_given, check_slot
 from specjax.logprobs import Logprobs
-from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, spread, to_host
+from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
+from specjax.prefilling import eos_of_rows, start
 from specjax.processors import LogitsProcessor, Processors, check_function, process
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, keys_of_rows, warp
 from specjax.tree import Tree
@@ -42,16 +41,7 @@ from specjax.types import (
     StepInfo,
     Verdict,
 )
-
-
-@struct.dataclass
-class Verification:
-    """What `Decoder.verify` found out about a proposal, and `Decoder.commit` goes by."""
-
-    verdict: Verdict  # of each row
-    tree: Tree  # of each row, without the drafts that are deeper than the row's `num_drafts`
-    output: ModelOutput  # of the target's pass, its cache with the proposal staged
-    logits: Array  # [B, N, V] float32; the target's after each node, warped
+from specjax.verification import Verification
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +74,9 @@ class Decoder:
             ("rule", self.rule, Rule),
         ):
             if not isinstance(part, kind):
+                given = f"the class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
                 raise ValueError(
-                    f"{name} is {part if isinstance(part, type) else type(part).__name__}; pass an instance of a "
-                    f"specjax.contract.{kind.__name__}"
+                    f"{name} is {given}; pass an instance of a subclass of specjax.contract.{kind.__name__}"
                 )
         has_numbers = not jax.tree_util.all_leaves([self.rule])
         object.__setattr__(self, "_rule_form", jax.tree.structure(self.rule) if has_numbers else self.rule)
@@ -103,10 +93,11 @@ class Decoder:
             )
         if self.logits_processor is not None:
             check_function(self.logits_processor, self.target.vocab_size, self.capacity)
-        if self.proposer.taps and max(self.proposer.taps) >= self.target.num_taps:
+        offered = self.target.num_taps
+        if not set(self.proposer.taps) <= set(range(offered)):
             raise ValueError(
                 f"{type(self.proposer).__name__} reads the target's layers {self.proposer.taps}, and the target offers "
-                f"{self.target.num_taps}, counted from 0: pass the target that it was made for"
+                f"{f'those in [0, {offered - 1}]' if offered else 'none'}: pass the target that it was made for"
             )
         self.proposer.check(self.rule)
         if self.proposer.is_chain:
@@ -167,12 +158,12 @@ class Decoder:
             )
         eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
         rule = None
-        if jax.tree.leaves(self.rule) != [self.rule]:  # its numbers are data, one a row
+        if not jax.tree_util.all_leaves([self.rule]):  # its numbers are data, one a row
             rule = jax.tree.map(lambda x: np.full(len(prompt), x, np.float32), self.rule)
         given = prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule
         placed = mesh, is_split(params.target), is_split(params.proposer)
-        check_memory(_prefill, self, placed, params, *given)
-        return _prefill(self, placed, params, *given)
+        check_memory(start, self, placed, params, *given)
+        return start(self, placed, params, *given)
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """`propose`, `verify`, `commit`.  Pure and not jitted, like each of them."""
@@ -366,72 +357,6 @@ class Decoder:
         logits, warped = (jnp.take_along_axis(x, at, axis=1) for x in (logits, warped))
         found = Logprobs.measure(logits, warped, emitted, self.num_logprobs)
         return jax.tree.map(lambda buffer, new: _write(buffer, new, state.length), state.logprobs, found)
-
-
-def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
-    """The token ids that end each row, as [B, ids] int32 padded with ABSENT; up to four ids are one shape."""
-    rows = [sorted(set(row)) for row in ids]
-    width = -(-max(4, *map(len, rows)) // 4) * 4
-    return np.array([[*row, *[ABSENT] * (width - len(row))] for row in rows], np.int32)
-
-
-def _prefill(decoder, placed, params, prompt, prompt_length, *given):
-    """Two programs.  The first reads the prompt, and is the same for every proposer without taps."""
-    mesh, split_target, _ = placed
-    ahead = max(decoder.proposer.num_nodes, decoder.proposer.scratch)
-    shape = (decoder.capacity, ahead), decoder.proposer.taps
-    read = _read(decoder.target, shape, (mesh, split_target), params.target, prompt, prompt_length)
-    *seen, cache = read
-    return _begin(decoder, placed, cache, params.proposer, seen, prompt, prompt_length, *given)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _read(target, shape, placed, params, prompt, prompt_length):
-    """The hidden states [B, P, E] of the prompt, its features, and the cache without its last token.
-
-    The hidden states are returned even where no proposer looks at them.  Otherwise XLA would leave
-    out what only they need, and would compile the rest of the last layer to other roundings.
-    """
-    (sizes, taps), (mesh, split) = shape, placed
-    prompt = spread(prompt, mesh, False)
-    # Behind the last committed slot there is room to stage a proposal, or the padded prompt.
-    cache = spread(empty_cache(target, len(prompt), *sizes), mesh, split)
-    hidden, features, cache = read_prompt(target, params, prompt, prompt_length - 1, cache, taps)
-    return spread(hidden, mesh, False), spread(features, mesh, False), spread(cache, mesh, split)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def _begin(decoder, placed, cache, params, seen, prompt, prompt_length, *given):
-    """The state of rows whose prompts the target has read; `params` are the proposer's."""
-    (hidden, features), (limit, num_drafts, sampling, key, processors, eos, rule) = seen, given
-    rows, width = prompt.shape
-    mesh, split_target, split_proposer = placed
-    prompt = spread(prompt, mesh, False)
-    tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
-    zero = jnp.zeros(rows, jnp.int32)
-    own, size = decoder.logits_processor is not None, decoder.target.vocab_size
-    if own or processors is not None:
-        processors = (processors or Processors()).begin(prompt, prompt_length, size, own)
-    top = decoder.num_logprobs
-    state = DecodeState(
-        tokens=tokens.at[:, :width].set(prompt),
-        length=prompt_length,
-        limit=limit,
-        num_drafts=num_drafts,
-        done=prompt_length >= limit,
-        cache=cache,
-        proposer=None,
-        rule=rule,
-        key=key,
-        sampling=sampling,
-        eos=eos,
-        processors=processors,
-        logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
-        stats=Stats(zero, zero, zero, zero, zero),
-    )
-    block = Block(prompt, hidden, prompt_length - 1, features)
-    begun = decoder.proposer.init(params, block, decoder.capacity)
-    return dataclasses.replace(spread(state, mesh, split_target), proposer=spread(begun, mesh, split_proposer))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)

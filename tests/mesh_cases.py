@@ -13,8 +13,7 @@ from specjax.decoding import Decoder
 from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads
 from specjax.parallel.sharding import beside, lay
-from specjax.proposers import DraftSource, EarlyExitSource, MedusaParams, TranslatedParams, TranslatedSource
-from specjax.proposers.shape import Shape
+from specjax.proposers import DraftSource, EarlyExitSource, MedusaParams, Shape, TranslatedParams, TranslatedSource
 from specjax.types import DecodeState, Params
 
 VOCAB, OTHER_VOCAB, ROWS, WIDTH, CAPACITY = 32, 36, 8, 8, 256

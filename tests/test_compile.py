@@ -79,6 +79,51 @@ def test_equal_decoders_share_their_programs(rule):
     assert TRACES[before:] == []
 
 
+NUMBERS = {
+    "typical": (
+        {"posterior_threshold": 0.01, "posterior_alpha": 0.05},
+        {"posterior_threshold": 0.9, "posterior_alpha": 1},
+    ),
+    "threshold": ({"threshold": 0.02}, {"threshold": 0.95}),
+}
+"""Of every rule with numbers two settings, far apart."""
+
+
+def test_every_rule_with_numbers_is_tried():
+    """Numbers are those fields that are data."""
+    assert set(NUMBERS) == {name for name, rule in toys.RULES.items() if not jax.tree_util.all_leaves([rule()])}
+
+
+@pytest.mark.parametrize("rule", NUMBERS)
+def test_another_threshold_does_not_trace(rule):
+    """Nor do thresholds of each row's own: all verbs find the programs of the first; and the numbers matter."""
+    arrays, proposer = toys.params("tree"), toys.CASES["tree"][0]
+
+    def decoder(numbers):
+        return toys.Decoder(toys.model(), proposer, toys.RULES[rule](**numbers), (toys.EOS,), toys.CAPACITY)
+
+    def text(numbers):
+        dec = decoder(numbers)
+        return toys.texts(dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0)))
+
+    low, high = NUMBERS[rule]
+    first = text(low)
+    row = toys.prefill(decoder(low), arrays, rows=[1], temperature=1.0)
+    decoder(low).insert(toys.prefill(decoder(low), arrays, temperature=1.0), 2, row)
+    before = len(TRACES)
+    second = text(high)
+    assert all(x != y for x, y in zip(first[:3], second[:3], strict=True))
+    mixed = {name: np.array([low[name], high[name]] * 2, np.float32) for name in low}
+    assert text(mixed) == [first[0], second[1], first[2], second[3]]
+    # A row brings its threshold along.
+    dec = decoder(low)
+    state = dec.insert(
+        toys.prefill(dec, arrays, temperature=1.0), 2, toys.prefill(decoder(high), arrays, rows=[1], temperature=1.0)
+    )
+    assert toys.texts(dec.run(arrays, state)) == [first[0], first[1], second[1], first[3]]
+    assert TRACES[before:] == []
+
+
 def test_a_step_under_jit_traces_once():
     """Research code that wraps `step` itself compiles it once, whatever the numbers."""
     dec, arrays = toys.decoder("draft 1", "match"), toys.params("draft 1")

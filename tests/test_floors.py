@@ -1,78 +1,64 @@
-"""The structure holds: imports go down only, and what the README prints of it is true."""
+"""The structure holds: imports go down only and through the doors of the rooms, and the README names the rooms."""
 
 import ast
+import graphlib
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# A file imports from floors below its own, and from its own package where that is named twice.
+# A room is a folder of specjax/, or a file beside the folders.  It imports from rooms on floors below its own.
 FLOORS = [
     ["specjax.types", "specjax.arguments"],
-    [f"specjax.{name}" for name in ("tree", "cache", "recurrent", "sampling", "metrics", "chisquare", "vocabulary")]
-    + ["specjax.logprobs", "specjax.plot", "specjax.caches.prefill"],
-    ["specjax.processors", "specjax.caches.ring"],
-    ["specjax.models.rope", "specjax.models.products", "specjax.models.base"],
-    ["specjax.models.attention"],
-    ["specjax.models.config"],
-    [f"specjax.models.{name}" for name in ("layers", "family", "fields", "medusa")],
-    ["specjax.models.function", "specjax.models.check"],
-    ["specjax.models.adapters"],
-    ["specjax.models.transformer"],
-    ["specjax.models.families.llama"],
-    [f"specjax.models.{name}" for name in ("mistral", "qwen", "gemma", "smollm3", "olmo2", "phi3", "gpt2", "opt")]
-    + ["specjax.models.families.gpt_neox"],
+    ["specjax.sampling"],
+    ["specjax.tree", "specjax.logprobs", "specjax.metrics", "specjax.plot", "specjax.processors"],
+    ["specjax.contract", "specjax.verification"],
+    ["specjax.caches", "specjax.rules", "specjax.given"],
     ["specjax.models"],
-    ["specjax.parallel.sharding"],
-    ["specjax.parallel.memory"],
-    ["specjax.rules.confidence"],
-    [f"specjax.rules.{name}" for name in ("match", "rejection", "block", "typical", "threshold")],
-    ["specjax.rules"],
-    ["specjax.proposers.chain", "specjax.proposers.choices"],
-    [f"specjax.proposers.{name}" for name in ("none", "ngram", "draft_model", "universal", "medusa")],
-    ["specjax.proposers.draft_tree", "specjax.proposers.early_exit", "specjax.proposers.first_of"],
-    ["specjax.proposers.dynamic_tree"],
-    ["specjax.proposers"],
-    ["specjax.files.tensors", "specjax.text.chat"],
-    ["specjax.files.hub", "specjax.files.orbax"],
-    ["specjax.decoding", "specjax.files.checkpoint"],
-    ["specjax.drafters.bank", "specjax.files.quantised"],
-    ["specjax.files.medusa", "specjax.drafters.pairing", "specjax.text.stops"],
+    ["specjax.parallel", "specjax.text"],
+    ["specjax.proposers", "specjax.prefilling"],
+    ["specjax.decoding"],
+    ["specjax.drafters", "specjax.audit"],
+    ["specjax.files"],
+    ["specjax.request"],
+    ["specjax.drafting"],
     ["specjax.call"],
-    ["specjax.generate", "specjax.audit.auditing"],
+    ["specjax.generate"],
     ["specjax"],
-    ["specjax.flags.progress", "specjax.parallel.processes", "specjax.flags.speculation"],
-    ["specjax.flags.inputs"],
-    ["specjax.commands.generate", "specjax.commands.bench", "specjax.commands.audit"],
+    ["specjax.flags"],
+    ["specjax.training"],
     ["specjax.commands"],
-    ["specjax.__main__"],
-    ["train.peers"],
-    ["train.options", "train.precision", "train.divergences", "train.measure", "train.formats"],
-    ["train.masks", "train.conversations", "train.lora", "train.recipes", "train.mesh"],
-    ["train.heads"],
-    ["train.corpus", "train.losses", "train.optimizer", "train.record", "train.speculation", "train.online"],
-    ["train.accepted", "train.curves", "train.dataset", "train.student", "train.prompts"],
-    ["train.material", "train.sources"],
-    ["train.loop"],
-    ["train.pretrain", "train.distill", "train.generate", "train.evaluate", "train.medusa", "train.export"],
-    ["train.ablation"],
-    [f"bench.{name}" for name in ("command", "machine", "weights", "prompts", "imposed")],
-    ["bench.drawing", "bench.sampler", "bench.vocabularies", "bench.growth", "bench.laws"],
-    ["bench.contestants", "bench.spec_bench"],
-    ["bench.timing", "bench.torch_loop"],
-    ["bench.__main__"],
-    ["bench.goals"],
-    ["train.bench"],
+    ["specjax.__main__", "bench"],
+    ["train"],
 ]
-FLOOR = {module: floor for floor, modules in enumerate(FLOORS) for module in modules}
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+OPEN = {"specjax.training", "bench", "train"}
+"""Rooms without a door: their modules each bring what is heavy."""
+
 FILES = sorted(p for top in ("specjax", "train", "bench") for p in (ROOT / top).rglob("*.py"))
 
 
 def module_of(path: pathlib.Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {module_of(path): path for path in FILES}
+
+
+def room_of(module: str) -> str:
+    top = module.split(".")[0]
+    return top if top in ("train", "bench") else ".".join(module.split(".")[:2])
+
+
+def package_of(module: str) -> tuple[str, ...]:
+    """The folder that a module lies in; of a folder's `__init__` that folder itself."""
+    parts = tuple(module.split("."))
+    return parts if PATHS[module].name == "__init__.py" else parts[:-1]
 
 
 def imports_of(path: pathlib.Path) -> set[str]:
@@ -85,26 +71,48 @@ def imports_of(path: pathlib.Path) -> set[str]:
             assert node.level == 0, f"{path}: a relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found.add(full if full in FLOOR else node.module)
-    return {name for name in found if name.split(".")[0] in ("specjax", "train", "bench", "tests")}
+                found.add(full if full in PATHS else node.module)
+    return {name for name in found if name.split(".")[0] in ("specjax", "train", "tests", "bench")}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_imports_go_down(path):
+    """To rooms on lower floors, or to the module's own room."""
     module = module_of(path)
-    if path.read_text() == "":
-        return
-    assert module in FLOOR, f"{module} has no floor: add it to FLOORS"
+    assert room_of(module) in FLOOR, f"{room_of(module)} has no floor: add it to FLOORS"
     for name in imports_of(path):
-        assert FLOOR[name] < FLOOR[module], f"{module} imports {name}, which is not below it"
+        assert name in PATHS, f"{module} imports {name}, which is not part of the library"
+        if room_of(name) != room_of(module):
+            assert FLOOR[room_of(name)] < FLOOR[room_of(module)], f"{module} imports {name}, which is not below it"
 
 
-def test_a_helper_of_the_tests_has_one_name():
-    """`toys` and `tests.toys` would be two modules, each with models and programs of its own."""
-    files = sorted((ROOT / "tests").glob("*.py"))
-    assert len(files) > 50
-    for path in files:
-        assert not [name for name in imports_of(path) if name.split(".")[0] == "tests"], path
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_a_room_is_entered_by_its_door(path):
+    """From outside a folder only its `__init__` is imported, which says what the folder offers."""
+    module = module_of(path)
+    own = package_of(module)
+    for name in imports_of(path):
+        there = package_of(name)
+        if room_of(name) in OPEN or there == ("specjax",):
+            continue
+        shared = len([1 for mine, theirs in zip(own, there, strict=False) if mine == theirs])
+        # The folder of the module itself and those around it are open; of a folder beside them, the door.
+        through_door = there == tuple(name.split(".")) and len(there) == max(shared, len(there) > 1) + 1
+        assert there == own[: len(there)] or through_door, (
+            f"{module} imports {name}: import from specjax.{there[1]}, and let its __init__ export the name"
+        )
+
+
+@pytest.mark.parametrize("room", FLOOR)
+def test_a_room_has_no_cycle(room):
+    """Nor does a module import its own room's `__init__`, which imports the module."""
+    modules = [module for module in PATHS if room_of(module) == room]
+    assert modules
+    graph = {module: {name for name in imports_of(PATHS[module]) if room_of(name) == room} for module in modules}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"{room} imports in a circle: {' <- '.join(error.args[1])}")
 
 
 def test_the_library_knows_no_training_and_no_nnx():
@@ -112,7 +120,10 @@ def test_the_library_knows_no_training_and_no_nnx():
     for path in FILES:
         text = path.read_text()
         if path.is_relative_to(ROOT / "specjax"):
-            assert not re.search(r"^\s*(from|import) (train|optax|torch|transformers)\b", text, re.MULTILINE), path
+            assert not re.search(r"^\s*(from|import) (train|bench)\b", text, re.MULTILINE), path
+            assert not re.search(r"^(from|import) (torch|transformers)\b", text, re.MULTILINE), path
+        if path.is_relative_to(ROOT / "specjax") and not path.is_relative_to(ROOT / "specjax" / "training"):
+            assert not re.search(r"^\s*(from|import) (optax|torch|transformers)\b", text, re.MULTILINE), path
             # What an extra brings is imported where it is needed.
             assert not re.search(r"^(from|import) (orbax|huggingface_hub|jinja2)\b", text, re.MULTILINE), path
         at_import = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -126,8 +137,18 @@ def test_every_file_says_what_it_is_for():
         assert len(text.splitlines()) <= 400, f"{path} is too long: is it still one thought?"
 
 
-def test_the_readme_prints_the_tree_of_files():
+def test_importing_the_library_imports_no_training():
+    """Nor what only training, the Hub, templates and Orbax checkpoints need."""
+    code = "import specjax, specjax.commands, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = set(done.stdout.split())
+    assert "specjax.decoding" in found
+    assert not found & {"optax", "orbax", "huggingface_hub", "jinja2", "torch", "transformers", "specjax.training"}
+
+
+def test_the_readme_names_the_rooms():
+    """Every folder of the library stands in the README's tree."""
     readme = (ROOT / "README.md").read_text()
-    for path in FILES:
-        if path.read_text() and path.name not in ("__init__.py",):
-            assert re.search(rf"^ .*\b{re.escape(path.name)}\s", readme, re.MULTILINE), f"README's tree lacks {path}"
+    rooms = {path.parent.name for path in FILES if path.is_relative_to(ROOT / "specjax")}
+    missing = {room for room in rooms if not re.search(rf"^ *(specjax/)?{room}/(\s|$)", readme, re.MULTILINE)}
+    assert not missing - {"specjax"}, f"README's tree lacks {', '.join(sorted(missing))}"

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from specjax.models.quantised import Int8, int8_dot_general, quantise
 
 import specjax
 from specjax import Decoder, DraftModel, LanguageModel, Match, NoProposer, Params, Rejection
+from specjax.models.quantised import Int8, int8_dot_general, quantise
 
 RULES = [Match(), Rejection()]
 

@@ -15,6 +15,7 @@ from specjax.caches import prefill
 from specjax.caches.ring import WindowedCache
 from specjax.decoding import _run
 from specjax.parallel.sharding import layout
+from specjax.proposers import DynamicTree, EarlyExitSource
 
 WINDOW, CHUNK, CAPACITY, WIDTH = 16, 12, 160, 40
 LENGTHS = np.array([40, 3, 27, 13], np.int32)
@@ -37,6 +38,7 @@ PROPOSERS = {
     "chain": lambda: (specjax.DraftModel(model(), toys.VOCAB, 4), toys.weights(noise=toys.NOISE)),
     "tree": lambda: (specjax.DraftTree(DRAFT, toys.VOCAB, (2, 2)), toys.truncated()),
     "early exit": lambda: (specjax.EarlyExit(TARGET, 1, 3), WEIGHTS),
+    "early exit tree": lambda: (DynamicTree(EarlyExitSource(TARGET, 1), 3, 2, 6), WEIGHTS),
 }
 
 

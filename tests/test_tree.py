@@ -46,6 +46,41 @@ def test_path_lists_the_way_down_padded_with_its_end(forests):
             assert row.tolist() == way + [node] * (MAX_DEPTH + 1 - len(way))
 
 
+def test_a_tree_holds_what_follows_from_its_parents(forests):
+    """Depths, ancestors, the way to each node and the tokens on it, all at once, are what walking up finds."""
+    found = jax.vmap(lambda parent: tree.Tree.of(parent, MAX_DEPTH))(forests)
+    tokens = np.random.default_rng(1).integers(0, 99, forests.shape, dtype=np.int32)
+    texts = np.asarray(jax.vmap(tree.Tree.path_tokens)(found, tokens))
+    np.testing.assert_array_equal(found.parent, forests)
+    np.testing.assert_array_equal(found.depth, jax.vmap(tree.depth)(forests))
+    np.testing.assert_array_equal(found.ancestors, jax.vmap(tree.ancestor_mask)(forests))
+    for row, parent in enumerate(forests):
+        for node in range(len(parent)):
+            way = trees.ancestors(parent, node)
+            rest = MAX_DEPTH + 1 - len(way)
+            assert found.path[row, node].tolist() == way + [node] * rest
+            assert texts[row, node].tolist() == [*tokens[row, way[1:]].tolist(), *[-1] * rest]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_chain_needs_no_closure(size):
+    """Its record is the one of any tree; where it ends early, absent nodes still stand at their index."""
+    whole, general = tree.Tree.of(tree.chain(size), size - 1, True), tree.Tree.of(tree.chain(size), size - 1)
+    jax.tree.map(np.testing.assert_array_equal, whole, general)
+    ended = tree.Tree.of(np.where(np.arange(size) < 2, tree.chain(size), -1), size - 1, True)
+    for name in ("depth", "ancestors", "path"):
+        np.testing.assert_array_equal(getattr(ended, name), getattr(whole, name))
+
+
+def test_pruning_takes_what_hangs_below(forests):
+    """Nodes that are not known go, and so do their descendants; the others keep their parents."""
+    known = np.random.default_rng(2).random(forests.shape) < 0.7
+    found = np.asarray(jax.vmap(tree.prune)(forests, known))
+    for parent, kept, after in zip(forests, known, found, strict=True):
+        wanted = [up if all(kept[m] for m in trees.ancestors(parent, n)) else -1 for n, up in enumerate(parent)]
+        assert after.tolist() == wanted
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 33])
 def test_long_chains_are_closed(size):
     """Squaring reaches the root of a chain of any length."""

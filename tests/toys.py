@@ -34,11 +34,11 @@ from specjax.proposers import (
     DynamicTree,
     EarlyExitSource,
     MedusaParams,
+    Shape,
     StaticTree,
     TranslatedParams,
     TranslatedSource,
 )
-from specjax.proposers.shape import Shape
 from specjax.types import DecodeState, ModelOutput
 
 VOCAB = 29

@@ -7,7 +7,10 @@ import sys
 import warnings
 
 from specjax.commands import audit, bench, generate
+from specjax.commands.bench import Meter
 from specjax.parallel import join_from, leaving
+
+__all__ = ["COMMANDS", "Meter", "main"]
 
 COMMANDS = {"generate": generate, "bench": bench, "audit": audit}
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""

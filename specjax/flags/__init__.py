@@ -12,7 +12,7 @@ from specjax.flags.inputs import (
     read_prompts,
     sampling,
 )
-from specjax.flags.progress import progress
+from specjax.flags.waiting import progress
 from specjax.flags.speculation import (
     DRAFTED,
     KINDS,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import specjax
-from specjax.flags.progress import progress
+from specjax.flags.waiting import progress
 from specjax.flags.speculation import (
     DRAFTED,
     KINDS,

@@ -38,6 +38,7 @@ class Chain(Shape):
     is_chain = True
 
     def __post_init__(self):
+        super().__post_init__()
         check_num_drafts(self.num_drafts)
         if not 0 <= self.confidence_threshold <= 1:
             raise ValueError(

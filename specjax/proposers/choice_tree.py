@@ -36,6 +36,10 @@ class ChoiceTree(Proposer):
     choices: Choices = ()
 
     def __post_init__(self):
+        if not isinstance(self.source, BlockSource):
+            raise ValueError(
+                f"source is a {type(self.source).__name__}; pass a block source, such as MedusaSource(heads)"
+            )
         most, size = self.source.depth, self.source.vocab_size
         chain = tuple((0,) * n for n in range(1, most + 1))
         choices = tuple(tuple(map(int, choice)) for choice in self.choices) or chain

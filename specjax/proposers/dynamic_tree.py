@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling, tree
-from specjax.contract import Context, Source
+from specjax.contract import Context
 from specjax.proposers.shape import Shape
 from specjax.types import ABSENT, Proposal
 
@@ -36,11 +36,7 @@ class DynamicTree(Shape):
     point_mass = True
 
     def __post_init__(self):
-        if not isinstance(self.source, Source):
-            raise ValueError(
-                f"source is a {type(self.source).__name__}; pass a source, such as "
-                "DraftSource(draft.model, target.model.vocab_size)"
-            )
+        super().__post_init__()
         if self.depth < 1:
             raise ValueError(f"depth={self.depth}; it must be at least 1")
         size = self.source.vocab_size

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.contract import Context, Loaded, Proposer, Rule
+from specjax.proposers.shape import Shape
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -40,7 +41,7 @@ class FirstOf(Proposer):
         parts = (self.first, self.second)
         for part in parts:
             if part.shares_cache:
-                raise ValueError(f"{part} drafts in the target's cache and can only be used alone")
+                raise ValueError(f"{_called(part)} drafts in the target's cache and can only be used alone")
         if self.first.taps and self.second.taps and self.first.taps != self.second.taps:
             raise ValueError(
                 f"the proposers read the layers {self.first.taps} and {self.second.taps} of the target; "
@@ -60,8 +61,8 @@ class FirstOf(Proposer):
             part.check(rule)
             if rule.wants_logits and part.point_mass and not other.point_mass and not part.is_chain:
                 raise ValueError(
-                    f"{part} proposes siblings as point masses, which can stand beside drafts that were drawn only "
-                    "as a chain; use the rule match, or two proposers that both draw"
+                    f"{_called(part)} proposes siblings as point masses, which can stand beside drafts that "
+                    "were drawn only as a chain; use the rule match, or two proposers that both draw"
                 )
 
     def bind(self, target: Loaded, draft: Loaded | None) -> tuple:
@@ -101,6 +102,12 @@ class FirstOf(Proposer):
         logits = None if proposal.logits is None else pad(proposal.logits, 0.0)
         tokens, parent = pad(proposal.tokens, 0), pad(proposal.parent, ABSENT)
         return Proposal(tokens, parent, logits, proposal.point_mass)
+
+
+def _called(part: Proposer) -> str:
+    """A name for messages: the whole `repr` of a model would bury what they say."""
+    kind = type(part).__name__
+    return f"{kind} over {type(part.source).__name__}" if isinstance(part, Shape) else kind
 
 
 def _with_logits(proposal: Proposal, size: int) -> Proposal:

@@ -15,6 +15,13 @@ class Shape(Proposer):
 
     source: Source
 
+    def __post_init__(self):
+        if not isinstance(self.source, Source):
+            raise ValueError(
+                f"source is a {type(self.source).__name__}; pass a source, such as "
+                "DraftSource(draft.model, target.model.vocab_size)"
+            )
+
     def arrange(self, num_nodes: int, max_depth: int, staged: int) -> None:
         """Declare the sizes, and what follows from the source.
 

@@ -38,6 +38,7 @@ class StaticTree(Shape):
     is_chain = False
 
     def __post_init__(self):
+        super().__post_init__()
         object.__setattr__(self, "branching", tuple(self.branching))  # a list would not be hashable
         if not self.branching or min(self.branching) < 1:
             raise ValueError(f"branching={self.branching}; every level needs at least 1 child a node, as in (3, 2, 1)")

@@ -9,7 +9,10 @@ They share the noise of the proposer, and where no guess is kept the next token 
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax import sampling
@@ -18,12 +21,15 @@ from specjax.tree import Tree
 from specjax.types import ABSENT, Proposal, Verdict
 
 
-def check_fraction(**values: float) -> None:
-    """Raises ValueError for a value outside [0, 1], or NaN."""
+def check_fraction(**values: Any) -> None:
+    """Raises ValueError for a value outside [0, 1], or NaN; of an array, one a row, names the first such value."""
     for name, value in values.items():
         # A rule is a pytree: inside a trace it is built again from arrays, which were checked before.
-        if isinstance(value, int | float) and not 0 <= value <= 1:
-            raise ValueError(f"{name}={value} is not allowed; it must lie in [0, 1]")
+        if not isinstance(value, int | float | np.ndarray):
+            continue
+        for each in np.ravel(value).tolist():
+            if not 0 <= each <= 1:
+                raise ValueError(f"{name}={each} is not allowed; it must lie in [0, 1]")
 
 
 def confidence(proposal: Proposal, probs: Array) -> Array:

@@ -35,7 +35,8 @@ class EarlyExitSource(Source):
     def __post_init__(self):
         config = self.target.module.config if isinstance(self.target, LinenModel) else None
         if not isinstance(config, TransformerConfig):
-            raise ValueError(f"an early exit needs a target over specjax.Transformer, and not {self.target}")
+            kind = type(self.target.module if isinstance(self.target, LinenModel) else self.target).__name__
+            raise ValueError(f"an early exit needs a target over specjax.Transformer, and not over {kind}")
         if not 1 <= self.exit_layer < config.num_layers:
             raise ValueError(
                 f"exit_layer={self.exit_layer}; the target has {config.num_layers} layers, "
