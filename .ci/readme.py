@@ -4,5 +4,7 @@ import re
 import sys
 
 pages = [open(page).read() for page in sys.argv[1:]]
-blocks = [b for text in pages for b in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)]
+blocks = [
+    b for text in pages for b in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+]
 print("\n".join(dict.fromkeys(blocks)))

@@ -39,7 +39,12 @@ def main(argv: list[str] | None = None) -> None:
     for batch, length, vocab_size in itertools.product(
         arguments.batch, arguments.prompt_length or [None], arguments.vocab_size
     ):
-        setting = {**vars(arguments), "batch": batch, "prompt_length": length, "vocab_size": vocab_size}
+        setting = {
+            **vars(arguments),
+            "batch": batch,
+            "prompt_length": length,
+            "vocab_size": vocab_size,
+        }
         reports.append(measure(argparse.Namespace(**setting)))
         print(table(reports[-1]) + "\n", flush=True)
         if arguments.json:  # after each: the next may not come to its end
@@ -53,41 +58,72 @@ def check(arguments: argparse.Namespace) -> None:
     for name in ("vocab_size", "num_drafts", "batch", "prompt_length", "new_tokens", "rounds"):
         given = getattr(arguments, name)
         if given is not None and np.min(given) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {np.min(given)}; it must be at least 1")
+            raise ValueError(
+                f"--{name.replace('_', '-')} is {np.min(given)}; it must be at least 1"
+            )
     if not 0 <= (arguments.synthetic_acceptance or 0) <= 1:
-        raise ValueError(f"--synthetic-acceptance is {arguments.synthetic_acceptance}; it is a probability, 0 to 1")
+        raise ValueError(
+            f"--synthetic-acceptance is {arguments.synthetic_acceptance}; it is a probability, 0 to 1"
+        )
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    made.add_argument("--size", choices=sorted(SIZES), help="random weights of this many parameters")
+    made.add_argument(
+        "--size", choices=sorted(SIZES), help="random weights of this many parameters"
+    )
     made.add_argument("--target", help="a folder instead; without either, the shipped pair")
     made.add_argument("--draft", help="folder of its draft")
-    made.add_argument("--vocab-size", type=int, nargs="+", default=[32000], help="of random weights")
-    made.add_argument("--dtype", default="float32", help="of weights and cache: float32 or bfloat16")
-    made.add_argument("--num-drafts", type=int, nargs="+", default=[1, 2, 4, 6, 8], help="lookaheads")
-    made.add_argument("--batch", type=int, nargs="+", default=[1], help="prompts that are decoded together")
+    made.add_argument(
+        "--vocab-size", type=int, nargs="+", default=[32000], help="of random weights"
+    )
+    made.add_argument(
+        "--dtype", default="float32", help="of weights and cache: float32 or bfloat16"
+    )
+    made.add_argument(
+        "--num-drafts", type=int, nargs="+", default=[1, 2, 4, 6, 8], help="lookaheads"
+    )
+    made.add_argument(
+        "--batch", type=int, nargs="+", default=[1], help="prompts that are decoded together"
+    )
     made.add_argument(
         "--prompt-file",
         help="real prompts, as of specjax bench; without it, those of the shipped pair, else random ones",
     )
-    made.add_argument("--limit-prompts", type=int, default=0, help="use the first so many real ones only; 0: all")
     made.add_argument(
-        "--prompt-length", type=int, nargs="+", help="tokens; of real prompts the last; else 32 random, 96 real"
+        "--limit-prompts", type=int, default=0, help="use the first so many real ones only; 0: all"
+    )
+    made.add_argument(
+        "--prompt-length",
+        type=int,
+        nargs="+",
+        help="tokens; of real prompts the last; else 32 random, 96 real",
     )
     made.add_argument("--new-tokens", type=int, default=64)
-    made.add_argument("--synthetic-acceptance", type=float, help="impose this chance that a guess is right")
     made.add_argument(
-        "--proposers", nargs="+", choices=("draft", "ngram"), default=["draft", "ngram"], help="specjax: which"
+        "--synthetic-acceptance", type=float, help="impose this chance that a guess is right"
     )
-    made.add_argument("--int8", action="store_true", help="target, draft and the target's own draft in int8, too")
+    made.add_argument(
+        "--proposers",
+        nargs="+",
+        choices=("draft", "ngram"),
+        default=["draft", "ngram"],
+        help="specjax: which",
+    )
+    made.add_argument(
+        "--int8", action="store_true", help="target, draft and the target's own draft in int8, too"
+    )
     made.add_argument(
         "--peers", nargs="*", choices=("plain", "draft", "ngram", "loop"), default=["plain", "draft", "ngram"],
         help="transformers: which, if any; and a compiled PyTorch loop",
     )  # fmt: skip
-    made.add_argument("--compiled", action="store_true", help="transformers plain under torch.compile, too")
+    made.add_argument(
+        "--compiled", action="store_true", help="transformers plain under torch.compile, too"
+    )
     made.add_argument("--rounds", type=int, default=5)
-    made.add_argument("--seconds", type=float, default=math.inf, help="leave out what cannot be done in this time")
+    made.add_argument(
+        "--seconds", type=float, default=math.inf, help="leave out what cannot be done in this time"
+    )
     made.add_argument(
         "--weights", default=str(pathlib.Path(tempfile.gettempdir()) / "specjax-bench"),
         help="folder for random weights, or `device`: draw them there and write none",
@@ -103,7 +139,9 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     names = ("size", "vocab_size", "dtype", "weights", "target", "draft")
     pair = _pair(*(getattr(arguments, name) for name in names))
     target, draft = pair.target, pair.draft
-    path = arguments.prompt_file or (None if arguments.size or arguments.target else prompts.SHIPPED)
+    path = arguments.prompt_file or (
+        None if arguments.size or arguments.target else prompts.SHIPPED
+    )
     length, limit = arguments.prompt_length, arguments.limit_prompts
     asked = prompts.batches(target, path and pathlib.Path(path), arguments.batch, length, limit)
 
@@ -122,9 +160,17 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": machine.describe(),
         "ceilings": top,
-        "arguments": {k: v for k, v in vars(arguments).items() if k not in ("json", "weights", "plot", "seconds")},
+        "arguments": {
+            k: v
+            for k, v in vars(arguments).items()
+            if k not in ("json", "weights", "plot", "seconds")
+        },
         "parameters": {"target": target.num_params, "draft": draft.num_params if draft else None},
-        "prompts": {"real": path is not None, "number": len(asked) * arguments.batch, "length": asked[0].shape[1]},
+        "prompts": {
+            "real": path is not None,
+            "number": len(asked) * arguments.batch,
+            "length": asked[0].shape[1],
+        },
         "floor_seconds": _floor(target, arguments.dtype, top),
         "dropped": sum(t.dropped for t in timed),
         "left_out": left,
@@ -143,7 +189,9 @@ def _our_entries(pair: Pair, arguments: argparse.Namespace, script: Any) -> list
             entries.append(ours(target, draft, "draft", gamma, script))
         if "ngram" in arguments.proposers:
             entries.append(ours(target, None, "ngram", gamma, script))
-    return entries + (_in_int8(target, draft, arguments.num_drafts, script) if arguments.int8 else [])
+    return entries + (
+        _in_int8(target, draft, arguments.num_drafts, script) if arguments.int8 else []
+    )
 
 
 def _their_entries(pair: Pair, arguments: argparse.Namespace, script: Any) -> list[Contestant]:
@@ -156,8 +204,12 @@ def _their_entries(pair: Pair, arguments: argparse.Namespace, script: Any) -> li
         from bench.torch_loop import loop
 
         entries.append(loop(pair))
-        entries += [loop(pair, gamma, script) for gamma in arguments.num_drafts if pair.draft is not None]
-    for gamma in arguments.num_drafts if arguments.batch == 1 else ():  # assisted generation refuses a batch
+        entries += [
+            loop(pair, gamma, script) for gamma in arguments.num_drafts if pair.draft is not None
+        ]
+    for gamma in (
+        arguments.num_drafts if arguments.batch == 1 else ()
+    ):  # assisted generation refuses a batch
         if pair.draft is not None and "draft" in peers:
             entries.append(theirs(pair, "draft", gamma, script))
         if "ngram" in peers:
@@ -173,14 +225,18 @@ def _in_int8(target: Any, draft: Any, lookaheads: list[int], script: Any) -> lis
         found.append(ours(specjax.quantise(draft), None, "plain", name="draft int8 alone"))
     for gamma in lookaheads:
         if draft is not None:
-            found.append(ours(target, specjax.quantise(draft), "draft", gamma, script, name="draft int8"))
+            found.append(
+                ours(target, specjax.quantise(draft), "draft", gamma, script, name="draft int8")
+            )
         # How often it is right is the question, so that is never imposed.
         found.append(ours(target, small, "draft", gamma, name="self-int8"))
     return found
 
 
 @functools.lru_cache(1)
-def _pair(size: str, vocab_size: int, dtype: str, weights: str, target: str | None, draft: str | None) -> Pair:
+def _pair(
+    size: str, vocab_size: int, dtype: str, weights: str, target: str | None, draft: str | None
+) -> Pair:
     if size and weights == "device":
         return random_on_device(size, vocab_size, dtype)
     if size:
@@ -191,20 +247,37 @@ def _pair(size: str, vocab_size: int, dtype: str, weights: str, target: str | No
     return from_folders(shipped / "target", shipped / "draft", dtype)
 
 
-def _rows(timed: list[Timed], target: Any, arguments: argparse.Namespace, top: dict[str, float]) -> list[dict]:
+def _rows(
+    timed: list[Timed], target: Any, arguments: argparse.Namespace, top: dict[str, float]
+) -> list[dict]:
     """A row a contestant: speed, and how it compares."""
     batches = len(timed[0].tokens)
     count = batches * arguments.batch * arguments.new_tokens
-    seconds = {(t.contestant.library, t.contestant.name, t.contestant.num_drafts): t.median for t in timed}
-    steps = {(t.contestant.name, t.contestant.num_drafts): t.step for t in timed if t.contestant.library == "specjax"}
+    seconds = {
+        (t.contestant.library, t.contestant.name, t.contestant.num_drafts): t.median for t in timed
+    }
+    steps = {
+        (t.contestant.name, t.contestant.num_drafts): t.step
+        for t in timed
+        if t.contestant.library == "specjax"
+    }
     plain = seconds["specjax", "plain", 0]
     floor = _floor(target, arguments.dtype, top)
     reference = np.concatenate(timed[0].tokens)
     rows = []
     for t in timed:
-        name, gamma, ours_too = t.contestant.name, t.contestant.num_drafts, t.contestant.library == "specjax"
-        peer, loop = (seconds.get((library, name, gamma)) for library in ("transformers", "torch loop"))
-        median, row = t.median, {"library": t.contestant.library, "proposer": name, "num_drafts": gamma}
+        name, gamma, ours_too = (
+            t.contestant.name,
+            t.contestant.num_drafts,
+            t.contestant.library == "specjax",
+        )
+        peer, loop = (
+            seconds.get((library, name, gamma)) for library in ("transformers", "torch loop")
+        )
+        median, row = (
+            t.median,
+            {"library": t.contestant.library, "proposer": name, "num_drafts": gamma},
+        )
         row |= {
             "first_call_seconds": t.first,
             "samples": sum(map(len, t.seconds)),
@@ -233,7 +306,9 @@ def _floor(target: Any, dtype: str, top: dict[str, float]) -> float:
     return target.num_params * jax.numpy.dtype(dtype).itemsize / (top["bandwidth"] * 1e9)
 
 
-def parts_over_step(steps: dict[tuple[str, int], float | None], name: str, gamma: int) -> float | None:
+def parts_over_step(
+    steps: dict[tuple[str, int], float | None], name: str, gamma: int
+) -> float | None:
     """Seconds of a step's parts, each measured alone, over the seconds of the step.
 
     The parts are a step of plain decoding at gamma + 1 rows, and gamma steps of the draft's plain
@@ -298,7 +373,11 @@ def table(report: dict[str, Any]) -> str:
     ]
     for row in report["rows"]:
         found = ((row.get(name), form) for name, form in _COLUMNS.values())
-        lines.append("| " + " | ".join("" if value is None else format(value, form) for value, form in found) + " |")
+        lines.append(
+            "| "
+            + " | ".join("" if value is None else format(value, form) for value, form in found)
+            + " |"
+        )
     return "\n".join(lines)
 
 

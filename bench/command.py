@@ -13,7 +13,10 @@ def run(main: Callable[[], None]) -> None:
         main()
     except (ValueError, OSError, ImportError) as error:
         path = pathlib.Path(sys.argv[0])
-        print(f"{path.parent.name if path.stem == '__main__' else path.stem}: {error}", file=sys.stderr)
+        print(
+            f"{path.parent.name if path.stem == '__main__' else path.stem}: {error}",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

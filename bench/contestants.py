@@ -25,8 +25,12 @@ class Contestant:
     library: str
     num_drafts: int
     run: Callable[[np.ndarray, int], np.ndarray]
-    counts: dict[str, int] = dataclasses.field(default_factory=dict)  # what the last run told of itself
-    prefill: list[float] = dataclasses.field(default_factory=list)  # seconds until it began to decode, a run; or []
+    counts: dict[str, int] = dataclasses.field(
+        default_factory=dict
+    )  # what the last run told of itself
+    prefill: list[float] = dataclasses.field(
+        default_factory=list
+    )  # seconds until it began to decode, a run; or []
 
 
 def ours(
@@ -69,13 +73,21 @@ def ours(
         lengths = np.full(rows, length, np.int32)
         keys = jax.random.split(specjax.make_key(0), rows)
         sampling = Sampling.create(rows, 0.0)
-        state = decoder.prefill(params, prompts, lengths, limit=lengths + np.int32(new), sampling=sampling, key=keys)
+        state = decoder.prefill(
+            params, prompts, lengths, limit=lengths + np.int32(new), sampling=sampling, key=keys
+        )
         jax.block_until_ready(state)
         prefill.append(time.perf_counter() - started)
         state = jax.block_until_ready(decoder.run(params, state))
         stats = state.stats
-        found = {"passes": stats.target_passes, "emitted": stats.emitted, "accepted": stats.accepted}
-        counts.update({key: int(np.sum(count)) for key, count in {**found, "tested": stats.tested}.items()})
+        found = {
+            "passes": stats.target_passes,
+            "emitted": stats.emitted,
+            "accepted": stats.accepted,
+        }
+        counts.update(
+            {key: int(np.sum(count)) for key, count in {**found, "tested": stats.tested}.items()}
+        )
         counts["steps"] = int(np.max(stats.target_passes))
         return np.asarray(state.tokens)[:, length : length + new]
 
@@ -132,7 +144,10 @@ class _scripted:
             return
         import torch
 
-        make, drafts = type(self.model)._get_candidate_generator.__get__(self.model), self.num_drafts
+        make, drafts = (
+            type(self.model)._get_candidate_generator.__get__(self.model),
+            self.num_drafts,
+        )
         text, right = (torch.from_numpy(np.asarray(x)) for x in self.script)
         vocab = self.model.config.vocab_size
 

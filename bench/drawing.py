@@ -18,11 +18,15 @@ def draw(reports: Sequence[dict[str, Any]]) -> Any:
     """
     figure = new_figure(2 + 4 * len(reports), 7)
     panels = figure.subplots(2, len(reports), squeeze=False, sharex=True, sharey="row")
-    varies = [name for name in _VARIES if len({report["arguments"][name] for report in reports}) > 1]
+    varies = [
+        name for name in _VARIES if len({report["arguments"][name] for report in reports}) > 1
+    ]
     names = dict.fromkeys(_name(row) for report in reports for row in report["rows"] if _shown(row))
     colours = {name: f"C{number % 10}" for number, name in enumerate(names)}
     for column, report in zip(panels.T, reports, strict=True):
-        column[0].set_title(", ".join(f"{name} {report['arguments'][name]}" for name in varies), fontsize=9)
+        column[0].set_title(
+            ", ".join(f"{name} {report['arguments'][name]}" for name in varies), fontsize=9
+        )
         column[1].set_xlabel("drafts")
         for name, colour in colours.items():
             rows = [row for row in report["rows"] if _name(row) == name and row["speedup"]]
@@ -30,14 +34,24 @@ def draw(reports: Sequence[dict[str, Any]]) -> Any:
                 guessing = [row for row in rows if row["num_drafts"]]
                 for row in rows:
                     if not row["num_drafts"]:
-                        axes.axhline(row[value], color=colour, linewidth=0.8, linestyle="--", label=name)
+                        axes.axhline(
+                            row[value], color=colour, linewidth=0.8, linestyle="--", label=name
+                        )
                 if guessing:
                     lookaheads = [row["num_drafts"] for row in guessing]
-                    axes.plot(lookaheads, [row[value] for row in guessing], color=colour, marker="o", label=name)
+                    axes.plot(
+                        lookaheads,
+                        [row[value] for row in guessing],
+                        color=colour,
+                        marker="o",
+                        label=name,
+                    )
                     axes.set_xticks(lookaheads)
                 known = [row for row in guessing if row.get("parts_over_step")]
                 by_parts = [row[value] / row["parts_over_step"] for row in known]
-                axes.plot([row["num_drafts"] for row in known], by_parts, color=colour, linestyle=":")
+                axes.plot(
+                    [row["num_drafts"] for row in known], by_parts, color=colour, linestyle=":"
+                )
     panels[0, 0].set_ylabel("tokens/s")
     panels[1, 0].set_ylabel("x plain; dotted: by the parts of a step")
     panels[0, 0].legend(fontsize=7)

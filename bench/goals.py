@@ -36,7 +36,9 @@ class Report:
     def row(self, library: str, proposer: str, num_drafts: int = 0) -> dict[str, Any]:
         """{} where it was left out."""
         key = library, proposer, num_drafts
-        return next((r for r in self.rows if (r["library"], r["proposer"], r["num_drafts"]) == key), {})
+        return next(
+            (r for r in self.rows if (r["library"], r["proposer"], r["num_drafts"]) == key), {}
+        )
 
     def ours(self, proposer: str, what: str, num_drafts: int = 0) -> float | None:
         return self.row("specjax", proposer, num_drafts).get(what)
@@ -54,7 +56,11 @@ class Report:
 
     def best(self) -> float | None:
         """Speed-up of the best proposer over plain decoding."""
-        found = (r["speedup"] for r in self.rows if r["library"] == "specjax" and r["num_drafts"] and r["speedup"])
+        found = (
+            r["speedup"]
+            for r in self.rows
+            if r["library"] == "specjax" and r["num_drafts"] and r["speedup"]
+        )
         return max(found, default=None)
 
 
@@ -94,8 +100,12 @@ GOALS = _goals()
 
 def main(argv: list[str] | None = None) -> None:
     made = argparse.ArgumentParser(prog="python -m bench.goals", description=__doc__)
-    made.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS), help="these runs")
-    made.add_argument("--quick", action="store_true", help="tiny models: shows that it runs, and measures nothing")
+    made.add_argument(
+        "--only", nargs="+", choices=list(RUNS), default=list(RUNS), help="these runs"
+    )
+    made.add_argument(
+        "--quick", action="store_true", help="tiny models: shows that it runs, and measures nothing"
+    )
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--new-tokens", type=int, default=128)
     made.add_argument("--json", help="write the reports and the goals to this file")
@@ -110,12 +120,20 @@ def main(argv: list[str] | None = None) -> None:
         measured = "" if row["measured"] is None else f"{row['measured']:.2f}"
         print(f"| {row['case']} | {measured} | {row['goal']:.2f} | {row['verdict']} |")
     if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps({"goals": rows, "reports": reports}, indent=1))
+        pathlib.Path(arguments.json).write_text(
+            json.dumps({"goals": rows, "reports": reports}, indent=1)
+        )
 
 
 def settings(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
     """The arguments of `python -m bench` for a run."""
-    words = [*RUNS[name].split(), "--rounds", str(arguments.rounds), "--new-tokens", str(arguments.new_tokens)]
+    words = [
+        *RUNS[name].split(),
+        "--rounds",
+        str(arguments.rounds),
+        "--new-tokens",
+        str(arguments.new_tokens),
+    ]
     if arguments.quick:
         words += [*_QUICK.split(), "--limit-prompts", "2"]
     found = parser().parse_args(words)

@@ -37,7 +37,11 @@ _DEPARTS = 1.25
 AXES: dict[str, tuple[list[int], dict[str, str]]] = {
     "batch": (
         [1, 2, 4, 8, 16],
-        {"step": "flat while weights are read, then linear in the rows", "memory": "linear: caches", "compile": "flat"},
+        {
+            "step": "flat while weights are read, then linear in the rows",
+            "memory": "linear: caches",
+            "compile": "flat",
+        },
     ),
     "prompt": (
         [64, 256, 1024, 2048],
@@ -49,11 +53,19 @@ AXES: dict[str, tuple[list[int], dict[str, str]]] = {
     ),
     "drafts": (
         [1, 2, 4, 6, 8],
-        {"step": "flat while memory binds, then linear in the nodes", "memory": "flat", "compile": "flat"},
+        {
+            "step": "flat while memory binds, then linear in the nodes",
+            "memory": "flat",
+            "compile": "flat",
+        },
     ),
     "vocabulary": (
         [1024, 4096, 16384, 65536],
-        {"step": "linear: head and noise", "memory": "linear: embedding and head", "compile": "flat"},
+        {
+            "step": "linear: head and noise",
+            "memory": "linear: embedding and head",
+            "compile": "flat",
+        },
     ),
     "layers": (
         [2, 4, 8, 12],
@@ -86,7 +98,9 @@ def main(argv: list[str] | None = None) -> None:
             print(f"  {part}: {words}{'; ' * bool(departs)}{departs}")
         print(f"\n| {axis} | step, ms | memory, MB | compile, s |\n|---|---|---|---|")
         for row in rows:
-            print(f"| {row[axis]} | {row['step'] * 1e3:.2f} | {row['memory'] / 1e6:.1f} | {row['compile']:.1f} |")
+            print(
+                f"| {row[axis]} | {row['step'] * 1e3:.2f} | {row['memory'] / 1e6:.1f} | {row['compile']:.1f} |"
+            )
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(found, indent=1))
     if arguments.plot:
@@ -103,12 +117,18 @@ def measure(setting: dict[str, int], steps: int, rounds: int) -> dict[str, float
     params = Params(model.init(jax.random.key(0)))
     rows, length = setting["batch"], setting["prompt"]
     proposer = NGram(setting["drafts"]) if setting["drafts"] else NoProposer()
-    capacity = length + (rounds + 2) * steps * (max(AXES["drafts"][0]) + 1)  # the same, whatever is varied
+    capacity = length + (rounds + 2) * steps * (
+        max(AXES["drafts"][0]) + 1
+    )  # the same, whatever is varied
     decoder = Decoder(model, proposer, Match(), (), capacity)
-    prompt = jnp.asarray(np.random.default_rng(0).integers(1, config.vocab_size, (rows, length)), jnp.int32)
+    prompt = jnp.asarray(
+        np.random.default_rng(0).integers(1, config.vocab_size, (rows, length)), jnp.int32
+    )
     lengths = jnp.full(rows, length, jnp.int32)
     keys, sampling = jax.random.split(make_key(0), rows), Sampling.create(rows, 0.0)
-    state = decoder.prefill(params, prompt, lengths, limit=lengths * 0 + capacity, sampling=sampling, key=keys)
+    state = decoder.prefill(
+        params, prompt, lengths, limit=lengths * 0 + capacity, sampling=sampling, key=keys
+    )
     run: Callable = jax.jit(lambda p, s: decoder.run(p, s, steps), donate_argnums=1)
     started = time.perf_counter()
     compiled = run.lower(params, state).compile()
@@ -127,10 +147,16 @@ def law(x: np.ndarray, y: np.ndarray, words: str) -> tuple[np.ndarray, str]:
     """The line a + b x that fits best in ratio, with b = 0 for what should be flat; and a word where it departs."""
     slope = 0.0 if words == "flat" else 1.0
     a = np.stack([np.ones_like(x), slope * x], axis=1) / y[:, None]
-    fitted = np.stack([np.ones_like(x), slope * x], axis=1) @ np.linalg.lstsq(a, np.ones_like(x), rcond=None)[0]
+    fitted = (
+        np.stack([np.ones_like(x), slope * x], axis=1)
+        @ np.linalg.lstsq(a, np.ones_like(x), rcond=None)[0]
+    )
     worst = int(np.argmax(np.abs(np.log(np.maximum(y, 1e-12) / np.maximum(fitted, 1e-12)))))
     ratio = y[worst] / max(fitted[worst], 1e-12)
-    return fitted, "" if 1 / _DEPARTS < ratio < _DEPARTS else f"departs: {ratio:.1f} x at {x[worst]:.0f}"
+    return (
+        fitted,
+        "" if 1 / _DEPARTS < ratio < _DEPARTS else f"departs: {ratio:.1f} x at {x[worst]:.0f}",
+    )
 
 
 def plot(found: dict[str, list[dict[str, Any]]]) -> Any:
@@ -144,7 +170,13 @@ def plot(found: dict[str, list[dict[str, Any]]]) -> Any:
             fitted, departs = law(x, y, words)
             panel.plot(x, y, marker="o", label="measured")
             panel.plot(x, fitted, linestyle=":", label="law")
-            panel.set(xlabel=axis, ylabel=unit, xscale="log", yscale="log", ylim=(y.min() / 2, y.max() * 2))
+            panel.set(
+                xlabel=axis,
+                ylabel=unit,
+                xscale="log",
+                yscale="log",
+                ylim=(y.min() / 2, y.max() * 2),
+            )
             panel.set_xticks(x, [f"{value:g}" for value in x], minor=False)
             panel.set_xticks([], minor=True)
             panel.yaxis.set_major_formatter("{x:g}")

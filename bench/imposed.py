@@ -40,7 +40,9 @@ def coins(rows: int, new: int, rate: float, lookaheads: Sequence[int]) -> np.nda
         for gamma in lookaheads:
             passes, accepted, tested = np.sum([walk(right, gamma) for right in toss], axis=0)
             tau = toss.size / passes
-            total += (accepted / tested - rate) ** 2 + (tau / expected_accepted_length(rate, gamma) - 1) ** 2
+            total += (accepted / tested - rate) ** 2 + (
+                tau / expected_accepted_length(rate, gamma) - 1
+            ) ** 2
         return total
 
     return min(tosses, key=luck)
@@ -83,7 +85,9 @@ class Imposed(Proposer):
             raise ValueError(
                 f"acceptance is imposed on chains with a state of their own, and not on a {type(self.inner).__name__}"
             )
-        self.declare(num_nodes=self.inner.num_nodes, max_depth=self.inner.max_depth, taps=self.inner.taps)
+        self.declare(
+            num_nodes=self.inner.num_nodes, max_depth=self.inner.max_depth, taps=self.inner.taps
+        )
 
     def init(self, params: Script, prompt: Block, capacity: int) -> Any:
         guessed = jnp.zeros((len(prompt.count), self.num_nodes), jnp.int32)

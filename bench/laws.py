@@ -31,18 +31,30 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     arguments = parser.parse_args(argv)
     pair = random_on_device(arguments.size, arguments.vocab_size, arguments.dtype)
-    prompts = np.random.default_rng(0).integers(1, arguments.vocab_size, (_PROMPTS, _LENGTH), dtype=np.int32)
-    print(f"{arguments.size}, {arguments.dtype}, {jax.devices()[0].device_kind}, jax {jax.__version__}\n")
+    prompts = np.random.default_rng(0).integers(
+        1, arguments.vocab_size, (_PROMPTS, _LENGTH), dtype=np.int32
+    )
+    print(
+        f"{arguments.size}, {arguments.dtype}, {jax.devices()[0].device_kind}, jax {jax.__version__}\n"
+    )
     kept = True
     for gamma in arguments.num_drafts:
         for name, (proposer, arrays) in proposers(pair, gamma).items():
             decoder = Decoder(pair.target.model, proposer, Match(), (), 256)
             params = Params(pair.target.params, arrays)
             found = audit(
-                decoder, params, prompts.tolist(), max_new_tokens=arguments.new_tokens, samples=64, rows=16, top_k=4
+                decoder,
+                params,
+                prompts.tolist(),
+                max_new_tokens=arguments.new_tokens,
+                samples=64,
+                rows=16,
+                top_k=4,
             )
             same = drafts_of_one_width(decoder, params, prompts[0], arguments.new_tokens)
-            print(f"{name}: {found}\n  0 to {gamma} drafts, one key: {'one text' if same else 'FAIL: several texts'}\n")
+            print(
+                f"{name}: {found}\n  0 to {gamma} drafts, one key: {'one text' if same else 'FAIL: several texts'}\n"
+            )
             kept = kept and found.passed and same
     print(of_all_widths(pair, prompts, arguments.num_drafts, arguments.new_tokens))
     sys.exit(not kept)
@@ -62,7 +74,9 @@ def proposers(pair: Pair, gamma: int) -> dict[str, tuple[Any, Any]]:
 def drafts_of_one_width(decoder: Decoder, params: Params, prompt: np.ndarray, new: int) -> bool:
     """One prompt and key in rows that may guess 0, 1, 2 ... deep: do they write one text?"""
     deep = np.arange(decoder.proposer.max_depth + 1, dtype=np.int32)
-    texts = _decode(decoder, params, np.tile(prompt, (len(deep), 1)), new, np.zeros_like(deep), deep)
+    texts = _decode(
+        decoder, params, np.tile(prompt, (len(deep), 1)), new, np.zeros_like(deep), deep
+    )
     return bool((texts == texts[0]).all())
 
 
@@ -73,13 +87,24 @@ def of_all_widths(pair: Pair, prompts: np.ndarray, lookaheads: list[int], new: i
     reference = _decode(plain, Params(pair.target.params), prompts, new, keys)
     for width in (gamma + 1 for gamma in lookaheads):
         wide = dataclasses.replace(plain, proposer=NoProposer(width))
-        same = (_decode(wide, Params(pair.target.params), prompts, new, keys) == reference).all(1).sum()
-        lines.append(f"plain at {width} rows: {same} of {len(prompts)} texts are those at one row (no claim)")
+        same = (
+            (_decode(wide, Params(pair.target.params), prompts, new, keys) == reference)
+            .all(1)
+            .sum()
+        )
+        lines.append(
+            f"plain at {width} rows: {same} of {len(prompts)} texts are those at one row (no claim)"
+        )
     return "\n".join(lines)
 
 
 def _decode(
-    decoder: Decoder, params: Params, prompts: np.ndarray, new: int, keys: np.ndarray, num_drafts: Any = None
+    decoder: Decoder,
+    params: Params,
+    prompts: np.ndarray,
+    new: int,
+    keys: np.ndarray,
+    num_drafts: Any = None,
 ) -> np.ndarray:
     """New tokens [B, new] at temperature 1; rows of equal number in `keys` [B] have equal keys."""
     lengths = np.full(len(prompts), prompts.shape[1], np.int32)
@@ -87,7 +112,9 @@ def _decode(
         params, prompts, lengths, limit=lengths + np.int32(new), sampling=Sampling.create(len(prompts), 1.0),
         key=jax.vmap(make_key)(keys), num_drafts=num_drafts,
     )  # fmt: skip
-    return np.asarray(decoder.run(params, state).tokens)[:, prompts.shape[1] : prompts.shape[1] + new]
+    return np.asarray(decoder.run(params, state).tokens)[
+        :, prompts.shape[1] : prompts.shape[1] + new
+    ]
 
 
 if __name__ == "__main__":

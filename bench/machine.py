@@ -18,7 +18,11 @@ import jax.numpy as jnp
 def describe() -> dict[str, Any]:
     """Names and versions for the head of a report."""
     cpu = pathlib.Path("/proc/cpuinfo")
-    names = [line.split(":")[1].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.split(":")[1].strip()
+        for line in cpu.read_text().splitlines()
+        if line.startswith("model name")
+    ]
     found = {
         "device": jax.devices()[0].device_kind,
         "processor": names[0] if names else platform.processor(),
@@ -40,7 +44,9 @@ def describe() -> dict[str, Any]:
 @functools.cache
 def ceilings(rounds: int = 7) -> dict[str, float]:
     """`bandwidth` in GB/s, `float32` and `bfloat16` matrix rates in GFLOP/s: medians of `rounds`."""
-    found = {"bandwidth": max(bandwidths(rounds).values())}  # a ceiling is the best that anyone reaches
+    found = {
+        "bandwidth": max(bandwidths(rounds).values())
+    }  # a ceiling is the best that anyone reaches
     size = 2048 if _on_cpu() else 8192
     for name in ("float32", "bfloat16"):
         a = jnp.ones((size, size), name)
@@ -61,7 +67,9 @@ def bandwidths(rounds: int = 7) -> dict[str, float]:
         ("five vectors times matrix", (8192, words // 8192), lambda x: jnp.ones((5, 8192)) @ x),
     ):
         array, compiled = jnp.ones(shape, jnp.float32), jax.jit(read)
-        found[name] = array.nbytes / _median(lambda array=array, call=compiled: call(array), rounds) / 1e9
+        found[name] = (
+            array.nbytes / _median(lambda array=array, call=compiled: call(array), rounds) / 1e9
+        )
     return found
 
 

@@ -16,7 +16,11 @@ SHIPPED = pathlib.Path(__file__).parent.parent / "checkpoints" / "pycode" / "pro
 
 
 def batches(
-    target: specjax.LanguageModel, path: pathlib.Path | None, rows: int, length: int | None, limit: int = 0
+    target: specjax.LanguageModel,
+    path: pathlib.Path | None,
+    rows: int,
+    length: int | None,
+    limit: int = 0,
 ) -> list[np.ndarray]:
     """Token ids [rows, length] of each batch: one of random tokens without a `path`, else all that its prompts fill.
 
@@ -32,7 +36,9 @@ def batches(
     """
     if path is None:
         shape = (rows, length or RANDOM_LENGTH)
-        return [np.random.default_rng(0).integers(1, target.model.vocab_size, shape, dtype=np.int32)]
+        return [
+            np.random.default_rng(0).integers(1, target.model.vocab_size, shape, dtype=np.int32)
+        ]
     texts = read_prompts(argparse.Namespace(prompt=[], prompt_file=path))
     ids, length = encode(target, texts[: limit or len(texts)]), length or REAL_LENGTH
     for number, prompt in enumerate(ids):

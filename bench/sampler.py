@@ -40,7 +40,11 @@ def parts(size: int) -> dict[str, tuple[Callable[..., Any], Any]]:
         f"top-p {TOP_P} by sorting": (sorted_top_p, jnp.float32(TOP_P)),
     }
     for name, settings in {
-        "three penalties": {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        "three penalties": {
+            "repetition_penalty": 1.2,
+            "presence_penalty": 0.5,
+            "frequency_penalty": 0.5,
+        },
         "logit bias": {"logit_bias": {5: 1.0}},
         "8 bad phrases": {"bad_words": [[n, n + 1] for n in range(8)]},
         "minimum new tokens": {"min_new_tokens": 8},
@@ -54,13 +58,17 @@ def parts(size: int) -> dict[str, tuple[Callable[..., Any], Any]]:
 
 
 def sorted_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
-    return jnp.where(x >= jax.lax.dynamic_index_in_dim(jnp.sort(x), x.shape[-1] - k, axis=2), x, -jnp.inf)
+    return jnp.where(
+        x >= jax.lax.dynamic_index_in_dim(jnp.sort(x), x.shape[-1] - k, axis=2), x, -jnp.inf
+    )
 
 
 def sorted_top_p(x: jax.Array, p: jax.Array) -> jax.Array:
     ordered = jnp.sort(x, descending=True)
     last = (jnp.cumsum(jax.nn.softmax(ordered), axis=-1) < p).sum(-1, keepdims=True)
-    return jnp.where(x >= jnp.take_along_axis(ordered, jnp.minimum(last, x.shape[-1] - 1), axis=2), x, -jnp.inf)
+    return jnp.where(
+        x >= jnp.take_along_axis(ordered, jnp.minimum(last, x.shape[-1] - 1), axis=2), x, -jnp.inf
+    )
 
 
 def begun(processors: Processors | None, size: int, counted: bool = False) -> Processors:
@@ -84,11 +92,15 @@ def run_processors(x: jax.Array, processors: Processors) -> jax.Array:
 
 
 def run_function(x: jax.Array, processors: Processors) -> jax.Array:
-    return process(state(processors), x, path(), lambda logits, text, counts: logits - 0.1 * counts, 64)
+    return process(
+        state(processors), x, path(), lambda logits, text, counts: logits - 0.1 * counts, 64
+    )
 
 
 def shared_noise(x: jax.Array, key: jax.Array) -> jax.Array:
-    return sampling.SharedDraw.create(key, jnp.asarray(LENGTH) - 1, NODES - 1, x.shape[-1], jnp.array(True)).gumbel
+    return sampling.SharedDraw.create(
+        key, jnp.asarray(LENGTH) - 1, NODES - 1, x.shape[-1], jnp.array(True)
+    ).gumbel
 
 
 def logprobs(x: jax.Array, top: int) -> Logprobs:
@@ -111,13 +123,24 @@ def measure(size: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[32_000, 152_000], help="vocabularies")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[32_000, 152_000], help="vocabularies"
+    )
     parser.add_argument("--rounds", type=int, default=15, help="measured, after one that compiles")
     arguments = parser.parse_args()
     columns = [measure(size, arguments.rounds) for size in arguments.sizes]
-    print(f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}, {NODES} nodes, milliseconds")
-    print("\n| part |" + "".join(f" {size} |" for size in arguments.sizes) + "\n|---|" + "---|" * len(columns))
+    print(
+        f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}, {NODES} nodes, milliseconds"
+    )
+    print(
+        "\n| part |"
+        + "".join(f" {size} |" for size in arguments.sizes)
+        + "\n|---|"
+        + "---|" * len(columns)
+    )
     for name in columns[0]:
         print(f"| {name} |" + "".join(f" {column[name]:.2f} |" for column in columns))
 

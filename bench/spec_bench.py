@@ -36,7 +36,9 @@ GROUPS = {
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.spec_bench", description=__doc__)
-    parser.add_argument("--questions", required=True, help="JSON lines with question_id, category, turns")
+    parser.add_argument(
+        "--questions", required=True, help="JSON lines with question_id, category, turns"
+    )
     parser.add_argument("--target", required=True, help="folder or hub name")
     parser.add_argument("--draft", help="folder or hub name; without it, prompt lookup")
     parser.add_argument("--num-drafts", type=int, default=4)
@@ -57,7 +59,9 @@ def main(argv: list[str] | None = None) -> None:
         plain = answer(target, question, arguments, {})
         fast = answer(target, question, arguments, speculation)
         group = GROUPS[question["category"]]
-        answers.append({"question_id": question["question_id"], "group": group, "plain": plain, "fast": fast})
+        answers.append(
+            {"question_id": question["question_id"], "group": group, "plain": plain, "fast": fast}
+        )
     print(table(answers))
     if arguments.json:
         pathlib.Path(arguments.json).write_text(json.dumps(answers))
@@ -74,7 +78,9 @@ def read_questions(path: str) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
         if not isinstance(question, dict):
-            raise ValueError(f"{path}, line {number} holds a {type(question).__name__}, not an object")
+            raise ValueError(
+                f"{path}, line {number} holds a {type(question).__name__}, not an object"
+            )
         missing = {"question_id", "category", "turns"} - question.keys()
         if missing:
             raise ValueError(f"{path}, line {number} lacks {', '.join(sorted(missing))}")
@@ -83,16 +89,27 @@ def read_questions(path: str) -> list[dict[str, Any]]:
                 f"{path}, line {number}: category {question['category']!r} is not one of {', '.join(GROUPS)}"
             )
         turns = question["turns"]
-        if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-            raise ValueError(f"{path}, line {number}: turns is {turns!r}; it must be a list of texts")
+        if (
+            not isinstance(turns, list)
+            or not turns
+            or not all(isinstance(turn, str) and turn for turn in turns)
+        ):
+            raise ValueError(
+                f"{path}, line {number}: turns is {turns!r}; it must be a list of texts"
+            )
         found.append(question)
     if not found:
-        raise ValueError(f"{path} holds no question: JSON lines with question_id, category and turns")
+        raise ValueError(
+            f"{path} holds no question: JSON lines with question_id, category and turns"
+        )
     return found
 
 
 def answer(
-    target: specjax.LanguageModel, question: dict[str, Any], arguments: argparse.Namespace, how: dict[str, Any]
+    target: specjax.LanguageModel,
+    question: dict[str, Any],
+    arguments: argparse.Namespace,
+    how: dict[str, Any],
 ) -> dict[str, Any]:
     """All turns of a question; the figures of the second run of each, since the first may compile."""
     messages: list[dict[str, str]] = []
@@ -129,7 +146,9 @@ def table(answers: list[dict[str, Any]]) -> str:
         plain = total("plain", "tokens") / total("plain", "seconds")
         same = sum(a["plain"]["answers"] == a["fast"]["answers"] for a in found)
         tau = total("fast", "tokens") / total("fast", "passes")
-        lines.append(f"| {group} | {len(found)} | {tau:.2f} | {rate:.0f} | {rate / plain:.2f} | {same}/{len(found)} |")
+        lines.append(
+            f"| {group} | {len(found)} | {tau:.2f} | {rate:.0f} | {rate / plain:.2f} | {same}/{len(found)} |"
+        )
     return "\n".join(lines)
 
 

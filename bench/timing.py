@@ -30,7 +30,9 @@ class Timed:
     dropped: int
     tokens: list[np.ndarray]  # [B, new] a batch
     counts: dict[str, int]  # over all batches; those that the contestant tells
-    prefill: list[list[float]]  # seconds of the clean samples before decoding began; of those that tell
+    prefill: list[
+        list[float]
+    ]  # seconds of the clean samples before decoding began; of those that tell
 
     @property
     def median(self) -> float | None:
@@ -48,7 +50,11 @@ class Timed:
     @property
     def step(self) -> float | None:
         """Seconds a step of decoding, of all rows together."""
-        return self.decoding / self.counts["steps"] if self.decoding and self.counts.get("steps") else None
+        return (
+            self.decoding / self.counts["steps"]
+            if self.decoding and self.counts.get("steps")
+            else None
+        )
 
     @property
     def spread(self) -> float | None:
@@ -59,7 +65,9 @@ class Timed:
     @property
     def alpha(self) -> float | None:
         """Accepted guesses of those that the target judged."""
-        return self.counts["accepted"] / self.counts["tested"] if self.counts.get("tested") else None
+        return (
+            self.counts["accepted"] / self.counts["tested"] if self.counts.get("tested") else None
+        )
 
     @property
     def tau(self) -> float | None:
@@ -71,7 +79,11 @@ class Timed:
 
 
 def alternate(
-    contestants: list[Contestant], prompts: Sequence[np.ndarray], new: int, rounds: int, until: float = math.inf
+    contestants: list[Contestant],
+    prompts: Sequence[np.ndarray],
+    new: int,
+    rounds: int,
+    until: float = math.inf,
 ) -> tuple[list[Timed], list[str]]:
     """Each contestant on each batch once to warm up, then all of them `rounds` times in turn.
 
@@ -82,7 +94,9 @@ def alternate(
       What was measured of each, and who was left out, and why.
     """
     found, left, began = [], [], time.perf_counter()
-    for contestant in tqdm(contestants, desc="first calls", unit="contestant", disable=None, file=sys.stderr):
+    for contestant in tqdm(
+        contestants, desc="first calls", unit="contestant", disable=None, file=sys.stderr
+    ):
         name = f"{contestant.library} {contestant.name} {contestant.num_drafts}"
         started = time.perf_counter()
         if found and started - began > (until - began) * 2 / 3:
@@ -100,7 +114,11 @@ def alternate(
             traceback.print_exc()
             left.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")
             continue
-        found.append(Timed(contestant, first, [[] for _ in prompts], 0, tokens, counts, [[] for _ in prompts]))
+        found.append(
+            Timed(
+                contestant, first, [[] for _ in prompts], 0, tokens, counts, [[] for _ in prompts]
+            )
+        )
     bar = tqdm(total=rounds, desc="measuring", unit="round", disable=None, file=sys.stderr)
     for turn in range(rounds):
         if turn and time.perf_counter() > until:

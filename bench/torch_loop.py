@@ -27,8 +27,17 @@ class Llama(nn.Module):
         c = model.config
         self.body, self.head, self.eps = model.model, model.lm_head, c.rms_norm_eps
         self.heads, self.kv_heads = c.num_attention_heads, c.num_key_value_heads
-        shape = (c.num_hidden_layers, 2, rows, self.kv_heads, slots, self.body.layers[0].self_attn.head_dim)
-        self.register_buffer("cache", torch.zeros(shape, dtype=model.dtype, device=model.device), persistent=False)
+        shape = (
+            c.num_hidden_layers,
+            2,
+            rows,
+            self.kv_heads,
+            slots,
+            self.body.layers[0].self_attn.head_dim,
+        )
+        self.register_buffer(
+            "cache", torch.zeros(shape, dtype=model.dtype, device=model.device), persistent=False
+        )
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
         """Read `tokens` [B, N] at positions `start` [B] and on; logits [B, N, V].  Keys and values are kept."""
@@ -36,14 +45,28 @@ class Llama(nn.Module):
         seen = torch.arange(self.cache.shape[4], device=tokens.device) <= place[..., None]
         x = self.body.embed_tokens(tokens)
         angles = place[..., None].float() * self.body.rotary_emb.inv_freq
-        cos, sin = (f(torch.cat([angles, angles], -1)).to(x.dtype)[:, :, None] for f in (torch.cos, torch.sin))
+        cos, sin = (
+            f(torch.cat([angles, angles], -1)).to(x.dtype)[:, :, None]
+            for f in (torch.cos, torch.sin)
+        )
         for layer, memory in zip(self.body.layers, self.cache, strict=True):
-            x = x + self._attend(layer.self_attn, self._norm(layer.input_layernorm, x), memory, place, seen, cos, sin)
+            x = x + self._attend(
+                layer.self_attn, self._norm(layer.input_layernorm, x), memory, place, seen, cos, sin
+            )
             y, mlp = self._norm(layer.post_attention_layernorm, x), layer.mlp
             x = x + mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
         return self.head(self._norm(self.body.norm, x))
 
-    def _attend(self, layer: Any, x: Tensor, memory: Tensor, place: Tensor, seen: Tensor, cos: Tensor, sin: Tensor):
+    def _attend(
+        self,
+        layer: Any,
+        x: Tensor,
+        memory: Tensor,
+        place: Tensor,
+        seen: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+    ):
         batch, width, _ = x.shape
 
         def rotate(y: Tensor) -> Tensor:
@@ -56,7 +79,11 @@ class Llama(nn.Module):
         row = torch.arange(batch, device=x.device)[:, None]
         memory[0][row, :, place], memory[1][row, :, place] = keys, values
         # Query heads of one key head side by side, so that no key is copied: [B, K, N x heads / K, D].
-        query = query.view(batch, width, self.kv_heads, -1, query.shape[-1]).transpose(1, 2).flatten(2, 3)
+        query = (
+            query.view(batch, width, self.kv_heads, -1, query.shape[-1])
+            .transpose(1, 2)
+            .flatten(2, 3)
+        )
         scores = (query @ memory[0].transpose(2, 3)).float() / query.shape[-1] ** 0.5
         mask = seen.repeat_interleave(self.heads // self.kv_heads, dim=1)[:, None]
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(x.dtype)
@@ -65,7 +92,9 @@ class Llama(nn.Module):
 
     def _norm(self, norm: Any, x: Tensor) -> Tensor:
         y = x.float()
-        return norm.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        return norm.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)).to(
+            x.dtype
+        )
 
 
 class Loop(nn.Module):
@@ -77,7 +106,9 @@ class Loop(nn.Module):
     said: Tensor
     right: Tensor
 
-    def __init__(self, target: Any, draft: Any, num_drafts: int, rows: int, limit: int, script: Any):
+    def __init__(
+        self, target: Any, draft: Any, num_drafts: int, rows: int, limit: int, script: Any
+    ):
         super().__init__()
         slots, device = limit + num_drafts + 1, target.device
         self.num_drafts, self.limit, self.vocab = num_drafts, limit, target.config.vocab_size
@@ -85,7 +116,11 @@ class Loop(nn.Module):
         self.draft = Llama(draft, rows, slots) if num_drafts else None
         self.scripted = script is not None
         said, right = script or (np.zeros((rows, 1)), np.zeros((rows, 1)))
-        numbers = {"text": np.zeros((rows, slots)), "length": np.zeros(rows), "guessed": np.zeros((rows, num_drafts))}
+        numbers = {
+            "text": np.zeros((rows, slots)),
+            "length": np.zeros(rows),
+            "guessed": np.zeros((rows, num_drafts)),
+        }
         for name, value in {**numbers, "said": said}.items():
             self.register_buffer(name, torch.from_numpy(value).long().to(device), persistent=False)
         self.register_buffer("right", torch.from_numpy(right).bool().to(device), persistent=False)
@@ -120,7 +155,10 @@ class Loop(nn.Module):
         """[B, num_drafts]; the first pass also reads the token before, which may be a guess that was never read."""
         if self.draft is None:
             return self.guessed
-        tokens, start = text.gather(1, length[:, None] + torch.tensor([-2, -1], device=text.device)), length - 2
+        tokens, start = (
+            text.gather(1, length[:, None] + torch.tensor([-2, -1], device=text.device)),
+            length - 2,
+        )
         for node in range(self.num_drafts):
             guess = self.draft(tokens, start)[:, -1].argmax(-1)
             self.guessed[:, node] = guess
@@ -132,7 +170,9 @@ class Loop(nn.Module):
         return torch.where(self.right.gather(1, place), said, (said + 1) % self.vocab)
 
 
-def loop(pair: Pair, num_drafts: int = 0, script: tuple[np.ndarray, np.ndarray] | None = None) -> Contestant:
+def loop(
+    pair: Pair, num_drafts: int = 0, script: tuple[np.ndarray, np.ndarray] | None = None
+) -> Contestant:
     """Plain decoding, or a chain from the draft."""
     made: dict[tuple, Loop] = {}
 

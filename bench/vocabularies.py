@@ -29,22 +29,39 @@ KINDS = ("byte-level", "sentencepiece")
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.vocabularies", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.vocabularies",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--target-size", type=int, default=128_000, help="tokens of the target (default: 128000)")
-    parser.add_argument("--draft-size", type=int, default=32_000, help="and of the draft (default: 32000)")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median counts (default: 3)")
+    parser.add_argument(
+        "--target-size", type=int, default=128_000, help="tokens of the target (default: 128000)"
+    )
+    parser.add_argument(
+        "--draft-size", type=int, default=32_000, help="and of the draft (default: 32000)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of which the median counts (default: 3)"
+    )
     arguments = parser.parse_args(argv)
     if min(arguments.target_size, arguments.draft_size) < 512 or arguments.rounds < 1:
-        parser.error("sizes must be at least 512, which is room for all bytes, and --rounds at least 1")
+        parser.error(
+            "sizes must be at least 512, which is room for all bytes, and --rounds at least 1"
+        )
     target = tokenizer(arguments.target_size, 1, "byte-level")
-    print(f"target of {arguments.target_size} tokens, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    print("| draft | tokens | shared | draft tokens a target token, at most | seconds |\n|---|---|---|---|---|")
+    print(
+        f"target of {arguments.target_size} tokens, {os.cpu_count()} cores, Python {platform.python_version()}\n"
+    )
+    print(
+        "| draft | tokens | shared | draft tokens a target token, at most | seconds |\n|---|---|---|---|---|"
+    )
     for kind in KINDS:
         draft = tokenizer(arguments.draft_size, 2, kind)
         tables, seconds = measure(target, draft, arguments.rounds)
         pieces = tables.pieces.shape[1]
-        print(f"| {kind} | {arguments.draft_size} | {tables.num_shared} | {pieces} | {seconds:.2f} |", flush=True)
+        print(
+            f"| {kind} | {arguments.draft_size} | {tables.num_shared} | {pieces} | {seconds:.2f} |",
+            flush=True,
+        )
 
 
 def measure(target: Any, draft: Any, rounds: int) -> tuple[Translation, float]:
@@ -60,7 +77,11 @@ def measure(target: Any, draft: Any, rounds: int) -> tuple[Translation, float]:
 
 def tokenizer(size: int, seed: int, kind: str) -> tokenizers.Tokenizer:
     """A byte-pair encoding of so many tokens; the seed says which merges it lacks."""
-    space, first = ("Ġ", sorted(pre_tokenizers.ByteLevel.alphabet())) if kind == KINDS[0] else ("▁", _fallback())
+    space, first = (
+        ("Ġ", sorted(pre_tokenizers.ByteLevel.alphabet()))
+        if kind == KINDS[0]
+        else ("▁", _fallback())
+    )
     vocabulary = {token: number for number, token in enumerate(first)}
     lacks, merges = random.Random(seed), []
     for left, right in _stream():
@@ -75,10 +96,15 @@ def tokenizer(size: int, seed: int, kind: str) -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, byte_fallback=kind != KINDS[0]))
     whole: Any = made  # its stubs know no attribute that can be set
     if kind == KINDS[0]:
-        whole.pre_tokenizer, whole.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        whole.pre_tokenizer, whole.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
     else:
         whole.pre_tokenizer = pre_tokenizers.Metaspace()
-        whole.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        whole.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
     return made
 
 

@@ -36,7 +36,9 @@ class Pair:
 
     target: LanguageModel
     draft: LanguageModel | None
-    peer: Callable[[str], Any]  # of a role: transformers' model, on torch's accelerator where it has one
+    peer: Callable[
+        [str], Any
+    ]  # of a role: transformers' model, on torch's accelerator where it has one
 
 
 def from_folders(target: pathlib.Path, draft: pathlib.Path | None, dtype: str) -> Pair:
@@ -48,13 +50,17 @@ def from_folders(target: pathlib.Path, draft: pathlib.Path | None, dtype: str) -
         import transformers
 
         folder = {"target": target, "draft": draft}[role]
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(str(folder), dtype=getattr(torch, dtype))
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=getattr(torch, dtype)
+        )
         return model.eval().to(_torch_device())
 
     return Pair(specjax.load(target, dtype), specjax.load(draft, dtype) if draft else None, peer)
 
 
-def random_folders(size: str, vocab_size: int, folder: pathlib.Path, dtype: str) -> tuple[pathlib.Path, pathlib.Path]:
+def random_folders(
+    size: str, vocab_size: int, folder: pathlib.Path, dtype: str
+) -> tuple[pathlib.Path, pathlib.Path]:
     """Folders of a random target and draft of Llama's kind, made where they are not there yet."""
     found = []
     for role, config in zip(ROLES, _configs(size, vocab_size), strict=True):
@@ -82,7 +88,9 @@ def random_on_device(size: str, vocab_size: int, dtype: str) -> Pair:
         torch.manual_seed(seed)
         with torch.device(_torch_device()):
             settings = transformers.LlamaConfig(**FAMILIES["llama"].write_config(config))
-            drawn: Any = transformers.AutoModelForCausalLM.from_config(settings, dtype=getattr(torch, dtype))
+            drawn: Any = transformers.AutoModelForCausalLM.from_config(
+                settings, dtype=getattr(torch, dtype)
+            )
         peers[role] = drawn.eval().requires_grad_(False)
         tensors = dict(drawn.named_parameters())
         params = {}

@@ -44,13 +44,17 @@ class Mine(nn.Module):  # tokens [B, T] -> logits [B, T, V]
 
     @nn.compact
     def __call__(self, tokens):
-        return nn.Dense(100)(nn.RNN(nn.GRUCell(self.features))(nn.Embed(100, self.features)(tokens)))
+        return nn.Dense(100)(
+            nn.RNN(nn.GRUCell(self.features))(nn.Embed(100, self.features)(tokens))
+        )
 
 
 def make(features, seed):
     module = Mine(features)
     params = module.init(jax.random.key(seed), jnp.zeros((1, 1), int))
-    return specjax.LanguageModel(specjax.models.from_linen(module, vocab_size=100, max_positions=512), params)
+    return specjax.LanguageModel(
+        specjax.models.from_linen(module, vocab_size=100, max_positions=512), params
+    )
 
 
 target, draft = make(64, 0), make(16, 1)
@@ -70,11 +74,16 @@ from specjax.models import attend
 
 def apply(params, tokens, positions, cache, mask):  # one layer of attention with one head of 32
     x = params["embed"][tokens] + params["places"][positions]
-    query, *new = (y[:, :, None] for y in jnp.split(x @ params["qkv"], 3, axis=-1))  # [B, N, 1, 32] each
+    query, *new = (
+        y[:, :, None] for y in jnp.split(x @ params["qkv"], 3, axis=-1)
+    )  # [B, N, 1, 32] each
     keys, values = (
-        stage(old, y.swapaxes(1, 2), cache.length) for old, y in zip(cache.keys + cache.values, new, strict=True)
+        stage(old, y.swapaxes(1, 2), cache.length)
+        for old, y in zip(cache.keys + cache.values, new, strict=True)
     )
-    x = x + attend(query, keys, values, visible_slots(cache.length, tokens.shape[1], cache.capacity, mask))
+    x = x + attend(
+        query, keys, values, visible_slots(cache.length, tokens.shape[1], cache.capacity, mask)
+    )
     return x @ params["embed"].T, KVCache((keys,), (values,), cache.length)
 
 
@@ -83,7 +92,10 @@ def empty(rows, slots):
 
 
 shapes = {"embed": (100, 32), "places": (512, 32), "qkv": (32, 96)}
-params = {name: jax.random.normal(jax.random.key(i), shape) for i, (name, shape) in enumerate(shapes.items())}
+params = {
+    name: jax.random.normal(jax.random.key(i), shape)
+    for i, (name, shape) in enumerate(shapes.items())
+}
 model = specjax.models.from_function(apply, vocab_size=100, max_positions=512, init_cache=empty)
 
 # %% [markdown]
@@ -94,4 +106,6 @@ specjax.models.check_model(model, params)
 mine = specjax.LanguageModel(model, params)
 plain = specjax.generate(mine, prompts, max_new_tokens=32)
 fast = specjax.generate(mine, prompts, proposer=specjax.NGram(), max_new_tokens=32)
-print("the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}")
+print(
+    "the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}"
+)

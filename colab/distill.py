@@ -34,7 +34,9 @@ import os
 import specjax
 from specjax.training.jobs import distill
 
-steps = int(os.environ.get("SPECJAX_STEPS", "300"))  # the first minutes of a run; the shipped draft took thousands
+steps = int(
+    os.environ.get("SPECJAX_STEPS", "300")
+)  # the first minutes of a run; the shipped draft took thousands
 checkpoints, runs = root / "checkpoints", pathlib.Path(os.environ.get("SPECJAX_RUNS", "runs"))
 target = specjax.load(checkpoints / "pycode" / "target")
 
@@ -87,4 +89,6 @@ prompt = "def main("
 plain = specjax.generate(target, prompt, max_new_tokens=48)
 fast = specjax.generate(target, prompt, draft=draft, num_drafts=3, max_new_tokens=48)
 print(prompt + fast.text[0])
-print("the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}")
+print(
+    "the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}"
+)

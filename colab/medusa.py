@@ -73,7 +73,9 @@ from specjax import plot, tree
 heads = specjax.load_medusa(out / "model", target)
 choices = heads.proposer.choices
 figure = plot.tree(
-    tree.from_choices(choices), (1.0, *heads.acceptance), ["pending", *(str(choice[-1] + 1) for choice in choices)]
+    tree.from_choices(choices),
+    (1.0, *heads.acceptance),
+    ["pending", *(str(choice[-1] + 1) for choice in choices)],
 )
 figure
 
@@ -84,8 +86,14 @@ figure
 prompts = ["def main(", "class Node:"]
 plain = specjax.generate(target, prompts, max_new_tokens=32)
 fast = specjax.generate(target, prompts, proposer=heads, max_new_tokens=32)
-print("the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}")
+print(
+    "the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}"
+)
 
-bank = specjax.MedusaBank.create({"python": heads}, capacity=4)  # room for three more, without a new program
-mixed = specjax.generate(target, prompts, proposer=bank, adapter=["python", None], max_new_tokens=32)
+bank = specjax.MedusaBank.create(
+    {"python": heads}, capacity=4
+)  # room for three more, without a new program
+mixed = specjax.generate(
+    target, prompts, proposer=bank, adapter=["python", None], max_new_tokens=32
+)
 print("the same tokens with heads for one prompt only:", plain.tokens == mixed.tokens)

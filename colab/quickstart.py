@@ -26,7 +26,8 @@ if "google.colab" in sys.modules:  # installs from the repository, and leaves Co
     checkpoints = pathlib.Path("specjax/checkpoints")
 else:
     checkpoints = (
-        next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir()) / "checkpoints"
+        next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir())
+        / "checkpoints"
     )
 
 # %%
@@ -58,16 +59,24 @@ fast = specjax.generate(target, prompt, draft=draft, num_drafts=4, **options)
 print(prompt + fast.text[0])
 print("\nthe same tokens:", fast.tokens == plain.tokens)
 print(f"alpha {fast.stats.acceptance_rate:.2f}, tau {fast.stats.mean_accepted_length:.2f}")
-print(f"passes of the target: {plain.stats.target_passes} without, {fast.stats.target_passes} with speculation")
+print(
+    f"passes of the target: {plain.stats.target_passes} without, {fast.stats.target_passes} with speculation"
+)
 
 # %% [markdown]
 # The first call of a kind compiles. Now both are warm:
 
 # %%
-for name, speculation in (("plain", {}), ("draft", {"draft": draft}), ("prompt lookup", {"proposer": specjax.NGram()})):
+for name, speculation in (
+    ("plain", {}),
+    ("draft", {"draft": draft}),
+    ("prompt lookup", {"proposer": specjax.NGram()}),
+):
     specjax.generate(target, prompt, **options, **speculation)
     stats = specjax.generate(target, prompt, **options, **speculation).stats
-    print(f"{name:<14} {stats.tokens_per_second:7.0f} tokens/s   tau {stats.mean_accepted_length:.2f}")
+    print(
+        f"{name:<14} {stats.tokens_per_second:7.0f} tokens/s   tau {stats.mean_accepted_length:.2f}"
+    )
 
 # %% [markdown]
 # ## Stream
@@ -88,8 +97,14 @@ taus = {}
 for name in ("draft", "prompt lookup"):
     taus[name] = []
     for gamma in guesses:
-        how = {"draft": draft, "num_drafts": gamma} if name == "draft" else {"proposer": specjax.NGram(gamma)}
-        taus[name].append(specjax.generate(target, prompt, **options, **how).stats.mean_accepted_length)
+        how = (
+            {"draft": draft, "num_drafts": gamma}
+            if name == "draft"
+            else {"proposer": specjax.NGram(gamma)}
+        )
+        taus[name].append(
+            specjax.generate(target, prompt, **options, **how).stats.mean_accepted_length
+        )
 for name, tau in taus.items():
     plt.plot(guesses, tau, marker="o", label=name)
 plt.xlabel("guesses per pass (γ)")
@@ -105,9 +120,16 @@ plt.show()
 for seed in (1, 2):
     texts = [
         specjax.generate(target, prompt, temperature=1.0, seed=seed, **options, **how).tokens
-        for how in ({}, {"draft": draft}, {"draft": draft, "num_drafts": 2}, {"proposer": specjax.NGram()})
+        for how in (
+            {},
+            {"draft": draft},
+            {"draft": draft, "num_drafts": 2},
+            {"proposer": specjax.NGram()},
+        )
     ]
-    print(f"seed {seed}: {len(texts)} ways, all the same: {all(text == texts[0] for text in texts)}")
+    print(
+        f"seed {seed}: {len(texts)} ways, all the same: {all(text == texts[0] for text in texts)}"
+    )
 
 # %% [markdown]
 # ## A bigger pair
@@ -122,5 +144,10 @@ else:
     messages = [{"role": "user", "content": "Write a haiku about speculation."}]
     for how in ({}, {"draft": draft}):
         specjax.generate(target, messages=messages, max_new_tokens=128, temperature=0.0, **how)
-        out = specjax.generate(target, messages=messages, max_new_tokens=128, temperature=0.0, **how)
-        print(out.text[0], f"\n{out.stats.tokens_per_second:.0f} tokens/s, tau {out.stats.mean_accepted_length:.2f}\n")
+        out = specjax.generate(
+            target, messages=messages, max_new_tokens=128, temperature=0.0, **how
+        )
+        print(
+            out.text[0],
+            f"\n{out.stats.tokens_per_second:.0f} tokens/s, tau {out.stats.mean_accepted_length:.2f}\n",
+        )

@@ -31,7 +31,8 @@ if "google.colab" in sys.modules:
     checkpoints = pathlib.Path("specjax/checkpoints")
 else:
     checkpoints = (
-        next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir()) / "checkpoints"
+        next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir())
+        / "checkpoints"
     )
 
 # %%
@@ -52,7 +53,9 @@ options = {"max_new_tokens": 48, "temperature": 1.0, "seed": 7}
 # ## One key, one text
 
 # %%
-texts = {name: specjax.generate(target, prompts, **options, **how).tokens for name, how in ways.items()}
+texts = {
+    name: specjax.generate(target, prompts, **options, **how).tokens for name, how in ways.items()
+}
 for name, tokens in texts.items():
     print(f"{name:<18} same as without a draft: {tokens == texts['no draft']}")
 
@@ -64,7 +67,8 @@ for name, tokens in texts.items():
 seeds = [11, 12, 13]
 together = specjax.generate(target, prompts, **{**options, "seed": seeds}, draft=draft)
 alone = [
-    specjax.generate(target, [p], **{**options, "seed": [s]}, draft=draft) for p, s in zip(prompts, seeds, strict=True)
+    specjax.generate(target, [p], **{**options, "seed": [s]}, draft=draft)
+    for p, s in zip(prompts, seeds, strict=True)
 ]
 print("alone = in a batch:", together.tokens == [one.tokens[0] for one in alone])
 
@@ -75,10 +79,15 @@ print("alone = in a batch:", together.tokens == [one.tokens[0] for one in alone]
 
 # %%
 for name, rule in (("match", specjax.Match()), ("rejection", specjax.Rejection())):
-    found = [specjax.generate(target, prompts, rule=rule, **options, **how) for how in list(ways.values())[:3]]
+    found = [
+        specjax.generate(target, prompts, rule=rule, **options, **how)
+        for how in list(ways.values())[:3]
+    ]
     alpha = found[2].stats.acceptance_rate
     same = all(out.tokens == found[0].tokens for out in found)
-    print(f"{name:<10} exact: {found[0].exact}   one text for all drafts: {same}   alpha {alpha:.2f}")
+    print(
+        f"{name:<10} exact: {found[0].exact}   one text for all drafts: {same}   alpha {alpha:.2f}"
+    )
 
 # %% [markdown]
 # ## The auditor

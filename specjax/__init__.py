@@ -11,7 +11,14 @@ from specjax.drafters import Drafter, MedusaAdapter, MedusaBank, first_of, make_
 from specjax.files import load, load_medusa, save, save_medusa
 from specjax.generate import Output, TextStream, generate
 from specjax.logprobs import Logprobs
-from specjax.models import FAMILIES, LanguageModel, LinenModel, Transformer, TransformerConfig, quantise
+from specjax.models import (
+    FAMILIES,
+    LanguageModel,
+    LinenModel,
+    Transformer,
+    TransformerConfig,
+    quantise,
+)
 from specjax.parallel import make_mesh
 from specjax.prefilling import eos_of_rows
 from specjax.processors import Processors

@@ -46,7 +46,9 @@ class Call:
     new: int  # tokens a row at most
     num_drafts: np.ndarray | None  # [B] int32; None: as deep as the proposer guesses
     eos: np.ndarray  # [B, ids] int32
-    seeds: tuple[np.ndarray, np.ndarray]  # [B] uint32; [B] int32 tells apart rows of one seed for all
+    seeds: tuple[
+        np.ndarray, np.ndarray
+    ]  # [B] uint32; [B] int32 tells apart rows of one seed for all
     sampling: Sampling
     processors: Processors | None
     texts: Texts
@@ -63,7 +65,11 @@ class Call:
 
         def pad(part: Any) -> Any:
             heads = isinstance(part, MedusaParams)
-            return dataclasses.replace(part, adapter=pad_rows(part.adapter, self._padding)) if heads else part
+            return (
+                dataclasses.replace(part, adapter=pad_rows(part.adapter, self._padding))
+                if heads
+                else part
+            )
 
         weights = jax.tree.map(pad, weights, is_leaf=lambda part: isinstance(part, MedusaParams))
         return Params(laid.params, weights)
@@ -80,7 +86,9 @@ class Call:
             "prompt": self.prompt,
             "prompt_length": self.lengths,
             "sampling": self.sampling,
-            "key": jax.vmap(lambda seed, row: jax.random.fold_in(jax.random.key(seed), row))(seeds, rows),
+            "key": jax.vmap(lambda seed, row: jax.random.fold_in(jax.random.key(seed), row))(
+                seeds, rows
+            ),
             "num_drafts": self.num_drafts,
             "processors": self.processors,
             "eos": self.eos,
@@ -88,7 +96,9 @@ class Call:
         # A row without room is done at once, and counts nowhere.
         asked = np.arange(len(rows) + self._padding) < len(rows)
         limit = pad_rows(self.lengths, self._padding) + np.int32(self.new) * asked
-        return self.decoder.prefill(self.params, limit=limit.astype(np.int32), **pad_rows(given, self._padding))
+        return self.decoder.prefill(
+            self.params, limit=limit.astype(np.int32), **pad_rows(given, self._padding)
+        )
 
     def compile(self) -> None:
         """Compile all that decoding will run, by a prefill and one step."""
@@ -98,14 +108,18 @@ class Call:
             states.send(np.ones(state.done.shape, bool))
 
 
-def check(target: LanguageModel, request: Request, stream: bool = False, mesh: Mesh | None = None) -> Call:
+def check(
+    target: LanguageModel, request: Request, stream: bool = False, mesh: Mesh | None = None
+) -> Call:
     """A request with each of its fields checked.
 
     Raises:
       ValueError: the field by name, its value, and the cure.
     """
     if not isinstance(target, LanguageModel):
-        raise ValueError(f"target is a {type(target).__name__}; pass what specjax.load(folder) returns")
+        raise ValueError(
+            f"target is a {type(target).__name__}; pass what specjax.load(folder) returns"
+        )
     if not isinstance(mesh, Mesh | None):
         raise ValueError(f"mesh={shown(mesh)} is no mesh; pass what specjax.make_mesh returns")
     mesh = mesh_of(target.params) if mesh is None else mesh
@@ -151,8 +165,12 @@ def check(target: LanguageModel, request: Request, stream: bool = False, mesh: M
         width *= 2
     # Rounded up, so that other lengths find the compiled programs of these.
     capacity = -(-max(width, longest + new, proposer.num_nodes) // _CAPACITY_STEP) * _CAPACITY_STEP
-    decoder = Decoder(target.model, proposer, rule, target.eos, capacity, request.logits_processor, logprobs)
-    sampling = Sampling.create(rows, **settings)  # the last check, since it puts arrays onto the device
+    decoder = Decoder(
+        target.model, proposer, rule, target.eos, capacity, request.logits_processor, logprobs
+    )
+    sampling = Sampling.create(
+        rows, **settings
+    )  # the last check, since it puts arrays onto the device
     prompt = np.zeros((rows, width), np.int32)
     for row, tokens in zip(prompt, ids, strict=True):
         row[: len(tokens)] = tokens
@@ -197,7 +215,9 @@ def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
     for index, row in enumerate(rows):
         if isinstance(row, str):
             if target.tokenizer is None:
-                raise ValueError(f"{target.name} has no tokenizer.json; pass token ids in prompts instead of text")
+                raise ValueError(
+                    f"{target.name} has no tokenizer.json; pass token ids in prompts instead of text"
+                )
             row = text_ids(f"prompt {index}", target, row, special=True) if row else []
         tokens = items(row)
         if tokens is None:
@@ -208,7 +228,9 @@ def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
         for token in tokens:
             known = number(token)
             if not isinstance(known, int):
-                raise ValueError(f"prompt {index} holds {shown(token)}; token ids are whole numbers: {kinds}")
+                raise ValueError(
+                    f"prompt {index} holds {shown(token)}; token ids are whole numbers: {kinds}"
+                )
             made.append(known)
         if not 0 <= min(made) <= max(made) < target.model.vocab_size:
             raise ValueError(
@@ -229,11 +251,16 @@ def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list
     try:
         return target.tokenizer.encode(text, add_special_tokens=special).ids
     except (TypeError, UnicodeError) as error:
-        raise ValueError(f"{name} is the text {shown(text)}, which cannot be encoded ({error}); mend it") from None
+        raise ValueError(
+            f"{name} is the text {shown(text)}, which cannot be encoded ({error}); mend it"
+        ) from None
 
 
 def conversations(
-    target: LanguageModel, prompts: Prompts | None, messages: Any, more: Mapping[str, Any] | None = None
+    target: LanguageModel,
+    prompts: Prompts | None,
+    messages: Any,
+    more: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
     """The token ids of each conversation.  The template writes special tokens itself, so none are added."""
     if prompts is not None:
@@ -262,7 +289,9 @@ def ends_of(target: LanguageModel, eos: Any, rows: int) -> list[list[int]]:
     nested = [items(entry) for entry in found]
     ends = nested if found and None not in nested else [found] * rows
     if len(ends) != rows:
-        raise ValueError(f"eos has {len(ends)} lists for {rows} prompts; pass one list of ids, or one a prompt")
+        raise ValueError(
+            f"eos has {len(ends)} lists for {rows} prompts; pass one list of ids, or one a prompt"
+        )
     last = target.model.vocab_size - 1
     wanted = f"a token id, or a list of them; the vocabulary of {target.name} has 0 to {last}"
     return [[whole("eos", token, 0, last, wanted) for token in row or ()] for row in ends]
@@ -276,9 +305,13 @@ def bad_word_ids(target: LanguageModel, words: Any, ends: list[list[int]]) -> li
             found.append(tokens_of("bad_words", word, target.model.vocab_size))
             continue
         if target.tokenizer is None:
-            raise ValueError(f"bad_words holds {word!r}, but {target.name} has no tokenizer; pass token-id lists")
+            raise ValueError(
+                f"bad_words holds {word!r}, but {target.name} has no tokenizer; pass token-id lists"
+            )
         if not word.strip():
-            raise ValueError(f"bad_words holds the empty text {word!r}; remove it, or pass token ids")
+            raise ValueError(
+                f"bad_words holds the empty text {word!r}; remove it, or pass token ids"
+            )
         for text in (word, " " + word):
             found.append(text_ids("bad_words", target, text, special=False))
     for word in found:
@@ -324,7 +357,9 @@ def _rule(rule: Any) -> Rule:
         return Match()
     if isinstance(rule, str):
         if rule not in RULES:
-            raise ValueError(f"rule={rule!r} is no rule; pass one of {', '.join(RULES)}, or a rule such as Match()")
+            raise ValueError(
+                f"rule={rule!r} is no rule; pass one of {', '.join(RULES)}, or a rule such as Match()"
+            )
         return RULES[rule]()
     if not isinstance(rule, Rule):
         raise ValueError(
@@ -337,7 +372,9 @@ def _rule(rule: Any) -> Rule:
 def _stops(target: LanguageModel, stop: Any) -> tuple[str, ...]:
     found = [stop] if isinstance(stop, str) else [] if stop is None else items(stop)
     if found is None or not all(isinstance(text, str) for text in found):
-        raise ValueError(f"stop={shown(stop)} is not allowed; it must be a text, a list of texts, or None")
+        raise ValueError(
+            f"stop={shown(stop)} is not allowed; it must be a text, a list of texts, or None"
+        )
     if "" in found:
         raise ValueError("stop contains an empty string, which every text contains; remove it")
     if found and target.tokenizer is None:

@@ -32,7 +32,10 @@ class _Declared(abc.ABCMeta):
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         made = super().__call__(*arguments, **named)
         declared = [
-            name for base in cls.__mro__ if isinstance(base, _Declared) for name in inspect.get_annotations(base)
+            name
+            for base in cls.__mro__
+            if isinstance(base, _Declared)
+            for name in inspect.get_annotations(base)
         ]
         missing = sorted({name for name in declared if not hasattr(made, name)})
         if missing:
@@ -88,13 +91,17 @@ class Cache(abc.ABC):
 def refuse_path(path: Array | None) -> None:
     """For caches with `commits_paths = False`.  A decoder never gets there: it checks `reads_trees`."""
     if path is not None:
-        raise ValueError("this cache commits the first staged tokens only: use a proposer of chains")
+        raise ValueError(
+            "this cache commits the first staged tokens only: use a proposer of chains"
+        )
 
 
 def refuse_taps(taps: tuple[int, ...]) -> None:
     """For models with `num_taps = 0`.  A decoder never gets there: it checks the proposer's `taps`."""
     if taps:
-        raise ValueError(f"taps={taps}, and this model offers no layer to read: use a proposer without taps")
+        raise ValueError(
+            f"taps={taps}, and this model offers no layer to read: use a proposer without taps"
+        )
 
 
 class Model(Part):
@@ -201,7 +208,9 @@ class Proposer(Part):
     max_depth: int  # D
     is_chain: bool
     taps: tuple[int, ...] = ()  # layers of the target whose output it reads, as `Block.features`
-    may_abstain: bool = False  # often drafts nothing at all, and spares the target the wide pass then
+    may_abstain: bool = (
+        False  # often drafts nothing at all, and spares the target the wide pass then
+    )
     shares_cache: bool = False  # drafts in the target's cache: see `propose`
     scratch: int = 0  # slots of the target's cache that `propose` writes, if more than num_nodes
     point_mass: bool = False  # for a rule that wants logits, every draft is a function of the text
@@ -361,7 +370,9 @@ class Rule(abc.ABC):
         super().__init_subclass__(**named)
         missing = [name for name in ("exact", "shared_noise") if not hasattr(cls, name)]
         if missing:
-            raise TypeError(f"{cls.__name__} must say {' and '.join(missing)}: each is True or False")
+            raise TypeError(
+                f"{cls.__name__} must say {' and '.join(missing)}: each is True or False"
+            )
 
     @abc.abstractmethod
     def __call__(self, draw: Any, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:

@@ -74,14 +74,22 @@ class Decoder:
             ("rule", self.rule, Rule),
         ):
             if not isinstance(part, kind):
-                given = f"the class {part.__name__}" if isinstance(part, type) else f"a {type(part).__name__}"
+                given = (
+                    f"the class {part.__name__}"
+                    if isinstance(part, type)
+                    else f"a {type(part).__name__}"
+                )
                 raise ValueError(
                     f"{name} is {given}; pass an instance of a subclass of specjax.contract.{kind.__name__}"
                 )
         has_numbers = not jax.tree_util.all_leaves([self.rule])
-        object.__setattr__(self, "_rule_form", jax.tree.structure(self.rule) if has_numbers else self.rule)
+        object.__setattr__(
+            self, "_rule_form", jax.tree.structure(self.rule) if has_numbers else self.rule
+        )
         if self.capacity < 2:
-            raise ValueError(f"capacity={self.capacity}; it must hold a prompt token and a new one, so at least 2")
+            raise ValueError(
+                f"capacity={self.capacity}; it must hold a prompt token and a new one, so at least 2"
+            )
         if self.proposer.num_nodes > self.capacity:
             raise ValueError(
                 f"a proposal of {self.proposer.num_nodes} nodes is larger than the capacity of {self.capacity} tokens: "
@@ -200,7 +208,9 @@ class Decoder:
         tree = dataclasses.replace(tree, parent=jnp.where(kept, tree.parent, ABSENT))
         proposal = dataclasses.replace(proposal, parent=tree.parent)
         output = self._read(params, state, proposal, tree)
-        path = None if state.processors is None else jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
+        path = (
+            None if state.processors is None else jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
+        )
         logits = self._warp(state, output.logits, path)
         return Verification(self._judge(state, proposal, tree, logits), tree, output, logits)
 
@@ -211,12 +221,15 @@ class Decoder:
         verdict, tree, out = verification.verdict, verification.tree, verification.output
         proposal = dataclasses.replace(proposal, parent=tree.parent)
         path, num_accepted = _at(tree.path, verdict.node), _at(tree.depth, verdict.node)
-        accepted = jnp.take_along_axis(proposal.tokens, path, axis=1)  # the root, then the accepted drafts
+        accepted = jnp.take_along_axis(
+            proposal.tokens, path, axis=1
+        )  # the root, then the accepted drafts
         emitted, count, done = self._emit(state, accepted, num_accepted, verdict.next_token)
         # The root and all emitted tokens but the last are committed; the last one is pending now.
         cache = out.cache.commit(count) if self.proposer.is_chain else out.cache.commit(count, path)
         hidden, features = (
-            x if x is None else jnp.take_along_axis(x, path[..., None], axis=1) for x in (out.hidden, out.features)
+            x if x is None else jnp.take_along_axis(x, path[..., None], axis=1)
+            for x in (out.hidden, out.features)
         )
         block = Block(accepted, hidden, count, features)
         logprobs = self._record(state, path, emitted, out.logits, verification.logits)
@@ -228,20 +241,26 @@ class Decoder:
             done=done,
             cache=cache,
             proposer=self.proposer.observe(params.proposer, state.proposer, block),
-            processors=None if state.processors is None else state.processors.observe(emitted, count),
+            processors=None
+            if state.processors is None
+            else state.processors.observe(emitted, count),
             logprobs=logprobs,
             stats=_count(state.stats, info, ~state.done),
         )
         return after, info
 
-    def run(self, params: Params, state: DecodeState, max_steps: int | Array = 2**31 - 1) -> DecodeState:
+    def run(
+        self, params: Params, state: DecodeState, max_steps: int | Array = 2**31 - 1
+    ) -> DecodeState:
         """Step until every row is done, or `max_steps` times: one XLA program, no host in between.
 
         The state is donated: its buffers are reused, and the one that was passed in is dead afterwards.
         """
         return _run(self, layout(state), params, state, jnp.asarray(max_steps, jnp.int32))
 
-    def stream(self, params: Params, state: DecodeState, steps_per_chunk: int = 8) -> Generator[DecodeState, Any, None]:
+    def stream(
+        self, params: Params, state: DecodeState, steps_per_chunk: int = 8
+    ) -> Generator[DecodeState, Any, None]:
         """`run` a few steps at a time, and yield the state after each chunk until every row is done.
 
         Read what you need before the next turn, which donates the yielded state.  `send` a bool [B] to stop rows.
@@ -274,7 +293,9 @@ class Decoder:
             )
         return _insert(layout(state), state, jnp.asarray(slot), row)
 
-    def _read(self, params: Params, state: DecodeState, proposal: Proposal, tree: Tree) -> ModelOutput:
+    def _read(
+        self, params: Params, state: DecodeState, proposal: Proposal, tree: Tree
+    ) -> ModelOutput:
         """The target's pass; where no row has a draft, over the roots alone, and 0 for the others."""
         num_nodes, taps = proposal.tokens.shape[1], self.proposer.taps
         positions = state.cache.length[:, None] + tree.depth
@@ -283,7 +304,9 @@ class Decoder:
             seen = None if self.proposer.is_chain else tree.ancestors[:, :width, :width]
             tokens, at = proposal.tokens[:, :width], positions[:, :width]
             # A model without taps need not know the word.
-            out = self.target.apply(params.target, tokens, at, cache, seen, **({"taps": taps} if taps else {}))
+            out = self.target.apply(
+                params.target, tokens, at, cache, seen, **({"taps": taps} if taps else {})
+            )
             if width == num_nodes:
                 return out
             padded = jax.tree.map(
@@ -349,14 +372,18 @@ class Decoder:
         done = state.done | ends.any(1) | (state.length + count >= state.limit)
         return emitted, count, done
 
-    def _record(self, state: DecodeState, path: Array, emitted: Array, logits: Array, warped: Array) -> Any:
+    def _record(
+        self, state: DecodeState, path: Array, emitted: Array, logits: Array, warped: Array
+    ) -> Any:
         """Log-probabilities of this step's tokens: the i-th of them was drawn after the i-th node of the path."""
         if self.num_logprobs is None:
             return None
         at = path[..., None]
         logits, warped = (jnp.take_along_axis(x, at, axis=1) for x in (logits, warped))
         found = Logprobs.measure(logits, warped, emitted, self.num_logprobs)
-        return jax.tree.map(lambda buffer, new: _write(buffer, new, state.length), state.logprobs, found)
+        return jax.tree.map(
+            lambda buffer, new: _write(buffer, new, state.length), state.logprobs, found
+        )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
@@ -381,7 +408,9 @@ def _at(x: Array, index: Array) -> Array:
 
 
 def _write(buffer: Array, new: Array, start: Array) -> Array:
-    return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(buffer, new, start)
+    return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(
+        buffer, new, start
+    )
 
 
 def _count(stats: Stats, info: StepInfo, live: Array) -> Stats:

@@ -34,7 +34,9 @@ def choose_drafter(
     draft = _draft(request.draft, mesh)
     beside = f"with draft={draft and draft.name}"
     if request.draft_dtype is not None and (draft is None or request.draft_dtype != "int8"):
-        raise ValueError(f'draft_dtype={shown(request.draft_dtype)} {beside}; it takes "int8" and a draft')
+        raise ValueError(
+            f'draft_dtype={shown(request.draft_dtype)} {beside}; it takes "int8" and a draft'
+        )
     if draft is not None and mesh_of(draft.params) not in (None, mesh):
         raise ValueError(
             f"the draft {draft.name!r} lies on another mesh than {target.name!r}: load both with the same mesh="
@@ -51,37 +53,56 @@ def drafts_of(target: LanguageModel, num_drafts: Any, rows: int) -> tuple[int, n
         return DEPTH, None
     most = target.model.max_positions
     wanted = f"a whole number, 0 (plain) or greater, and at most {most}, what {target.name} reads"
-    depths = [whole("num_drafts", value, 0, most, wanted) for value in each("num_drafts", num_drafts, rows)]
+    depths = [
+        whole("num_drafts", value, 0, most, wanted)
+        for value in each("num_drafts", num_drafts, rows)
+    ]
     # One number for all is structure: 0 is the program of plain decoding.  Of several, 0 is a number like others.
     depth = depths[0] if items(num_drafts) is None else max([1, *depths])
     return depth, np.array(depths, np.int32)
 
 
-def _drafter(target: LanguageModel, request: Request, draft: LanguageModel | None, depth: int) -> Drafter:
+def _drafter(
+    target: LanguageModel, request: Request, draft: LanguageModel | None, depth: int
+) -> Drafter:
     asked = request.proposer if request.drafter is None else request.drafter
     if request.drafter is not None:
         others = [name for name in ("draft", "proposer") if getattr(request, name) is not None]
         if others:
-            raise ValueError(f"drafter= comes with its proposer and weights: leave {' and '.join(others)}= out")
+            raise ValueError(
+                f"drafter= comes with its proposer and weights: leave {' and '.join(others)}= out"
+            )
         if not isinstance(request.drafter, Drafter):
-            raise ValueError(f"drafter={shown(asked)} is no drafter; pass what a loader such as load_medusa returns")
+            raise ValueError(
+                f"drafter={shown(asked)} is no drafter; pass what a loader such as load_medusa returns"
+            )
     if isinstance(asked, str):
         given = {} if request.num_drafts is None else {"num_drafts": depth}
         return drafter_by_name(asked, target, draft, request.draft_dtype, **given)
     if isinstance(asked, Drafter):
         if draft is not None:
-            raise ValueError(f"a {type(asked).__name__} asks no draft: pass either draft= or proposer=, not both")
+            raise ValueError(
+                f"a {type(asked).__name__} asks no draft: pass either draft= or proposer=, not both"
+            )
         return asked
     if asked is None:
         if draft is None:
             return BoundDrafter(NoProposer())
         return make_drafter(target, draft, num_drafts=depth, dtype=request.draft_dtype)
     if isinstance(asked, type):
-        raise ValueError(f"proposer={shown(asked)} is a class; pass one of its objects, such as {asked.__name__}(...)")
+        raise ValueError(
+            f"proposer={shown(asked)} is a class; pass one of its objects, such as {asked.__name__}(...)"
+        )
     if not isinstance(asked, Proposer):
-        raise ValueError(f'proposer={shown(asked)} is no proposer; pass one such as NGram(), or a name such as "ngram"')
+        raise ValueError(
+            f'proposer={shown(asked)} is no proposer; pass one such as NGram(), or a name such as "ngram"'
+        )
     hashable("proposer", asked)
-    return BoundDrafter(asked) if draft is None else with_draft(target, draft, asked, request.draft_dtype)
+    return (
+        BoundDrafter(asked)
+        if draft is None
+        else with_draft(target, draft, asked, request.draft_dtype)
+    )
 
 
 def _draft(draft: Any, mesh: Mesh | None) -> LanguageModel | None:
@@ -108,9 +129,15 @@ def _in_our_words(target: LanguageModel, request: Request) -> Request:
         raise ValueError(
             f'{name}={shown(config)}; pass a dict such as {{"method": "ngram", "num_speculative_tokens": 4}}'
         )
-    taken = [field for field in ("drafter", "draft", "proposer", "num_drafts") if getattr(request, field) is not None]
+    taken = [
+        field
+        for field in ("drafter", "draft", "proposer", "num_drafts")
+        if getattr(request, field) is not None
+    ]
     if taken:
-        raise ValueError(f"{name}= and {', '.join(taken)}= say the same thing: leave one of them out")
+        raise ValueError(
+            f"{name}= and {', '.join(taken)}= say the same thing: leave one of them out"
+        )
     for key in config:
         if key not in _KEYS:
             raise ValueError(f"{name} has the key {key!r}; it takes {', '.join(_KEYS)}")
@@ -118,10 +145,20 @@ def _in_our_words(target: LanguageModel, request: Request) -> Request:
     if method not in _METHODS:
         raise ValueError(f"{name} has the method {method!r}; it takes {', '.join(_METHODS)}")
     if (method == "ngram") == ("model" in config):
-        raise ValueError(f'{name} with the method {method!r} {"takes no" if method == "ngram" else "needs a"} "model"')
+        raise ValueError(
+            f'{name} with the method {method!r} {"takes no" if method == "ngram" else "needs a"} "model"'
+        )
     drafts = config.get("num_speculative_tokens", DEPTH)
-    whole(f"{name}['num_speculative_tokens']", drafts, 0, 2**31 - 1, "a whole number, 0 (plain) or greater")
-    fields = {field: value for field, value in vars(request).items() if field != name} | {"num_drafts": drafts}
+    whole(
+        f"{name}['num_speculative_tokens']",
+        drafts,
+        0,
+        2**31 - 1,
+        "a whole number, 0 (plain) or greater",
+    )
+    fields = {field: value for field, value in vars(request).items() if field != name} | {
+        "num_drafts": drafts
+    }
     if method == "ngram":
         most = config.get("prompt_lookup_max", NGram.max_ngram)
         least = config.get("prompt_lookup_min", min(NGram.min_ngram, most))

@@ -108,7 +108,12 @@ def generate(
 
 
 def prepared(
-    target: LanguageModel, prompts: Any = None, *, stream: bool = False, mesh: Mesh | None = None, **options: Any
+    target: LanguageModel,
+    prompts: Any = None,
+    *,
+    stream: bool = False,
+    mesh: Mesh | None = None,
+    **options: Any,
 ) -> Call:
     """The call `generate(...)` with these arguments, checked and not yet decoded: `decode` does that."""
     return check(target, make_request(prompts, options), stream, mesh)
@@ -118,7 +123,9 @@ def _signature() -> inspect.Signature:
     """That of `generate` with every option by name, for `help` and editors."""
     own = list(inspect.signature(generate).parameters.values())[:-1]
     more = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+        )
         for field in dataclasses.fields(Request)
         if field.name != "prompts"
     ]
@@ -147,7 +154,9 @@ def _output(call: Call, state: DecodeState, seconds: float) -> Output:
         finish.append("stop" if stopped else "eos" if kept and kept[-1] in ends[row] else "limit")
     stats = summarize(to_host(state.stats), sum(map(len, tokens)), seconds)
     found = to_host(state.logprobs)
-    logprobs = found and [found.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)]
+    logprobs = found and [
+        found.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)
+    ]
     return Output(text, tokens, finish, stats, call.decoder.rule.exact, logprobs)
 
 

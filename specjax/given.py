@@ -37,7 +37,9 @@ def check_given(
         wanted = ("rows", "tokens") if name == "prompt" else ("rows",)
         if value.ndim != len(wanted) or len(value) != len(prompt) or value.size == 0:
             shape = ", ".join(wanted)
-            raise ValueError(f"{name} has the shape {value.shape}; pass [{shape}], rows as in prompt")
+            raise ValueError(
+                f"{name} has the shape {value.shape}; pass [{shape}], rows as in prompt"
+            )
     width = prompt.shape[1]
     if width > capacity:
         raise ValueError(

@@ -22,7 +22,10 @@ class Logprobs:
 
     @classmethod
     def zeros(cls, batch: int, size: int, num_top: int) -> Logprobs:
-        one, top = jnp.zeros((batch, size), jnp.float32), jnp.zeros((batch, size, num_top), jnp.float32)
+        one, top = (
+            jnp.zeros((batch, size), jnp.float32),
+            jnp.zeros((batch, size, num_top), jnp.float32),
+        )
         return cls(one, one, top.astype(jnp.int32), top)
 
     @classmethod

@@ -11,7 +11,9 @@ import numpy as np
 from specjax.types import ABSENT
 
 
-def tree(parent: Any, acceptance: Any = None, labels: Sequence[str] | None = None, path: Any = None) -> Any:
+def tree(
+    parent: Any, acceptance: Any = None, labels: Sequence[str] | None = None, path: Any = None
+) -> Any:
     """Draw a tree from left to right; the thickness of an edge and the number on it are its acceptance.
 
     Args:
@@ -37,7 +39,9 @@ def tree(parent: Any, acceptance: Any = None, labels: Sequence[str] | None = Non
             "pass one of each a node"
         )
     if (parent >= np.arange(count)).any() or (parent < ABSENT).any():
-        raise ValueError(f"parent={parent.tolist()}; every node stands behind its parent, and {ABSENT} is none")
+        raise ValueError(
+            f"parent={parent.tolist()}; every node stands behind its parent, and {ABSENT} is none"
+        )
     if ((values < 0) | (values > 1)).any():
         raise ValueError(f"acceptance={values.tolist()}; probabilities lie in [0, 1]")
     depth, height = _places(parent)
@@ -58,9 +62,24 @@ def tree(parent: Any, acceptance: Any = None, labels: Sequence[str] | None = Non
             if known:
                 middle = float(np.mean(across)), float(np.mean(along))
                 blank = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-                axes.text(*middle, f"{chance:.2f}", fontsize=7, ha="center", va="center", bbox=blank)
-        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "C1" if node in marked else "C0"}
-        axes.text(depth[node], height[node], texts[node], fontsize=8, ha="center", va="center", bbox=box, zorder=2)
+                axes.text(
+                    *middle, f"{chance:.2f}", fontsize=7, ha="center", va="center", bbox=blank
+                )
+        box = {
+            "boxstyle": "round",
+            "facecolor": "white",
+            "edgecolor": "C1" if node in marked else "C0",
+        }
+        axes.text(
+            depth[node],
+            height[node],
+            texts[node],
+            fontsize=8,
+            ha="center",
+            va="center",
+            bbox=box,
+            zorder=2,
+        )
     axes.invert_yaxis()
     axes.margins(0.1)
     return figure
@@ -89,8 +108,12 @@ def bench(report: Mapping[str, Any]) -> Any:
     thick = 0.8 / max(len(rules), 1)
     wide = max(4.0, 0.25 * len(groups) * (len(rules) + 1))
     figure = new_figure(wide * len(temperatures), 1 + 2.2 * len(names))
-    panels = figure.subplots(len(names), len(temperatures), squeeze=False, sharex=True, sharey="row")
-    for (down, name), (right, temperature) in itertools.product(enumerate(names), enumerate(temperatures)):
+    panels = figure.subplots(
+        len(names), len(temperatures), squeeze=False, sharex=True, sharey="row"
+    )
+    for (down, name), (right, temperature) in itertools.product(
+        enumerate(names), enumerate(temperatures)
+    ):
         axes = panels[down, right]
         for number, rule in enumerate(rules):
             mine = [row for row in rows if (row["temperature"], row["rule"]) == (temperature, rule)]
@@ -142,7 +165,9 @@ def _places(parent: np.ndarray) -> tuple[dict[int, int], dict[int, float]]:
         for child in children[node]:
             place(child)
         below = [height[child] for child in children[node]]
-        height[node] = float(np.mean(below)) if below else float(sum(not children[n] for n in height))
+        height[node] = (
+            float(np.mean(below)) if below else float(sum(not children[n] for n in height))
+        )
 
     place(0)
     return depth, height

@@ -29,7 +29,9 @@ def start(decoder, placed, params, prompt, prompt_length, *given):
     mesh, split_target, _ = placed
     ahead = max(decoder.proposer.num_nodes, decoder.proposer.scratch)
     shape = (decoder.capacity, ahead), decoder.proposer.taps
-    read = _read_prompts(decoder.target, shape, (mesh, split_target), params.target, prompt, prompt_length)
+    read = _read_prompts(
+        decoder.target, shape, (mesh, split_target), params.target, prompt, prompt_length
+    )
     *seen, cache = read
     return _begin(decoder, placed, cache, params.proposer, seen, prompt, prompt_length, *given)
 
@@ -80,4 +82,6 @@ def _begin(decoder, placed, cache, params, seen, prompt, prompt_length, *given):
     )
     block = Block(prompt, hidden, prompt_length - 1, features)
     begun = decoder.proposer.init(params, block, decoder.capacity)
-    return dataclasses.replace(spread(state, mesh, split_target), proposer=spread(begun, mesh, split_proposer))
+    return dataclasses.replace(
+        spread(state, mesh, split_target), proposer=spread(begun, mesh, split_proposer)
+    )

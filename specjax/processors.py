@@ -51,7 +51,9 @@ class Processors:
 
     penalties: Penalties | None = None
     bias: Array | None = None  # [B, V] added to the logits; -inf bans a token
-    phrases: Array | None = None  # [B, W, K] banned token sequences, flush right, padded with ABSENT on the left
+    phrases: Array | None = (
+        None  # [B, W, K] banned token sequences, flush right, padded with ABSENT on the left
+    )
     min_length: Array | None = None  # [B] of prompt and output; no end of text before it
     counts: Array | None = None  # [B, V] int32; how often each token stands in the output
 
@@ -88,15 +90,31 @@ class Processors:
         def number(name, value, accept, wanted, dtype: Any = np.float32):
             return per_row(name, value, batch, dtype, accept, wanted)
 
-        repetition = number("repetition_penalty", repetition_penalty, lambda v: v > 0, "above 0; 1 switches it off")
-        presence = number("presence_penalty", presence_penalty, lambda v: True, "finite; 0 switches it off")
-        frequency = number("frequency_penalty", frequency_penalty, lambda v: True, "finite; 0 switches it off")
-        least = number("min_new_tokens", min_new_tokens, is_count, "a whole number, 0 (off) or greater", np.int32)
+        repetition = number(
+            "repetition_penalty", repetition_penalty, lambda v: v > 0, "above 0; 1 switches it off"
+        )
+        presence = number(
+            "presence_penalty", presence_penalty, lambda v: True, "finite; 0 switches it off"
+        )
+        frequency = number(
+            "frequency_penalty", frequency_penalty, lambda v: True, "finite; 0 switches it off"
+        )
+        least = number(
+            "min_new_tokens",
+            min_new_tokens,
+            is_count,
+            "a whole number, 0 (off) or greater",
+            np.int32,
+        )
         words = [tokens_of("bad_words", word, vocab_size) for word in word_list(bad_words)]
         if [] in words:
-            raise ValueError("bad_words holds an empty sequence, which every text contains; remove it")
+            raise ValueError(
+                "bad_words holds an empty sequence, which every text contains; remove it"
+            )
         bias = _biases(batch, vocab_size, logit_bias, [word[0] for word in words if len(word) == 1])
-        phrases: Any = np.tile(_flush_right([word for word in words if len(word) > 1]), (batch, 1, 1))
+        phrases: Any = np.tile(
+            _flush_right([word for word in words if len(word) > 1]), (batch, 1, 1)
+        )
 
         def needed(default, *settings):
             return every or any((setting != default).any() for setting in settings)
@@ -110,13 +128,23 @@ class Processors:
         )
         return made if jax.tree.leaves(made) else None
 
-    def begin(self, prompt: Array, prompt_length: Array, vocab_size: int, counted: bool) -> Processors:
+    def begin(
+        self, prompt: Array, prompt_length: Array, vocab_size: int, counted: bool
+    ) -> Processors:
         """What `prefill` adds: the memory of each row.  `counted` keeps counts for a user's function too."""
         made, rows = self, len(prompt)
         if self.penalties is not None:
-            tokens = jnp.where(jnp.arange(prompt.shape[1]) < prompt_length[:, None], prompt, vocab_size)
-            in_prompt = jnp.zeros((rows, vocab_size), bool).at[jnp.arange(rows)[:, None], tokens].set(True, mode="drop")
-            made = dataclasses.replace(made, penalties=dataclasses.replace(self.penalties, in_prompt=in_prompt))
+            tokens = jnp.where(
+                jnp.arange(prompt.shape[1]) < prompt_length[:, None], prompt, vocab_size
+            )
+            in_prompt = (
+                jnp.zeros((rows, vocab_size), bool)
+                .at[jnp.arange(rows)[:, None], tokens]
+                .set(True, mode="drop")
+            )
+            made = dataclasses.replace(
+                made, penalties=dataclasses.replace(self.penalties, in_prompt=in_prompt)
+            )
         if self.min_length is not None:
             made = dataclasses.replace(made, min_length=self.min_length + prompt_length)
         if counted or self.penalties is not None:
@@ -135,7 +163,9 @@ def word_list(bad_words: Any) -> list[Any]:
     """The entries of `bad_words`.  Raises ValueError where it is no list, such as a text alone."""
     found = items(bad_words)
     if found is None:
-        raise ValueError(f"bad_words={shown(bad_words)} is not allowed; pass a list of texts or of token-id lists")
+        raise ValueError(
+            f"bad_words={shown(bad_words)} is not allowed; pass a list of texts or of token-id lists"
+        )
     return found
 
 
@@ -162,7 +192,9 @@ def process(
     if processors.penalties is not None:
         x = _penalise(x, processors.penalties, processors.counts, path)
     if processors.phrases is not None:
-        x = _ban_phrases(x, processors.phrases, _text(state, path, processors.phrases.shape[-1] - 1))
+        x = _ban_phrases(
+            x, processors.phrases, _text(state, path, processors.phrases.shape[-1] - 1)
+        )
     if processors.min_length is not None:
         early = state.length[:, None] + (path >= 0).sum(-1) < processors.min_length[:, None]
         end = (state.eos[..., None] == jnp.arange(x.shape[-1])).any(1)
@@ -197,7 +229,8 @@ def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -
 
     def punish(x, seen, count):
         repetition, presence, frequency = (
-            of[:, None, None] for of in (penalties.repetition, penalties.presence, penalties.frequency)
+            of[:, None, None]
+            for of in (penalties.repetition, penalties.presence, penalties.frequency)
         )
         # One division: a product would be contracted with the subtraction behind it, as in `_halves`.
         divided = x / jnp.where(x < 0, 1 / repetition, repetition)
@@ -230,13 +263,17 @@ def _ban_phrases(logits: Array, phrases: Array, text: Array) -> Array:
     """Where `text` [B, M, K - 1] ends with all of a phrase but its last token, that token is banned."""
     before, last = phrases[:, None, :, :-1], phrases[:, None, :, -1]
     meets = ((before == ABSENT) | (before == text[:, :, None])).all(-1)
-    return logits.at[*_places(jnp.where(meets, last, ABSENT), logits.shape[-1])].set(-jnp.inf, mode="drop")
+    return logits.at[*_places(jnp.where(meets, last, ABSENT), logits.shape[-1])].set(
+        -jnp.inf, mode="drop"
+    )
 
 
 def _text(state: DecodeState, path: Array, window: int) -> Array:
     """[B, M, D] -> [B, M, window] the last tokens up to each node, flush right, padded with ABSENT."""
     slot = state.length[:, None] - window + jnp.arange(window)
-    tail = jnp.where(slot >= 0, jnp.take_along_axis(state.tokens, jnp.maximum(slot, 0), axis=1), ABSENT)
+    tail = jnp.where(
+        slot >= 0, jnp.take_along_axis(state.tokens, jnp.maximum(slot, 0), axis=1), ABSENT
+    )
     text = jnp.concatenate([jnp.repeat(tail[:, None], path.shape[1], axis=1), path], axis=-1)
     return jnp.take_along_axis(text, (path >= 0).sum(-1)[..., None] + jnp.arange(window), axis=2)
 
@@ -255,13 +292,17 @@ def _places(tokens: Array, size: int) -> tuple[Array, ...]:
 def _biases(batch: int, vocab_size: int, biases: Any, banned: list[int]) -> Any:
     """[batch, V] float32: what is added to the logits."""
     found = np.zeros((batch, vocab_size), np.float32)
-    for row, bias in zip(found, each("logit_bias", {} if biases is None else biases, batch, "row"), strict=True):
+    for row, bias in zip(
+        found, each("logit_bias", {} if biases is None else biases, batch, "row"), strict=True
+    ):
         if not isinstance(bias, Mapping):
             raise ValueError(
                 f"logit_bias={shown(bias)} is not allowed; it must be {{token id: what is added to its logit}}, "
                 "or a list of such, one a row"
             )
-        for token, value in zip(tokens_of("logit_bias", list(bias), vocab_size), bias.values(), strict=True):
+        for token, value in zip(
+            tokens_of("logit_bias", list(bias), vocab_size), bias.values(), strict=True
+        ):
             added = number(value)
             if added is None or not (added == -math.inf or abs(added) <= _LARGEST):
                 raise ValueError(
@@ -294,6 +335,8 @@ def tokens_of(name: str, tokens: Any, vocab_size: int) -> list[int]:
     for token in found:
         known = number(token)
         if not isinstance(known, int) or not 0 <= known < vocab_size:
-            raise ValueError(f"{name} holds the token {shown(token)}; the vocabulary has 0 to {vocab_size - 1}")
+            raise ValueError(
+                f"{name} holds the token {shown(token)}; the vocabulary has 0 to {vocab_size - 1}"
+            )
         made.append(known)
     return made

@@ -35,7 +35,9 @@ class Sampling:
     min_p: Array  # [B] float32; 0 keeps all
 
     @classmethod
-    def create(cls, batch: int, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0) -> Sampling:
+    def create(
+        cls, batch: int, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0
+    ) -> Sampling:
         """Settings for `batch` rows, each a number for all of them or a sequence of one a row.
 
         Raises:
@@ -43,10 +45,33 @@ class Sampling:
         """
 
         made = (
-            per_row("temperature", temperature, batch, np.float32, lambda v: v >= 0, "0 (greedy) or greater"),
-            per_row("top_k", top_k, batch, np.int32, is_count, "a whole number, 0 (off) or greater"),
-            per_row("top_p", top_p, batch, np.float32, lambda v: 0 < v <= 1, "in (0, 1]; 1 switches it off"),
-            per_row("min_p", min_p, batch, np.float32, lambda v: 0 <= v <= 1, "in [0, 1]; 0 switches it off"),
+            per_row(
+                "temperature",
+                temperature,
+                batch,
+                np.float32,
+                lambda v: v >= 0,
+                "0 (greedy) or greater",
+            ),
+            per_row(
+                "top_k", top_k, batch, np.int32, is_count, "a whole number, 0 (off) or greater"
+            ),
+            per_row(
+                "top_p",
+                top_p,
+                batch,
+                np.float32,
+                lambda v: 0 < v <= 1,
+                "in (0, 1]; 1 switches it off",
+            ),
+            per_row(
+                "min_p",
+                min_p,
+                batch,
+                np.float32,
+                lambda v: 0 <= v <= 1,
+                "in [0, 1]; 0 switches it off",
+            ),
         )
         return cls(*map(jnp.asarray, made))
 
@@ -108,12 +133,16 @@ def warp(logits: Array, sampling: Sampling) -> Array:
     temperature = jnp.maximum(sampling.temperature, _LEAST_TEMPERATURE)
     divisor = jnp.where(sampling.temperature == 0, 1.0, temperature)
     scaled = logits.astype(jnp.float32) / rows(divisor)
-    filtering = (sampling.temperature > 0) & ((sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0))
+    filtering = (sampling.temperature > 0) & (
+        (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
+    )
 
     def keep_top_k(x):
         size = x.shape[-1]
         top_k = rows(jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, size), size))
-        return jnp.where(_largest(x, lambda kept: kept.sum(-1, keepdims=True) >= top_k), x, -jnp.inf)
+        return jnp.where(
+            _largest(x, lambda kept: kept.sum(-1, keepdims=True) >= top_k), x, -jnp.inf
+        )
 
     def keep_top_p(x):
         # Many devices take a subnormal number for 0, which the sum over no token at all reaches.
@@ -157,7 +186,9 @@ def _largest(x: Array, enough: Any) -> Array:
     32 and 152 thousand (`bench/sampler.py`).
     """
     bits = jax.lax.bitcast_convert_type(x + 0.0, jnp.uint32)  # + 0.0: the two zeros are one value
-    order = jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))  # as unsigned integers in the order of the floats
+    order = jnp.where(
+        bits >> 31, ~bits, bits | jnp.uint32(1 << 31)
+    )  # as unsigned integers in the order of the floats
 
     def bit(i, threshold):
         candidate = threshold | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
@@ -168,7 +199,9 @@ def _largest(x: Array, enough: Any) -> Array:
 
 
 def _gumbel(key: Array, size: int) -> Array:
-    return jax.random.gumbel(key, (size,), jnp.float32)  # float32 under x64 too: the same key, the same tokens
+    return jax.random.gumbel(
+        key, (size,), jnp.float32
+    )  # float32 under x64 too: the same key, the same tokens
 
 
 @struct.dataclass
@@ -181,7 +214,9 @@ class SharedDraw:
     gumbel: Array  # [B, D + 1, V]; for the token after a node of depth d
 
     @classmethod
-    def create(cls, key: Array, position: Array, max_depth: int, size: int, sampled: Array) -> SharedDraw:
+    def create(
+        cls, key: Array, position: Array, max_depth: int, size: int, sampled: Array
+    ) -> SharedDraw:
         """`position` [B] is the root's; `sampled` [] says whether any row needs noise at all."""
 
         def noise():
@@ -208,7 +243,9 @@ class SharedDraw:
 class IndependentDraw:
     """Separate streams for the proposer's draws, the acceptance draws and the residual draw of one step."""
 
-    key: Array  # [B] of row and position: a step has its own, since every step moves the position on
+    key: (
+        Array  # [B] of row and position: a step has its own, since every step moves the position on
+    )
     size: int = struct.field(pytree_node=False)
 
     @classmethod

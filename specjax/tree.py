@@ -80,7 +80,9 @@ def ancestor_mask(parent: Array) -> Array:
     The closure of (I | parent) by squaring: paths of length 1, 2, 4, ... without a loop over nodes.
     """
     num_nodes = parent.shape[0]
-    mask = (jnp.eye(num_nodes, dtype=bool) | (parent[:, None] == jnp.arange(num_nodes))).astype(jnp.float32)
+    mask = (jnp.eye(num_nodes, dtype=bool) | (parent[:, None] == jnp.arange(num_nodes))).astype(
+        jnp.float32
+    )
     for _ in range(max(1, (num_nodes - 1).bit_length())):
         mask = jnp.minimum(mask @ mask, 1)
     return mask > 0

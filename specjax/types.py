@@ -32,7 +32,9 @@ class ModelOutput:
     logits: Array  # [B, N, V]
     hidden: Array  # [B, N, E] features of the last layer, after its final norm
     cache: Any  # the cache with the N tokens staged, or None when the pass had no cache
-    features: Array | None = None  # [B, N, sum E] of the layers in `taps`, side by side; None without
+    features: Array | None = (
+        None  # [B, N, sum E] of the layers in `taps`, side by side; None without
+    )
 
 
 @struct.dataclass
@@ -76,7 +78,9 @@ class Stats:
     target_passes: Array  # [B] int32; speculative steps
     emitted: Array  # [B] int32; new tokens
     accepted: Array  # [B] int32; accepted drafts among them
-    tested: Array  # [B] int32; drafts that the target judged: the accepted, and a step's first rejected
+    tested: (
+        Array  # [B] int32; drafts that the target judged: the accepted, and a step's first rejected
+    )
     proposed: Array  # [B] int32; nodes proposed, whether judged or not
 
 
@@ -85,7 +89,9 @@ class DecodeState:
     """Everything that a step needs.  Axis 0 of EVERY leaf is the row, so `insert` is one tree.map."""
 
     tokens: Array  # [B, L] int32; prompt, then output
-    length: Array  # [B] int32; decided tokens; the last of them is pending (not yet read by the target)
+    length: (
+        Array  # [B] int32; decided tokens; the last of them is pending (not yet read by the target)
+    )
     limit: Array  # [B] int32; a row stops at this length
     num_drafts: Array  # [B] int32; a row's drafts are at most this deep; 0 decodes it plainly
     done: Array  # [B] bool
@@ -110,7 +116,9 @@ class StepInfo:
     path: Array  # [B, D + 1] int32; the accepted nodes, root first, padded with the last of them
     proposal: Proposal
     verdict: Verdict
-    logits: Array  # [B, N, V] float32; the target's after each node, warped: what the rule judged by
+    logits: (
+        Array  # [B, N, V] float32; the target's after each node, warped: what the rule judged by
+    )
 
 
 @struct.dataclass

@@ -46,7 +46,9 @@ def medusa(dtype) -> tuple[int, int]:
 
 def bits(state, row: int) -> bytes:
     end = int(state.length[row])
-    return b"".join(leaf.tobytes() for leaf in (state.tokens[row, :end], *toys.committed(state.cache, row)))
+    return b"".join(
+        leaf.tobytes() for leaf in (state.tokens[row, :end], *toys.committed(state.cache, row))
+    )
 
 
 class Rows(NamedTuple):
@@ -62,7 +64,10 @@ def penalties() -> tuple[int, int]:
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(size=(rows, 1, size)) * 5, jnp.float32)
     settings = Processors.create(
-        rows, size, frequency_penalty=rng.uniform(0.05, 1, rows), repetition_penalty=rng.uniform(0.8, 1.3, rows)
+        rows,
+        size,
+        frequency_penalty=rng.uniform(0.05, 1, rows),
+        repetition_penalty=rng.uniform(0.8, 1.3, rows),
     )
     token = rng.integers(0, size, rows)
 
@@ -79,7 +84,11 @@ def penalties() -> tuple[int, int]:
         path = np.full((rows, 5, 4), -1, np.int32)
         path[:, :, :ahead] = token[:, None, None]
         found = np.asarray(processed(logits, token, times - ahead, jnp.asarray(path)))
-        wrong += sum(found[row, node].tobytes() != wanted[row].tobytes() for row in range(rows) for node in range(5))
+        wrong += sum(
+            found[row, node].tobytes() != wanted[row].tobytes()
+            for row in range(rows)
+            for node in range(5)
+        )
     return 4 * 5 * rows, wrong
 
 

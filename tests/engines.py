@@ -90,10 +90,16 @@ def vllm_reader(folder):
     assert config["model_type"] == "medusa"
     assert config["architectures"] == ["MedusaModel"]
     heads = [config[key] for key in config if "num" in key and "heads" in key]
-    layers = [config[key] for key in config if "num" in key and "layers" in key and "heads" not in key]
+    layers = [
+        config[key] for key in config if "num" in key and "layers" in key and "heads" not in key
+    ]
     assert len(heads) == len(layers) == 1
     (heads,), (layers,) = heads, layers
-    assert (config["hidden_size"], config["vocab_size"], config["truncated_vocab_size"]) == (E, V, V)
+    assert (config["hidden_size"], config["vocab_size"], config["truncated_vocab_size"]) == (
+        E,
+        V,
+        V,
+    )
     assert config["logit_scale"] == 1.0
     bias, shared = config.get("medusa_fc_bias", False), config.get("original_lm_head", False)
     files = sorted(folder.glob("*.safetensors"))
@@ -101,7 +107,9 @@ def vllm_reader(folder):
     for file in files:
         for name, tensor in safetensors.numpy.load_file(file).items():
             stored[name.removeprefix("medusa_heads.")] = tensor
-    wanted: dict[str, tuple[int, ...]] = {f"lm_heads.{h}.weight": (V, E) for h in range(1 if shared else heads)}
+    wanted: dict[str, tuple[int, ...]] = {
+        f"lm_heads.{h}.weight": (V, E) for h in range(1 if shared else heads)
+    }
     for h, k in itertools.product(range(heads), range(layers)):
         wanted[f"blocks.{h}.layers.{k}.weight"] = (E, E)
         if bias:
@@ -127,7 +135,9 @@ def optimizer_reader(folder):
     """Model-Optimizer, and TensorRT-LLM for its checkpoints."""
     counts = config_of(folder)["medusa"]
     stored = safetensors.numpy.load_file(folder / "model.safetensors")
-    return authors_heads(stored, counts["num_medusa_heads"], counts["num_medusa_layers"], True, "medusa_heads.")
+    return authors_heads(
+        stored, counts["num_medusa_heads"], counts["num_medusa_layers"], True, "medusa_heads."
+    )
 
 
 READERS = {

@@ -37,7 +37,11 @@ SHAPES = {
     "absent end": (3, (-1, 0, 1, -1)),
     "absent start": (3, (-1, -1, 1, 2)),
 }
-CHAINS = [name for name, (_, parent) in SHAPES.items() if all(up in (n - 1, -1) for n, up in enumerate(parent))]
+CHAINS = [
+    name
+    for name, (_, parent) in SHAPES.items()
+    if all(up in (n - 1, -1) for n, up in enumerate(parent))
+]
 
 
 def judged_by(rule, shapes=tuple(SHAPES)):
@@ -91,7 +95,9 @@ def drawn(parent, draft):
             return
         left = draft(prefix(parent, tokens, parent[n])).copy()
         left[[tokens[m] for m in range(1, n) if parent[m] == parent[n]]] = 0
-        if left.sum() == 0:  # nothing is left to draw: what stands there has no draft mass, and must not matter
+        if (
+            left.sum() == 0
+        ):  # nothing is left to draw: what stands there has no draft mass, and must not matter
             yield from extend([*tokens, n % draft.vocab], chance)
             return
         for token in np.flatnonzero(left):
@@ -122,7 +128,9 @@ class Outcomes:
 
 def rows_of(parent, proposals, table):
     """[M, N, V] of a table after each node of each proposal."""
-    return np.array([[table(prefix(parent, tokens, n)) for n in range(len(parent))] for tokens in proposals])
+    return np.array(
+        [[table(prefix(parent, tokens, n)) for n in range(len(parent))] for tokens in proposals]
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -164,13 +172,17 @@ def in_buckets(function, *cases):
     size = 256
     while size < count:
         size *= 4
-    padded = jax.tree.map(lambda x: np.pad(x, [(0, size - count)] + [(0, 0)] * (x.ndim - 1), mode="edge"), cases)
+    padded = jax.tree.map(
+        lambda x: np.pad(x, [(0, size - count)] + [(0, 0)] * (x.ndim - 1), mode="edge"), cases
+    )
     return [np.asarray(x)[:count] for x in function(*padded)]
 
 
 def outcomes(rule, parent, draw, chance, tokens, target, draft):
     """Run `rule` on all cases at once: `draw` [M, ...], `tokens` [M, N], probabilities [M, N, V]."""
-    path, accepted, token = in_buckets(functools.partial(judge, rule, parent), draw, tokens, target, draft)
+    path, accepted, token = in_buckets(
+        functools.partial(judge, rule, parent), draw, tokens, target, draft
+    )
     return Outcomes(np.asarray(chance), path[:, 1:], accepted, token)
 
 
@@ -212,7 +224,9 @@ def enumerate_acceptance(rule, parent, proposals, target, draft):
     tokens, weight, uniform = tokens[pick[:, 0]], weight[pick[:, 0]], patterns[pick[:, 1]]
     p = rows_of(parent, tokens, target)
     q = None if draft is None else rows_of(parent, tokens, draft)
-    _, residual, chance = in_buckets(functools.partial(walk_all, rule, parent), uniform, tokens, p, q)
+    _, residual, chance = in_buckets(
+        functools.partial(walk_all, rule, parent), uniform, tokens, p, q
+    )
     weight = weight * np.where(uniform == 0, chance, 1 - chance).prod(1)
     np.testing.assert_allclose(residual.sum(1), 1, atol=1e-12)
     live = np.flatnonzero(weight)
@@ -220,7 +234,9 @@ def enumerate_acceptance(rule, parent, proposals, target, draft):
     weight = weight[case] * residual[case, token]
     case, token, weight = case[weight > 0], token[weight > 0], weight[weight > 0]
     draw = ForcedUniform(uniform[case], token, vocab)
-    return outcomes(RULES[rule](), parent, draw, weight, tokens[case], p[case], None if q is None else q[case])
+    return outcomes(
+        RULES[rule](), parent, draw, weight, tokens[case], p[case], None if q is None else q[case]
+    )
 
 
 def enumerate_match(parent, proposals, target, draft):
@@ -238,7 +254,10 @@ def enumerate_match(parent, proposals, target, draft):
     return outcomes(Match(), parent, draw, weight[live], tokens[live], p[live], q)
 
 
-ENUMERATE = {"match": enumerate_match, **{rule: functools.partial(enumerate_acceptance, rule) for rule in WALKS}}
+ENUMERATE = {
+    "match": enumerate_match,
+    **{rule: functools.partial(enumerate_acceptance, rule) for rule in WALKS},
+}
 
 
 def joint(found, target, length):
@@ -268,7 +287,9 @@ def check(rule, parent, proposals, target, draft):
     with enable_x64(True):
         found = ENUMERATE[rule](parent, list(proposals), target, draft)
     length = found.accepted.shape[1] + 1
-    np.testing.assert_allclose(joint(found, target, length), continuation(target, (), length), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        joint(found, target, length), continuation(target, (), length), rtol=0, atol=1e-12
+    )
     return found
 
 

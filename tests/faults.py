@@ -59,7 +59,9 @@ class RepeatedNoise(Chain):
     """Draws a whole chain with one noise."""
 
     def propose(self, params, state, context):
-        return super().propose(params, state, dataclasses.replace(context, draw=Repeated(context.draw)))
+        return super().propose(
+            params, state, dataclasses.replace(context, draw=Repeated(context.draw))
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +70,9 @@ class DropsUnlikely(Chain):
 
     def propose(self, params, state, context):
         proposal, state = super().propose(params, state, context)
-        chance = jnp.take_along_axis(jax.nn.softmax(proposal.logits[:, 0]), proposal.tokens[:, 1:2], axis=1)
+        chance = jnp.take_along_axis(
+            jax.nn.softmax(proposal.logits[:, 0]), proposal.tokens[:, 1:2], axis=1
+        )
         return proposal.replace(parent=jnp.where(chance < 0.2, -1, proposal.parent)), state
 
 
@@ -78,7 +82,10 @@ class ReusedNoise(Rejection):
     def __call__(self, draw, proposal, tree, logits):
         verdict = super().__call__(draw, proposal, tree, logits)
         node, residual, _ = rejection.walk(
-            draw.acceptance(len(proposal.tokens)), proposal, jax.nn.softmax(logits), jax.nn.softmax(proposal.logits)
+            draw.acceptance(len(proposal.tokens)),
+            proposal,
+            jax.nn.softmax(logits),
+            jax.nn.softmax(proposal.logits),
         )
         return verdict.replace(next_token=sampling.argmax(jnp.log(residual) + _noise(draw, node)))
 
@@ -114,7 +121,9 @@ class ResidualBonus(Rejection):
         verdict = super().__call__(draw, proposal, tree, logits)
         left = jnp.maximum(jax.nn.softmax(logits[-1]) - jax.nn.softmax(proposal.logits[-1]), 0)
         instead = sampling.argmax(jnp.log(left) + draw.residual())
-        return verdict.replace(next_token=jnp.where(verdict.node == len(logits) - 1, instead, verdict.next_token))
+        return verdict.replace(
+            next_token=jnp.where(verdict.node == len(logits) - 1, instead, verdict.next_token)
+        )
 
 
 class EmptyResidual(Rejection):
@@ -131,7 +140,9 @@ class EmptyResidual(Rejection):
         node = verdict.node
         left = jnp.maximum(jax.nn.softmax(logits[node]) - jax.nn.softmax(proposal.logits[node]), 0)
         residual = sampling.argmax(jnp.log(left / left.sum()) + draw.residual())
-        return verdict.replace(next_token=jnp.where(node < len(logits) - 1, residual, verdict.next_token))
+        return verdict.replace(
+            next_token=jnp.where(node < len(logits) - 1, residual, verdict.next_token)
+        )
 
 
 TOP_K = 2
@@ -148,8 +159,12 @@ class BonusOnly(Rejection):
 
     def __call__(self, draw, proposal, tree, logits):
         verdict = super().__call__(draw, proposal, tree, logits)
-        bonus = sampling.argmax(jnp.where(_most(logits[-1]), logits[-1], -jnp.inf) + draw.residual())
-        return verdict.replace(next_token=jnp.where(verdict.node == len(logits) - 1, bonus, verdict.next_token))
+        bonus = sampling.argmax(
+            jnp.where(_most(logits[-1]), logits[-1], -jnp.inf) + draw.residual()
+        )
+        return verdict.replace(
+            next_token=jnp.where(verdict.node == len(logits) - 1, bonus, verdict.next_token)
+        )
 
 
 class FrozenAtTheRoot(Rejection):
@@ -165,8 +180,12 @@ class TopPFirst(Rejection):
     def __call__(self, draw, proposal, tree, logits):
         order = jnp.argsort(-logits, axis=-1)
         best = jnp.take_along_axis(jax.nn.softmax(logits), order, axis=-1)
-        before = jnp.take_along_axis(jnp.cumsum(best, axis=-1) - best, jnp.argsort(order, axis=-1), axis=-1)
-        return super().__call__(draw, proposal, tree, jnp.where(before < TOP_P, logits, -jnp.inf) / HOT)
+        before = jnp.take_along_axis(
+            jnp.cumsum(best, axis=-1) - best, jnp.argsort(order, axis=-1), axis=-1
+        )
+        return super().__call__(
+            draw, proposal, tree, jnp.where(before < TOP_P, logits, -jnp.inf) / HOT
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +193,9 @@ class ShortCache(Chain):
     """After full acceptance, does not read its own last guess."""
 
     def observe(self, params, state, block):
-        return super().observe(params, state, block.replace(count=jnp.minimum(block.count, self.num_drafts)))
+        return super().observe(
+            params, state, block.replace(count=jnp.minimum(block.count, self.num_drafts))
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +204,9 @@ class Unwarped(Decoder):
 
     def step(self, params, state):
         temperature = state.sampling.temperature
-        bare = Sampling.create(len(temperature)).replace(temperature=jnp.minimum(jnp.sign(temperature), 1.0))
+        bare = Sampling.create(len(temperature)).replace(
+            temperature=jnp.minimum(jnp.sign(temperature), 1.0)
+        )
         after, info = super().step(params, state.replace(sampling=bare))
         return after.replace(sampling=state.sampling), info
 
@@ -194,7 +217,9 @@ class MixedUp(Decoder):
 
     def step(self, params, state):
         found = state.sampling.temperature
-        floor = state.sampling.replace(temperature=jnp.where((found > 0).any(), jnp.maximum(found, 0.7), found))
+        floor = state.sampling.replace(
+            temperature=jnp.where((found > 0).any(), jnp.maximum(found, 0.7), found)
+        )
         after, info = super().step(params, state.replace(sampling=floor))
         return after.replace(sampling=state.sampling), info
 
@@ -225,4 +250,6 @@ class CountsPadding(Decoder):
 
     def step(self, params, state):
         after, info = super().step(params, state)
-        return after.replace(stats=after.stats.replace(target_passes=state.stats.target_passes + 1)), info
+        return after.replace(
+            stats=after.stats.replace(target_passes=state.stats.target_passes + 1)
+        ), info

@@ -27,7 +27,9 @@ transformers.utils.logging.disable_progress_bar()
 
 _compiled: list[str] = []
 jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: _compiled.append(event) if event.endswith("backend_compile_duration") else None
+    lambda event, seconds, **_: (
+        _compiled.append(event) if event.endswith("backend_compile_duration") else None
+    )
 )
 
 
@@ -83,7 +85,9 @@ def random_llama(seed: int = 0, noise: float = 0.0, **config) -> transformers.Ll
     return model
 
 
-def write(model: transformers.LlamaForCausalLM, name: str, tokens: bool = True, **save) -> pathlib.Path:
+def write(
+    model: transformers.LlamaForCausalLM, name: str, tokens: bool = True, **save
+) -> pathlib.Path:
     """Save as transformers saves, with our tokenizer beside it."""
     folder = ROOT / name
     model.save_pretrained(folder, **save)
@@ -117,7 +121,11 @@ def padded() -> pathlib.Path:
 @functools.cache
 def wordless() -> pathlib.Path:
     """The target without a tokenizer."""
-    return write(random_llama(1, initializer_range=0.5, max_position_embeddings=512), "wordless", tokens=False)
+    return write(
+        random_llama(1, initializer_range=0.5, max_position_embeddings=512),
+        "wordless",
+        tokens=False,
+    )
 
 
 @functools.cache
@@ -129,7 +137,9 @@ def foreign() -> pathlib.Path:
 
 
 @functools.cache
-def scribe(text: str, end: bool, words: tokenizers.Tokenizer | None = None, eos: int = 0) -> pathlib.Path:
+def scribe(
+    text: str, end: bool, words: tokenizers.Tokenizer | None = None, eos: int = 0
+) -> pathlib.Path:
     """A model that writes `text` after its first token, in a circle or up to `eos`; all tokens must differ.
 
     Attention and MLP add nothing, and the head row of each token is the embedding of the one before it.
@@ -152,7 +162,9 @@ def scribe(text: str, end: bool, words: tokenizers.Tokenizer | None = None, eos:
     return folder
 
 
-def edit(folder: pathlib.Path, file: str = "config.json", drop: tuple[str, ...] = (), **values) -> pathlib.Path:
+def edit(
+    folder: pathlib.Path, file: str = "config.json", drop: tuple[str, ...] = (), **values
+) -> pathlib.Path:
     """Change a JSON file of a folder."""
     found = json.loads((folder / file).read_text())
     found = {k: v for k, v in {**found, **values}.items() if k not in drop}
@@ -160,7 +172,9 @@ def edit(folder: pathlib.Path, file: str = "config.json", drop: tuple[str, ...] 
     return folder
 
 
-def change_tensors(folder: pathlib.Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+def change_tensors(
+    folder: pathlib.Path, change: Callable[[dict[str, torch.Tensor]], object]
+) -> None:
     """Let `change` spoil the tensors of a folder."""
     file = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(file)

@@ -19,7 +19,9 @@ def by_hand(heads, params, hidden):
     for k in range(heads.num_heads):
         x = hidden
         for layer in range(heads.num_layers):
-            z = x @ np.asarray(params["kernel"][layer][k], np.float64) + np.asarray(params["bias"][layer][k])
+            z = x @ np.asarray(params["kernel"][layer][k], np.float64) + np.asarray(
+                params["bias"][layer][k]
+            )
             x = x + z / (1 + np.exp(-z))
         found.append(x @ np.asarray(params["head"][k] if heads.own_heads else HEAD, np.float64))
     return np.stack(found, axis=-2)
@@ -29,5 +31,7 @@ def random_heads(target, seed, **form):
     """Heads of a few random numbers."""
     adapter = MedusaAdapter.create(target, 2, name=f"heads {seed}", **form)
     keys = iter(jax.random.split(jax.random.key(seed), 9))
-    params = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(next(keys), leaf.shape), adapter.params)
+    params = jax.tree.map(
+        lambda leaf: leaf + 0.1 * jax.random.normal(next(keys), leaf.shape), adapter.params
+    )
     return dataclasses.replace(adapter, params=params, choices=((0,), (1,), (0, 0)))

@@ -20,15 +20,52 @@ from specjax.training.mesh import lay_batch
 from specjax.training.options import run
 
 MESH = {"fsdp": 2, "model": 2}
-SIZES = ("--hidden-size", "16", "--mlp-size", "32", "--num-layers", "1", "--num-heads", "2", "--num-kv-heads", "1")
+SIZES = (
+    "--hidden-size",
+    "16",
+    "--mlp-size",
+    "32",
+    "--num-layers",
+    "1",
+    "--num-heads",
+    "2",
+    "--num-kv-heads",
+    "1",
+)
 COMMON = ("--sequence-length", "32", "--eval-batches", "1", "--eval-every", "4", "--log-every", "1",
           "--batch-size", "4", "--warmup-steps", "1")  # fmt: skip
-LANGUAGE = (*COMMON, *SIZES, "--vocab-size", "300", "--decay-fraction", "0", "--save-every", "2", "--steps", "100000")
-DRAFT = (*COMMON, *SIZES, "--steps", "4", "--sampled-sequences", "8", "--sampled-batch", "8", "--sampled-prompt", "8")
+LANGUAGE = (
+    *COMMON,
+    *SIZES,
+    "--vocab-size",
+    "300",
+    "--decay-fraction",
+    "0",
+    "--save-every",
+    "2",
+    "--steps",
+    "100000",
+)
+DRAFT = (
+    *COMMON,
+    *SIZES,
+    "--steps",
+    "4",
+    "--sampled-sequences",
+    "8",
+    "--sampled-batch",
+    "8",
+    "--sampled-prompt",
+    "8",
+)
 HEADS = (*COMMON, "--steps", "4", "--num-heads", "1", "--own-heads", "--lora-rank", "2",
          "--written-sequences", "3", "--written-prompt", "8")  # fmt: skip
 PROMPTS = ["import os", "def f(", "the values of the values"]
-DECODED = {"proposer": specjax.NGram(3, min_ngram=1), "max_new_tokens": 8, "temperature": [1.0, 0.0, 0.7]}
+DECODED = {
+    "proposer": specjax.NGram(3, min_ngram=1),
+    "max_new_tokens": 8,
+    "temperature": [1.0, 0.0, 0.7],
+}
 
 
 def main() -> None:
@@ -53,15 +90,29 @@ def check_parts(model: specjax.LanguageModel) -> None:
 
     def held(arrays):
         found = jax.tree_util.tree_leaves_with_path(arrays)
-        return {jax.tree_util.keystr(p): x.addressable_shards[0].data.size / x.size for p, x in found}
+        return {
+            jax.tree_util.keystr(p): x.addressable_shards[0].data.size / x.size for p, x in found
+        }
 
     params = held(model.params)
-    assert params["['embedding']"] == params["['layer_0']['attention']['q']['kernel']"] == 1 / 4, params
-    assert params["['layer_0']['mlp']['down']['kernel']"] == 1 / 4 and params["['norm']['weight']"] == 1 / 2, params
+    assert params["['embedding']"] == params["['layer_0']['attention']['q']['kernel']"] == 1 / 4, (
+        params
+    )
+    assert (
+        params["['layer_0']['mlp']['down']['kernel']"] == 1 / 4
+        and params["['norm']['weight']"] == 1 / 2
+    ), params
     changes = held(initial_lora(model.params, 2, True, jax.random.key(0)))
-    whole = {f"['layer_0/attention/{name}']['b']" for name in "kv"}  # of the one head that keys and values have
-    assert {name for name, part in changes.items() if part == 1} == whole and min(changes.values()) == 1 / 2, changes
-    assert lay_batch(np.zeros((8, 33)), mesh_of(model.params)).addressable_shards[0].data.shape == (4, 33)
+    whole = {
+        f"['layer_0/attention/{name}']['b']" for name in "kv"
+    }  # of the one head that keys and values have
+    assert {name for name, part in changes.items() if part == 1} == whole and min(
+        changes.values()
+    ) == 1 / 2, changes
+    assert lay_batch(np.zeros((8, 33)), mesh_of(model.params)).addressable_shards[0].data.shape == (
+        4,
+        33,
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ TINY = 0.1
 def write(folder: str, megabytes: float) -> None:
     """A folder of so many megabytes; a sixth of it are the embedding and the head."""
     size = max(int((megabytes * 2**20 / 2 / 60) ** 0.5) // 64 * 64, 64)
-    config = specjax.TransformerConfig(5 * size, size, 5 * size // 2, 4, size // 64, size // 64, 64, 128)
+    config = specjax.TransformerConfig(
+        5 * size, size, 5 * size // 2, 4, size // 64, size // 64, 64, 128
+    )
     model = specjax.LinenModel(specjax.Transformer(config))
     numbers = np.random.default_rng(0).standard_normal(2**20).astype(jnp.bfloat16)
 
@@ -41,7 +43,9 @@ def read(warm: str, folder: str, dtype: str) -> dict[str, float]:
     started = time.perf_counter()
     loaded = specjax.load(folder, dtype)
     seconds = time.perf_counter() - started
-    taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024)
+    taken = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (
+        1 if sys.platform == "darwin" else 1024
+    )
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.params))
     return {"weights": weights, "memory": taken, "ratio": taken / weights, "seconds": seconds}
 
@@ -67,7 +71,9 @@ if __name__ == "__main__":
     else:
         parser = argparse.ArgumentParser(description=__doc__)
         parser.add_argument("--megabytes", type=float, default=1000, help="of the file")
-        parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], help="to load it in")
+        parser.add_argument(
+            "--dtypes", nargs="+", default=["bfloat16", "float32"], help="to load it in"
+        )
         options = parser.parse_args()
         for dtype, found in measure(options.megabytes, options.dtypes).items():
             print(

@@ -21,7 +21,10 @@ def planned(model: LinenModel, width: int, chunk: int) -> tuple[int, int]:
     prefill.CHUNK = chunk
     cache = jax.eval_shape(lambda: model.init_cache(1, width))
     params = jax.eval_shape(model.init, jax.random.key(0))
-    tokens, count = jax.ShapeDtypeStruct((1, width), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
+    tokens, count = (
+        jax.ShapeDtypeStruct((1, width), jnp.int32),
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+    )
     read = jax.jit(lambda *given: prefill.read_prompt(model, *given), donate_argnums=3)
     found = read.lower(params, tokens, count, cache).compile().memory_analysis()
     return found.output_size_in_bytes, found.temp_size_in_bytes
@@ -29,8 +32,14 @@ def planned(model: LinenModel, width: int, chunk: int) -> tuple[int, int]:
 
 def cached(model: LinenModel, width: int) -> tuple[int, int]:
     """Bytes of a cache for one row of `width` tokens, if every layer kept them all, and as it is."""
-    made = (lambda: model.init_cache(1, width + 5)), (lambda: prefill.empty_cache(model, 1, width, 5))
-    whole, kept = (sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(make))) for make in made)
+    made = (
+        (lambda: model.init_cache(1, width + 5)),
+        (lambda: prefill.empty_cache(model, 1, width, 5)),
+    )
+    whole, kept = (
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(make)))
+        for make in made
+    )
     return whole, kept
 
 
@@ -51,22 +60,34 @@ def main() -> None:
         num_kv_heads=heads,
         head_dim=64,
         max_positions=max(options.lengths),
-        windows=tuple(None if i % 2 else options.window for i in range(options.layers)) if options.window else (),
+        windows=tuple(None if i % 2 else options.window for i in range(options.layers))
+        if options.window
+        else (),
     )
     model = LinenModel(Transformer(config), jnp.float32)
     if options.window:
-        print(f"one row, float32, {options.layers} layers of {options.hidden}, every other with a window; MB")
+        print(
+            f"one row, float32, {options.layers} layers of {options.hidden}, every other with a window; MB"
+        )
         print("| prompt | all in every layer | kept |\n|---|---|---|")
         for width in options.lengths:
-            print("| {} | {:.0f} | {:.0f} |".format(width, *(size / 1e6 for size in cached(model, width))))
+            print(
+                "| {} | {:.0f} | {:.0f} |".format(
+                    width, *(size / 1e6 for size in cached(model, width))
+                )
+            )
         return
     chunk = prefill.CHUNK
     print(f"one row, float32, {options.layers} layers of {options.hidden}, chunks of {chunk}; MB")
-    print("| prompt | cache and features | scratch in chunks | scratch at once |\n|---|---|---|---|")
+    print(
+        "| prompt | cache and features | scratch in chunks | scratch at once |\n|---|---|---|---|"
+    )
     for width in options.lengths:
         out, scratch = planned(model, width, chunk)
         at_once = planned(model, width, width)[1]
-        print(f"| {width} | {out / 1e6:.0f} | {scratch / 1e6:.0f} | {at_once / 1e6:.0f} |", flush=True)
+        print(
+            f"| {width} | {out / 1e6:.0f} | {scratch / 1e6:.0f} | {at_once / 1e6:.0f} |", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,14 @@ from specjax.decoding import Decoder
 from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads
 from specjax.parallel.sharding import beside, lay
-from specjax.proposers import DraftSource, EarlyExitSource, MedusaParams, Shape, TranslatedParams, TranslatedSource
+from specjax.proposers import (
+    DraftSource,
+    EarlyExitSource,
+    MedusaParams,
+    Shape,
+    TranslatedParams,
+    TranslatedSource,
+)
 from specjax.types import DecodeState, Params
 
 VOCAB, OTHER_VOCAB, ROWS, WIDTH, CAPACITY = 32, 36, 8, 8, 256
@@ -88,7 +95,9 @@ class Case:
             if isinstance(source, EarlyExitSource):
                 return target
             if isinstance(source, TranslatedSource):
-                return TranslatedParams(lay(source.model, params.model, mesh), beside(params.translation, mesh))
+                return TranslatedParams(
+                    lay(source.model, params.model, mesh), beside(params.translation, mesh)
+                )
             if isinstance(source, DraftSource) and self.split_draft:
                 return lay(source.model, params, mesh)
             return beside(params, mesh)
@@ -111,25 +120,37 @@ def proposers(target: specjax.LinenModel, weights: Any) -> dict[str, tuple[Propo
     draft = specjax.LinenModel(specjax.Transformer(config.truncated(1)))
     # Without its last layer a target agrees with itself now and then.
     small = noisy({name: leaf for name, leaf in weights.items() if name != "layer_1"}, 0.01)
-    other = specjax.LinenModel(specjax.Transformer(dataclasses.replace(config.truncated(1), vocab_size=OTHER_VOCAB)))
+    other = specjax.LinenModel(
+        specjax.Transformer(dataclasses.replace(config.truncated(1), vocab_size=OTHER_VOCAB))
+    )
     return {
         "none": (specjax.NoProposer(), None),
         "draft": (specjax.DraftModel(draft, VOCAB, 2), small),
         "tree": (specjax.DraftTree(draft, VOCAB, (2, 1)), small),
         "dynamic-tree": (specjax.DynamicTree(DraftSource(draft, VOCAB), 2, 2, 5), small),
         "early-exit": (specjax.EarlyExit(target, 1, 2), weights),
-        "first-of": (specjax.FirstOf(specjax.NGram(2), specjax.DraftModel(draft, VOCAB, 2)), (None, small)),
+        "first-of": (
+            specjax.FirstOf(specjax.NGram(2), specjax.DraftModel(draft, VOCAB, 2)),
+            (None, small),
+        ),
         "medusa": medusa(config, weights),
         "ngram": (specjax.NGram(2), None),
-        "universal": (specjax.Universal(other, VOCAB, 2), TranslatedParams(respelt(small), translation())),
+        "universal": (
+            specjax.Universal(other, VOCAB, 2),
+            TranslatedParams(respelt(small), translation()),
+        ),
     }
 
 
 def medusa(config: specjax.TransformerConfig, weights: Any) -> tuple[Proposer, MedusaParams]:
     size = config.hidden_size
-    heads = MedusaHeads(num_heads=2, hidden_size=size, vocab_size=VOCAB, logit_softcap=config.logit_softcap)
+    heads = MedusaHeads(
+        num_heads=2, hidden_size=size, vocab_size=VOCAB, logit_softcap=config.logit_softcap
+    )
     bank = {
-        "kernel": jnp.asarray(np.random.default_rng(5).normal(0, 0.2, (1, 1, 2, size, size)), jnp.float32),
+        "kernel": jnp.asarray(
+            np.random.default_rng(5).normal(0, 0.2, (1, 1, 2, size, size)), jnp.float32
+        ),
         "bias": jnp.zeros((1, 1, 2, size), jnp.float32),
     }
     output = "embedding" if config.tied_embeddings else "head"
@@ -143,7 +164,9 @@ def translation() -> specjax.Translation:
     pieces, count = np.stack([to_draft, np.zeros_like(to_draft)], axis=1), np.ones(VOCAB, np.int32)
     pieces[3], count[3], count[8] = (0, 1), 2, 0
     to_draft[[3, 8]] = -1
-    return specjax.Translation(*map(jnp.asarray, (pieces, count, to_draft, np.array([0], np.int32))))
+    return specjax.Translation(
+        *map(jnp.asarray, (pieces, count, to_draft, np.array([0], np.int32)))
+    )
 
 
 def respelt(params: Any) -> Any:
@@ -154,7 +177,11 @@ def respelt(params: Any) -> Any:
     embedding = 0.35 * jax.random.normal(jax.random.key(2), (OTHER_VOCAB, size))
     found = {**params, "embedding": embedding.at[names[shared]].set(params["embedding"][shared])}
     if "head" in params:
-        head = jnp.zeros((size, OTHER_VOCAB)).at[:, names[shared]].set(params["head"]["kernel"][:, shared])
+        head = (
+            jnp.zeros((size, OTHER_VOCAB))
+            .at[:, names[shared]]
+            .set(params["head"]["kernel"][:, shared])
+        )
         found["head"] = {"kernel": head}
     return found
 
@@ -164,7 +191,9 @@ def family_cases(family: str, only: tuple[str, ...] = ()) -> dict[str, Case]:
     # Wide enough that a matrix is larger than all that a step has to send of its 8 rows.
     wide = {"hidden_size": 128, "mlp_size": 256, "head_dim": 16, "num_layers": 2}
     target = transformer(**{**wide, **FAMILIES[family]})
-    weights = noisy(target.init(jax.random.key(0)), 0.05, 2)  # biases and norms that are more than 0 and 1
+    weights = noisy(
+        target.init(jax.random.key(0)), 0.05, 2
+    )  # biases and norms that are more than 0 and 1
     return {
         name: Case(decoder(target, proposer), Params(weights, arrays))
         for name, (proposer, arrays) in proposers(target, weights).items()
@@ -189,7 +218,10 @@ def representative() -> dict[str, Case]:
     return {
         "draft, match": Case(decoder(plain, drafted), Params(weights, noisy(weights))),
         "whole draft, rejection": Case(
-            decoder(plain, drafted, specjax.Rejection()), Params(weights, noisy(weights)), ((2, 4),), False
+            decoder(plain, drafted, specjax.Rejection()),
+            Params(weights, noisy(weights)),
+            ((2, 4),),
+            False,
         ),
         "draft tree, two heads": Case(
             decoder(grouped, specjax.DraftTree(grouped, VOCAB, (2, 1))),
@@ -198,9 +230,17 @@ def representative() -> dict[str, Case]:
         ),
         "medusa tree": Case(decoder(plain, heads), Params(weights, arrays), ((4, 2),)),
         "experts, ngram": Case(
-            decoder(experts, specjax.NGram(1)), Params(experts.init(jax.random.key(0))), ((2, 4),), True, 0.0
+            decoder(experts, specjax.NGram(1)),
+            Params(experts.init(jax.random.key(0))),
+            ((2, 4),),
+            True,
+            0.0,
         ),
         "window, ngram": Case(
-            decoder(windowed, specjax.NGram(3)), Params(windowed.init(jax.random.key(0))), ((1, 8),), True, 0.0
+            decoder(windowed, specjax.NGram(3)),
+            Params(windowed.init(jax.random.key(0))),
+            ((1, 8),),
+            True,
+            0.0,
         ),
     }

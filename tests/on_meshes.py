@@ -55,7 +55,9 @@ def decode(case: Case, params: Params) -> Found:
     state = case.prefill(params)
     steps = jnp.int32(2**31 - 1)
     compiled = _run.lower(case.decoder, layout(state), params, state, steps).compile()
-    before = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    before = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+    )
     after = compiled(params, state, steps)
     tokens, ends = np.asarray(after.tokens), np.asarray(after.length)
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
@@ -68,8 +70,12 @@ def collectives(text: str) -> list[tuple[str, int]]:
     """Kind and bytes of every operation of compiled HLO that moves data between devices."""
     found = []
     for shapes, kind in re.findall(rf"= (.+?) ({'|'.join(KINDS)})(?:-start)?\(", text):
-        for dtype, dims in re.findall(r"(\w+)\[([\d,]*)\]", shapes):  # several where XLA has combined them
-            found.append((kind, _BYTES.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n)))
+        for dtype, dims in re.findall(
+            r"(\w+)\[([\d,]*)\]", shapes
+        ):  # several where XLA has combined them
+            found.append(
+                (kind, _BYTES.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n))
+            )
     return found
 
 
@@ -89,7 +95,9 @@ def check(name: str, case: Case, params: Params, wanted: Found) -> Found:
     assert moved, "eight devices that never talk: does the test still find what they say?"
     greatest = max(moved, key=lambda item: item[1])
     assert greatest[1] < min(*caches, *matrices), f"{name} moves {greatest}"
-    assert found.compiled.memory_analysis().alias_size_in_bytes >= sum(caches), f"{name}: a second cache"
+    assert found.compiled.memory_analysis().alias_size_in_bytes >= sum(caches), (
+        f"{name}: a second cache"
+    )
     return found
 
 
@@ -97,14 +105,19 @@ def sizes_of(found: Found, params: Params) -> tuple[list[int], list[int]]:
     """Bytes of the caches on a device, and of the target's matrices."""
     caches = [held(leaf) for leaf in jax.tree.leaves(found.before) if leaf.ndim == 4]
     # Those of a few heads or tokens are smaller than activations here, as no real ones are.
-    matrices = [x.nbytes for x in jax.tree.leaves(params.target) if x.ndim > 1 and min(x.shape[-2:]) >= 64]
+    matrices = [
+        x.nbytes for x in jax.tree.leaves(params.target) if x.ndim > 1 and min(x.shape[-2:]) >= 64
+    ]
     return caches, matrices
 
 
 def table(options: argparse.Namespace) -> int:
     """Markdown on stdout, a row when it is done: the rules under which all is as it must be.  How many are not."""
     columns = [f"{data} x {model}" for data, model in options.meshes]
-    print(f"| family | proposer | accepted | {' | '.join(columns)} |\n|{'---|' * (3 + len(columns))}", flush=True)
+    print(
+        f"| family | proposer | accepted | {' | '.join(columns)} |\n|{'---|' * (3 + len(columns))}",
+        flush=True,
+    )
     broken = 0
     for family in options.families:
         for name, case in mesh_cases.family_cases(family, options.proposers).items():
@@ -130,16 +143,23 @@ def table(options: argparse.Namespace) -> int:
                         print(error, file=sys.stderr, flush=True)
                     else:
                         good[-1].append(rule)
-            sums = [sum(getattr(w.figures, n).sum() for w in wanted.values()) for n in ("accepted", "tested")]
+            sums = [
+                sum(getattr(w.figures, n).sum() for w in wanted.values())
+                for n in ("accepted", "tested")
+            ]
             cells = [", ".join(each) or "none" for each in good]
-            print(f"| {family} | {name} | {sums[0]} of {sums[1]} | {' | '.join(cells)} |", flush=True)
+            print(
+                f"| {family} | {name} | {sums[0]} of {sums[1]} | {' | '.join(cells)} |", flush=True
+            )
             jax.clear_caches()
     return broken
 
 
 def traffic(options: argparse.Namespace) -> None:
     """Markdown on stdout: what a step moves on each mesh, by kind, for a chain and a tree."""
-    print("| proposer | `data` x `model` | collectives a step, bytes | greatest | a layer's keys | smallest matrix |")
+    print(
+        "| proposer | `data` x `model` | collectives a step, bytes | greatest | a layer's keys | smallest matrix |"
+    )
     print("|---|---|---|---|---|---|", flush=True)
     for name, case in mesh_cases.family_cases("llama", options.proposers).items():
         wanted = decode(case, case.params)
@@ -152,11 +172,15 @@ def traffic(options: argparse.Namespace) -> None:
             told = ", ".join(f"{len(parts[k])} {k} of {sum(parts[k])}" for k in KINDS if k in parts)
             kind, size = max(moved, key=lambda item: item[1])
             caches, matrices = sizes_of(found, params)
-            print(f"| {name} | {sizes[0]} x {sizes[1]} | {told} | {size}, {kind} | {min(caches)} | {min(matrices)} |")
+            print(
+                f"| {name} | {sizes[0]} x {sizes[1]} | {told} | {size}, {kind} | {min(caches)} | {min(matrices)} |"
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--turns", action="store_true")
     parser.add_argument("--collectives", action="store_true")
@@ -165,7 +189,9 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", choices=specjax.RULES, default=list(specjax.RULES))
     parser.add_argument("--meshes", nargs="+", type=_sizes, default=MESHES, metavar="DATAxMODEL")
     options = parser.parse_args()
-    options.proposers = tuple(options.proposers or (("draft", "tree") if options.collectives else specjax.PROPOSERS))
+    options.proposers = tuple(
+        options.proposers or (("draft", "tree") if options.collectives else specjax.PROPOSERS)
+    )
     # Before anything asks for a device.
     flags = "--xla_force_host_platform_device_count=8"
     # Without optimisations of machine code compiling takes half the time, and what travels is the same.

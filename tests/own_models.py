@@ -43,7 +43,9 @@ class Nnx(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         self.embed = nnx.Embed(toys.VOCAB, WIDTH, rngs=rngs)
         self.places = nnx.Embed(toys.CAPACITY, WIDTH, rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(num_heads=2, in_features=WIDTH, decode=False, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(
+            num_heads=2, in_features=WIDTH, decode=False, rngs=rngs
+        )
         self.head = nnx.Linear(WIDTH, toys.VOCAB, rngs=rngs)
 
     def __call__(self, tokens: Array) -> tuple[Array, Array]:
@@ -83,10 +85,16 @@ def plain(params: Any, tokens: Array) -> Array:
     return x @ params["head"]
 
 
-def cached(params: Any, tokens: Array, positions: Array, cache: KVCache, mask: Array | None) -> tuple[Array, KVCache]:
+def cached(
+    params: Any, tokens: Array, positions: Array, cache: KVCache, mask: Array | None
+) -> tuple[Array, KVCache]:
     """The same with a cache: what attention has seen is staged, and it sees what is visible."""
-    x = params["embed"][tokens] + jnp.take(params["places"], positions, axis=0)  # which gives NaN beyond its end
-    query, key, value = (y[:, :, None] for y in jnp.split(x @ params["qkv"], 3, axis=-1))  # [B, N, 1, E]
+    x = params["embed"][tokens] + jnp.take(
+        params["places"], positions, axis=0
+    )  # which gives NaN beyond its end
+    query, key, value = (
+        y[:, :, None] for y in jnp.split(x @ params["qkv"], 3, axis=-1)
+    )  # [B, N, 1, E]
     keys = stage(cache.keys[0], key.swapaxes(1, 2), cache.length)
     values = stage(cache.values[0], value.swapaxes(1, 2), cache.length)
     visible = visible_slots(cache.length, tokens.shape[1], cache.capacity, mask)
@@ -102,7 +110,10 @@ def plain_params(seed: int = 0) -> dict[str, Array]:
         "head": (WIDTH, toys.VOCAB),
     }
     keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return {name: 0.5 * jax.random.normal(key, shapes[name]) for name, key in zip(shapes, keys, strict=True)}
+    return {
+        name: 0.5 * jax.random.normal(key, shapes[name])
+        for name, key in zip(shapes, keys, strict=True)
+    }
 
 
 def empty_kv(rows: int, slots: int) -> KVCache:
@@ -115,7 +126,11 @@ class Gru(nn.Module):
     @nn.compact
     def __call__(self, tokens: Array, positions: Array, cache: RecurrentCache, mask: None):
         lifted: Any = nn.scan(
-            nn.GRUCell, variable_broadcast="params", split_rngs={"params": False}, in_axes=1, out_axes=1
+            nn.GRUCell,
+            variable_broadcast="params",
+            split_rngs={"params": False},
+            in_axes=1,
+            out_axes=1,
         )
         _, states = lifted(WIDTH)(cache.state, nn.Embed(toys.VOCAB, WIDTH)(tokens))
         return 2 * SHARP * nn.Dense(toys.VOCAB)(states), cache.stage(states)
@@ -130,7 +145,9 @@ def lstm(params: Any, tokens: Array, positions: Array, cache: RecurrentCache, ma
 
     def step(state, x):
         hidden, cell = state
-        write, keep, show, new = jnp.split(jnp.concatenate([x, hidden], axis=-1) @ params["cell"], 4, axis=-1)
+        write, keep, show, new = jnp.split(
+            jnp.concatenate([x, hidden], axis=-1) @ params["cell"], 4, axis=-1
+        )
         cell = jax.nn.sigmoid(keep) * cell + jax.nn.sigmoid(write) * jnp.tanh(new)
         hidden = jax.nn.sigmoid(show) * jnp.tanh(cell)
         return (hidden, cell), hidden
@@ -154,11 +171,15 @@ def empty_lstm(rows: int, slots: int) -> RecurrentCache:
 
 def _equinox():
     params, static = eqx.partition(Equinox(jax.random.key(0)), eqx.is_array)
-    return from_function(lambda params, tokens: jax.vmap(eqx.combine(params, static))(tokens), **SIZES), params
+    return from_function(
+        lambda params, tokens: jax.vmap(eqx.combine(params, static))(tokens), **SIZES
+    ), params
 
 
 def _linen():
-    return from_linen(Linen(), **SIZES), Linen().init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+    return from_linen(Linen(), **SIZES), Linen().init(
+        jax.random.key(0), jnp.zeros((1, 2), jnp.int32)
+    )
 
 
 def _gru():
@@ -172,9 +193,15 @@ _MAKERS = {
     "nnx": lambda: from_nnx(Nnx(nnx.Rngs(0)), **SIZES),
     "equinox": _equinox,
     "function": lambda: (from_function(plain, **SIZES), plain_params()),
-    "cached function": lambda: (from_function(cached, **SIZES, init_cache=empty_kv), plain_params()),
+    "cached function": lambda: (
+        from_function(cached, **SIZES, init_cache=empty_kv),
+        plain_params(),
+    ),
     "recurrent linen": _gru,
-    "recurrent function": lambda: (from_function(lstm, **SIZES, init_cache=empty_lstm), lstm_params()),
+    "recurrent function": lambda: (
+        from_function(lstm, **SIZES, init_cache=empty_lstm),
+        lstm_params(),
+    ),
 }
 NAMES = list(_MAKERS)
 

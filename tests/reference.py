@@ -30,7 +30,9 @@ def reference(logits, text, prompt_length, eos, settings, function=None):
             else x[token] / np.float32(s["repetition_penalty"])
         )
     for token in set(output):
-        x[token] -= np.float32(s["frequency_penalty"]) * output.count(token) + np.float32(s["presence_penalty"])
+        x[token] -= np.float32(s["frequency_penalty"]) * output.count(token) + np.float32(
+            s["presence_penalty"]
+        )
     for *before, last in s["bad_words"]:
         if before == text[len(text) - len(before) :]:
             x[last] = -np.inf
@@ -42,7 +44,11 @@ def reference(logits, text, prompt_length, eos, settings, function=None):
 def no_repeated_pair(logits, text, counts):
     """A user's function: what followed the last token before does not follow it again; once seen costs a little."""
     follows = (text[:-1] == text[-1]) & (text[-1] >= 0)
-    banned = jnp.zeros(logits.shape, bool).at[jnp.where(follows, text[1:], len(logits))].set(True, mode="drop")
+    banned = (
+        jnp.zeros(logits.shape, bool)
+        .at[jnp.where(follows, text[1:], len(logits))]
+        .set(True, mode="drop")
+    )
     return jnp.where(banned, -jnp.inf, logits - 0.75 * (counts > 0))
 
 

@@ -28,7 +28,9 @@ def noisy(name):
     keys = jax.random.split(jax.random.key(1), len(leaves))
     scale = ROUGH.get(name, 0.1)
     noise = [
-        x + scale * x.std() * jax.random.normal(key, x.shape) if jnp.issubdtype(x.dtype, jnp.floating) else x
+        x + scale * x.std() * jax.random.normal(key, x.shape)
+        if jnp.issubdtype(x.dtype, jnp.floating)
+        else x
         for x, key in zip(leaves, keys, strict=True)
     ]
     return jax.tree.unflatten(structure, noise)
@@ -62,14 +64,18 @@ def naive(name):
     """Greedy decoding that reads the whole text again for each token."""
     model, params = own_models.own(name)
     read = jax.jit(lambda tokens: model.apply(params, tokens, _places(tokens)).logits)
-    return toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS, (), lambda tokens: np.asarray(read(tokens)))
+    return toys.naive_greedy(
+        toys.PROMPTS, toys.LENGTHS, toys.LIMITS, (), lambda tokens: np.asarray(read(tokens))
+    )
 
 
 def _places(tokens):
     return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
 
-CASES = [(name, proposer) for name in own_models.NAMES for proposer in ("none", "draft", "ngram")] + [(CACHED, "tree")]
+CASES = [
+    (name, proposer) for name in own_models.NAMES for proposer in ("none", "draft", "ngram")
+] + [(CACHED, "tree")]
 
 
 @pytest.mark.parametrize(("name", "proposer"), CASES)
@@ -97,7 +103,8 @@ def test_a_row_alone_is_that_row_in_a_batch(name):
     """Sampled, with a draft."""
     for row in range(toys.ROWS):
         assert (
-            toys.texts(run(name, "draft", rows=[row], temperature=1.0)) == decoded(name, "draft", 1.0)[0][row : row + 1]
+            toys.texts(run(name, "draft", rows=[row], temperature=1.0))
+            == decoded(name, "draft", 1.0)[0][row : row + 1]
         )
 
 
@@ -112,14 +119,18 @@ def test_a_model_of_chains_refuses_trees(name):
     """By type, when the decoder is built."""
     model, _ = own_models.own(name)
     assert not model.reads_trees
-    with pytest.raises(ValueError, match="SampledTree proposes trees, but the target reads chains only"):
+    with pytest.raises(
+        ValueError, match="SampledTree proposes trees, but the target reads chains only"
+    ):
         specjax.Decoder(model, proposers(name)["tree"], specjax.Match())
 
 
 def test_who_ignores_the_mask_reads_no_trees():
     """A cache that could commit paths is not enough."""
     assert own_models.own(CACHED)[0].reads_trees
-    model = from_function(own_models.cached, **own_models.SIZES, init_cache=own_models.empty_kv, reads_trees=False)
+    model = from_function(
+        own_models.cached, **own_models.SIZES, init_cache=own_models.empty_kv, reads_trees=False
+    )
     assert not model.reads_trees
 
 
@@ -137,7 +148,8 @@ def test_generate_takes_a_model_of_ones_own():
 
 
 @pytest.mark.parametrize(
-    ("name", "width"), [("nnx", own_models.WIDTH), ("recurrent function", own_models.WIDTH), ("linen", 0)]
+    ("name", "width"),
+    [("nnx", own_models.WIDTH), ("recurrent function", own_models.WIDTH), ("linen", 0)],
 )
 def test_features_are_passed_on(name, width):
     """Where the model gives them; else there are none."""
@@ -166,7 +178,9 @@ def test_a_recurrent_cache_keeps_the_state_after_the_last_committed_token():
     assert kept.staged is None
     for row, n in enumerate(count):
         for found, old, new in zip(kept.state, before, after, strict=True):
-            np.testing.assert_array_equal(found[row], np.float32(new[row, n - 1] if n else old[row]))
+            np.testing.assert_array_equal(
+                found[row], np.float32(new[row, n - 1] if n else old[row])
+            )
     assert kept.rewind(staged) is staged
     with pytest.raises(ValueError, match="nothing is staged"):
         kept.commit(jnp.asarray(count))
@@ -175,7 +189,9 @@ def test_a_recurrent_cache_keeps_the_state_after_the_last_committed_token():
 def test_a_recurrent_cache_scans():
     """Running sums: the outputs, and the states that are staged."""
     inputs = jnp.arange(24.0).reshape(2, 4, 3)
-    outputs, cache = RecurrentCache.create(jnp.ones((2, 3))).scan(lambda s, x: (s + x, -(s + x)), inputs)
+    outputs, cache = RecurrentCache.create(jnp.ones((2, 3))).scan(
+        lambda s, x: (s + x, -(s + x)), inputs
+    )
     wanted = 1 + np.cumsum(inputs, axis=1)
     np.testing.assert_array_equal(outputs, -wanted)
     np.testing.assert_array_equal(cache.staged, wanted)
@@ -210,25 +226,39 @@ SIZES = own_models.SIZES
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: from_function(own_models.plain, vocab_size=0, max_positions=9), "vocab_size=0; it must be"),
-        (lambda: from_function(own_models.plain, vocab_size=9, max_positions=None), "max_positions=None; it must be"),
+        (
+            lambda: from_function(own_models.plain, vocab_size=0, max_positions=9),
+            "vocab_size=0; it must be",
+        ),
+        (
+            lambda: from_function(own_models.plain, vocab_size=9, max_positions=None),
+            "max_positions=None; it must be",
+        ),
         (lambda: from_linen(Unhashable(), **SIZES), "arrays belong into the params"),
         (
-            lambda: from_function(own_models.cached, **SIZES, init_cache=lambda b, s: jnp.zeros((b, s))),
+            lambda: from_function(
+                own_models.cached, **SIZES, init_cache=lambda b, s: jnp.zeros((b, s))
+            ),
             "without length",
         ),
         (
             lambda: from_function(
-                own_models.cached, **SIZES, init_cache=lambda b, s: RecurrentCache(jnp.zeros((1, b)), jnp.zeros(b))
+                own_models.cached,
+                **SIZES,
+                init_cache=lambda b, s: RecurrentCache(jnp.zeros((1, b)), jnp.zeros(b)),
             ),
             r"init_cache\(3, 2\) holds an array \[1, 3\]; axis 0",
         ),
         (
-            lambda: from_function(lambda p, t: jnp.zeros((2, 29)), **SIZES).apply({}, TOKENS, TOKENS),
+            lambda: from_function(lambda p, t: jnp.zeros((2, 29)), **SIZES).apply(
+                {}, TOKENS, TOKENS
+            ),
             r"returned \(an array \[2, 29\]\); the first must be logits \[2, 4, 29\]",
         ),
         (
-            lambda: from_function(own_models.plain, **SIZES).apply({}, TOKENS, TOKENS, None, np.ones((1, 4, 4), bool)),
+            lambda: from_function(own_models.plain, **SIZES).apply(
+                {}, TOKENS, TOKENS, None, np.ones((1, 4, 4), bool)
+            ),
             "reads chains only",
         ),
         (

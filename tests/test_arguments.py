@@ -62,14 +62,22 @@ def listed(value):
     """Its entries, if it is a list in any of the spellings that are allowed; else None."""
     if type(value) in (list, tuple, range):
         return list(value)
-    return list(np.asarray(value)) if isinstance(value, np.ndarray | jax.Array) and value.ndim else None
+    return (
+        list(np.asarray(value))
+        if isinstance(value, np.ndarray | jax.Array) and value.ndim
+        else None
+    )
 
 
 def real(value):
     """A number of Python's, or REFUSED."""
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         name = value.dtype.name
-        return REFUSED if value.ndim or not re.match("u?int|float|bfloat", name) else real(value.item())
+        return (
+            REFUSED
+            if value.ndim or not re.match("u?int|float|bfloat", name)
+            else real(value.item())
+        )
     return value if type(value) in (int, float) else REFUSED
 
 
@@ -78,9 +86,17 @@ def setting(accept, whole=False, lists_of_one=True):
 
     def meaning(value):
         found = listed(value)
-        found = [value] * ROWS if found is None else found * ROWS if lists_of_one and len(found) == 1 else found
+        found = (
+            [value] * ROWS
+            if found is None
+            else found * ROWS
+            if lists_of_one and len(found) == 1
+            else found
+        )
         numbers = [real(entry) for entry in found]
-        if len(numbers) != ROWS or any(n is REFUSED or (whole and type(n) is float) for n in numbers):
+        if len(numbers) != ROWS or any(
+            n is REFUSED or (whole and type(n) is float) for n in numbers
+        ):
             return REFUSED
         return numbers if all(abs(n) <= LARGEST and accept(n) for n in numbers) else REFUSED
 
@@ -106,7 +122,11 @@ def or_none(meaning, default=None):
 def ids(value, empty=True):
     found = listed(value)
     found = None if found is None else [real(entry) for entry in found]
-    good = found is not None and all(type(n) is int and 0 <= n < VOCAB for n in found) and (empty or found)
+    good = (
+        found is not None
+        and all(type(n) is int and 0 <= n < VOCAB for n in found)
+        and (empty or found)
+    )
     return found if good else REFUSED
 
 
@@ -280,7 +300,11 @@ def refusal(given, changes):
 
 def changed(name, value):
     """Messages stand instead of prompts."""
-    return {name: value, "prompts": None} if name == "messages" and value is not None else {name: value}
+    return (
+        {name: value, "prompts": None}
+        if name == "messages" and value is not None
+        else {name: value}
+    )
 
 
 def test_every_argument_has_a_meaning_here():
@@ -299,7 +323,11 @@ def test_a_value_is_used_as_it_says_or_refused_by_name(given, name):
         if name == "messages" and value is None:
             wanted = prompts(given["prompts"])
         call = refusal(given, changes)
-        assert (call is None) == (wanted is REFUSED), (name, value, "refused" if call is None else "accepted")
+        assert (call is None) == (wanted is REFUSED), (
+            name,
+            value,
+            "refused" if call is None else "accepted",
+        )
         assert call is None or holds(call, wanted), (name, value)
         refused += call is None
     assert refused > 50

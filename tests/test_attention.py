@@ -30,7 +30,9 @@ def test_blocks_are_the_whole(monkeypatch, kind, softcap, dtype):
     one, two, three = jax.random.split(jax.random.key(0), 3)
     seen = visible(kind)
     query = jax.random.normal(one, (ROWS, WIDTH, HEADS, DIM), dtype)
-    keys, values = (jax.random.normal(key, (ROWS, KEY_HEADS, SLOTS, DIM), dtype) for key in (two, three))
+    keys, values = (
+        jax.random.normal(key, (ROWS, KEY_HEADS, SLOTS, DIM), dtype) for key in (two, three)
+    )
     keys = jnp.where(seen.any(1)[:, None, :, None], keys, jnp.inf)
     whole = attention.attend(query, keys, values, seen, None, softcap)
     monkeypatch.setattr(attention, "_WIDE", WIDTH)

@@ -9,7 +9,18 @@ import scipy.stats
 import toys
 import trees
 
-from specjax import BlockVerification, Decoder, DraftModel, Match, NGram, Params, Rejection, Typical, audit, metrics
+from specjax import (
+    BlockVerification,
+    Decoder,
+    DraftModel,
+    Match,
+    NGram,
+    Params,
+    Rejection,
+    Typical,
+    audit,
+    metrics,
+)
 from specjax.audit import chisquare
 from specjax.proposers import Chain
 
@@ -22,7 +33,9 @@ TREE = trees.SampledTree(NET, ((-1, 0, 0), (-1, 0, 1)))
 def found(proposer, rule, decoder=Decoder, noise=0.12, samples=8192, **settings):
     """The report on a small target with a draft that is often right."""
     dec = decoder(NET, proposer, rule, (EOS,), NEW + 4)
-    params = Params(toys.flat(VOCAB), None if isinstance(proposer, NGram) else toys.flat(VOCAB, noise))
+    params = Params(
+        toys.flat(VOCAB), None if isinstance(proposer, NGram) else toys.flat(VOCAB, noise)
+    )
     return audit(dec, params, PROMPTS, max_new_tokens=NEW, samples=samples, rows=512, **settings)
 
 
@@ -52,7 +65,9 @@ def test_sound_decoders_pass(case):
 
 
 def trap(proposer=Chain, rule=Rejection, decoder=Decoder, **settings):
-    return functools.partial(found, faults.drafting(proposer, NET, VOCAB, GAMMA), rule(), decoder, **settings)
+    return functools.partial(
+        found, faults.drafting(proposer, NET, VOCAB, GAMMA), rule(), decoder, **settings
+    )
 
 
 TRAPS = {
@@ -130,7 +145,10 @@ def test_an_inexact_rule_is_measured_and_passes():
         ({"temperature": 0.0}, "temperature=0.0 draws nothing"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_p": 0.0}, "top_p=0"),
-        ({"max_new_tokens": NEW + 1}, "prompt of 4 tokens and max_new_tokens=17 do not fit into 20"),
+        (
+            {"max_new_tokens": NEW + 1},
+            "prompt of 4 tokens and max_new_tokens=17 do not fit into 20",
+        ),
     ],
 )
 def test_bad_input_is_refused(change, message):
@@ -145,13 +163,17 @@ def test_bad_input_is_refused(change, message):
 def test_chi_square_is_scipys(degrees):
     """Also far out in the tail."""
     for x in (1e-6, 0.3, degrees, 2.0 * degrees + 30, 900.0):
-        assert chisquare.survival(x, degrees) == pytest.approx(scipy.stats.chi2.sf(x, degrees), rel=1e-9, abs=1e-300)
+        assert chisquare.survival(x, degrees) == pytest.approx(
+            scipy.stats.chi2.sf(x, degrees), rel=1e-9, abs=1e-300
+        )
     for significance in (0.5, 1e-4, 1e-9):
         x = scipy.stats.chi2.isf(significance, degrees)
         assert chisquare.critical(significance, degrees) == pytest.approx(x, rel=1e-7)
         for noncentrality in (0.1, 5.0, 300.0):
             wanted = scipy.stats.ncx2.sf(x, degrees, noncentrality)
-            assert chisquare.power(x, degrees, noncentrality) == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+            assert chisquare.power(x, degrees, noncentrality) == pytest.approx(
+                wanted, rel=1e-6, abs=1e-12
+            )
 
 
 def test_the_power_is_what_it_says():
@@ -164,9 +186,14 @@ def test_the_power_is_what_it_says():
     pairs = {"same": (even, even), "other": (even - (other - even) / 2, even + (other - even) / 2)}
     rate = {}
     for name, (p, q) in pairs.items():
-        counts = zip(rng.multinomial(samples, p, 4000), rng.multinomial(samples, q, 4000), strict=True)
+        counts = zip(
+            rng.multinomial(samples, p, 4000), rng.multinomial(samples, q, 4000), strict=True
+        )
         rate[name] = np.mean(
-            [chisquare.survival(chisquare.statistic(a, b), cells - 1) < significance for a, b in counts]
+            [
+                chisquare.survival(chisquare.statistic(a, b), cells - 1) < significance
+                for a, b in counts
+            ]
         )
     assert 0.005 < rate["same"] < 0.016
     assert 0.935 < rate["other"] < 0.965
@@ -174,6 +201,8 @@ def test_the_power_is_what_it_says():
 
 def test_the_smallest_bias_shrinks_with_the_samples():
     """As the root of their number; with nothing to compare none is seen."""
-    assert chisquare.detectable(4000, 30, 1e-4) == pytest.approx(chisquare.detectable(1000, 30, 1e-4) / 2)
+    assert chisquare.detectable(4000, 30, 1e-4) == pytest.approx(
+        chisquare.detectable(1000, 30, 1e-4) / 2
+    )
     assert chisquare.detectable(1000, 0, 1e-4) == 1
     assert chisquare.survival(0.0, 0) == 1

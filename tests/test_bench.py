@@ -33,7 +33,9 @@ def test_prompts_that_do_not_fit_are_refused(tmp_path):
     """A short one, and too few for a batch: with what to pass instead."""
     target, path = specjax.load(TINY / "target"), tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "import os and sys and json"}\n{"prompt": "x"}\n')
-    with pytest.raises(ValueError, match=r"prompt 1 of .* has 2 tokens, fewer than the 8 .*--prompt-length 2"):
+    with pytest.raises(
+        ValueError, match=r"prompt 1 of .* has 2 tokens, fewer than the 8 .*--prompt-length 2"
+    ):
         batches(target, path, 1, 8)
     with pytest.raises(ValueError, match=r"--batch 3 asks for more prompts than the 2"):
         batches(target, path, 3, 2)
@@ -44,7 +46,10 @@ def test_prompts_that_do_not_fit_are_refused(tmp_path):
     [
         (["--batch", "1", "0"], "bench: --batch is 0; it must be at least 1"),
         (["--rounds", "0"], "bench: --rounds is 0; it must be at least 1"),
-        (["--synthetic-acceptance", "1.5"], "bench: --synthetic-acceptance is 1.5; it is a probability, 0 to 1"),
+        (
+            ["--synthetic-acceptance", "1.5"],
+            "bench: --synthetic-acceptance is 1.5; it is a probability, 0 to 1",
+        ),
         (["--target", "nowhere"], "bench: nowhere is not a folder"),
     ],
 )
@@ -70,13 +75,17 @@ def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
         return np.full((1, new), prompts[0, 0])
 
     asked = [np.array([[1]]), np.array([[3]])]
-    (timed,), _ = timing.alternate([Contestant("draft", "specjax", 1, run, counts, prefill)], asked, 2, rounds=2)
+    (timed,), _ = timing.alternate(
+        [Contestant("draft", "specjax", 1, run, counts, prefill)], asked, 2, rounds=2
+    )
     assert (timed.alpha, timed.tau, timed.dropped) == (0.5, 2.0, 1)
     assert [len(samples) for samples in timed.seconds] == [2, 1]
     assert [tokens.tolist() for tokens in timed.tokens] == [[[1, 1]], [[3, 3]]]
     assert timed.median == pytest.approx(sum(map(np.median, timed.seconds)))
     assert timed.prefill == [[-1, -1], [-1]]
-    assert timed.decoding == pytest.approx(timed.median + 2) and timed.step == pytest.approx(timed.decoding / 6)
+    assert timed.decoding == pytest.approx(timed.median + 2) and timed.step == pytest.approx(
+        timed.decoding / 6
+    )
     timed.seconds[1].clear()
     assert (timed.median, timed.spread, timed.step) == (None, None, None)
 
@@ -84,14 +93,29 @@ def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
 def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
     """A row for each use of int8; the text is that of plain decoding wherever the target is in float32."""
     monkeypatch.setattr(machine, "ceilings", lambda: {"bandwidth": 10.0})
-    sizes = ["--num-drafts", "1", "--prompt-length", "16", "--new-tokens", "8", "--limit-prompts", "2", "--rounds", "1"]
+    sizes = [
+        "--num-drafts",
+        "1",
+        "--prompt-length",
+        "16",
+        "--new-tokens",
+        "8",
+        "--limit-prompts",
+        "2",
+        "--rounds",
+        "1",
+    ]
     models = ["--target", str(TINY / "target"), "--prompt-file", str(SHIPPED)]
     bench.main([*models, *sizes, "--int8", "--peers", "--json", str(tmp_path / "report.json")])
     assert "2 real prompts of 16 tokens" in capsys.readouterr().out
-    rows = {row["proposer"]: row for row in json.loads((tmp_path / "report.json").read_text())[0]["rows"]}
+    rows = {
+        row["proposer"]: row
+        for row in json.loads((tmp_path / "report.json").read_text())[0]["rows"]
+    }
     assert list(rows) == ["plain", "plain at 2 rows", "ngram", "int8 target", "self-int8"]
     assert all(
-        "same_tokens" not in row if name == "int8 target" else row["same_tokens"] == 2 for name, row in rows.items()
+        "same_tokens" not in row if name == "int8 target" else row["same_tokens"] == 2
+        for name, row in rows.items()
     )
     assert rows["self-int8"]["acceptance_rate"] > 0.8
     assert rows["plain"]["mean_accepted_length"] == 1.0
@@ -103,7 +127,10 @@ def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
 
 def test_vocabularies_are_alike_and_not_equal(capsys):
     """Two made-up tokenizers share most tokens of the smaller one, whose pieces spell the larger one's."""
-    target, draft = vocabularies.tokenizer(900, 1, "byte-level"), vocabularies.tokenizer(700, 2, "sentencepiece")
+    target, draft = (
+        vocabularies.tokenizer(900, 1, "byte-level"),
+        vocabularies.tokenizer(700, 2, "sentencepiece"),
+    )
     tables, seconds = vocabularies.measure(target, draft, 1)
     assert seconds > 0
     shared = np.flatnonzero(tables.to_draft >= 0)

@@ -62,22 +62,41 @@ def test_imposed_contestants_say_the_same(pair, monkeypatch):
     whole = np.concatenate([prompts, text], axis=1)
     script = np.pad(whole, ((0, 0), (0, 4))), np.pad(right, ((0, 0), (6, 4)))
     drafted = ours(pair.target, pair.draft, "draft", 3, script)
-    for contestant in (drafted, theirs(pair, "plain"), torch_loop.loop(pair), torch_loop.loop(pair, 3, script)):
+    for contestant in (
+        drafted,
+        theirs(pair, "plain"),
+        torch_loop.loop(pair),
+        torch_loop.loop(pair, 3, script),
+    ):
         np.testing.assert_array_equal(contestant.run(prompts, new), text)
     passes, accepted, tested = np.sum([imposed.walk(row, 3) for row in right], axis=0)
-    assert [drafted.counts[name] for name in ("passes", "accepted", "tested")] == [passes, accepted, tested]
-    np.testing.assert_array_equal(torch_loop.loop(pair, 3).run(prompts, new), text)  # real acceptance
+    assert [drafted.counts[name] for name in ("passes", "accepted", "tested")] == [
+        passes,
+        accepted,
+        tested,
+    ]
+    np.testing.assert_array_equal(
+        torch_loop.loop(pair, 3).run(prompts, new), text
+    )  # real acceptance
 
 
 def test_laws_hold_here(pair):
     """One key is one text, however deep a row may guess; the auditor is tested elsewhere."""
     proposer, arrays = laws.proposers(pair, 2)["the target as its own draft"]
     decoder = laws.Decoder(pair.target.model, proposer, laws.Match(), (), 32)
-    assert laws.drafts_of_one_width(decoder, laws.Params(pair.target.params, arrays), np.arange(1, 9), 12)
+    assert laws.drafts_of_one_width(
+        decoder, laws.Params(pair.target.params, arrays), np.arange(1, 9), 12
+    )
 
 
 def row(library, proposer, gamma, rate, **more):
-    return {"library": library, "proposer": proposer, "num_drafts": gamma, "tokens_per_second": rate, **more}
+    return {
+        "library": library,
+        "proposer": proposer,
+        "num_drafts": gamma,
+        "tokens_per_second": rate,
+        **more,
+    }
 
 
 REPORT = {
@@ -128,7 +147,11 @@ def test_several_batches_are_several_reports(monkeypatch, tmp_path, capsys):
     assert [report["arguments"]["batch"] for report in json.loads(files[0].read_text())] == [1, 8]
     figure = bench.draw(json.loads(files[0].read_text()))
     assert [axes.get_title() for axes in figure.axes[:2]] == ["batch 1", "batch 8"]
-    promised = [line for line in figure.axes[2].lines if line.get_linestyle() == ":" and len(line.get_xdata())]
+    promised = [
+        line
+        for line in figure.axes[2].lines
+        if line.get_linestyle() == ":" and len(line.get_xdata())
+    ]
     assert promised[0].get_ydata()[0] == pytest.approx(3.0 / 0.9)
 
 
@@ -138,7 +161,9 @@ def test_growth_says_where_it_departs():
     assert growth.law(x, 3 + 2 * x, "linear")[1] == ""
     assert growth.law(x, np.array([5.0, 5, 5, 15]), "flat")[1].startswith("departs: ")
     pytest.importorskip("matplotlib")
-    found = {"batch": [{"batch": n, "step": 0.1 * n, "memory": 1e6, "compile": 2.0} for n in (1, 2)]}
+    found = {
+        "batch": [{"batch": n, "step": 0.1 * n, "memory": 1e6, "compile": 2.0} for n in (1, 2)]
+    }
     assert len(growth.plot(found).axes) == len(growth.PARTS) == 3
 
 
@@ -165,7 +190,9 @@ def test_spec_bench(tmp_path, capsys):
          "--json", str(tmp_path / "answers.json")]
     )  # fmt: skip
     out = capsys.readouterr().out
-    assert "| multi-turn conversation | 1 |" in out and "| translation | 1 |" in out and "2/2" in out
+    assert (
+        "| multi-turn conversation | 1 |" in out and "| translation | 1 |" in out and "2/2" in out
+    )
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert [len(found["plain"]["answers"]) for found in answers] == [2, 1]
     assert len(set(spec_bench.GROUPS.values())) == 6
@@ -177,7 +204,10 @@ def test_spec_bench(tmp_path, capsys):
         ("{", "line 1 is not JSON"),
         ("[1]", "line 1 holds a list"),
         ('{"question_id": 1, "turns": ["a"]}', "line 1 lacks category"),
-        ('{"question_id": 1, "category": "poetry", "turns": ["a"]}', "category 'poetry' is not one of writing"),
+        (
+            '{"question_id": 1, "category": "poetry", "turns": ["a"]}',
+            "category 'poetry' is not one of writing",
+        ),
         ('{"question_id": 1, "category": "qa", "turns": "a"}', "turns is 'a'; it must be a list"),
         ("", "holds no question"),
     ],

@@ -15,7 +15,9 @@ TESTS = pathlib.Path(__file__).parent
 def test_optimised_programs_keep_the_bits(case):
     """Heads read the prompt's features and penalties meet tokens on a path; neither may change a bit."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS.parent), environment.get("PYTHONPATH")]))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(TESTS.parent), environment.get("PYTHONPATH")])
+    )
     command = [sys.executable, str(TESTS / "bits_by_default.py"), case]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr

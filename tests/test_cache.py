@@ -11,8 +11,12 @@ from specjax import tree
 from specjax.caches.kv import KVCache, stage, visible_slots
 
 CAPACITY = 24
-PARENTS = np.array([[-1, 0, 0, 1, 1, 2], [-1, 0, 1, 2, 3, 4], [-1, 0, 1, 0, 3, 1], [-1, 0, -1, 1, 1, -1]], np.int32)
-TREES = np.array([[3, 7, 9, 2, 4, 7], [1, 5, 5, 2, 8, 6], [0, 9, 1, 3, 1, 2], [7, 6, 0, 2, 5, 0]], np.int32)
+PARENTS = np.array(
+    [[-1, 0, 0, 1, 1, 2], [-1, 0, 1, 2, 3, 4], [-1, 0, 1, 0, 3, 1], [-1, 0, -1, 1, 1, -1]], np.int32
+)
+TREES = np.array(
+    [[3, 7, 9, 2, 4, 7], [1, 5, 5, 2, 8, 6], [0, 9, 1, 3, 1, 2], [7, 6, 0, 2, 5, 0]], np.int32
+)
 PATHS = [[0, 2, 5], [0, 1, 2], [0, 3, 4], [0, 1, 4]]
 """A tree a row (breadth first, a chain, depth first, with absent nodes), and a path of three nodes in each."""
 
@@ -78,7 +82,9 @@ def test_a_pass_does_not_move_the_length():
     _, cache = staged()
     np.testing.assert_array_equal(cache.length, toys.LENGTHS)
     for row in range(toys.ROWS):
-        for found, wanted in zip(toys.committed(cache, row), toys.committed(prefilled(), row), strict=True):
+        for found, wanted in zip(
+            toys.committed(cache, row), toys.committed(prefilled(), row), strict=True
+        ):
             np.testing.assert_array_equal(found, wanted)
 
 
@@ -90,7 +96,9 @@ def test_commit_by_path_keeps_what_reading_the_path_would_have_staged():
     plain = plain.commit(jnp.full(toys.ROWS, 3))
     np.testing.assert_array_equal(cache.length, toys.LENGTHS + 3)
     for row in range(toys.ROWS):
-        for found, wanted in zip(toys.committed(cache, row), toys.committed(plain, row), strict=True):
+        for found, wanted in zip(
+            toys.committed(cache, row), toys.committed(plain, row), strict=True
+        ):
             close(found, wanted)
 
 
@@ -122,7 +130,9 @@ def test_committing_a_prefix_path_equals_committing_the_first_tokens():
     first = cache.commit(jnp.full(toys.ROWS, 3))
     by_path = cache.commit(jnp.full(toys.ROWS, 3), jnp.broadcast_to(jnp.arange(3), (toys.ROWS, 3)))
     for row in range(toys.ROWS):
-        for found, wanted in zip(toys.committed(by_path, row), toys.committed(first, row), strict=True):
+        for found, wanted in zip(
+            toys.committed(by_path, row), toys.committed(first, row), strict=True
+        ):
             np.testing.assert_array_equal(found, wanted)
 
 
@@ -132,9 +142,13 @@ def test_visible_slots_by_definition(masked):
     rng = np.random.default_rng(0)
     length, width, capacity = np.array([0, 3, 7, 1]), 5, 12
     mask = (
-        rng.random((4, width, width)) < 0.5 if masked else np.broadcast_to(np.tri(width, dtype=bool), (4, width, width))
+        rng.random((4, width, width)) < 0.5
+        if masked
+        else np.broadcast_to(np.tri(width, dtype=bool), (4, width, width))
     )
-    found = np.asarray(visible_slots(jnp.asarray(length), width, capacity, jnp.asarray(mask) if masked else None))
+    found = np.asarray(
+        visible_slots(jnp.asarray(length), width, capacity, jnp.asarray(mask) if masked else None)
+    )
     for b, n, s in np.ndindex(4, width, capacity):
         behind = s - length[b]
         assert found[b, n, s] == (behind < 0 or (behind < width and mask[b, n, behind]))
@@ -165,7 +179,9 @@ def test_stage_writes_each_row_at_its_own_start(rows):
 
 def test_stage_casts_to_the_type_of_the_cache():
     """A float32 pass over a bfloat16 cache stores bfloat16."""
-    found = stage(jnp.zeros((1, 1, 4, 2), jnp.bfloat16), jnp.full((1, 1, 2, 2), 1.001), jnp.array([1]))
+    found = stage(
+        jnp.zeros((1, 1, 4, 2), jnp.bfloat16), jnp.full((1, 1, 2, 2), 1.001), jnp.array([1])
+    )
     assert found.dtype == jnp.bfloat16
 
 

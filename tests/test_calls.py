@@ -43,17 +43,29 @@ def test_num_drafts_bounds_any_proposer(target, num_drafts):
     """Of a chain of four perfect guesses at most so many are used; the text is the same."""
     plain = specjax.generate(target, PROMPTS, max_new_tokens=NEW)
     chain = specjax.DraftModel(target.model, target.model.vocab_size, 4)
-    out = specjax.generate(target, PROMPTS, draft=target, proposer=chain, num_drafts=num_drafts, max_new_tokens=NEW)
+    out = specjax.generate(
+        target, PROMPTS, draft=target, proposer=chain, num_drafts=num_drafts, max_new_tokens=NEW
+    )
     assert out.tokens == plain.tokens
-    depths = num_drafts if isinstance(num_drafts, list) else [4 if num_drafts is None else min(num_drafts, 4)] * 3
-    passes = sum(math.ceil(len(row) / (depth + 1)) for row, depth in zip(out.tokens, depths, strict=True))
+    depths = (
+        num_drafts
+        if isinstance(num_drafts, list)
+        else [4 if num_drafts is None else min(num_drafts, 4)] * 3
+    )
+    passes = sum(
+        math.ceil(len(row) / (depth + 1)) for row, depth in zip(out.tokens, depths, strict=True)
+    )
     assert out.stats.target_passes == passes
 
 
 def test_0_is_plain_decoding(target, draft):
     """The draft is not read, so that its context does not matter; and nothing is tested."""
     proposer = specjax.DraftTree(draft.model, target.model.vocab_size, (2, 1))
-    for how in ({"draft": draft}, {"draft": draft, "proposer": proposer}, {"proposer": specjax.NGram()}):
+    for how in (
+        {"draft": draft},
+        {"draft": draft, "proposer": proposer},
+        {"proposer": specjax.NGram()},
+    ):
         call = prepared(target, PROMPTS, num_drafts=0, **how)
         assert call.decoder.proposer == specjax.NoProposer()
         assert call.params.proposer is None
@@ -82,20 +94,28 @@ def test_first_of_takes_heads(tiny, order):
     prompts = ["import os\n", "def f("]
     out = specjax.generate(tiny, prompts, proposer=proposer, max_new_tokens=NEW)
     assert out.tokens == specjax.generate(tiny, prompts, max_new_tokens=NEW).tokens
-    assert out.stats.tested > specjax.generate(tiny, prompts, proposer=parts[0], max_new_tokens=NEW).stats.tested
+    assert (
+        out.stats.tested
+        > specjax.generate(tiny, prompts, proposer=parts[0], max_new_tokens=NEW).stats.tested
+    )
 
 
 def test_first_of_takes_a_bank_beside_a_draft(tiny):
     """Each prompt has its own adapter, or none: then the other part guesses alone."""
     small = specjax.load(TINY / "draft")
-    bank = specjax.MedusaBank.create({name: heads.random_heads(tiny, seed) for seed, name in enumerate("ab")})
+    bank = specjax.MedusaBank.create(
+        {name: heads.random_heads(tiny, seed) for seed, name in enumerate("ab")}
+    )
     chain = specjax.DraftModel(small.model, tiny.model.vocab_size, bank.max_depth)
     prompts, options = ["import os\n"] * 3, {"draft": small, "max_new_tokens": NEW}
     proposer = specjax.FirstOf(bank, chain)
     out = specjax.generate(tiny, prompts, proposer=proposer, adapter=["a", "b", None], **options)
     assert out.tokens == specjax.generate(tiny, prompts, max_new_tokens=NEW).tokens
     alone = specjax.generate(tiny, prompts[:1], proposer=proposer, adapter=[None], **options)
-    assert alone.stats.accepted == specjax.generate(tiny, prompts[:1], proposer=chain, **options).stats.accepted
+    assert (
+        alone.stats.accepted
+        == specjax.generate(tiny, prompts[:1], proposer=chain, **options).stats.accepted
+    )
     for adapter, words in ((None, "several adapters"), ("c", "no adapter 'c'"), (5, "adapter=5")):
         with pytest.raises(ValueError, match=words):
             specjax.generate(tiny, prompts, proposer=proposer, adapter=adapter, **options)
@@ -126,7 +146,10 @@ def test_a_command_decodes_once(capsys, passes, form, stop):
     pair = ["--target", str(TINY / "target"), "--draft", str(TINY / "draft")]
     arguments = ["generate", "def main(", *pair, "--max-new-tokens", "24", *form, *stop]
     out = specjax.generate(
-        specjax.load(TINY / "target"), "def main(", draft=specjax.load(TINY / "draft"), max_new_tokens=24
+        specjax.load(TINY / "target"),
+        "def main(",
+        draft=specjax.load(TINY / "draft"),
+        max_new_tokens=24,
     )
     needed = out.stats.target_passes
     for extra, wanted in ((["--no-compare"], needed + 1), ([], needed + 1 + 24 + 1)):
@@ -142,7 +165,14 @@ def test_a_command_decodes_once(capsys, passes, form, stop):
 def test_what_is_timed_compiles_nothing(tiny, stream, stop):
     """After `compile`, which runs a single step, the first decoding finds all its programs."""
     jax.clear_caches()
-    call = prepared(tiny, ["import os\n", "def f("], proposer=specjax.NGram(), stop=stop, stream=stream, logprobs=1)
+    call = prepared(
+        tiny,
+        ["import os\n", "def f("],
+        proposer=specjax.NGram(),
+        stop=stop,
+        stream=stream,
+        logprobs=1,
+    )
     call.compile()
     before = folders.compilations()
     out = decode(call)

@@ -110,7 +110,9 @@ def test_special_tokens_in_every_spelling():
     """A text, or an object with its content; tokenizer_config.json goes before special_tokens_map.json."""
     template = "{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}"
     found = files(template, bos_token={"content": "<a>", "lstrip": False})
-    found["special_tokens_map.json"] = json.dumps({"bos_token": "<x>", "eos_token": {"content": "<b>"}}).encode()
+    found["special_tokens_map.json"] = json.dumps(
+        {"bos_token": "<x>", "eos_token": {"content": "<b>"}}
+    ).encode()
     assert render(found, CHATS["one"]) == "<a><b>False"
 
 
@@ -172,7 +174,9 @@ def chatty(tmp_path_factory):
         single=f"{folders.END} $A", special_tokens=[(folders.END, 0)]
     )
     made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": folders.END, "eos_token": folders.END}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": folders.END, "eos_token": folders.END})
+    )
     (folder / "chat_template.jinja").write_text(TEMPLATES["llama3"])
     return folder
 
@@ -189,7 +193,10 @@ def test_ids_are_those_of_transformers(chatty):
     assert out.tokens == specjax.generate(loaded, [wanted], **options).tokens
     both = specjax.generate(loaded, messages=[CHATS["turns"], CHATS["one"]], seed=[0, 1], **options)
     assert len(both.text) == 2
-    assert both.tokens[0] == specjax.generate(loaded, messages=[CHATS["turns"]], seed=[0], **options).tokens[0]
+    assert (
+        both.tokens[0]
+        == specjax.generate(loaded, messages=[CHATS["turns"]], seed=[0], **options).tokens[0]
+    )
 
 
 def test_one_conversation_streams_strings(chatty):
@@ -223,7 +230,15 @@ def test_generate_refuses(chatty, folder, options, words):
 
 def test_chat_on_the_command_line(chatty, capsys):
     """A prompt is what a user says; the answer stands below it."""
-    shared = ["--target", str(chatty), "--proposer", "ngram", "--max-new-tokens", "8", "--no-compare"]
+    shared = [
+        "--target",
+        str(chatty),
+        "--proposer",
+        "ngram",
+        "--max-new-tokens",
+        "8",
+        "--no-compare",
+    ]
     text = specjax.generate(specjax.load(chatty), messages=CHATS["one"], max_new_tokens=8).text[0]
     main(["generate", CHATS["one"][0]["content"], "--chat", *shared])
     assert capsys.readouterr().out.startswith(f"{CHATS['one'][0]['content']}\n\n{text}")

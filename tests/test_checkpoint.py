@@ -57,7 +57,9 @@ SAVED = {
 def test_round_trip(name, files, tmp_path):
     """load(save(model)) is the model, bit for bit: configuration, weights, tokenizer, eos and sampling defaults."""
     dtype = "bfloat16" if name == "bfloat16" else "float32"
-    first = specjax.load(folders.write(folders.random_llama(6, **SAVED[name]), f"trip-{name}"), dtype)
+    first = specjax.load(
+        folders.write(folders.random_llama(6, **SAVED[name]), f"trip-{name}"), dtype
+    )
     first = dataclasses.replace(first, eos=(0, 7), defaults={"temperature": 0.5, "min_p": 0.1})
     specjax.save(first if files == "kept" else dataclasses.replace(first, files={}), tmp_path)
     second = specjax.load(tmp_path, dtype)
@@ -76,7 +78,9 @@ def test_what_came_is_written_as_it_came(tmp_path):
     (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}",   "own": 1}')
     (folder / "special_tokens_map.json").write_text('{"eos_token":\t"<|endoftext|>"}')
     (folder / "chat_template.jinja").write_text("{{ messages }}")
-    folders.edit(folder, "generation_config.json", repetition_penalty=1.5, do_sample=True, top_p=0.75)
+    folders.edit(
+        folder, "generation_config.json", repetition_penalty=1.5, do_sample=True, top_p=0.75
+    )
     folders.edit(folder, "config.json", their_own={"note": 1})
     loaded = specjax.load(folder)
     specjax.save(loaded, tmp_path / "second")
@@ -86,7 +90,8 @@ def test_what_came_is_written_as_it_came(tmp_path):
         assert (tmp_path / "second" / name).read_bytes() == (folder / name).read_bytes(), name
     specjax.save(dataclasses.replace(loaded, eos=(5,)), tmp_path / "third", dtype="float16")
     config, generation = (
-        json.loads((tmp_path / "third" / name).read_text()) for name in ("config.json", "generation_config.json")
+        json.loads((tmp_path / "third" / name).read_text())
+        for name in ("config.json", "generation_config.json")
     )
     came = json.loads((folder / "config.json").read_text())
     assert config == {**came, "dtype": "float16", "eos_token_id": 5}
@@ -95,12 +100,17 @@ def test_what_came_is_written_as_it_came(tmp_path):
 
 def test_a_tied_embedding_is_written_once(tmp_path):
     """The second copy that a CPU multiplies by is no tensor of the file."""
-    loaded = specjax.load(folders.write(folders.random_llama(6, tie_word_embeddings=True), "written-once"))
+    loaded = specjax.load(
+        folders.write(folders.random_llama(6, tie_word_embeddings=True), "written-once")
+    )
     assert "head" in loaded.params
     specjax.save(loaded, tmp_path)
     with safetensors.safe_open(tmp_path / "model.safetensors", "np") as file:
         assert "lm_head.weight" not in file.keys()
-        assert sum(np.prod(file.get_slice(name).get_shape()) for name in file.keys()) == loaded.num_params
+        assert (
+            sum(np.prod(file.get_slice(name).get_shape()) for name in file.keys())
+            == loaded.num_params
+        )
 
 
 def test_files_can_be_read_by_others(tmp_path):
@@ -108,14 +118,18 @@ def test_files_can_be_read_by_others(tmp_path):
     specjax.save(specjax.load(folders.target()), tmp_path / "model")
     (tmp_path / "plain").touch()
     wanted = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
-    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "model").iterdir()} == {wanted}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "model").iterdir()} == {
+        wanted
+    }
 
 
 @pytest.mark.parametrize("moment", range(14))
 def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
     """Cut off at any change of the folder, it holds the old model, the new one, or none that loads."""
     folder = tmp_path / "model"
-    folders.random_llama(5).save_pretrained(folder, max_shard_size="60KB")  # shards and no tokenizer
+    folders.random_llama(5).save_pretrained(
+        folder, max_shard_size="60KB"
+    )  # shards and no tokenizer
     (folder / "mine.txt").write_text("kept")
     old, new = specjax.load(folder), specjax.load(folders.target())
     changes, count = {"replace": os.replace, "unlink": os.unlink}, []
@@ -132,7 +146,9 @@ def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
 
     for name, change in changes.items():
         monkeypatch.setattr(os, name, cut(change))
-    monkeypatch.setattr("specjax.files.checkpoint.tempfile.TemporaryDirectory._rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "specjax.files.checkpoint.tempfile.TemporaryDirectory._rmtree", lambda *_, **__: None
+    )
     try:
         specjax.save(new, folder)
     except KeyboardInterrupt:
@@ -149,7 +165,9 @@ def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
         jax.tree.map(np.testing.assert_array_equal, found.params, same.params)
     specjax.save(new, folder)
     jax.tree.map(np.testing.assert_array_equal, specjax.load(folder).params, new.params)
-    assert not list(folder.glob("model-*")) and not (folder / "model.safetensors.index.json").exists()
+    assert (
+        not list(folder.glob("model-*")) and not (folder / "model.safetensors.index.json").exists()
+    )
 
 
 def test_save_refuses(tmp_path):
@@ -168,7 +186,9 @@ def test_transformers_reads_what_save_writes(name, tmp_path):
     loaded = specjax.load(folders.write(folders.random_llama(6, **SAVED[name]), f"back-{name}"))
     dtype = jnp.bfloat16 if name == "bfloat16" else None
     specjax.save(dataclasses.replace(loaded, files={}), tmp_path, dtype=dtype)
-    assert transformers.AutoConfig.from_pretrained(tmp_path).dtype == (torch.bfloat16 if dtype else torch.float32)
+    assert transformers.AutoConfig.from_pretrained(tmp_path).dtype == (
+        torch.bfloat16 if dtype else torch.float32
+    )
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     tokens = folders.random_tokens(60)
     with torch.no_grad():
@@ -181,7 +201,10 @@ def test_transformers_reads_the_saved_tokenizer(tmp_path):
     loaded = specjax.load(folders.target())
     specjax.save(dataclasses.replace(loaded, files={}), tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert theirs(folders.TEXT)["input_ids"] == specjax.load(tmp_path).tokenizer.encode(folders.TEXT).ids
+    assert (
+        theirs(folders.TEXT)["input_ids"]
+        == specjax.load(tmp_path).tokenizer.encode(folders.TEXT).ids
+    )
 
 
 def test_a_tokenizer_neither_cuts_nor_pads(folder):
@@ -204,7 +227,9 @@ def test_save_rounds(tmp_path):
     """`dtype` rounds the weights to nearest, and no further."""
     loaded = specjax.load(folders.target())
     specjax.save(loaded, tmp_path, dtype=jnp.bfloat16)
-    rounded = jax.tree.map(lambda x: np.asarray(x).astype(jnp.bfloat16).astype(np.float32), loaded.params)
+    rounded = jax.tree.map(
+        lambda x: np.asarray(x).astype(jnp.bfloat16).astype(np.float32), loaded.params
+    )
     jax.tree.map(np.testing.assert_array_equal, specjax.load(tmp_path).params, rounded)
 
 
@@ -254,15 +279,23 @@ def test_eos(folder, generation, config, eos):
         ({"do_sample": True}, (1.0, 0, 1.0, 0.0, 1.0)),
         ({"do_sample": True, "temperature": None, "top_p": 0.5}, (1.0, 0, 0.5, 0.0, 1.0)),
         ({"do_sample": False, "temperature": 0.6, "top_p": 0.95}, (0.0, 0, 1.0, 0.0, 1.0)),
-        ({"temperature": 0.6, "repetition_penalty": 1.1}, (0.0, 0, 1.0, 0.0, 1.1)),  # greedy text heeds it too
+        (
+            {"temperature": 0.6, "repetition_penalty": 1.1},
+            (0.0, 0, 1.0, 0.0, 1.1),
+        ),  # greedy text heeds it too
     ],
 )
 def test_sampling_defaults(folder, generation, wanted):
     """generation_config.json says how to sample, if it asks for it at all; the caller goes first."""
     folders.edit(folder, "generation_config.json", **generation)
-    loaded, names = specjax.load(folder), ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    loaded, names = (
+        specjax.load(folder),
+        ("temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    )
     assert loaded.settings(**dict.fromkeys(names)) == dict(zip(names, wanted, strict=True))
-    assert loaded.settings(temperature=0.0, top_k=3) == dict(zip(names, (0.0, 3, *wanted[2:]), strict=True))
+    assert loaded.settings(temperature=0.0, top_k=3) == dict(
+        zip(names, (0.0, 3, *wanted[2:]), strict=True)
+    )
 
 
 def test_generate_samples_as_the_model_wants(folder):

@@ -44,7 +44,13 @@ def refused():
 
 def test_missing_folder(refused, tmp_path):
     """A folder that is not there is named."""
-    refused(FileNotFoundError, tmp_path / "nowhere", str(tmp_path / "nowhere"), "config.json", "model.safetensors")
+    refused(
+        FileNotFoundError,
+        tmp_path / "nowhere",
+        str(tmp_path / "nowhere"),
+        "config.json",
+        "model.safetensors",
+    )
 
 
 def test_missing_config(refused, folder):
@@ -66,7 +72,9 @@ def test_config_is_no_object(refused, folder):
     refused(ValueError, folder, str(folder / "config.json"), "list")
 
 
-@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"])
+@pytest.mark.parametrize(
+    "key", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"]
+)
 def test_config_lacks_a_key(refused, folder, key):
     """The key is named, and the model_type that needs it."""
     folders.edit(folder, drop=(key,))
@@ -81,7 +89,12 @@ def test_rope_lacks_a_key(refused, folder):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("vocab_size", "x"), ("num_hidden_layers", None), ("num_attention_heads", 0), ("num_key_value_heads", -2)],
+    [
+        ("vocab_size", "x"),
+        ("num_hidden_layers", None),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", -2),
+    ],
 )
 def test_config_value_of_another_kind(refused, folder, key, value):
     """The key and its value."""
@@ -213,7 +226,9 @@ def test_quantised(refused, folder):
 def test_code_is_never_executed(refused, folder, kind):
     """`auto_map` is refused whatever the model_type, and the folder's code does not run."""
     marker = folder / "ran"
-    (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n")
+    (folder / "modeling_evil.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n"
+    )
     folders.edit(folder, model_type=kind, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
     refused(ValueError, folder, "auto_map", "never executes", "remove")
     assert not marker.exists()
@@ -266,7 +281,9 @@ def test_all_that_does_not_fit_is_named_at_once(refused, folder):
 def test_bias_without_its_tensor(refused, folder):
     """`attention_bias` promises four tensors a layer."""
     folders.edit(folder, attention_bias=True)
-    message = refused(ValueError, folder, "model.layers.1.self_attn.o_proj.bias is missing (shape [48])")
+    message = refused(
+        ValueError, folder, "model.layers.1.self_attn.o_proj.bias is missing (shape [48])"
+    )
     assert message.count("is missing") == 8
 
 
@@ -331,7 +348,9 @@ def test_tokenizer_larger_than_the_embedding(refused, tmp_path):
     """The tokenizer of another model."""
     folder = shutil.copytree(folders.foreign(), tmp_path / "model")
     shutil.copy(folders.tokenizer_file(), folder / "tokenizer.json")
-    refused(ValueError, folder, str(folder / "tokenizer.json"), "up to 289", "280 rows", "another model")
+    refused(
+        ValueError, folder, str(folder / "tokenizer.json"), "up to 289", "280 rows", "another model"
+    )
 
 
 def test_an_added_token_beyond_the_embedding(tmp_path):
@@ -345,7 +364,9 @@ def test_an_added_token_beyond_the_embedding(tmp_path):
         specjax.generate(specjax.load(tmp_path), "a cat <image>")
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"]
+)
 def test_files_that_cannot_be_read(refused, folder, name):
     """A folder in the place of a file; where the user is not root, a file without permission."""
     (folder / name).unlink()
@@ -360,7 +381,9 @@ def test_without_permission(refused, folder, monkeypatch):
         raise PermissionError(13, "Permission denied", str(file))
 
     monkeypatch.setattr("builtins.open", forbid)
-    refused(PermissionError, folder, str(folder / "config.json"), "Permission denied", "you may read")
+    refused(
+        PermissionError, folder, str(folder / "config.json"), "Permission denied", "you may read"
+    )
 
 
 @pytest.mark.parametrize("value", ["warm", True, [0.5]])

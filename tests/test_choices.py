@@ -21,7 +21,10 @@ def brute_force(ranks, num_nodes):
 
     def closed(chosen):
         found = set(chosen)
-        return all((len(c) == 1 or c[:-1] in found) and (c[-1] == 0 or (*c[:-1], c[-1] - 1) in found) for c in chosen)
+        return all(
+            (len(c) == 1 or c[:-1] in found) and (c[-1] == 0 or (*c[:-1], c[-1] - 1) in found)
+            for c in chosen
+        )
 
     return max(
         sum(hits[c] for c in chosen)
@@ -36,7 +39,9 @@ def test_no_tree_is_better(seed):
     """Against every tree, on ranks whose order and dependence are arbitrary, and on ranks that fall off."""
     rng = np.random.default_rng(seed)
     if seed % 2:
-        joint = rng.dirichlet(np.full(9, 0.3)).reshape(3, 3)  # a worse sibling may be right more often
+        joint = rng.dirichlet(np.full(9, 0.3)).reshape(
+            3, 3
+        )  # a worse sibling may be right more often
         picked = rng.choice(9, size=200, p=joint.ravel())
         ranks = np.stack([picked // 3, picked % 3], axis=1)
     else:
@@ -72,11 +77,15 @@ def test_ranks_are_those_of_the_tokens_ahead():
     logits = by_hand(toys.SHARED, params, toys.plain_output(texts).hidden)
     places = toys.CAPACITY - 1 - toys.SHARED.num_heads
     assert found.shape == (toys.ROWS * places, toys.SHARED.num_heads)
-    for row, t, k in itertools.product(range(toys.ROWS), (0, 1, places - 1), range(toys.SHARED.num_heads)):
+    for row, t, k in itertools.product(
+        range(toys.ROWS), (0, 1, places - 1), range(toys.SHARED.num_heads)
+    ):
         order = np.argsort(-logits[row, t, k], kind="stable").tolist()
         assert found[row * places + t, k] == order.index(texts[row, t + 2 + k])
     tied = jax.tree.map(jnp.zeros_like, params)
-    found = measure_ranks(toys.model(), toys.weights(), toys.SHARED, tied, jnp.zeros_like(HEAD), texts)
+    found = measure_ranks(
+        toys.model(), toys.weights(), toys.SHARED, tied, jnp.zeros_like(HEAD), texts
+    )
     assert found[0].tolist() == texts[0, 2:4].tolist()
 
 
@@ -104,7 +113,10 @@ def test_ranks_measured_on_greedy_text_are_acceptance():
         (((1, 0), (0,)), r"choice \(1, 0\) has no parent: add \(1,\)"),
         (((0,), (2,)), r"choice \(2,\) has no better sibling: add \(1,\)"),
         (((0,), (0, 0), (0, 0, 0)), r"\(0, 0, 0\) lies 3 tokens ahead, and there are 2 heads"),
-        (tuple((n,) for n in range(toys.VOCAB + 1)), r"\(29,\) asks for more drafts than the vocabulary of 29"),
+        (
+            tuple((n,) for n in range(toys.VOCAB + 1)),
+            r"\(29,\) asks for more drafts than the vocabulary of 29",
+        ),
         (((0,), (-1,)), "-1"),
     ],
 )
@@ -130,4 +142,6 @@ def test_bad_statistics_are_refused(stats, num_nodes, message):
         best_tree(stats, num_nodes)
     if num_nodes == 4 and stats.size:
         with pytest.raises(ValueError, match="texts of 3 tokens; 2 heads need 4"):
-            measure_ranks(toys.model(), toys.weights(), toys.SHARED, None, HEAD, np.zeros((1, 3), int))
+            measure_ranks(
+                toys.model(), toys.weights(), toys.SHARED, None, HEAD, np.zeros((1, 3), int)
+            )

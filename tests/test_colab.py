@@ -37,7 +37,9 @@ def test_runs(notebook, tmp_path):
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "True" in done.stdout
-    verdicts = [line for line in done.stdout.splitlines() if "same" in line and "rejection " not in line]
+    verdicts = [
+        line for line in done.stdout.splitlines() if "same" in line and "rejection " not in line
+    ]
     assert verdicts and all("False" not in line for line in verdicts)
 
 
@@ -53,7 +55,12 @@ def cells(twin):
         head, _, text = cell.partition("\n")
         code = "[markdown]" not in head
         lines = text.strip().splitlines()
-        yield code, "\n".join(lines if code else [line.removeprefix("#").removeprefix(" ") for line in lines])
+        yield (
+            code,
+            "\n".join(
+                lines if code else [line.removeprefix("#").removeprefix(" ") for line in lines]
+            ),
+        )
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
@@ -67,7 +74,9 @@ def test_a_notebook_is_its_twin(notebook):
         # The twin holds commands of the shell and of IPython as comments.
         commented = re.sub(r"^( *)([!%])", r"\1# \2", source, flags=re.MULTILINE)
         assert (commented if code else source) == text
-    outputs = [output for cell in found if cell["cell_type"] == "code" for output in cell["outputs"]]
+    outputs = [
+        output for cell in found if cell["cell_type"] == "code" for output in cell["outputs"]
+    ]
     assert outputs and not [output for output in outputs if output["output_type"] == "error"]
 
 

@@ -41,7 +41,13 @@ def test_generate_prints_text_and_table(capsys):
     out = run(capsys, "generate", "def main(", *PAIR, *SHORT).out
     text = specjax.generate(specjax.load(TINY / "target"), "def main(", max_new_tokens=24).text[0]
     assert out.startswith("def main(" + text)
-    for name in ("tokens/s without speculation", "tokens/s with speculation", "speed-up", "(alpha)", "(tau)"):
+    for name in (
+        "tokens/s without speculation",
+        "tokens/s with speculation",
+        "speed-up",
+        "(alpha)",
+        "(tau)",
+    ):
         assert name in out
     assert [line.split()[-1] for line in out.splitlines() if "same tokens" in line] == ["yes"]
 
@@ -61,9 +67,17 @@ def test_json_is_one_object(capsys, temperature, proposer):
     assert result["stats"]["same_tokens"] is True
     assert result["stats"]["tokens"] == sum(map(len, result["tokens"]))
     plain = specjax.generate(
-        specjax.load(TINY / "target"), ["import os\n", "class A"], max_new_tokens=24, temperature=temperature, seed=3
+        specjax.load(TINY / "target"),
+        ["import os\n", "class A"],
+        max_new_tokens=24,
+        temperature=temperature,
+        seed=3,
     )
-    assert (result["text"], result["tokens"], result["finish"]) == (plain.text, plain.tokens, plain.finish)
+    assert (result["text"], result["tokens"], result["finish"]) == (
+        plain.text,
+        plain.tokens,
+        plain.finish,
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +92,9 @@ def test_json_is_one_object(capsys, temperature, proposer):
 )
 def test_other_proposers(capsys, arguments):
     """They find their weights, guess, and change no token."""
-    found = run(capsys, "generate", "import os\n", *PAIR[:2], "--json", *SHORT, "--proposer", *arguments)
+    found = run(
+        capsys, "generate", "import os\n", *PAIR[:2], "--json", *SHORT, "--proposer", *arguments
+    )
     stats = json.loads(found.out)["stats"]
     assert stats["same_tokens"] is True
     assert stats["tested"] > 0
@@ -89,7 +105,9 @@ def test_audit_of_medusa_heads(capsys, tmp_path):
     target = specjax.load(TINY / "target")
     specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
     sizes = ["--samples", 16, "--rows", 16, "--num-tokens", 1, "--max-new-tokens", 8]
-    found = run(capsys, "audit", *PAIR[:2], "--proposer", "medusa", "--adapter", tmp_path / "heads", *sizes)
+    found = run(
+        capsys, "audit", *PAIR[:2], "--proposer", "medusa", "--adapter", tmp_path / "heads", *sizes
+    )
     assert "passed" in found.out
 
 
@@ -107,8 +125,14 @@ def test_medusa_and_its_picture(capsys, tmp_path):
 
 def test_no_compare(capsys):
     """Plain decoding is not run, and what depends on it is null."""
-    stats = json.loads(run(capsys, "generate", "x", *PAIR, *SHORT, "--json", "--no-compare").out)["stats"]
-    assert (stats["baseline_tokens_per_second"], stats["speedup"], stats["same_tokens"]) == (None, None, None)
+    stats = json.loads(run(capsys, "generate", "x", *PAIR, *SHORT, "--json", "--no-compare").out)[
+        "stats"
+    ]
+    assert (stats["baseline_tokens_per_second"], stats["speedup"], stats["same_tokens"]) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_the_whole_sampler(capsys):
@@ -117,22 +141,35 @@ def test_the_whole_sampler(capsys):
         "--repetition-penalty", 1.5, "--presence-penalty", 0.2, "--frequency-penalty", 0.1, "--min-new-tokens", 9,
         "--logit-bias", "5=-2.5", "--logit-bias", "9=1", "--bad-word", "self", "--stop", "xyz", "--logprobs", 2,
     ]  # fmt: skip
-    found = json.loads(run(capsys, "generate", "import os\n", *PAIR, *SHORT, *arguments, "--json", "--no-compare").out)
+    found = json.loads(
+        run(
+            capsys, "generate", "import os\n", *PAIR, *SHORT, *arguments, "--json", "--no-compare"
+        ).out
+    )
     settings = {
         "repetition_penalty": 1.5, "presence_penalty": 0.2, "frequency_penalty": 0.1, "min_new_tokens": 9,
         "logit_bias": {5: -2.5, 9: 1.0}, "bad_words": ["self"], "stop": "xyz", "logprobs": 2,
     }  # fmt: skip
-    wanted = specjax.generate(specjax.load(TINY / "target"), "import os\n", max_new_tokens=24, **settings)
+    wanted = specjax.generate(
+        specjax.load(TINY / "target"), "import os\n", max_new_tokens=24, **settings
+    )
     assert found["tokens"] == wanted.tokens
     row = found["logprobs"][0]
-    assert [len(row[name]) for name in ("raw", "warped", "top_ids", "top")] == [len(wanted.tokens[0])] * 4
-    assert max(abs(a - b) for a, b in zip(row["raw"], wanted.logprobs[0].raw.tolist(), strict=True)) < 1e-3
+    assert [len(row[name]) for name in ("raw", "warped", "top_ids", "top")] == [
+        len(wanted.tokens[0])
+    ] * 4
+    assert (
+        max(abs(a - b) for a, b in zip(row["raw"], wanted.logprobs[0].raw.tolist(), strict=True))
+        < 1e-3
+    )
 
 
 def test_num_speculative_tokens_is_num_drafts(capsys):
     """The name that users of other engines know."""
     one, two = (
-        json.loads(run(capsys, "generate", "x", *PAIR, *SHORT, "--json", "--no-compare", name, 2).out)["stats"]
+        json.loads(
+            run(capsys, "generate", "x", *PAIR, *SHORT, "--json", "--no-compare", name, 2).out
+        )["stats"]
         for name in ("--num-drafts", "--num-speculative-tokens")
     )
     assert one["target_passes"] == two["target_passes"]
@@ -141,7 +178,13 @@ def test_num_speculative_tokens_is_num_drafts(capsys):
 @pytest.mark.parametrize("proposer", ["draft", "ngram"])
 def test_no_drafts_is_plain_decoding(capsys, proposer):
     """For every proposer that reads the number."""
-    arguments = [*PAIR[: 4 if proposer == "draft" else 2], "--proposer", proposer, "--num-drafts", 0]
+    arguments = [
+        *PAIR[: 4 if proposer == "draft" else 2],
+        "--proposer",
+        proposer,
+        "--num-drafts",
+        0,
+    ]
     stats = json.loads(run(capsys, "generate", "x", *arguments, *SHORT, "--json").out)["stats"]
     assert (stats["acceptance_rate"], stats["same_tokens"]) == (None, True)
 
@@ -161,11 +204,16 @@ def test_an_inexact_rule_says_so(capsys):
     assert "lossless rule                  no" in out
     assert "this rule changes the distribution" in out
     assert (
-        json.loads(run(capsys, "generate", "def main(", *PAIR, *arguments, "--json", "--no-compare").out)["exact"]
+        json.loads(
+            run(capsys, "generate", "def main(", *PAIR, *arguments, "--json", "--no-compare").out
+        )["exact"]
         is False
     )
     bench = ["--num-drafts", 4, "--rounds", 1, "--proposers", "draft"]
-    assert "| threshold (exact=False) |" in run(capsys, "bench", "def main(", *PAIR, *arguments, *bench).out
+    assert (
+        "| threshold (exact=False) |"
+        in run(capsys, "bench", "def main(", *PAIR, *arguments, *bench).out
+    )
 
 
 AUDIT = [*PAIR, "--samples", 128, "--max-new-tokens", 8]
@@ -175,7 +223,12 @@ def test_audit(capsys):
     """A table, and no exit status but 0 where nothing is broken."""
     out = run(capsys, "audit", *AUDIT).out
     lines = [line.split()[:3] for line in out.splitlines()]
-    for name in (["figures", "pass"], ["greedy", "pass"], ["same", "key", "pass"], ["same", "bits", "pass"]):
+    for name in (
+        ["figures", "pass"],
+        ["greedy", "pass"],
+        ["same", "key", "pass"],
+        ["same", "bits", "pass"],
+    ):
         assert name in [line[: len(name)] for line in lines]
     assert "passed: no claim is broken" in out
     assert "would have been found with probability 0.95" in out
@@ -218,7 +271,16 @@ def test_prompt_file(capsys, tmp_path):
     (tmp_path / "one.txt").write_text("def f(\n")
     (tmp_path / "two.jsonl").write_text('{"prompt": "def f("}\n\n{"prompt": "class A"}\n')
     for name, count in (("one.txt", 1), ("two.jsonl", 2)):
-        out = run(capsys, "generate", "--prompt-file", tmp_path / name, *PAIR, *SHORT, "--json", "--no-compare").out
+        out = run(
+            capsys,
+            "generate",
+            "--prompt-file",
+            tmp_path / name,
+            *PAIR,
+            *SHORT,
+            "--json",
+            "--no-compare",
+        ).out
         assert len(json.loads(out)["text"]) == count
 
 
@@ -243,12 +305,17 @@ def test_bench_of_trees_rules_and_temperatures(capsys, tmp_path):
     ]  # fmt: skip
     out = run(capsys, "bench", "def f(", "import ", *PAIR, *arguments).out
     assert "not possible: tree 3 with block, which judges chains only" in out
-    assert [line for line in out.splitlines() if line.startswith("temperature")] == ["temperature 0", "temperature 1"]
+    assert [line for line in out.splitlines() if line.startswith("temperature")] == [
+        "temperature 0",
+        "temperature 1",
+    ]
     assert len({line.count("|") for line in out.splitlines() if line.startswith("|")}) == 1
     assert picture.read_bytes().startswith(b"\x89PNG")
     rows = json.loads(file.read_text())["rows"]
     names = [(row["proposer"], row.get("branching"), row["guesses"], row["rule"]) for row in rows]
-    assert names == [("none", None, 0, "match"), *(("tree", [n], n, "rejection") for n in (1, 3))] * 2
+    assert (
+        names == [("none", None, 0, "match"), *(("tree", [n], n, "rejection") for n in (1, 3))] * 2
+    )
     for row in rows:
         comparable = row["rule"] == "match" or row["temperature"] == 0
         assert row["same_tokens"] == (2 if comparable else None)
@@ -260,7 +327,17 @@ def test_bench_of_trees_rules_and_temperatures(capsys, tmp_path):
 def test_bench_of_a_draft_with_other_tokens(capsys):
     """It is translated, and its acceptance is measured without timing."""
     draft = ROOT / "checkpoints" / "pycode" / "draft"
-    arguments = ["--proposers", "draft", "--num-drafts", 2, "--rounds", 0, "--max-new-tokens", 6, "--json"]
+    arguments = [
+        "--proposers",
+        "draft",
+        "--num-drafts",
+        2,
+        "--rounds",
+        0,
+        "--max-new-tokens",
+        6,
+        "--json",
+    ]
     found = run(capsys, "bench", "import os\n", *PAIR[:2], "--draft", draft, *arguments)
     _, row = json.loads(found.out)["rows"]
     assert "speaks other tokens" in found.err
@@ -271,9 +348,18 @@ def test_bench_of_a_draft_with_other_tokens(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--proposers", "tree", "--rules", "block"], ["block judges chains only", "a proposer of chains"]),
-        (["--proposers", "draft", "--branching", "2"], ["--branching is not used by --proposer draft", "tree"]),
-        (["--rules", "match", "block", "--threshold", "0.5"], ["--threshold is not used by --rule match, block"]),
+        (
+            ["--proposers", "tree", "--rules", "block"],
+            ["block judges chains only", "a proposer of chains"],
+        ),
+        (
+            ["--proposers", "draft", "--branching", "2"],
+            ["--branching is not used by --proposer draft", "tree"],
+        ),
+        (
+            ["--rules", "match", "block", "--threshold", "0.5"],
+            ["--threshold is not used by --rule match, block"],
+        ),
         (["--proposers", "draft", "medusa"], ["--proposer medusa needs --adapter"]),
         (["--rounds", "-1"], ["--rounds -1", "0 or more"]),
         (["--num-drafts", "1", "0"], ["num_drafts=0", "at least 1"]),
@@ -303,13 +389,31 @@ def test_bench_refuses_mistakes(capsys, arguments, words):
         (["x", *PAIR, "--plot", "x.png"], ["--plot", "--proposer medusa"]),
         (["x", *PAIR, "--num-drafts", "-1"], ["num_drafts=-1", "0 (plain) or greater"]),
         (["x", *PAIR, "--confidence-threshold", "2"], ["confidence_threshold=2", "[0, 1]"]),
-        (["x", *PAIR, "--proposer", "tree", "--branching", "2", "0"], ["branching=(2, 0)", "at least 1"]),
-        (["x", *PAIR[:2], "--proposer", "early-exit", "--exit-layer", "9"], ["exit_layer=9", "it must lie in [1, "]),
+        (
+            ["x", *PAIR, "--proposer", "tree", "--branching", "2", "0"],
+            ["branching=(2, 0)", "at least 1"],
+        ),
+        (
+            ["x", *PAIR[:2], "--proposer", "early-exit", "--exit-layer", "9"],
+            ["exit_layer=9", "it must lie in [1, "],
+        ),
         (["x", *PAIR[:2], "--proposer", "first-of"], ["--proposer first-of needs --draft"]),
-        (["x", *PAIR, "--proposer", "dynamic-tree", "--num-nodes", "1"], ["num_nodes=1", "candidates"]),
-        (["x", *PAIR[:2], "--proposer", "ngram", "--branching", "2"], ["--branching is not used by --proposer ngram"]),
-        (["x", *PAIR, "--proposer", "tree", "--num-drafts", "3"], ["--num-drafts is not used by --proposer tree"]),
-        (["x", *PAIR, "--exit-layer", "1"], ["--exit-layer is not used by --proposer draft", "early-exit"]),
+        (
+            ["x", *PAIR, "--proposer", "dynamic-tree", "--num-nodes", "1"],
+            ["num_nodes=1", "candidates"],
+        ),
+        (
+            ["x", *PAIR[:2], "--proposer", "ngram", "--branching", "2"],
+            ["--branching is not used by --proposer ngram"],
+        ),
+        (
+            ["x", *PAIR, "--proposer", "tree", "--num-drafts", "3"],
+            ["--num-drafts is not used by --proposer tree"],
+        ),
+        (
+            ["x", *PAIR, "--exit-layer", "1"],
+            ["--exit-layer is not used by --proposer draft", "early-exit"],
+        ),
         (["x", *PAIR, "--temperature", "-1"], ["temperature=-1"]),
         (["x", *PAIR, "--temperature", "nan"], ["temperature=nan"]),
         (["x", *PAIR, "--repetition-penalty", "0"], ["repetition_penalty=0", "above 0"]),
@@ -348,7 +452,15 @@ def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
     """Heads beside the shipped target are taken without an option; where there are none, their place is named."""
     monkeypatch.setattr(inputs, "_SHIPPED", tmp_path)
     (tmp_path / "target").symlink_to(TINY / "target")
-    arguments = ["generate", "import os\n", "--proposer", "medusa", *SHORT, "--json", "--no-compare"]
+    arguments = [
+        "generate",
+        "import os\n",
+        "--proposer",
+        "medusa",
+        *SHORT,
+        "--json",
+        "--no-compare",
+    ]
     message = failure(capsys, *arguments)
     assert "--proposer medusa needs --adapter" in message
     assert str(tmp_path / "medusa") in message
@@ -375,7 +487,17 @@ def test_every_command_has_help(capsys):
 
 def test_python_m_specjax():
     """The module runs, and progress stays off a stderr that is no terminal."""
-    command = [sys.executable, "-m", "specjax", "generate", "x", *PAIR, *SHORT, "--json", "--no-compare"]
+    command = [
+        sys.executable,
+        "-m",
+        "specjax",
+        "generate",
+        "x",
+        *PAIR,
+        *SHORT,
+        "--json",
+        "--no-compare",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["tokens"][0]) <= 24
@@ -383,7 +505,16 @@ def test_python_m_specjax():
 
 def test_x64_changes_no_token(capsys):
     """A process that runs JAX with 64-bit types gets the same text for the same key."""
-    arguments = ["generate", "import os\n", *PAIR, *SHORT, "--temperature", "1", "--json", "--no-compare"]
+    arguments = [
+        "generate",
+        "import os\n",
+        *PAIR,
+        *SHORT,
+        "--temperature",
+        "1",
+        "--json",
+        "--no-compare",
+    ]
     environment = {**os.environ, "JAX_ENABLE_X64": "1"}
     command = [sys.executable, "-m", "specjax", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)

@@ -42,9 +42,17 @@ OTHER = {
 def use(dec, arrays, *, slot, seed, steps, **changes):
     """Every verb but `stream`, which is `run`."""
     changes = {"key": toys.keys(seed=seed)} | changes
-    single = {name: v for name, v in changes.items() if name not in ("temperature", "top_k", "top_p", "min_p")}
+    single = {
+        name: v
+        for name, v in changes.items()
+        if name not in ("temperature", "top_k", "top_p", "min_p")
+    }
     state = dec.run(arrays, toys.prefill(dec, arrays, **changes), steps)
-    state = dec.insert(state, slot, toys.prefill(dec, arrays, rows=[slot], temperature=seed / 10, top_k=seed, **single))
+    state = dec.insert(
+        state,
+        slot,
+        toys.prefill(dec, arrays, rows=[slot], temperature=seed / 10, top_k=seed, **single),
+    )
     return dec.run(arrays, state)
 
 
@@ -91,7 +99,9 @@ NUMBERS = {
 
 def test_every_rule_with_numbers_is_tried():
     """Numbers are those fields that are data."""
-    assert set(NUMBERS) == {name for name, rule in toys.RULES.items() if not jax.tree_util.all_leaves([rule()])}
+    assert set(NUMBERS) == {
+        name for name, rule in toys.RULES.items() if not jax.tree_util.all_leaves([rule()])
+    }
 
 
 @pytest.mark.parametrize("rule", NUMBERS)
@@ -100,7 +110,9 @@ def test_another_threshold_does_not_trace(rule):
     arrays, proposer = toys.params("tree"), toys.CASES["tree"][0]
 
     def decoder(numbers):
-        return toys.Decoder(toys.model(), proposer, toys.RULES[rule](**numbers), (toys.EOS,), toys.CAPACITY)
+        return toys.Decoder(
+            toys.model(), proposer, toys.RULES[rule](**numbers), (toys.EOS,), toys.CAPACITY
+        )
 
     def text(numbers):
         dec = decoder(numbers)
@@ -118,7 +130,9 @@ def test_another_threshold_does_not_trace(rule):
     # A row brings its threshold along.
     dec = decoder(low)
     state = dec.insert(
-        toys.prefill(dec, arrays, temperature=1.0), 2, toys.prefill(decoder(high), arrays, rows=[1], temperature=1.0)
+        toys.prefill(dec, arrays, temperature=1.0),
+        2,
+        toys.prefill(decoder(high), arrays, rows=[1], temperature=1.0),
     )
     assert toys.texts(dec.run(arrays, state)) == [first[0], first[1], second[1], first[3]]
     assert TRACES[before:] == []
@@ -161,7 +175,11 @@ def test_a_step_copies_no_cache(case):
     dec, arrays = toys.decoder(case, "match"), toys.params(case)
     state = toys.prefill(dec, arrays, rows=[0])
     program = _run.lower(dec, layout(state), arrays, state, jnp.int32(9)).compile().as_text()
-    caches = [cache for cache in (state.cache, getattr(state.proposer, "cache", None)) if cache is not None]
+    caches = [
+        cache
+        for cache in (state.cache, getattr(state.proposer, "cache", None))
+        if cache is not None
+    ]
     shapes = {",".join(map(str, leaf.shape)) for cache in caches for leaf in cache.keys}
     assert all(f"f32[{shape}]" in program for shape in shapes)
     for shape in shapes:
@@ -199,7 +217,15 @@ def test_what_the_caller_gave_to_prefill_stays_the_callers(rule):
     dec, arrays = toys.decoder("draft 3", rule), toys.params("draft 3")
     prompt, length, limit = map(jnp.array, (toys.PROMPTS, toys.LENGTHS, toys.LIMITS))
     settings, keys = Sampling.create(toys.ROWS), toys.keys()
-    first = toys.texts(dec.run(arrays, dec.prefill(arrays, prompt, length, limit=limit, sampling=settings, key=keys)))
+    first = toys.texts(
+        dec.run(
+            arrays, dec.prefill(arrays, prompt, length, limit=limit, sampling=settings, key=keys)
+        )
+    )
     assert all(living((prompt, length, limit, settings, keys)))
-    again = toys.texts(dec.run(arrays, dec.prefill(arrays, prompt, length, limit=limit, sampling=settings, key=keys)))
+    again = toys.texts(
+        dec.run(
+            arrays, dec.prefill(arrays, prompt, length, limit=limit, sampling=settings, key=keys)
+        )
+    )
     assert first == again == toys.decoded("draft 3", rule, 1.0)[0]

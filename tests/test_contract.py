@@ -57,18 +57,26 @@ def test_a_part_that_has_all_is_built(kind):
     assert {name: getattr(made, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in METHODS.items() for name in sorted(names)])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in METHODS.items() for name in sorted(names)]
+)
 def test_a_part_without_a_method_is_not_built(kind, name):
     """Python itself names the method, long before anything is traced."""
     with pytest.raises(TypeError, match=rf"Mine.*{name}"):
         built(kind, methods=METHODS[kind] - {name})
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in ATTRIBUTES.items() for name in names])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in ATTRIBUTES.items() for name in names]
+)
 def test_a_part_without_an_attribute_is_not_built(kind, name):
     """The error names the attribute, and says how to give it."""
-    with pytest.raises(TypeError, match=rf"^Mine lacks {name}: give the class.*declare\({name}=") as caught:
-        built(kind, attributes={key: value for key, value in ATTRIBUTES[kind].items() if key != name})
+    with pytest.raises(
+        TypeError, match=rf"^Mine lacks {name}: give the class.*declare\({name}="
+    ) as caught:
+        built(
+            kind, attributes={key: value for key, value in ATTRIBUTES[kind].items() if key != name}
+        )
     assert not [other for other in ATTRIBUTES[kind] if other != name and other in str(caught.value)]
 
 
@@ -91,7 +99,11 @@ def test_an_attribute_may_follow_from_the_fields():
 
 @pytest.mark.parametrize(
     ("said", "missing"),
-    [({}, "exact and shared_noise"), ({"exact": True}, "shared_noise"), ({"shared_noise": False}, "exact")],
+    [
+        ({}, "exact and shared_noise"),
+        ({"exact": True}, "shared_noise"),
+        ({"shared_noise": False}, "exact"),
+    ],
 )
 def test_a_rule_says_what_it_is_when_it_is_defined(said, missing):
     """Whether it is exact, and whose noise it draws with: there is no default for a promise."""
@@ -113,7 +125,8 @@ def test_a_decoder_takes_instances_of_the_contract(name, given):
     kind = {"target": "Model", "proposer": "Proposer", "rule": "Rule"}[name]
     called = f"the class {other.__name__}" if given == "class" else "a object"
     with pytest.raises(
-        ValueError, match=rf"^{name} is {called}; pass an instance of a subclass of specjax.contract.{kind}$"
+        ValueError,
+        match=rf"^{name} is {called}; pass an instance of a subclass of specjax.contract.{kind}$",
     ):
         Decoder(**{**parts, name: other})
 
@@ -136,11 +149,18 @@ def test_drawn_drafts_without_what_they_were_drawn_from_are_refused(rule):
     """They are not taken for point masses, which would bias the text; under shared noise nobody asks."""
     tokens, parent = jnp.array([1, 2, 3]), jnp.array([-1, 0, 1])
     given = Tree.of(parent, 2), jnp.zeros((3, toys.VOCAB))
-    draw = toys.decoder("none", rule)._draw(toys.prefill(toys.decoder("none", rule), toys.params("none")))
+    draw = toys.decoder("none", rule)._draw(
+        toys.prefill(toys.decoder("none", rule), toys.params("none"))
+    )
     draw = jax.tree.map(lambda x: x[0], draw)
-    for proposal, refused in ((Proposal(tokens, parent), True), (Proposal(tokens, parent, point_mass=True), False)):
+    for proposal, refused in (
+        (Proposal(tokens, parent), True),
+        (Proposal(tokens, parent, point_mass=True), False),
+    ):
         if refused:
-            with pytest.raises(ValueError, match=r"no logits.*context.wants_logits.*point_mass=True"):
+            with pytest.raises(
+                ValueError, match=r"no logits.*context.wants_logits.*point_mass=True"
+            ):
                 toys.RULES[rule]()(draw, proposal, *given)
         else:
             assert toys.RULES[rule]()(draw, proposal, *given).node.shape == ()
@@ -202,7 +222,9 @@ class Lenient(Rule):
     def __call__(self, draw, proposal, tree, logits):
         probs = jax.nn.softmax(logits)[jnp.maximum(proposal.parent, 0), proposal.tokens]
         kept = ((proposal.parent >= 0) & (probs >= self.least)).at[0].set(True)
-        node = jnp.argmax(jnp.where((kept | ~tree.ancestors).all(-1), tree.depth, -1)).astype(jnp.int32)
+        node = jnp.argmax(jnp.where((kept | ~tree.ancestors).all(-1), tree.depth, -1)).astype(
+            jnp.int32
+        )
         noise = draw.noise(node[None], tree.depth[node][None])[0]
         return Verdict(node, jnp.argmax(logits[node] + noise).astype(jnp.int32))
 
@@ -211,7 +233,9 @@ def test_a_rule_of_ones_own_is_a_rule():
     """Twenty lines: it decides, and its number is data."""
 
     def run(least):
-        dec = Decoder(toys.model(), toys.CASES["tree"][0], Lenient(least), (toys.EOS,), toys.CAPACITY)
+        dec = Decoder(
+            toys.model(), toys.CASES["tree"][0], Lenient(least), (toys.EOS,), toys.CAPACITY
+        )
         return dec.run(toys.params("tree"), toys.prefill(dec, toys.params("tree"), temperature=1.0))
 
     wanted, found = toys.decoder("tree", "threshold"), run(0.3)
@@ -223,5 +247,7 @@ def test_a_rule_of_ones_own_is_a_rule():
 def test_decoders_with_equal_rules_are_equal():
     """A rule without numbers is compared as it is."""
     one = Decoder(toys.model(), NoProposer(), Match())
-    assert one == Decoder(toys.model(), NoProposer(), Match()) and hash(one) == hash(dataclasses.replace(one))
+    assert one == Decoder(toys.model(), NoProposer(), Match()) and hash(one) == hash(
+        dataclasses.replace(one)
+    )
     assert one != Decoder(toys.model(), NoProposer(), Rejection())

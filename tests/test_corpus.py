@@ -55,7 +55,8 @@ def test_held_out_text_is_not_trained_on(tmp_path):
     """Every document is in one of the two streams, and in one alone."""
     tokenizer, train, held_out = prepare(Source((str(trained.text()),)), tmp_path, 300, None)
     parts = [
-        tokenizer.decode(t.ids.tolist(), skip_special_tokens=False).split("<|endoftext|>") for t in (train, held_out)
+        tokenizer.decode(t.ids.tolist(), skip_special_tokens=False).split("<|endoftext|>")
+        for t in (train, held_out)
     ]
     documents = {document for _, document in read_documents(Source((str(trained.text()),)))}
     assert set(parts[0][1:]) | set(parts[1][1:]) == documents
@@ -63,7 +64,9 @@ def test_held_out_text_is_not_trained_on(tmp_path):
     assert len(parts[1]) > 1
 
 
-@pytest.mark.parametrize("files", [{}, {"a.py": b""}, {"a.py": b"\xff\xfe"}, {"a.py": b"x\0y", "b.py": b"z"}])
+@pytest.mark.parametrize(
+    "files", [{}, {"a.py": b""}, {"a.py": b"\xff\xfe"}, {"a.py": b"x\0y", "b.py": b"z"}]
+)
 def test_data_without_text_is_refused(tmp_path, files):
     """Empty, binary or missing files: say how many were found, and that two are needed."""
     for name, content in files.items():
@@ -109,14 +112,20 @@ def test_an_isolated_document_is_read_as_if_alone():
     end, model, params = 0, toys.model(), toys.weights()
     documents = [[end, 3, 1, 4, 1], [end, 5, 9], [end, 2, 6, 5, 3, 5, 8]]
     packed = np.array([[7, 7, *itertools.chain(*documents)]])  # a window begins inside a document
-    logits = jax.jit(lambda tokens, end: read(model, params, tokens, end) @ head_matrix(params), static_argnums=1)
+    logits = jax.jit(
+        lambda tokens, end: read(model, params, tokens, end) @ head_matrix(params), static_argnums=1
+    )
     found = logits(packed, end)
     first = 2
     for document in documents:
         alone = toys.plain_logits(np.pad(document, (0, toys.CAPACITY - len(document)))[None])[0]
-        np.testing.assert_allclose(found[first : first + len(document)], alone[: len(document)], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            found[first : first + len(document)], alone[: len(document)], rtol=1e-4, atol=1e-4
+        )
         first += len(document)
-    assert np.abs(found - logits(packed, None))[7:].max() > 1e-2, "in the plain stream they see each other"
+    assert np.abs(found - logits(packed, None))[7:].max() > 1e-2, (
+        "in the plain stream they see each other"
+    )
 
 
 def test_positions_begin_again():

@@ -58,7 +58,9 @@ def test_the_dataset_is_what_the_target_says(written, said):
     found = dataset.read(written)
     assert [tokens[start:].tolist() for tokens, start in found] == wanted.tokens
     assert target.tokenizer is not None
-    assert [tokens[:start].tolist() for tokens, start in found] == [target.tokenizer.encode(p).ids for p in PROMPTS]
+    assert [tokens[:start].tolist() for tokens, start in found] == [
+        target.tokenizer.encode(p).ids for p in PROMPTS
+    ]
     manifest = json.loads((written / "dataset.json").read_text())
     assert (manifest["complete"], manifest["sequences"]) == (True, 3)
     assert manifest["new_tokens"] == sum(map(len, wanted.tokens))
@@ -85,22 +87,37 @@ def test_an_interrupted_dataset_goes_on(written, tmp_path, prompts):
 
 def test_likeliest_tokens_are_the_targets(tmp_path, prompts):
     """Ids and log-probabilities at each new token's place, whatever guesses came before, at temperature 1."""
-    out = write(tmp_path, prompts, "--temperature", "1", "--top-log-probs", "3", "--num-drafts", "2")
+    out = write(
+        tmp_path, prompts, "--temperature", "1", "--top-log-probs", "3", "--num-drafts", "2"
+    )
     target = specjax.load(trained.target())
     for path in sorted(out.glob("*.safetensors")):
         found = safetensors.numpy.load_file(path)
         logits = toys.plain_logits(found["tokens"], target.model, target.params)
         values, ids = jax.lax.top_k(jax.nn.log_softmax(logits), 3)
-        for row, (start, end) in enumerate(zip(found["prompt_length"], found["length"], strict=True)):
+        for row, (start, end) in enumerate(
+            zip(found["prompt_length"], found["length"], strict=True)
+        ):
             new = slice(start - 1, end - 1), slice(start, end)
-            np.testing.assert_allclose(found["top_log_probs"][row, new[1]], values[row, new[0]], atol=1e-3)
+            np.testing.assert_allclose(
+                found["top_log_probs"][row, new[1]], values[row, new[0]], atol=1e-3
+            )
             assert (found["top_ids"][row, new[1]] == ids[row, new[0]]).mean() > 0.95  # near-ties
             assert not found["top_log_probs"][row, :start].any()
 
 
 def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
     """From its folder alone; another target's, an incomplete one and a need for text are refused."""
-    data = ["--target", str(trained.target()), "--data", str(written), "--sampled-prompt", "8", "--steps", "2"]
+    data = [
+        "--target",
+        str(trained.target()),
+        "--data",
+        str(written),
+        "--sampled-prompt",
+        "8",
+        "--steps",
+        "2",
+    ]
     sizes = [*trained.DRAFT_SIZES, "--eval-batches", "1"]
     distill.main([*data, "--out", str(tmp_path / "run"), "--sampled-fraction", "1", "--loss", "accepted-length",
                   "--temperature", "0", *sizes])  # fmt: skip
@@ -110,7 +127,9 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
     online = ["--online", "--sampled-fraction", "1", "--sampled-prompt", "8"]
     with pytest.raises(ValueError, match=r"--online goes on from .*: add a folder of text$"):
         distill.main([*data, "--out", str(tmp_path / "other"), *online, *sizes])
-    rows = dataset.Written.of(dataset.read_masked(written, dataset.model_hashes(trained.target())), 31)
+    rows = dataset.Written.of(
+        dataset.read_masked(written, dataset.model_hashes(trained.target())), 31
+    )
     assert rows.drawn.sum() == json.loads((written / "dataset.json").read_text())["new_tokens"]
     prompts = rows.drawn.argmax(1) + 1
     cuts = dataset.cuts(written)
@@ -160,7 +179,16 @@ def test_the_text_is_the_targets_own(prompts, capsys):
 def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
     """Its sums are those of the library's own statistics; a draft that is the target is always accepted."""
     out = tmp_path / "figures.json"
-    common = ["--target", str(trained.target()), "--prompts", str(prompts), "--max-new-tokens", "12", "--out", str(out)]
+    common = [
+        "--target",
+        str(trained.target()),
+        "--prompts",
+        str(prompts),
+        "--max-new-tokens",
+        "12",
+        "--out",
+        str(out),
+    ]
     evaluate.main(common)
     found = json.loads(out.read_text())
     stats = said[1].stats
@@ -169,7 +197,9 @@ def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
     assert found["acceptance_rate"][0] == pytest.approx(stats.acceptance_rate)
     assert found["mean_accepted_length"][0] == pytest.approx(stats.mean_accepted_length)
     assert "| alpha of guess 4 |" in capsys.readouterr().out
-    evaluate.main([*common, "--draft", str(trained.target()), "--num-drafts", "2", "--batch-size", "2"])
+    evaluate.main(
+        [*common, "--draft", str(trained.target()), "--num-drafts", "2", "--batch-size", "2"]
+    )
     found = json.loads(out.read_text())
     assert found["acceptance_rate_by_depth"] == [[1, 1, 1], [1, 1, 1]]
 
@@ -212,7 +242,10 @@ def test_conversations_are_answered(tmp_path):
     (target / "chat_template.jinja").write_text(
         "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     )
-    chat = [{"role": role, "content": content} for role, content in (("user", "hi"), ("assistant", "o"), ("user", "x"))]
+    chat = [
+        {"role": role, "content": content}
+        for role, content in (("user", "hi"), ("assistant", "o"), ("user", "x"))
+    ]
     lines = tmp_path / "chats.jsonl"
     lines.write_text(json.dumps({"messages": chat}) + "\n")
     out = tmp_path / "data"
@@ -233,7 +266,10 @@ def test_bad_prompts_are_named(tmp_path, capsys):
     """The line, and what it should be."""
     target = specjax.load(trained.target())
     path = pathlib.Path(tmp_path / "prompts.jsonl")
-    for text, message in [('{"prompt": "a"}\n{"text": "b"}\n', "line 2: it must be"), ("\n", "holds no prompt")]:
+    for text, message in [
+        ('{"prompt": "a"}\n{"text": "b"}\n', "line 2: it must be"),
+        ("\n", "holds no prompt"),
+    ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             evaluate.read_prompts(target, str(path))

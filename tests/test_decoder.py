@@ -22,12 +22,21 @@ def test_stream_refuses_an_empty_chunk():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": np.zeros((4, toys.CAPACITY + 1), np.int32)}, "padded to 49 tokens do not fit a capacity of 48"),
+        (
+            {"prompt": np.zeros((4, toys.CAPACITY + 1), np.int32)},
+            "padded to 49 tokens do not fit a capacity of 48",
+        ),
         ({"prompt_length": np.array([5, 3, 0, 1])}, "prompt 2 is empty"),
         ({"prompt_length": np.array([5, 9, 6, 1])}, "prompt_length 9 is longer than the 8"),
         ({"limit": np.array([9, 9, 49, 9])}, "limit=49 is beyond the capacity of 48"),
-        ({"prompt": toys.PROMPTS - 6}, r"prompt 0 holds token ids from -5 to .*; the target has the ids 0 to 28"),
-        ({"prompt": np.where(toys.PROMPTS == 9, 10**6, toys.PROMPTS)}, "prompt 1 holds .* to 1000000; the target"),
+        (
+            {"prompt": toys.PROMPTS - 6},
+            r"prompt 0 holds token ids from -5 to .*; the target has the ids 0 to 28",
+        ),
+        (
+            {"prompt": np.where(toys.PROMPTS == 9, 10**6, toys.PROMPTS)},
+            "prompt 1 holds .* to 1000000; the target",
+        ),
         ({"prompt": toys.PROMPTS * 1.0}, "prompt is of the type float"),
         ({"prompt": toys.PROMPTS[0]}, r"prompt has the shape \(8,\); pass \[rows, tokens\]"),
         ({"limit": np.array([9, 9])}, r"limit has the shape \(2,\); pass \[rows\]"),
@@ -52,10 +61,14 @@ def test_padding_may_be_anything():
 
 def test_a_limit_beyond_the_positions_of_the_target_is_refused():
     """A function model of 8 positions would write wrong tokens behind them."""
-    model = specjax.models.from_function(lambda params, tokens: params[tokens], vocab_size=toys.VOCAB, max_positions=8)
+    model = specjax.models.from_function(
+        lambda params, tokens: params[tokens], vocab_size=toys.VOCAB, max_positions=8
+    )
     dec = specjax.Decoder(model, specjax.NoProposer(), specjax.Match(), (), 48)
     table = jnp.eye(toys.VOCAB)
-    with pytest.raises(ValueError, match=r"limit=14 is beyond the 8 positions .*: pass a smaller limit"):
+    with pytest.raises(
+        ValueError, match=r"limit=14 is beyond the 8 positions .*: pass a smaller limit"
+    ):
         toys.prefill(dec, specjax.Params(table), limit=np.full(toys.ROWS, 14))
     state = toys.prefill(dec, specjax.Params(table), limit=np.full(toys.ROWS, 8))
     assert dec.run(specjax.Params(table), state).length.tolist() == [8] * 4
@@ -66,7 +79,9 @@ def test_insert_refuses_what_is_no_slot(slot):
     """A slot beyond the batch would insert nothing, and -1 is not the last row."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     state, row = toys.prefill(dec, arrays), toys.prefill(dec, arrays, rows=[0])
-    with pytest.raises(ValueError, match=re.escape(f"slot={slot} is none of the 4 rows; pass an integer, 0 to 3")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"slot={slot} is none of the 4 rows; pass an integer, 0 to 3")
+    ):
         dec.insert(state, slot, row)
 
 
@@ -83,8 +98,13 @@ def test_keys_whose_rows_share_numbers_are_refused(impl):
     """Also where they are traced."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     keys = jax.random.split(jax.random.key(0, impl=impl), toys.ROWS)
-    for prefill in (toys.prefill, lambda *given, key: jax.jit(lambda key: toys.prefill(*given, key=key).length)(key)):
-        with pytest.raises(ValueError, match=f'key has the implementation "{impl}".*specjax.make_key'):
+    for prefill in (
+        toys.prefill,
+        lambda *given, key: jax.jit(lambda key: toys.prefill(*given, key=key).length)(key),
+    ):
+        with pytest.raises(
+            ValueError, match=f'key has the implementation "{impl}".*specjax.make_key'
+        ):
             prefill(dec, arrays, key=keys)
 
 
@@ -111,7 +131,10 @@ def test_exact_rules_hold_under_another_default_of_random_numbers(rule):
     with jax.default_prng_impl("rbg"):
         assert jax.random.key_impl(jax.random.key(0)) == "rbg"
         assert write(prompts, seeds, draft=draft) == wanted
-        assert [write([prompt], [seed], draft=draft)[0] for prompt, seed in zip(prompts, seeds, strict=True)] == wanted
+        assert [
+            write([prompt], [seed], draft=draft)[0]
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ] == wanted
         plain = write(prompts, seeds)
         assert not rule.shared_noise or plain == wanted
         same_prompt = write(["import "] * 3, seeds)
@@ -128,7 +151,9 @@ def test_a_decoder_needs_room_for_a_token():
 def test_step_vmaps(rule):
     """`step` is a pure function: vmapped over two stacked states it does to each what it does to it alone."""
     dec, arrays = toys.decoder("draft 3", rule), toys.params("draft 3")
-    states = [toys.prefill(dec, arrays, temperature=1.0, key=toys.keys(seed=seed)) for seed in (1, 2)]
+    states = [
+        toys.prefill(dec, arrays, temperature=1.0, key=toys.keys(seed=seed)) for seed in (1, 2)
+    ]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     both, _ = jax.jit(jax.vmap(dec.step, (None, 0)))(arrays, stacked)
     for number, state in enumerate(states):

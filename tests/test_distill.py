@@ -26,7 +26,14 @@ from specjax.training.sources import DRAFT, TARGET, TEXT, sources
 from specjax.training.student import make_model
 
 LENGTH = 15
-SMALL = {"target": "", "data": (), "sequence_length": LENGTH, "sampled_prompt": 4, "num_drafts": 3, "batch_size": 4}
+SMALL = {
+    "target": "",
+    "data": (),
+    "sequence_length": LENGTH,
+    "sampled_prompt": 4,
+    "num_drafts": 3,
+    "batch_size": 4,
+}
 TOKENS = np.random.default_rng(0).integers(1, toys.VOCAB, (8, LENGTH + 1), dtype=np.int32)
 DRAWN = (np.arange(LENGTH) >= 3) & (np.arange(LENGTH) < np.array([[15], [12], [9], [6]] * 2))
 
@@ -40,7 +47,9 @@ def job(eos=(), **changes):
 
 
 def probabilities(net=None, arrays=None, heat=1.0):
-    return np.asarray(jax.nn.softmax(toys.plain_logits(TOKENS, net, arrays)[:, :-1] / heat), np.float64)
+    return np.asarray(
+        jax.nn.softmax(toys.plain_logits(TOKENS, net, arrays)[:, :-1] / heat), np.float64
+    )
 
 
 def batch_of(everything=slice(None), **changes):
@@ -74,7 +83,9 @@ def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses(eos):
         wanted = share * (1 - np.mean(lengths) / 3) + (1 - share) * np.mean(first)
         assert float(found) == pytest.approx(wanted, rel=0.03)
         assert float(others["weight"]) == len(lengths)
-        assert float(others["expected_accepted_length"]) == pytest.approx(np.mean(lengths), rel=0.03)
+        assert float(others["expected_accepted_length"]) == pytest.approx(
+            np.mean(lengths), rel=0.03
+        )
 
 
 def test_answers_shorter_than_the_guesses_are_learned():
@@ -91,7 +102,9 @@ def test_parts_of_a_batch_weigh_what_they_hold():
     """Sequences that end early make unequal parts; accumulated, they are the batch."""
     made = job(loss="accepted-length")
     read = jax.jit(gradient, static_argnums=(0, 1))
-    whole, cut = (read(made.loss, parts, toys.truncated(), toys.weights(), batch_of()) for parts in (1, 4))
+    whole, cut = (
+        read(made.loss, parts, toys.truncated(), toys.weights(), batch_of()) for parts in (1, 4)
+    )
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
@@ -102,7 +115,10 @@ def test_nothing_is_learned_behind_an_end():
     ends = np.array([15, 12, 9, 6] * 2)
     other = np.where(np.arange(LENGTH + 1) > ends[:, None], 7, TOKENS)
     assert (other != TOKENS).any()
-    values = [float(loss(toys.truncated(), toys.weights(), batch_of(tokens=t))[0]) for t in (TOKENS, other)]
+    values = [
+        float(loss(toys.truncated(), toys.weights(), batch_of(tokens=t))[0])
+        for t in (TOKENS, other)
+    ]
     assert values[0] == values[1]
 
 
@@ -151,7 +167,9 @@ def test_learning_inside_speculation():
 
 def test_where_sequences_come_from():
     """Per sequence every batch holds its parts; per batch a batch is of one part, as often; the step decides alone."""
-    options = DistillOptions(**{**SMALL, "batch_size": 8, "sampled_fraction": 0.5, "draft_fraction": 0.25})
+    options = DistillOptions(
+        **{**SMALL, "batch_size": 8, "sampled_fraction": 0.5, "draft_fraction": 0.25}
+    )
     first, counts = sources(options, 3)
     assert (counts[TEXT], counts[TARGET], counts[DRAFT]) == (2, 4, 2)
     assert first == [3 * count for count in counts]
@@ -194,7 +212,10 @@ def test_shares_hold_over_steps(rows, target, draft):
         ({"temperature": -1.0}, "temperature=-1"),
         ({"sampled_prompt": 15}, "shorter than a sequence"),
         ({"eval_prompts": 2, "eval_tokens": 12}, "more than --sequence-length 15"),
-        ({"online": True, "sampled_prompt": 13}, "no room for --num-drafts 3 behind --sampled-prompt 13"),
+        (
+            {"online": True, "sampled_prompt": 13},
+            "no room for --num-drafts 3 behind --sampled-prompt 13",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(changes, message):
@@ -220,7 +241,8 @@ def test_sequences_longer_than_the_context_are_refused(tmp_path):
 
 def test_a_draft_of_other_tokens_to_go_on_from_is_refused(tmp_path):
     with pytest.raises(
-        ValueError, match=r"--initial .*tiny/draft speaks other tokens .* than --target .* \(300, in one"
+        ValueError,
+        match=r"--initial .*tiny/draft speaks other tokens .* than --target .* \(300, in one",
     ):
         run(tmp_path, "--initial", str(trained.SOURCE / "checkpoints" / "tiny" / "draft"))
 
@@ -253,10 +275,21 @@ def test_a_draft_ends_texts_as_its_target_does(tmp_path):
 
 def test_distillation_raises_the_measured_tau(tmp_path):
     """Through the decoder, beyond the intervals of both."""
-    measured = ("--eval-prompts", "24", "--eval-tokens", "20", "--eval-batches", "1", "--eval-every", "6")
+    measured = (
+        "--eval-prompts",
+        "24",
+        "--eval-tokens",
+        "20",
+        "--eval-batches",
+        "1",
+        "--eval-every",
+        "6",
+    )
     found = [line for line in run(tmp_path, "--steps", "60", *measured) if "tau" in line]
     before, after = found[0], found[-1]
-    assert before["tau_low"] <= before["tau"] <= before["tau_high"] < after["tau_low"] <= after["tau"]
+    assert (
+        before["tau_low"] <= before["tau"] <= before["tau_high"] < after["tau_low"] <= after["tau"]
+    )
     assert (tmp_path / "best" / "model.safetensors").exists()
 
 
@@ -280,7 +313,9 @@ def test_a_resumed_distillation_is_uninterrupted(tmp_path, mode):
     whole = run(tmp_path / "whole", *arguments)
     run(tmp_path / "cut", *arguments, "--stop-at", "3")
     assert run(tmp_path / "cut", *arguments) == whole
-    models = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    models = [
+        (tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("whole", "cut")
+    ]
     assert models[0] == models[1]
 
 

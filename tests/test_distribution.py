@@ -87,13 +87,25 @@ def medusa_params():
 CASES = {
     "none": (NoProposer(), lambda: None),
     "draft": (DraftModel(SMALLER, VOCAB, 2), lambda: weights(0.05, VOCAB - 1)),
-    "draft, 0 to 2 guesses a row": (DraftModel(SMALLER, VOCAB, 2), lambda: weights(0.05, VOCAB - 1)),
-    "draft with a confidence stop": (DraftModel(SMALLER, VOCAB, 2, 0.3), lambda: weights(0.05, VOCAB - 1)),
+    "draft, 0 to 2 guesses a row": (
+        DraftModel(SMALLER, VOCAB, 2),
+        lambda: weights(0.05, VOCAB - 1),
+    ),
+    "draft with a confidence stop": (
+        DraftModel(SMALLER, VOCAB, 2, 0.3),
+        lambda: weights(0.05, VOCAB - 1),
+    ),
     "draft tree": (DraftTree(SMALLER, VOCAB, (2, 2)), lambda: weights(0.05, VOCAB - 1)),
-    "dynamic tree": (DynamicTree(DraftSource(SMALLER, VOCAB), 2, 2, 5), lambda: weights(0.05, VOCAB - 1)),
+    "dynamic tree": (
+        DynamicTree(DraftSource(SMALLER, VOCAB), 2, 2, 5),
+        lambda: weights(0.05, VOCAB - 1),
+    ),
     "early exit": (EarlyExit(DEEPER, 1, 2), lambda: weights(layers=2)),
     "early exit tree": (StaticTree(EarlyExitSource(DEEPER, 1), (2, 1)), lambda: weights(layers=2)),
-    "early exit dynamic tree": (DynamicTree(EarlyExitSource(DEEPER, 1), 2, 2, 4), lambda: weights(layers=2)),
+    "early exit dynamic tree": (
+        DynamicTree(EarlyExitSource(DEEPER, 1), 2, 2, 4),
+        lambda: weights(layers=2),
+    ),
     "first of": (
         FirstOf(NGram(2, min_ngram=2), DraftModel(SMALLER, VOCAB, 2)),
         lambda: (None, weights(0.05, VOCAB - 1)),
@@ -150,9 +162,13 @@ def layers(case):
 @functools.cache
 def wanted(setting, layers=1):
     """[VOCAB] * NEW: the exact joint distribution, by reading every possible text plainly."""
-    every = np.stack(np.meshgrid(*[np.arange(VOCAB)] * NEW, indexing="ij"), axis=-1).reshape(-1, NEW)
+    every = np.stack(np.meshgrid(*[np.arange(VOCAB)] * NEW, indexing="ij"), axis=-1).reshape(
+        -1, NEW
+    )
     text = np.concatenate([np.tile(PROMPT, (len(every), 1)), every], axis=1)
-    logits = toys.plain_logits(text, DEEPER if layers == 2 else NET, weights(layers=layers))[:, len(PROMPT) - 1 : -1]
+    logits = toys.plain_logits(text, DEEPER if layers == 2 else NET, weights(layers=layers))[
+        :, len(PROMPT) - 1 : -1
+    ]
     warped = jax.jit(warp)(jnp.asarray(logits), Sampling.create(len(every), **SETTINGS[setting]))
     probs = np.asarray(jax.nn.softmax(warped), np.float64)
     chosen = np.take_along_axis(probs, every[:, :, None], axis=2)[:, :, 0].prod(1)

@@ -50,8 +50,12 @@ def test_there_and_back_by_the_command_line(tmp_path, trained, target, name):
     """`load_medusa` reads what came back: the same bytes of weights, the same parameters, the same tree."""
     out = job(trained, tmp_path / "engine", name, "--target", TINY / "target")
     assert json.loads((out / "export.json").read_text())["options"]["format"] == name
-    back = job(out, tmp_path / "back", "specjax", "--source-format", name, "--target", TINY / "target")
-    assert (back / "medusa_lm_head.safetensors").read_bytes() == (trained / "medusa_lm_head.safetensors").read_bytes()
+    back = job(
+        out, tmp_path / "back", "specjax", "--source-format", name, "--target", TINY / "target"
+    )
+    assert (back / "medusa_lm_head.safetensors").read_bytes() == (
+        trained / "medusa_lm_head.safetensors"
+    ).read_bytes()
     assert config_of(back) == config_of(trained)
     found, first = (specjax.load_medusa(folder, target) for folder in (back, trained))
     assert found.choices == first.choices == ((0,), (1,), (0, 0))
@@ -67,7 +71,9 @@ def test_head_k_of_an_export_guesses_what_ours_does(tmp_path, trained, target, m
     adapter = specjax.load_medusa(trained, target)
     hidden = np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32)
     matrix = head_matrix(target.params)
-    ours = medusa_logits(adapter.heads, medusa_features(adapter.heads, adapter.params, jnp.asarray(hidden)), matrix)
+    ours = medusa_logits(
+        adapter.heads, medusa_features(adapter.heads, adapter.params, jnp.asarray(hidden)), matrix
+    )
     for k, (blocks, head) in enumerate(found):
         x = hidden.astype(np.float64)
         for weight, bias in blocks:
@@ -80,15 +86,24 @@ def test_a_draft_is_copied_with_all_that_engines_read(tmp_path):
     """Every tensor in its bits, tokenizer and sampling defaults in theirs; transformers' own loader takes it."""
     source, out = TINY / "draft", tmp_path / "out"
     job(source, out, "hf", "--target", TINY / "target")
-    ours, theirs = (safetensors.numpy.load_file(folder / "model.safetensors") for folder in (out, source))
+    ours, theirs = (
+        safetensors.numpy.load_file(folder / "model.safetensors") for folder in (out, source)
+    )
     assert set(ours) == set(theirs)
     for name, tensor in theirs.items():
         same_bits(ours[name], tensor)
-    for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+    for file in (
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    ):
         assert (out / file).read_bytes() == (source / file).read_bytes()
     job(source, out, "hf")  # again: an export may be replaced
     out = job(source, tmp_path / "again", "hf")
-    assert (out / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == (
+        tmp_path / "out" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_a_draft_of_other_tokens_is_refused(tmp_path, capsys):
@@ -148,6 +163,8 @@ def test_an_export_is_replaced_whole(tmp_path, trained):
     out = tmp_path / "out"
     for name in ("tensorrt-llm", "vllm", "tgi"):
         job(trained, out, name, "--target", TINY / "target")
-        assert sorted(path.name for path in out.iterdir()) == sorted(["config.json", "export.json", FORMATS[name].file])
+        assert sorted(path.name for path in out.iterdir()) == sorted(
+            ["config.json", "export.json", FORMATS[name].file]
+        )
     with pytest.raises(ValueError, match="is what is read"):
         job(out, out, "vllm", "--source-format", "tgi", "--target", TINY / "target")

@@ -39,7 +39,12 @@ GPT2 = {
     "vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 640, "initializer_range": 0.15,
     "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 160}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 160,
+}
 LONG = {
     "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
     "short_factor": [1.1, 1.3, 2.0, 2.5], "long_factor": [3.0, 4.0, 5.0, 6.0],
@@ -120,7 +125,9 @@ def make(family, case, gain=1.0):
     """
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **CONFIGS[family][case])
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="eager"
+    ).eval()
     middle = 0.0 if family.startswith("gemma") else 1.0
     with torch.no_grad():
         for name, leaf in model.named_parameters():
@@ -148,7 +155,9 @@ def test_parity(family, case):
     assert again.model == loaded.model
     jax.tree.map(np.testing.assert_array_equal, again.params, loaded.params)
     tokens = folders.random_tokens(20, vocab_size=96)
-    reloaded = transformers.AutoModelForCausalLM.from_pretrained(copy, attn_implementation="eager").eval()
+    reloaded = transformers.AutoModelForCausalLM.from_pretrained(
+        copy, attn_implementation="eager"
+    ).eval()
     np.testing.assert_array_equal(theirs(reloaded, tokens), theirs(model, tokens))
 
 
@@ -157,7 +166,10 @@ def test_bfloat16(family):
     """In bfloat16 the logits of 100 tokens stray, in the mean, by less than 5 % of their spread from transformers'."""
     model, folder = make(family, next(iter(CONFIGS[family])))
     tokens = folders.random_tokens(100, vocab_size=96)
-    wanted, found = theirs(model, tokens), ours(specjax.load(folder, "bfloat16"), tokens).astype(np.float32)
+    wanted, found = (
+        theirs(model, tokens),
+        ours(specjax.load(folder, "bfloat16"), tokens).astype(np.float32),
+    )
     assert np.sqrt(np.mean((found - wanted) ** 2)) < 0.05 * wanted.std()
 
 
@@ -168,13 +180,17 @@ def test_text(family):
     prompts = [folders.random_tokens(n, n, vocab_size=96)[0].tolist() for n in (9, 40)]
     texts = []
     for prompt in prompts:
-        out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=64, pad_token_id=0)
+        out = model.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=64, pad_token_id=0
+        )
         texts.append(out[0, len(prompt) :].tolist())
     assert len({*texts[0], *texts[1]}) > 12, "texts too monotonous to prove anything"
     target = specjax.load(folder)
     assert specjax.generate(target, prompts, max_new_tokens=64).tokens == texts
     keys = iter(jax.random.split(jax.random.key(0), 10**4))
-    noisy = jax.tree.map(lambda x: x + 0.05 * x.std() * jax.random.normal(next(keys), x.shape), target.params)
+    noisy = jax.tree.map(
+        lambda x: x + 0.05 * x.std() * jax.random.normal(next(keys), x.shape), target.params
+    )
     draft = dataclasses.replace(target, params=noisy)
     out = specjax.generate(target, prompts, draft=draft, num_drafts=3, max_new_tokens=64)
     assert out.tokens == texts
@@ -183,12 +199,20 @@ def test_text(family):
 
 @pytest.mark.parametrize(
     ("family", "case"),
-    [("gemma2", "caps"), ("smollm3", "windows"), ("mixtral", "two of four"), ("opt", "norms before")],
+    [
+        ("gemma2", "caps"),
+        ("smollm3", "windows"),
+        ("mixtral", "two of four"),
+        ("opt", "norms before"),
+    ],
 )
 def test_tree(family, case):
     """A node of a tree has the logits of its path read plainly, windows and learned positions included."""
     target = specjax.load(make(family, case)[1])
-    text, nodes = folders.random_tokens(60, vocab_size=96), folders.random_tokens(6, 1, vocab_size=96)
+    text, nodes = (
+        folders.random_tokens(60, vocab_size=96),
+        folders.random_tokens(6, 1, vocab_size=96),
+    )
     parent = jnp.array([-1, 0, 0, 1, 3, 2])
 
     def read(params, tokens, positions, cache=None, mask=None):
@@ -208,7 +232,11 @@ def test_tree(family, case):
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
-        ("qwen2", {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None}, "'dynamic'"),
+        (
+            "qwen2",
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None},
+            "'dynamic'",
+        ),
         ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),

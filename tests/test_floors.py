@@ -83,7 +83,9 @@ def test_imports_go_down(path):
     for name in imports_of(path):
         assert name in PATHS, f"{module} imports {name}, which is not part of the library"
         if room_of(name) != room_of(module):
-            assert FLOOR[room_of(name)] < FLOOR[room_of(module)], f"{module} imports {name}, which is not below it"
+            assert FLOOR[room_of(name)] < FLOOR[room_of(module)], (
+                f"{module} imports {name}, which is not below it"
+            )
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
@@ -97,7 +99,9 @@ def test_a_room_is_entered_by_its_door(path):
             continue
         shared = len([1 for mine, theirs in zip(own, there, strict=False) if mine == theirs])
         # The folder of the module itself and those around it are open; of a folder beside them, the door.
-        through_door = there == tuple(name.split(".")) and len(there) == max(shared, len(there) > 1) + 1
+        through_door = (
+            there == tuple(name.split(".")) and len(there) == max(shared, len(there) > 1) + 1
+        )
         assert there == own[: len(there)] or through_door, (
             f"{module} imports {name}: import from specjax.{there[1]}, and let its __init__ export the name"
         )
@@ -108,7 +112,10 @@ def test_a_room_has_no_cycle(room):
     """Nor does a module import its own room's `__init__`, which imports the module."""
     modules = [module for module in PATHS if room_of(module) == room]
     assert modules
-    graph = {module: {name for name in imports_of(PATHS[module]) if room_of(name) == room} for module in modules}
+    graph = {
+        module: {name for name in imports_of(PATHS[module]) if room_of(name) == room}
+        for module in modules
+    }
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -122,11 +129,19 @@ def test_the_library_knows_no_training_and_no_nnx():
         if path.is_relative_to(ROOT / "specjax"):
             assert not re.search(r"^\s*(from|import) (train|bench)\b", text, re.MULTILINE), path
             assert not re.search(r"^(from|import) (torch|transformers)\b", text, re.MULTILINE), path
-        if path.is_relative_to(ROOT / "specjax") and not path.is_relative_to(ROOT / "specjax" / "training"):
-            assert not re.search(r"^\s*(from|import) (optax|torch|transformers)\b", text, re.MULTILINE), path
+        if path.is_relative_to(ROOT / "specjax") and not path.is_relative_to(
+            ROOT / "specjax" / "training"
+        ):
+            assert not re.search(
+                r"^\s*(from|import) (optax|torch|transformers)\b", text, re.MULTILINE
+            ), path
             # What an extra brings is imported where it is needed.
-            assert not re.search(r"^(from|import) (orbax|huggingface_hub|jinja2)\b", text, re.MULTILINE), path
-        at_import = [node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)]
+            assert not re.search(
+                r"^(from|import) (orbax|huggingface_hub|jinja2)\b", text, re.MULTILINE
+            ), path
+        at_import = [
+            node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
         assert not any(re.search(r"flax\b.*\bnnx", ast.unparse(node)) for node in at_import), path
 
 
@@ -140,15 +155,29 @@ def test_every_file_says_what_it_is_for():
 def test_importing_the_library_imports_no_training():
     """Nor what only training, the Hub, templates and Orbax checkpoints need."""
     code = "import specjax, specjax.commands, sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     found = set(done.stdout.split())
     assert "specjax.decoding" in found
-    assert not found & {"optax", "orbax", "huggingface_hub", "jinja2", "torch", "transformers", "specjax.training"}
+    assert not found & {
+        "optax",
+        "orbax",
+        "huggingface_hub",
+        "jinja2",
+        "torch",
+        "transformers",
+        "specjax.training",
+    }
 
 
 def test_the_readme_names_the_rooms():
     """Every folder of the library stands in the README's tree."""
     readme = (ROOT / "README.md").read_text()
     rooms = {path.parent.name for path in FILES if path.is_relative_to(ROOT / "specjax")}
-    missing = {room for room in rooms if not re.search(rf"^ *(specjax/)?{room}/(\s|$)", readme, re.MULTILINE)}
+    missing = {
+        room
+        for room in rooms
+        if not re.search(rf"^ *(specjax/)?{room}/(\s|$)", readme, re.MULTILINE)
+    }
     assert not missing - {"specjax"}, f"README's tree lacks {', '.join(sorted(missing))}"

@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
-from engines import HEAD, READERS, E, V, as_numpy, config_of, heads_of, original_reader, same_bits, vllm_reader
+from engines import (
+    HEAD,
+    READERS,
+    E,
+    V,
+    as_numpy,
+    config_of,
+    heads_of,
+    original_reader,
+    same_bits,
+    vllm_reader,
+)
 
 from specjax.training.formats import FORMATS
 from specjax.training.heads import read_heads, write_heads
@@ -105,7 +116,12 @@ def test_what_a_loader_would_skip_is_refused(tmp_path, name, fault):
     store(tmp_path, name, tensors)
     with pytest.raises(AssertionError):
         READERS[name](tmp_path)
-    words = {"missing": "is missing", "unknown": "is not a tensor", "shape": "has shape", "integers": "stored as int32"}
+    words = {
+        "missing": "is missing",
+        "unknown": "is not a tensor",
+        "shape": "has shape",
+        "integers": "stored as int32",
+    }
     with pytest.raises(ValueError, match=words[fault]) as caught:
         read_heads(tmp_path, name, HEAD)
     assert last in str(caught.value)
@@ -146,7 +162,10 @@ def test_biases_need_medusa_fc_bias(tmp_path):
     [
         ({"truncated_vocab_size": V - 1}, "truncated_vocab_size is smaller"),
         ({"logit_scale": 0.5}, "logit_scale is 0.5"),
-        ({"vocab_size": V + 1, "truncated_vocab_size": V + 1}, "vocab_size is 11, and the target's 10"),
+        (
+            {"vocab_size": V + 1, "truncated_vocab_size": V + 1},
+            "vocab_size is 11, and the target's 10",
+        ),
     ],
 )
 def test_what_vllm_alone_can_say_is_refused(tmp_path, change, words):
@@ -170,7 +189,8 @@ def test_vllm_counts_by_parts_of_names(tmp_path):
 def test_version_2_for_tgi_has_one_block(tmp_path):
     """Its loader asserts so; nothing is written."""
     with pytest.raises(
-        ValueError, match=r"--format tgi: the heads have 2 blocks .* choose specjax, vllm, tensorrt-llm"
+        ValueError,
+        match=r"--format tgi: the heads have 2 blocks .* choose specjax, vllm, tensorrt-llm",
     ):
         write_heads(tmp_path / "out", "tgi", heads_of(2, False), HEAD)
     assert not (tmp_path / "out").exists()

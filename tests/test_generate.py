@@ -45,7 +45,11 @@ def line():
 @pytest.fixture(params=["none", "ngram", "draft"])
 def speculation(request, draft):
     """The options of each way to guess."""
-    return {"none": {}, "ngram": {"proposer": specjax.NGram(min_ngram=1)}, "draft": {"draft": draft}}[request.param]
+    return {
+        "none": {},
+        "ngram": {"proposer": specjax.NGram(min_ngram=1)},
+        "draft": {"draft": draft},
+    }[request.param]
 
 
 def going_round(length):
@@ -74,7 +78,10 @@ def test_row_of_a_batch_is_the_prompt_alone(target, speculation, temperature):
 def test_single_prompt_is_a_list_of_one(target):
     """A string is a batch of one row."""
     out = specjax.generate(target, PROMPTS[0], max_new_tokens=NEW, temperature=1.0)
-    assert out.tokens == specjax.generate(target, PROMPTS[:1], max_new_tokens=NEW, temperature=1.0).tokens
+    assert (
+        out.tokens
+        == specjax.generate(target, PROMPTS[:1], max_new_tokens=NEW, temperature=1.0).tokens
+    )
     assert len(out.text) == len(out.tokens) == len(out.finish) == 1
 
 
@@ -114,9 +121,18 @@ def test_text_is_the_tokens_decoded(target):
     ("options", "settings"),
     [
         ({"temperature": [0.0, 1.0, 3.0]}, [{"temperature": t} for t in (0.0, 1.0, 3.0)]),
-        ({"temperature": 3.0, "top_k": [1, 3, 0]}, [{"temperature": 3.0, "top_k": k} for k in (1, 3, 0)]),
-        ({"temperature": 3.0, "top_p": [1e-6, 0.5, 1.0]}, [{"temperature": 3.0, "top_p": p} for p in (1e-6, 0.5, 1.0)]),
-        ({"temperature": 3.0, "min_p": [1.0, 0.2, 0.0]}, [{"temperature": 3.0, "min_p": p} for p in (1.0, 0.2, 0.0)]),
+        (
+            {"temperature": 3.0, "top_k": [1, 3, 0]},
+            [{"temperature": 3.0, "top_k": k} for k in (1, 3, 0)],
+        ),
+        (
+            {"temperature": 3.0, "top_p": [1e-6, 0.5, 1.0]},
+            [{"temperature": 3.0, "top_p": p} for p in (1e-6, 0.5, 1.0)],
+        ),
+        (
+            {"temperature": 3.0, "min_p": [1.0, 0.2, 0.0]},
+            [{"temperature": 3.0, "min_p": p} for p in (1.0, 0.2, 0.0)],
+        ),
     ],
     ids=["temperature", "top_k", "top_p", "min_p"],
 )
@@ -124,7 +140,8 @@ def test_settings_a_row(target, options, settings):
     """A list gives each row its own setting: that of the prompt alone, the first row being greedy."""
     out = specjax.generate(target, PROMPTS[:1] * 3, seed=[7, 7, 7], max_new_tokens=NEW, **options)
     alone = [
-        specjax.generate(target, PROMPTS[0], seed=[7], max_new_tokens=NEW, **setting).tokens[0] for setting in settings
+        specjax.generate(target, PROMPTS[0], seed=[7], max_new_tokens=NEW, **setting).tokens[0]
+        for setting in settings
     ]
     assert out.tokens == alone
     assert out.tokens[0] == specjax.generate(target, PROMPTS[0], max_new_tokens=NEW).tokens[0]
@@ -133,7 +150,9 @@ def test_settings_a_row(target, options, settings):
 
 def test_seeds_a_row(target):
     """Equal seeds write equal texts, other seeds others."""
-    a, b, c = specjax.generate(target, PROMPTS[:1] * 3, seed=[5, 5, 6], max_new_tokens=NEW, temperature=1.0).tokens
+    a, b, c = specjax.generate(
+        target, PROMPTS[:1] * 3, seed=[5, 5, 6], max_new_tokens=NEW, temperature=1.0
+    ).tokens
     assert a == b != c
 
 
@@ -155,7 +174,10 @@ def test_seed_of_any_integer_type(target, kind):
 
 def test_another_seed_is_another_text(target):
     """The seed matters."""
-    one, two = (specjax.generate(target, PROMPTS, seed=s, max_new_tokens=NEW, temperature=1.0).tokens for s in (5, 6))
+    one, two = (
+        specjax.generate(target, PROMPTS, seed=s, max_new_tokens=NEW, temperature=1.0).tokens
+        for s in (5, 6)
+    )
     assert all(a != b for a, b in zip(one, two, strict=True))
 
 
@@ -224,7 +246,9 @@ def test_stop_across_chunks(circle, stop):
     out = specjax.generate(circle, "A", max_new_tokens=100, stop=stop)
     whole = specjax.generate(circle, "A", max_new_tokens=100)
     at = whole.text[0].find(stop)
-    assert (out.text, out.finish) == (([whole.text[0][:at]], ["stop"]) if at >= 0 else (whole.text, ["limit"]))
+    assert (out.text, out.finish) == (
+        ([whole.text[0][:at]], ["stop"]) if at >= 0 else (whole.text, ["limit"])
+    )
 
 
 @pytest.mark.parametrize("prompt", list("AbcdRST"))
@@ -250,7 +274,9 @@ def test_stop_and_seed(target, speculation):
     stop = whole.text[0][len(whole.text[0]) // 2]
     out = specjax.generate(target, PROMPTS, stop=stop, **options)
     assert out.text == [text.split(stop)[0] for text in whole.text]
-    assert out.finish == ["stop" if stop in text else f for text, f in zip(whole.text, whole.finish, strict=True)]
+    assert out.finish == [
+        "stop" if stop in text else f for text, f in zip(whole.text, whole.finish, strict=True)
+    ]
 
 
 # --- streams ---------------------------------------------------------------------------------------------------------
@@ -284,7 +310,10 @@ def test_stream_of_a_list(target, speculation):
 
 def test_stream_of_a_list_of_one(circle):
     """A list of one prompt streams lists."""
-    assert all(isinstance(p, list) for p in drain(specjax.generate(circle, ["A"], max_new_tokens=25, stream=True)))
+    assert all(
+        isinstance(p, list)
+        for p in drain(specjax.generate(circle, ["A"], max_new_tokens=25, stream=True))
+    )
 
 
 def test_stream_keeps_characters_whole(circle):
@@ -317,7 +346,9 @@ def test_stream_raises_at_once(target):
 @pytest.mark.parametrize("rule", [specjax.Match(), specjax.Rejection()], ids=["match", "rejection"])
 def test_stats_add_up(target, speculation, rule):
     """Tokens are those that came out, tau is tokens a pass, alpha is a rate, and only where something was guessed."""
-    out = specjax.generate(target, PROMPTS, max_new_tokens=NEW, temperature=1.0, rule=rule, **speculation)
+    out = specjax.generate(
+        target, PROMPTS, max_new_tokens=NEW, temperature=1.0, rule=rule, **speculation
+    )
     found = out.stats
     assert found.tokens == sum(map(len, out.tokens))
     assert found.mean_accepted_length == found.tokens / found.target_passes

@@ -37,27 +37,75 @@ REFUSED = {
     "empty stop among others": ("a", {"stop": ["x", ""]}, ["stop", "empty string", "remove"]),
     "no new tokens": ("a", {"max_new_tokens": 0}, ["max_new_tokens=0", "at least 1"]),
     "negative new tokens": ("a", {"max_new_tokens": -3}, ["max_new_tokens=-3", "at least 1"]),
-    "beyond the context": ([[1] * 10], {"max_new_tokens": 503}, ["10", "503", "513", "target", "512", "=502"]),
-    "prompt beyond it": ([[1] * 600], {"max_new_tokens": 5}, ["600", "605", "512", "shorten the prompt"]),
-    "nan temperature": ("a", {"temperature": math.nan}, ["temperature=nan", "0 (greedy) or greater"]),
-    "infinite temperature": ("a", {"temperature": math.inf}, ["temperature=inf", "0 (greedy) or greater"]),
-    "negative temperature": ("a", {"temperature": -0.5}, ["temperature=-0.5", "0 (greedy) or greater"]),
-    "one bad temperature": (["a", "b"], {"temperature": [0, -2]}, ["temperature=-2", "0 (greedy) or greater"]),
+    "beyond the context": (
+        [[1] * 10],
+        {"max_new_tokens": 503},
+        ["10", "503", "513", "target", "512", "=502"],
+    ),
+    "prompt beyond it": (
+        [[1] * 600],
+        {"max_new_tokens": 5},
+        ["600", "605", "512", "shorten the prompt"],
+    ),
+    "nan temperature": (
+        "a",
+        {"temperature": math.nan},
+        ["temperature=nan", "0 (greedy) or greater"],
+    ),
+    "infinite temperature": (
+        "a",
+        {"temperature": math.inf},
+        ["temperature=inf", "0 (greedy) or greater"],
+    ),
+    "negative temperature": (
+        "a",
+        {"temperature": -0.5},
+        ["temperature=-0.5", "0 (greedy) or greater"],
+    ),
+    "one bad temperature": (
+        ["a", "b"],
+        {"temperature": [0, -2]},
+        ["temperature=-2", "0 (greedy) or greater"],
+    ),
     "no temperature": ("a", {"temperature": []}, ["temperature", "0 values for 1 rows"]),
-    "two temperatures": (["a"] * 3, {"temperature": [0, 1]}, ["temperature", "2 values for 3 rows", "one a row"]),
+    "two temperatures": (
+        ["a"] * 3,
+        {"temperature": [0, 1]},
+        ["temperature", "2 values for 3 rows", "one a row"],
+    ),
     "top_p 0": ("a", {"top_p": 0}, ["top_p=0", "(0, 1]"]),
     "top_p above 1": ("a", {"top_p": 1.5}, ["top_p=1.5", "(0, 1]"]),
     "top_p nan": ("a", {"top_p": math.nan}, ["top_p=nan", "(0, 1]"]),
     "top_k negative": ("a", {"top_k": -1}, ["top_k=-1", "0 (off) or greater"]),
     "top_k half": ("a", {"top_k": 2.5}, ["top_k=2.5", "whole number"]),
     "min_p above 1": ("a", {"min_p": 1.1}, ["min_p=1.1", "[0, 1]"]),
-    "num_drafts too few": (["a"] * 3, {"num_drafts": [1, 2]}, ["num_drafts", "2 values for 3 prompts", "one a prompt"]),
-    "num_drafts negative": (["a", "b"], {"num_drafts": [1, -1]}, ["num_drafts=-1", "0 (plain) or greater"]),
+    "num_drafts too few": (
+        ["a"] * 3,
+        {"num_drafts": [1, 2]},
+        ["num_drafts", "2 values for 3 prompts", "one a prompt"],
+    ),
+    "num_drafts negative": (
+        ["a", "b"],
+        {"num_drafts": [1, -1]},
+        ["num_drafts=-1", "0 (plain) or greater"],
+    ),
     "num_drafts half": ("a", {"num_drafts": [1.5]}, ["num_drafts=1.5", "whole number"]),
-    "repetition penalty 0": ("a", {"repetition_penalty": 0}, ["repetition_penalty=0", "above 0", "1 switches it off"]),
-    "one bad penalty": (["a", "b"], {"repetition_penalty": [1, -1]}, ["repetition_penalty=-1", "above 0"]),
+    "repetition penalty 0": (
+        "a",
+        {"repetition_penalty": 0},
+        ["repetition_penalty=0", "above 0", "1 switches it off"],
+    ),
+    "one bad penalty": (
+        ["a", "b"],
+        {"repetition_penalty": [1, -1]},
+        ["repetition_penalty=-1", "above 0"],
+    ),
     "presence nan": ("a", {"presence_penalty": math.nan}, ["presence_penalty=nan", "finite"]),
-    "frequency infinite": ("a", {"frequency_penalty": math.inf}, ["frequency_penalty=inf", "finite"]),
+    "frequency infinite": (
+        "a",
+        {"frequency_penalty": math.inf},
+        ["frequency_penalty=inf", "finite"],
+    ),
     "bias of no token": ("a", {"logit_bias": {320: 1.0}}, ["logit_bias", "320", "0 to 319"]),
     "bias nan": ("a", {"logit_bias": {5: math.nan}}, ["logit_bias={5: nan}", "finite, or -inf"]),
     "biases too few": (["a"] * 3, {"logit_bias": [{}, {}]}, ["logit_bias", "2 values for 3 rows"]),
@@ -66,7 +114,11 @@ REFUSED = {
     "bad words as one text": ("a", {"bad_words": "x"}, ["bad_words='x'", "list"]),
     "bad word of no token": ("a", {"bad_words": [[5, -1]]}, ["bad_words", "-1", "0 to 319"]),
     "bad word that ends": ("a", {"bad_words": [[0]]}, ["bad_words", "min_new_tokens", "eos=[]"]),
-    "least above most": ("a", {"min_new_tokens": 9, "max_new_tokens": 8}, ["min_new_tokens=9", "max_new_tokens=8"]),
+    "least above most": (
+        "a",
+        {"min_new_tokens": 9, "max_new_tokens": 8},
+        ["min_new_tokens=9", "max_new_tokens=8"],
+    ),
     "least negative": ("a", {"min_new_tokens": -1}, ["min_new_tokens=-1", "0 (off) or greater"]),
     "end of no token": ("a", {"eos": 320}, ["eos=320", "0 to 319"]),
     "ends too few": (["a"] * 3, {"eos": [[1], [2]]}, ["eos", "2 lists for 3 prompts"]),
@@ -82,7 +134,11 @@ REFUSED = {
         {"logits_processor": lambda logits, text, counts: (logits, counts)},
         ["logits_processor", "tuple", "(320,)"],
     ),
-    "seeds too few": (["a"] * 3, {"seed": [1, 2]}, ["seed", "2 values for 3 prompts", "one a prompt"]),
+    "seeds too few": (
+        ["a"] * 3,
+        {"seed": [1, 2]},
+        ["seed", "2 values for 3 prompts", "one a prompt"],
+    ),
     "seeds too many": ("a", {"seed": [1, 2]}, ["seed", "2 values for 1 prompts", "one a prompt"]),
 }
 
@@ -124,7 +180,13 @@ def test_draft_without_a_tokenizer(refused, target, wordless, swap):
 
 def test_draft_context(refused, target, draft):
     """The draft reads the text too."""
-    refused(target, [[1] * 10], ["10", "300", "310", "draft", "256", "=246"], draft=draft, max_new_tokens=300)
+    refused(
+        target,
+        [[1] * 10],
+        ["10", "300", "310", "draft", "256", "=246"],
+        draft=draft,
+        max_new_tokens=300,
+    )
 
 
 def test_draft_and_proposer(refused, target, draft):
@@ -135,7 +197,12 @@ def test_draft_and_proposer(refused, target, draft):
 def test_draft_as_proposer(refused, target, draft):
     """A draft model that comes without its weights."""
     for kind in (specjax.DraftModel, specjax.Universal):
-        refused(target, "a", [kind.__name__, "draft="], proposer=kind(draft.model, target.model.vocab_size))
+        refused(
+            target,
+            "a",
+            [kind.__name__, "draft="],
+            proposer=kind(draft.model, target.model.vocab_size),
+        )
 
 
 def test_a_proposer_of_other_models(refused, target, draft, wordless):
@@ -144,15 +211,28 @@ def test_a_proposer_of_other_models(refused, target, draft, wordless):
     refused(target, "a", ["DraftTree", "draft="], proposer=specjax.DraftTree(draft.model, size))
     other = specjax.DraftModel(specjax.load(folders.padded()).model, size)
     refused(target, "a", ["DraftModel", "other models", "draft.model"], draft=draft, proposer=other)
-    refused(target, "a", ["target.model.vocab_size"], draft=draft, proposer=specjax.DraftTree(draft.model, size - 1))
-    refused(target, "a", ["EarlyExit", "another target"], proposer=specjax.EarlyExit(draft.model, 1))
+    refused(
+        target,
+        "a",
+        ["target.model.vocab_size"],
+        draft=draft,
+        proposer=specjax.DraftTree(draft.model, size - 1),
+    )
+    refused(
+        target, "a", ["EarlyExit", "another target"], proposer=specjax.EarlyExit(draft.model, 1)
+    )
 
 
 def test_a_prompt_that_fills_the_context(refused, target, draft):
     """No number of new tokens would help, so none is advised; 0 would be refused."""
     for length, model in ((512, "target"), (600, "target")):
         short = f"shorten the prompt by {length + 5 - 512} tokens"
-        words = [f"prompt 1 has {length} tokens", f"the {model} {model!r}", "reads at most 512", short]
+        words = [
+            f"prompt 1 has {length} tokens",
+            f"the {model} {model!r}",
+            "reads at most 512",
+            short,
+        ]
         refused(target, [[1], [1] * length], words, max_new_tokens=5, without="max_new_tokens=0")
     words = ["the draft 'draft'", "reads at most 256", "by 5 tokens", "without this draft"]
     refused(target, [[1] * 256], words, draft=draft, max_new_tokens=5, without=" or less")
@@ -162,7 +242,10 @@ def test_a_prompt_that_fills_the_context(refused, target, draft):
 def test_a_mix_that_cannot_be_judged(refused, target, draft):
     """A tree of point masses beside drawn guesses, under a rule of independent draws."""
     size = target.model.vocab_size
-    grown, drawn = specjax.DynamicTree(draft.model, size, 2), specjax.DraftTree(draft.model, size, (2, 2))
+    grown, drawn = (
+        specjax.DynamicTree(draft.model, size, 2),
+        specjax.DraftTree(draft.model, size, (2, 2)),
+    )
     nested = specjax.FirstOf(specjax.NGram(2), specjax.FirstOf(grown, drawn))
     for mixed in (specjax.FirstOf(grown, drawn), specjax.FirstOf(drawn, grown), nested):
         words = ["DynamicTree proposes siblings as point masses", "rule match"]
@@ -172,7 +255,12 @@ def test_a_mix_that_cannot_be_judged(refused, target, draft):
 def test_quantising_waits_for_all_checks(refused, target):
     """It compiles a program for each shape of a kernel."""
     for how in ({"proposer": "self-int8"}, {"draft": target, "draft_dtype": "int8"}):
-        for wrong in ({"seed": -1}, {"logprobs": 999}, {"temperature": -1}, {"max_new_tokens": 512}):
+        for wrong in (
+            {"seed": -1},
+            {"logprobs": 999},
+            {"temperature": -1},
+            {"max_new_tokens": 512},
+        ):
             refused(target, "a", [*wrong], **how, **wrong)
 
 

@@ -41,7 +41,11 @@ print(json.dumps({"found": found, "asked": asked}))
 def cache(tmp_path):
     """A cache as huggingface_hub lays it out: a model with two commits, and one that was not downloaded to the end."""
     root = tmp_path / "cache"
-    for name, commit, files in (("cat", SHA, ("*",)), ("cat", OLD, ("*",)), ("half", SHA, ("*.json",))):
+    for name, commit, files in (
+        ("cat", SHA, ("*",)),
+        ("cat", OLD, ("*",)),
+        ("half", SHA, ("*.json",)),
+    ):
         home = root / f"models--tiny--{name}"
         snapshot = home / "snapshots" / commit
         shutil.copytree(folders.target(), snapshot)
@@ -50,7 +54,9 @@ def cache(tmp_path):
                 file.unlink()
         (home / "refs").mkdir(exist_ok=True)
         (home / "refs" / "main").write_text(SHA)
-    folders.edit(root / "models--tiny--cat" / "snapshots" / OLD, "generation_config.json", eos_token_id=9)
+    folders.edit(
+        root / "models--tiny--cat" / "snapshots" / OLD, "generation_config.json", eos_token_id=9
+    )
     (root / "models--tiny--cat" / "refs" / "v1").write_text(OLD)
     return root
 
@@ -59,7 +65,9 @@ def cache(tmp_path):
 def test_the_cache_serves_without_a_network(cache, offline):
     """By name, branch and commit; what is not there, or not wholly, says so.  Offline, nothing is even looked up."""
     names = [("tiny/cat", None), ("tiny/cat", "v1"), ("tiny/cat", "v2"), ("tiny/dog", None)]
-    if offline == "1":  # without a network, huggingface_hub tries again for half a minute where it knows the commit
+    if (
+        offline == "1"
+    ):  # without a network, huggingface_hub tries again for half a minute where it knows the commit
         names += [("tiny/cat", OLD), ("tiny/half", None)]
     environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": offline}
     command = [sys.executable, "-c", _SCRIPT, json.dumps(names)]
@@ -69,14 +77,22 @@ def test_the_cache_serves_without_a_network(cache, offline):
     found = result["found"]
     number = specjax.load(folders.target()).num_params
     assert found["tiny/cat@None"] == ["tiny/cat", [0], number]
-    assert found["tiny/cat@v1"] == found.get(f"tiny/cat@{OLD}", found["tiny/cat@v1"]) == ["tiny/cat", [9], number]
+    assert (
+        found["tiny/cat@v1"]
+        == found.get(f"tiny/cat@{OLD}", found["tiny/cat@v1"])
+        == ["tiny/cat", [9], number]
+    )
     for name in ("tiny/cat@v2", "tiny/dog@None"):
         kind, message = found[name]
         assert kind == "FileNotFoundError", found[name]
         assert name.split("@")[0] in message and "cache" in message and "HF_HUB_OFFLINE" in message
-    if offline == "1":  # older versions do not know that it is not whole, and then the folder shows it
+    if (
+        offline == "1"
+    ):  # older versions do not know that it is not whole, and then the folder shows it
         kind, message = found["tiny/half@None"]
-        assert kind == "FileNotFoundError" and ("model.safetensors" in message or "not (wholly)" in message)
+        assert kind == "FileNotFoundError" and (
+            "model.safetensors" in message or "not (wholly)" in message
+        )
     assert bool(result["asked"]) == (offline == "0")
 
 
@@ -100,7 +116,9 @@ def test_a_folder_never_touches_the_network(unreachable, monkeypatch, tmp_path):
     assert specjax.load("org/name").name == "name"
 
 
-@pytest.mark.parametrize("path", ["./org", "../a", "/org/name", "org/name/", "a/b/c", "~/name", "nowhere", "a\\b/c"])
+@pytest.mark.parametrize(
+    "path", ["./org", "../a", "/org/name", "org/name/", "a/b/c", "~/name", "nowhere", "a\\b/c"]
+)
 def test_what_looks_like_a_path_is_one(unreachable, path):
     """A folder that is missing is named, and not searched for elsewhere."""
     with pytest.raises(FileNotFoundError, match="is not a folder"):
@@ -124,7 +142,9 @@ def test_without_huggingface_hub(monkeypatch):
 def test_only_what_is_needed_is_fetched(tmp_path, monkeypatch, sharded):
     """No pickles, no code, no second set of weights."""
     remote, here = tmp_path / "remote", tmp_path / "snapshots" / SHA
-    folders.random_llama(5).save_pretrained(remote, **({"max_shard_size": "60KB"} if sharded else {}))
+    folders.random_llama(5).save_pretrained(
+        remote, **({"max_shard_size": "60KB"} if sharded else {})
+    )
     shutil.copy(folders.tokenizer_file(), remote / "tokenizer.json")
     wanted = {file.name for file in remote.iterdir()}
     for name in ("pytorch_model.bin", "modeling.py", "consolidated.safetensors", "README.md"):
@@ -150,7 +170,11 @@ def test_only_what_is_needed_is_fetched(tmp_path, monkeypatch, sharded):
     ("kind", "error", "words"),
     [
         ("GatedRepoError", PermissionError, ["org/name", "gated", "hf auth login"]),
-        ("RepositoryNotFoundError", FileNotFoundError, ["org/name", "neither a folder here", "spelling"]),
+        (
+            "RepositoryNotFoundError",
+            FileNotFoundError,
+            ["org/name", "neither a folder here", "spelling"],
+        ),
         ("RevisionNotFoundError", FileNotFoundError, ["org/name", "'v9'"]),
     ],
 )

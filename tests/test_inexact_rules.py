@@ -31,21 +31,39 @@ def possible(parent, tokens, target, rule):
     for leaf in range(1, len(parent)):
         way = trees.ancestors(parent, leaf)
         values = [chosen[m] for m in way[1:]]
-        if leaf not in parent and way[0] == 0 and min(values) > 0 and np.mean(values) >= rule.threshold:
+        if (
+            leaf not in parent
+            and way[0] == 0
+            and min(values) > 0
+            and np.mean(values) >= rule.threshold
+        ):
             found[leaf] = True
     return found
 
 
-INEXACT = [Threshold(), Threshold(0.55), Threshold(0.4, mean=True), Typical(), Typical(0.3, 0.8), Typical(0.02, 0.1)]
+INEXACT = [
+    Threshold(),
+    Threshold(0.55),
+    Threshold(0.4, mean=True),
+    Typical(),
+    Typical(0.3, 0.8),
+    Typical(0.02, 0.1),
+]
 
 
 def decide(rule, shape, table=Table):
     """What `rule` says of every proposal of a shape: tokens, target [M, N, V], the target's draws, and the outcome."""
     vocab, parent = SHAPES[shape]
-    tokens = np.array([(0, *rest) for rest in itertools.product(range(vocab), repeat=len(parent) - 1)])
+    tokens = np.array(
+        [(0, *rest) for rest in itertools.product(range(vocab), repeat=len(parent) - 1)]
+    )
     target = rows_of(parent, tokens, table(vocab, 5))
-    wanted = np.argmax(target * np.random.default_rng(6).random(target.shape), axis=-1)  # any that are possible
-    found = outcomes(rule, parent, ForcedTokens(wanted, vocab), np.ones(len(tokens)), tokens, target, None)
+    wanted = np.argmax(
+        target * np.random.default_rng(6).random(target.shape), axis=-1
+    )  # any that are possible
+    found = outcomes(
+        rule, parent, ForcedTokens(wanted, vocab), np.ones(len(tokens)), tokens, target, None
+    )
     return tokens, target, wanted, found
 
 
@@ -64,7 +82,9 @@ def test_an_inexact_rule_keeps_the_longest_path_that_it_may(rule, shape, table):
     lengths = set()
     for row in range(len(tokens)):
         keeps = possible(parent, tokens[row], target[row], rule)
-        depth = [len(trees.ancestors(parent, n)) - 1 if keeps[n] else -1 for n in range(len(parent))]
+        depth = [
+            len(trees.ancestors(parent, n)) - 1 if keeps[n] else -1 for n in range(len(parent))
+        ]
         node = int(np.argmax(depth))
         way = trees.ancestors(parent, node)
         assert found.num_accepted[row] == depth[node]
@@ -91,12 +111,20 @@ def test_at_temperature_0_an_inexact_rule_is_greedy(rule):
     vocab, parent = SHAPES["siblings below"]
     tokens, target, _, _ = decide(rule, "siblings below", GreedyTable)
     draw = ForcedTokens(target.argmax(-1), vocab)
-    greedy, found = (outcomes(r, parent, draw, np.ones(len(tokens)), tokens, target, None) for r in (Match(), rule))
+    greedy, found = (
+        outcomes(r, parent, draw, np.ones(len(tokens)), tokens, target, None)
+        for r in (Match(), rule)
+    )
     for row in range(len(tokens)):
         text, wanted = (
-            [*o.accepted[row][: o.num_accepted[row]].tolist(), int(o.next_token[row])] for o in (found, greedy)
+            [*o.accepted[row][: o.num_accepted[row]].tolist(), int(o.next_token[row])]
+            for o in (found, greedy)
         )
-        assert text == wanted[: len(text)] if (isinstance(rule, Threshold) and rule.mean) else text == wanted
+        assert (
+            text == wanted[: len(text)]
+            if (isinstance(rule, Threshold) and rule.mean)
+            else text == wanted
+        )
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf")])
@@ -104,7 +132,11 @@ def test_at_temperature_0_an_inexact_rule_is_greedy(rule):
 def test_a_threshold_outside_0_and_1_is_refused(name, value):
     """By name and value, before anything is compiled."""
     rule = Threshold if name == "threshold" else Typical
-    with pytest.raises(ValueError, match=rf"^{name}={value} is not allowed; it must lie in \[0, 1\]$"):
+    with pytest.raises(
+        ValueError, match=rf"^{name}={value} is not allowed; it must lie in \[0, 1\]$"
+    ):
         rule(**{name: value})
-    with pytest.raises(ValueError, match=rf"^{name}={value} is not allowed; it must lie in \[0, 1\]$"):
+    with pytest.raises(
+        ValueError, match=rf"^{name}={value} is not allowed; it must lie in \[0, 1\]$"
+    ):
         rule(**{name: np.array([0.5, value])})  # one a row

@@ -181,7 +181,9 @@ def test_a_step_commits_what_it_emits(case, rule):
         assert (grown[~done] >= 1).all()
         assert (grown <= dec.proposer.max_depth + 1).all()
         for row in range(toys.ROWS):
-            np.testing.assert_array_equal(state.tokens[row, : length[row]], tokens[row, : length[row]])
+            np.testing.assert_array_equal(
+                state.tokens[row, : length[row]], tokens[row, : length[row]]
+            )
 
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
@@ -216,7 +218,12 @@ def test_an_end_inside_a_block_ends_the_row(rule):
     for row, length in enumerate(lengths):
         prompts[row, :length] = text[:length]
     state = run(
-        "draft 3", rule, PERFECT, prompt=prompts, prompt_length=lengths, limit=np.full(toys.ROWS, toys.CAPACITY)
+        "draft 3",
+        rule,
+        PERFECT,
+        prompt=prompts,
+        prompt_length=lengths,
+        limit=np.full(toys.ROWS, toys.CAPACITY),
     )
     assert text[-1] == toys.EOS
     assert len(text) == 6
@@ -224,7 +231,12 @@ def test_an_end_inside_a_block_ends_the_row(rule):
     np.testing.assert_array_equal(state.cache.length, [5] * 4)
     assert state.stats.emitted.tolist() == [5, 4, 3, 2]
     assert state.stats.target_passes.tolist() == [2, 1, 1, 1]
-    assert state.stats.accepted.tolist() == [4, 3, 3, 2]  # whole blocks are accepted: 3 drafts, then 1 up to the end
+    assert state.stats.accepted.tolist() == [
+        4,
+        3,
+        3,
+        2,
+    ]  # whole blocks are accepted: 3 drafts, then 1 up to the end
     assert state.stats.tested.tolist() == [4, 3, 3, 2]
 
 
@@ -257,12 +269,15 @@ def test_rows_that_are_done_at_the_start_stay_as_they_are(case, rule):
     """Limits that are already reached: no step, no token, and nothing in the figures."""
     limits = toys.LENGTHS - np.array([0, 1, 0, 1], np.int32)
     state = run(case, rule, limit=limits)
-    assert toys.texts(state) == [p[:n].tolist() for p, n in zip(toys.PROMPTS, toys.LENGTHS, strict=True)]
+    assert toys.texts(state) == [
+        p[:n].tolist() for p, n in zip(toys.PROMPTS, toys.LENGTHS, strict=True)
+    ]
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(state.stats))
 
 
 @pytest.mark.parametrize(
-    ("rule", "temperature"), [(name, t) for name, rule in RULES.items() for t in (0.0, 1.0) if rule.exact or t == 0]
+    ("rule", "temperature"),
+    [(name, t) for name, rule in RULES.items() for t in (0.0, 1.0) if rule.exact or t == 0],
 )
 def test_a_perfect_draft_is_always_accepted(rule, temperature):
     """alpha = 1 and tau = gamma + 1, also after full acceptance, when the draft has a token more to catch up with.
@@ -271,7 +286,12 @@ def test_a_perfect_draft_is_always_accepted(rule, temperature):
     """
     limits = toys.LENGTHS + np.array([20, 12, 28, 0], np.int32)
     state = run(
-        "draft 3", rule, PERFECT, temperature=temperature, limit=limits, key=toys.keys(seed=NO_END.get(rule, 0))
+        "draft 3",
+        rule,
+        PERFECT,
+        temperature=temperature,
+        limit=limits,
+        key=toys.keys(seed=NO_END.get(rule, 0)),
     )
     assert state.length.tolist() == limits.tolist()
     assert state.stats.target_passes.tolist() == [5, 3, 7, 0]
@@ -288,7 +308,9 @@ def test_figures_add_up(case, rule):
     """Emitted tokens are the new ones; each pass emits one more than it accepts, but for a cut at the end."""
     texts, state = toys.decoded(case, rule, 1.0)
     stats = state.stats
-    assert stats.emitted.tolist() == [len(text) - n for text, n in zip(texts, toys.LENGTHS, strict=True)]
+    assert stats.emitted.tolist() == [
+        len(text) - n for text, n in zip(texts, toys.LENGTHS, strict=True)
+    ]
     lost = stats.accepted + stats.target_passes - stats.emitted
     assert ((lost == 0) | (lost == 1)).all()
     assert (stats.accepted <= stats.tested).all()
@@ -345,9 +367,13 @@ def state_in(dtype, case):
     if isinstance(proposer, Chain):
         proposer = DraftModel(net, toys.VOCAB, proposer.num_drafts)
     given = jax.tree.map(lambda x: x.astype(dtype), toys.params(case))
-    arrays = Params(*(transposed(part) if part else part for part in (given.target, given.proposer)))
+    arrays = Params(
+        *(transposed(part) if part else part for part in (given.target, given.proposer))
+    )
     dec = Decoder(net, proposer, Match(), (toys.EOS,), toys.CAPACITY)
-    return jax.device_get(dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0)).replace(key=None))
+    return jax.device_get(
+        dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0)).replace(key=None)
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -358,7 +384,9 @@ def test_bit_exact_mode(dtype):
     assert drafted.stats.accepted.sum() > 10
     assert toys.texts(drafted) == toys.texts(padded)
     for row in range(toys.ROWS):
-        pairs = zip(toys.committed(drafted.cache, row), toys.committed(padded.cache, row), strict=True)
+        pairs = zip(
+            toys.committed(drafted.cache, row), toys.committed(padded.cache, row), strict=True
+        )
         for found, wanted in pairs:
             assert found.dtype == dtype
             assert found.tobytes() == wanted.tobytes()
@@ -392,10 +420,14 @@ def test_a_step_tells_what_it_did(rule):
         before = state
         state, info = step(arrays, state)
         np.testing.assert_array_equal(info.count, state.length - before.length)
-        np.testing.assert_array_equal(info.proposal.tokens[:, 0], before.tokens[jnp.arange(4), before.length - 1])
+        np.testing.assert_array_equal(
+            info.proposal.tokens[:, 0], before.tokens[jnp.arange(4), before.length - 1]
+        )
         for row in range(toys.ROWS):
             start, count = int(before.length[row]), int(info.count[row])
-            np.testing.assert_array_equal(state.tokens[row, start : start + count], info.tokens[row, :count])
+            np.testing.assert_array_equal(
+                state.tokens[row, start : start + count], info.tokens[row, :count]
+            )
             accepted, path = int(info.num_accepted[row]), np.asarray(info.path[row])
             way = trees.ancestors(np.asarray(info.proposal.parent[row]), int(path[accepted]))
             assert path[: accepted + 1].tolist() == way

@@ -22,7 +22,14 @@ from specjax.training.loop import LoopOptions, fit
 from specjax.training.optimizer import gradient, make_schedule
 
 SIZE = 4096
-SETTINGS = {"steps": 12, "batch_size": 4, "save_every": 3, "eval_every": 3, "log_every": 2, "warmup_steps": 2}
+SETTINGS = {
+    "steps": 12,
+    "batch_size": 4,
+    "save_every": 3,
+    "eval_every": 3,
+    "log_every": 2,
+    "warmup_steps": 2,
+}
 
 
 @dataclasses.dataclass(eq=False)
@@ -104,7 +111,9 @@ def test_a_layer_that_is_computed_again_is_the_same_layer():
         model = LinenModel(Transformer(toys.model().module.config, remat=remat))
         return (model.apply(params, tokens, positions).logits ** 2).mean()
 
-    wanted, found = (jax.jit(jax.grad(loss), static_argnums=1)(toys.weights(), remat) for remat in (False, True))
+    wanted, found = (
+        jax.jit(jax.grad(loss), static_argnums=1)(toys.weights(), remat) for remat in (False, True)
+    )
     for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
@@ -170,15 +179,21 @@ def test_the_rate_is_logged(tmp_path, capsys):
 
 def test_the_schedule_does_not_depend_on_steps_before_it_decays():
     """So that a run can be resumed with more of them."""
-    short, long = (make_schedule(LoopOptions(steps=s, warmup_steps=10, decay_fraction=0.2)) for s in (100, 500))
+    short, long = (
+        make_schedule(LoopOptions(steps=s, warmup_steps=10, decay_fraction=0.2)) for s in (100, 500)
+    )
     assert [float(short(s)) for s in range(80)] == [float(long(s)) for s in range(80)]
     assert float(short(100)) == 0.0
 
 
 def test_the_cosine_schedule():
     """Up to the peak at the end of the warm-up, half of it in the middle of the rest, nothing at the end."""
-    rate = make_schedule(LoopOptions(steps=110, warmup_steps=10, learning_rate=0.4, schedule="cosine"))
-    assert [float(rate(s)) for s in (0, 5, 10, 60, 110)] == pytest.approx([0, 0.2, 0.4, 0.2, 0], abs=1e-6)
+    rate = make_schedule(
+        LoopOptions(steps=110, warmup_steps=10, learning_rate=0.4, schedule="cosine")
+    )
+    assert [float(rate(s)) for s in (0, 5, 10, 60, 110)] == pytest.approx(
+        [0, 0.2, 0.4, 0.2, 0], abs=1e-6
+    )
 
 
 def test_the_average_is_what_is_kept(tmp_path):
@@ -194,14 +209,18 @@ def test_the_average_is_what_is_kept(tmp_path):
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path):
     """At its step, with its batch, and the last good checkpoint can be resumed."""
-    with pytest.raises(FloatingPointError, match=r"at step 7, on batch 6 .*last good checkpoint \(step 6\)"):
+    with pytest.raises(
+        FloatingPointError, match=r"at step 7, on batch 6 .*last good checkpoint \(step 6\)"
+    ):
         fit(Toy(broken=6), settings(tmp_path))
     assert np.isnan(np.load(tmp_path / "bad_batch.npz")["y"]).all()
     fit(Toy(), settings(tmp_path))
     assert np.isfinite(exported(tmp_path)).all()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax leaves its threads as they are
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # Orbax leaves its threads as they are
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
     """A checkpoint that cannot be written is an error that says so; with room the run ends as if nothing happened."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -213,7 +232,9 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
             resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
 
     try:
-        with pytest.raises(OSError, match=r"step 6 could not be written(.|\n)*\(step 3\) is whole: make room"):
+        with pytest.raises(
+            OSError, match=r"step 6 could not be written(.|\n)*\(step 3\) is whole: make room"
+        ):
             fit(Toy(before=fill, goals=(1.0, 0.0)), settings(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -236,7 +257,9 @@ def test_patience(tmp_path):
 def test_other_options_and_inputs_are_refused(tmp_path, finished):
     """Each change is named; those that do not touch the numbers are free; and they can be accepted."""
     fit(Toy(), settings(tmp_path, stop_at=3))
-    with pytest.raises(ValueError, match=r"--learning-rate was 0.002 and is 0.1(.|\n)*--accept-changes"):
+    with pytest.raises(
+        ValueError, match=r"--learning-rate was 0.002 and is 0.1(.|\n)*--accept-changes"
+    ):
         fit(Toy(), settings(tmp_path, learning_rate=0.1))
     with pytest.raises(ValueError, match="the text has changed: sha256 aaaaaaaaaaaa, bbbbbbbbbbbb"):
         fit(Toy(inputs={"text": "b" * 64}), settings(tmp_path))
@@ -308,7 +331,9 @@ FILES = {
 def test_options_from_a_file(tmp_path, name):
     """They are read, and the command line wins."""
     (tmp_path / name).write_text(FILES[name])
-    found = options.parse(LoopOptions, ["--config", str(tmp_path / name), "--out", "here", "--batch-size", "2"])
+    found = options.parse(
+        LoopOptions, ["--config", str(tmp_path / name), "--out", "here", "--batch-size", "2"]
+    )
     assert found == LoopOptions(steps=7, out="here", tensorboard=True, batch_size=2)
 
 
@@ -349,7 +374,10 @@ def test_what_a_user_can_mend_is_one_message(capsys):
 def test_a_kind_of_file_that_is_not_read(tmp_path, capsys):
     """And one that is not there."""
     (tmp_path / "options.ini").write_text("steps=7")
-    for name, message in [("options.ini", "must end in .yaml, .toml or .json"), ("none.json", "No such file")]:
+    for name, message in [
+        ("options.ini", "must end in .yaml, .toml or .json"),
+        ("none.json", "No such file"),
+    ]:
         with pytest.raises(SystemExit):
             options.parse(LoopOptions, ["--config", str(tmp_path / name)])
         assert message in capsys.readouterr().err

@@ -15,14 +15,25 @@ from specjax.sampling import IndependentDraw, Sampling, argmax, warp
 from specjax.training import accepted
 from specjax.training.accepted import expected_accepted_length
 from specjax.training.divergences import DIVERGENCES, acceptance, blend
-from specjax.training.losses import against, agreement, chunked, chunked_rows, cross_entropy, log_draft, log_target
+from specjax.training.losses import (
+    against,
+    agreement,
+    chunked,
+    chunked_rows,
+    cross_entropy,
+    log_draft,
+    log_target,
+)
 from specjax.training.precision import mixed_dot_general
 from specjax.tree import Tree
 from specjax.types import Proposal
 
 KEYS = jax.random.split(jax.random.key(0), 5)
 HIDDEN, HEAD = jax.random.normal(KEYS[0], (37, 8)), jax.random.normal(KEYS[1], (8, 11))
-TARGET_HIDDEN, TARGET_HEAD = jax.random.normal(KEYS[2], (37, 6)), jax.random.normal(KEYS[3], (6, 11))
+TARGET_HIDDEN, TARGET_HEAD = (
+    jax.random.normal(KEYS[2], (37, 6)),
+    jax.random.normal(KEYS[3], (6, 11)),
+)
 LABELS = jax.random.randint(KEYS[4], (37,), 0, 11)
 WEIGHT = (jnp.arange(37) % 3 > 0).astype(jnp.float32)
 LAST_FIRST = (((1,), (0,)), ((), ()))
@@ -33,8 +44,15 @@ LOGITS, TARGET_LOGITS = (
 WARM = Sampling.create(1, 0.7, top_k=6, top_p=0.9)
 LOSSES = {
     "cross-entropy": (cross_entropy, (WEIGHT, LABELS), ()),
-    **{name: (against(d), (WEIGHT, TARGET_HIDDEN), (TARGET_HEAD,)) for name, d in DIVERGENCES.items()},
-    "warped": (against(DIVERGENCES["jensen-shannon"]), (WEIGHT, TARGET_HIDDEN), (TARGET_HEAD, WARM, jnp.float32(0.3))),
+    **{
+        name: (against(d), (WEIGHT, TARGET_HIDDEN), (TARGET_HEAD,))
+        for name, d in DIVERGENCES.items()
+    },
+    "warped": (
+        against(DIVERGENCES["jensen-shannon"]),
+        (WEIGHT, TARGET_HIDDEN),
+        (TARGET_HEAD, WARM, jnp.float32(0.3)),
+    ),
 }
 FILTERED = [name for name in DIVERGENCES if name != "reverse-kl"]
 
@@ -62,7 +80,11 @@ def test_a_chunked_loss_is_the_whole_one(name, chunk):
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["plain", "warped"])
 def test_chunked_rows_are_the_whole_ones(sampling):
     """Numbers of each token, and the gradient of any function of them."""
-    rows, shared, mix = (LABELS, TARGET_HIDDEN), (TARGET_HEAD, sampling), jax.random.normal(KEYS[0], (37, 3))
+    rows, shared, mix = (
+        (LABELS, TARGET_HIDDEN),
+        (TARGET_HEAD, sampling),
+        jax.random.normal(KEYS[0], (37, 3)),
+    )
 
     def whole(hidden, head):
         found = accepted.statistics(mixed_dot_general(hidden, head, LAST_FIRST), *rows, *shared)
@@ -72,7 +94,9 @@ def test_chunked_rows_are_the_whole_ones(sampling):
         found = chunked_rows(accepted.statistics, 8)(hidden, head, rows, shared)
         return jnp.sum(mix * found), found
 
-    found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(HIDDEN, HEAD) for f in (cut, whole))
+    found, wanted = (
+        jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(HIDDEN, HEAD) for f in (cut, whole)
+    )
     close(found, wanted, 2e-4)
 
 
@@ -85,7 +109,9 @@ def test_chunks_keep_no_logits(kind):
     def total(chunk, hidden, head, target_hidden, target_head):
         if kind == "sum":
             rows = (jnp.ones(tokens), target_hidden)
-            return chunked(against(DIVERGENCES["total-variation"]), chunk)(hidden, head, rows, (target_head,))
+            return chunked(against(DIVERGENCES["total-variation"]), chunk)(
+                hidden, head, rows, (target_head,)
+            )
         rows = (jnp.zeros(tokens, jnp.int32), target_hidden)
         return chunked_rows(accepted.statistics, chunk)(hidden, head, rows, (target_head,)).sum()
 
@@ -115,11 +141,15 @@ def written_out(name, p, q):
             return np.nansum(q * np.log(q / p), axis=-1)
         if name == "jensen-shannon":
             m = (p + q) / 2
-            return (np.nansum(p * np.log(p / m), axis=-1) + np.nansum(q * np.log(q / m), axis=-1)) / 2
+            return (
+                np.nansum(p * np.log(p / m), axis=-1) + np.nansum(q * np.log(q / m), axis=-1)
+            ) / 2
         return np.abs(p - q).sum(-1) / 2
 
 
-@pytest.mark.parametrize(("name", "sampling"), [*((n, None) for n in DIVERGENCES), *((n, WARM) for n in FILTERED)])
+@pytest.mark.parametrize(
+    ("name", "sampling"), [*((n, None) for n in DIVERGENCES), *((n, WARM) for n in FILTERED)]
+)
 def test_divergences_against_float64(name, sampling):
     """Values, and gradients against finite differences, with and without filters on the target."""
     target = log_target(TARGET_LOGITS, sampling)
@@ -151,7 +181,9 @@ def test_statistics_against_float64():
     assert float(cross_entropy(LOGITS, WEIGHT, LABELS)) == pytest.approx(wanted, rel=1e-5)
     alpha, same = np.minimum(p, q).sum(1), p.argmax(1) == q.argmax(1)
     kl = written_out("forward-kl", p, q)
-    np.testing.assert_allclose(agreement(LOGITS, TARGET_HIDDEN, TARGET_HEAD), np.stack([kl, alpha, same], 1), rtol=1e-4)
+    np.testing.assert_allclose(
+        agreement(LOGITS, TARGET_HIDDEN, TARGET_HEAD), np.stack([kl, alpha, same], 1), rtol=1e-4
+    )
     ratio = np.minimum(1, (q / p)[np.arange(37), LABELS])
     found = accepted.statistics(LOGITS, LABELS, TARGET_HIDDEN, TARGET_HEAD)
     np.testing.assert_allclose(found, np.stack([kl, ratio, alpha], 1), rtol=1e-4)
@@ -354,8 +386,14 @@ def test_mixed_products_round_and_sum_as_they_say(axis):
         return np.asarray(a.astype(jnp.bfloat16), np.float64)
 
     wanted = rounded(x) @ (rounded(kernel) if axis == 0 else rounded(kernel).T)
-    np.testing.assert_allclose(mixed_dot_general(x, kernel, dimensions), wanted, rtol=1e-6, atol=1e-6)
-    found = jax.grad(lambda x, k: (mixed_dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(x, kernel)
-    plain = jax.grad(lambda x, k: (jax.lax.dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(x, kernel)
+    np.testing.assert_allclose(
+        mixed_dot_general(x, kernel, dimensions), wanted, rtol=1e-6, atol=1e-6
+    )
+    found = jax.grad(lambda x, k: (mixed_dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(
+        x, kernel
+    )
+    plain = jax.grad(lambda x, k: (jax.lax.dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(
+        x, kernel
+    )
     for a, b in zip(found, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=0.05, atol=0.2)

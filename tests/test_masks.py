@@ -54,7 +54,9 @@ def target(template, ends=()):
 def test_no_prompt_token_is_learned(name, chat):
     """By characters, found without the mask's own means: a token is learned just where all of it lies in a reply or in
     the token that ends one."""
-    turns = [turn for turn in CHATS[chat] if turn[0] != "system" or name not in ("gemma", "mistral")]
+    turns = [
+        turn for turn in CHATS[chat] if turn[0] != "system" or name not in ("gemma", "mistral")
+    ]
     messages = [{"role": role, "content": content} for role, content in turns]
     made = target({**TEMPLATES, **SIMPLE}[name], [ENDS[name]])
     assert made.tokenizer is not None
@@ -65,7 +67,9 @@ def test_no_prompt_token_is_learned(name, chat):
         after = begin + len(content)
         if role == "assistant":
             end = text.index(ENDS[name], after) + len(ENDS[name])
-            spans.append((begin - (name == "llama2"), end))  # this one writes a space before what is said
+            spans.append(
+                (begin - (name == "llama2"), end)
+            )  # this one writes a space before what is said
     encoded = made.tokenizer.encode(text, add_special_tokens=False)
     assert encoded.ids == ids.tolist()
     wanted = [any(low <= a and b <= high for low, high in spans) for a, b in encoded.offsets]
@@ -83,7 +87,10 @@ def test_a_boundary_that_is_not_certain_is_refused(tmp_path):
         encode_conversation(target(SIMPLE["phi"]), chat)
     path = tmp_path / "chats.jsonl"
     for text, message in [
-        ('{"messages": [{"role": "user", "content": "x"}]}\n', "line 1: no message has the role assistant"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}]}\n',
+            "line 1: no message has the role assistant",
+        ),
         ('\n{"prompt": "x"}\n', 'line 2: it must be an object like {"messages"'),
         ("\n", "holds no conversation"),
     ]:
@@ -121,7 +128,9 @@ def test_colours(monkeypatch):
     padded = masks.paint([*ids, *[0] * 9], [*mask, *[False] * 9], words)
     assert padded.endswith("⟦\\x1b sat⟧\n(9 tokens of padding)")
     monkeypatch.delenv("NO_COLOR")
-    assert masks.paint(ids, mask, words) == count + "\x1b[2mthe cat\x1b[0m\x1b[1;32m\\x1b sat\x1b[0m"
+    assert (
+        masks.paint(ids, mask, words) == count + "\x1b[2mthe cat\x1b[0m\x1b[1;32m\\x1b sat\x1b[0m"
+    )
 
 
 def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
@@ -137,7 +146,9 @@ def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
     )
     chats = tmp_path / "chats.jsonl"
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
-    chats.write_text(json.dumps({"messages": turns}) + "\n" + json.dumps({"messages": turns * 2}) + "\n")
+    chats.write_text(
+        json.dumps({"messages": turns}) + "\n" + json.dumps({"messages": turns * 2}) + "\n"
+    )
     monkeypatch.setenv("NO_COLOR", "1")
     command = ["--target", str(model), "--data", str(chats), "--out", str(tmp_path / "run"), "--sampled-prompt", "8",
                "--sampled-fraction", "1", *trained.DRAFT_SIZES]  # fmt: skip

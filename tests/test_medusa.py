@@ -33,7 +33,9 @@ def test_heads_are_the_formula(heads):
 def test_untrained_heads_say_what_the_target_says(heads):
     """Blocks of zeros are the identity: the same features, the same logits."""
     out = toys.plain_output(toys.greedy_texts()[: toys.ROWS])
-    found = medusa_logits(heads, heads.apply({"params": initial_medusa(heads, HEAD)}, out.hidden), HEAD)
+    found = medusa_logits(
+        heads, heads.apply({"params": initial_medusa(heads, HEAD)}, out.hidden), HEAD
+    )
     for k in range(heads.num_heads):
         np.testing.assert_allclose(found[:, :, k], out.logits, rtol=1e-5, atol=1e-5)
 
@@ -63,13 +65,17 @@ def test_the_proposal_is_the_best_tree_of_every_depth(shared):
     @jax.jit
     def propose(keys):
         if shared:
-            draw = SharedDraw.create(keys, jnp.full(5, 7), proposer.max_depth, toys.VOCAB, jnp.array(True))
+            draw = SharedDraw.create(
+                keys, jnp.full(5, 7), proposer.max_depth, toys.VOCAB, jnp.array(True)
+            )
         else:
             draw = IndependentDraw.create(keys, jnp.full(5, 7), toys.VOCAB)
         node = jnp.arange(proposer.num_nodes)
         noise = jax.vmap(lambda d: d.noise(node, jnp.minimum(node, 2)))(draw)
         bank = [jax.tree.map(lambda leaf, a=a: leaf[a], arrays.bank) for a in range(2)]
-        logits = [medusa_logits(toys.SHARED, toys.SHARED.apply({"params": b}, hidden), HEAD) for b in bank]
+        logits = [
+            medusa_logits(toys.SHARED, toys.SHARED.apply({"params": b}, hidden), HEAD) for b in bank
+        ]
         logits = jnp.where((adapter == 1)[:, None, None], logits[1], logits[0])
         context = Context(pending, draw, lambda x: warp(x, settings), shared, not shared, None)
         found = proposer.propose(arrays, state, context)[0]
@@ -87,7 +93,8 @@ def test_the_proposal_is_the_best_tree_of_every_depth(shared):
             # What the warp leaves out comes last, the most probable first.
             rest = np.isinf(warped[row, depth])
             order = sorted(
-                range(toys.VOCAB), key=lambda v: (rest[v], -(logits[row, depth, v] if rest[v] else drawn[v]))
+                range(toys.VOCAB),
+                key=lambda v: (rest[v], -(logits[row, depth, v] if rest[v] else drawn[v])),
             )
             assert found.tokens[row, node] == order[choices[node][-1]]
     if shared:
@@ -155,7 +162,9 @@ def test_an_inserted_row_brings_its_adapter(rule):
     dec, arrays = toys.decoder("medusa tree", rule), toys.params("medusa tree")
     other = arrays.replace(proposer=arrays.proposer.replace(adapter=jnp.int32(1)))
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0), 2)
-    state = dec.run(arrays, dec.insert(state, 1, toys.prefill(dec, other, rows=[2], temperature=1.0)))
+    state = dec.run(
+        arrays, dec.insert(state, 1, toys.prefill(dec, other, rows=[2], temperature=1.0))
+    )
     (texts, stats), (alone, single) = run(rule, 0), run(rule, 1)
     assert toys.texts(state) == [texts[0], alone[2], texts[2], texts[3]]
     wanted = [stats.accepted[0], single.accepted[2], stats.accepted[2], stats.accepted[3]]
@@ -170,12 +179,17 @@ def test_other_adapters_find_the_compiled_programs():
     options = {"max_new_tokens": 12, "temperature": 1.0}
 
     def write(bank, adapter, **changes):
-        return specjax.generate(target, ["import ", "def "], adapter=adapter, proposer=bank, **options, **changes)
+        return specjax.generate(
+            target, ["import ", "def "], adapter=adapter, proposer=bank, **options, **changes
+        )
 
     first = write(bank, ["one", None])
     before = folders.compilations()
     bank = bank.add("three", three)
-    outputs = [write(bank, adapter) for adapter in (["two", "one"], ["three", "three"], "three", [None, None])]
+    outputs = [
+        write(bank, adapter)
+        for adapter in (["two", "one"], ["three", "three"], "three", [None, None])
+    ]
     assert folders.compilations() == before
     assert {str(out.tokens) for out in outputs} == {str(first.tokens)}
     assert outputs[3].stats.tested == 0 < outputs[1].stats.tested
@@ -187,7 +201,9 @@ def test_rows_and_adapters_must_agree():
     """One adapter a row, or one for all."""
     arrays = toys.medusa_params(own=False).replace(adapter=jnp.zeros(3, jnp.int32))
     with pytest.raises(ValueError, match="adapter has 3 values for 2 rows"):
-        Medusa(toys.SHARED).init(arrays, Block(jnp.zeros((2, 1)), jnp.zeros((2, 1, 32)), jnp.ones(2, jnp.int32)), 9)
+        Medusa(toys.SHARED).init(
+            arrays, Block(jnp.zeros((2, 1)), jnp.zeros((2, 1, 32)), jnp.ones(2, jnp.int32)), 9
+        )
 
 
 def test_a_bank_refuses_what_does_not_fit():
@@ -203,7 +219,8 @@ def test_a_bank_refuses_what_does_not_fit():
     with pytest.raises(ValueError, match=r"holds 2 of 2 adapters.*capacity=3"):
         bank.add("two", one).add("three", one)
     with pytest.raises(
-        ValueError, match=r"'big' has another form.*2 heads of 3 blocks.*instead of 2 heads of 1 blocks"
+        ValueError,
+        match=r"'big' has another form.*2 heads of 3 blocks.*instead of 2 heads of 1 blocks",
     ):
         bank.add("big", random_heads(target, 0, num_layers=3))
     with pytest.raises(ValueError, match="'foreign' and 'one' were trained for different targets"):
@@ -232,7 +249,9 @@ def test_generate_refuses_adapters_that_do_not_fit():
     with pytest.raises(ValueError, match=r"heads 0 is for a target of 64 features.*draft has 32"):
         specjax.generate(draft, "x", proposer=one)
     moved = dataclasses.replace(
-        target, params={**target.params, "embedding": target.params["embedding"] + 0.5}, name="moved"
+        target,
+        params={**target.params, "embedding": target.params["embedding"] + 0.5},
+        name="moved",
     )
     with pytest.raises(ValueError, match="heads 0 was trained for another target than moved"):
         specjax.generate(moved, "x", proposer=one)

@@ -22,9 +22,15 @@ def test_heads_come_back_from_their_folder(tmp_path, own_heads):
     specjax.save_medusa(tmp_path, adapter, "tiny/target")
     found = specjax.load_medusa(tmp_path, target)
     jax.tree.map(np.testing.assert_array_equal, found.params, adapter.params)
-    assert (found.heads, found.choices, found.acceptance) == (adapter.heads, adapter.choices, adapter.acceptance)
+    assert (found.heads, found.choices, found.acceptance) == (
+        adapter.heads,
+        adapter.choices,
+        adapter.acceptance,
+    )
     stored = safetensors.numpy.load_file(tmp_path / "medusa_lm_head.safetensors")
-    names = {f"{k}.{n}.linear.{part}" for k in range(2) for n in range(2) for part in ("weight", "bias")}
+    names = {
+        f"{k}.{n}.linear.{part}" for k in range(2) for n in range(2) for part in ("weight", "bias")
+    }
     assert set(stored) == names | ({"0.2.weight", "1.2.weight"} if own_heads else set())
     np.testing.assert_array_equal(stored["1.0.linear.weight"], adapter.params["kernel"][0, 1].T)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -38,10 +44,15 @@ def test_rounded_heads_are_half_as_large(tmp_path):
     adapter = random_heads(specjax.load(TINY), 0)
     for dtype in (None, jnp.bfloat16):
         specjax.save_medusa(tmp_path / str(dtype), adapter, "t", dtype)
-    sizes = [(tmp_path / str(d) / "medusa_lm_head.safetensors").stat().st_size for d in (None, jnp.bfloat16)]
+    sizes = [
+        (tmp_path / str(d) / "medusa_lm_head.safetensors").stat().st_size
+        for d in (None, jnp.bfloat16)
+    ]
     assert 1.8 < sizes[0] / sizes[1] < 2.1
     found = specjax.load_medusa(tmp_path / str(jnp.bfloat16), specjax.load(TINY))
-    np.testing.assert_allclose(found.params["kernel"], adapter.params["kernel"], rtol=0.01, atol=1e-4)
+    np.testing.assert_allclose(
+        found.params["kernel"], adapter.params["kernel"], rtol=0.01, atol=1e-4
+    )
 
 
 def spoil(folder, change):
@@ -55,12 +66,18 @@ def spoil(folder, change):
 
 
 SPOILED = {
-    "a tensor is missing": (lambda t, c: t.pop("1.0.linear.bias"), r"1\.0\.linear\.bias is missing \(shape \[64\]\)"),
+    "a tensor is missing": (
+        lambda t, c: t.pop("1.0.linear.bias"),
+        r"1\.0\.linear\.bias is missing \(shape \[64\]\)",
+    ),
     "another shape": (
         lambda t, c: t.update({"0.0.linear.bias": np.zeros(3, np.float32)}),
         r"bias has shape \[3\] instead of \[64\]",
     ),
-    "too many": (lambda t, c: t.update({"7.0.x": np.zeros(3, np.float32)}), r"7\.0\.x is not a tensor of such heads"),
+    "too many": (
+        lambda t, c: t.update({"7.0.x": np.zeros(3, np.float32)}),
+        r"7\.0\.x is not a tensor of such heads",
+    ),
     "integers": (
         lambda t, c: t.update({"0.0.linear.bias": np.zeros(64, np.int32)}),
         "stored as I32; specjax reads",
@@ -74,7 +91,10 @@ SPOILED = {
     "no number": (lambda t, c: c.pop("medusa_num_layers"), "lacks 'medusa_num_layers'"),
     "version": (lambda t, c: c.update(version="3"), "version is '3'; specjax reads 1 and 2"),
     "version 1": (lambda t, c: c.pop("version"), r"0\.1\.weight is missing \(shape \[512, 64\]\)"),
-    "choices": (lambda t, c: c["specjax"].update(choices=[[1]]), r"config\.json: choice \(1,\) has no better sibling"),
+    "choices": (
+        lambda t, c: c["specjax"].update(choices=[[1]]),
+        r"config\.json: choice \(1,\) has no better sibling",
+    ),
     "acceptance": (lambda t, c: c["specjax"].update(acceptance=[0.5]), "acceptance has 1 values"),
     "no text": (lambda t, c: c.update(medusa_num_heads="x"), "no configuration of Medusa heads"),
 }

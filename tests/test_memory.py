@@ -32,7 +32,9 @@ def test_the_figure_is_what_a_state_takes(case, monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda _: size)
     toys.prefill(dec, arrays)
     monkeypatch.setattr(memory, "free_bytes", lambda _: size - 1)
-    with pytest.raises(ValueError, match=rf"4 rows with a capacity of 48 tokens would take {size / 1e3:.2f} kB"):
+    with pytest.raises(
+        ValueError, match=rf"4 rows with a capacity of 48 tokens would take {size / 1e3:.2f} kB"
+    ):
         toys.prefill(dec, arrays)
 
 
@@ -41,7 +43,9 @@ def test_a_huge_capacity():
     config = dataclasses.replace(toys.model().module.config, max_positions=2**40)
     model = specjax.LinenModel(specjax.Transformer(config))
     dec = specjax.Decoder(model, specjax.NoProposer(), specjax.Match(), (), 10**9)
-    with pytest.raises(ValueError, match=r"would take 1\.\d\d TB on .*: decode fewer rows .*bfloat16.*mesh="):
+    with pytest.raises(
+        ValueError, match=r"would take 1\.\d\d TB on .*: decode fewer rows .*bfloat16.*mesh="
+    ):
         toys.prefill(dec, specjax.Params(toys.weights()))
 
 
@@ -65,7 +69,8 @@ def test_what_a_device_says():
     full, free = device({"bytes_limit": 100, "bytes_in_use": 90}), device({"bytes_limit": 100})
     memory.require(10, [full, free], "it", "")
     with pytest.raises(
-        ValueError, match="it would take 11 bytes on each of 2 devices, of which 10 bytes are free: buy"
+        ValueError,
+        match="it would take 11 bytes on each of 2 devices, of which 10 bytes are free: buy",
     ):
         memory.require(11, [full, free], "it", "buy one")
     memory.require(2**60, [device(None), device({})], "it", "")
@@ -77,7 +82,9 @@ def test_what_a_machine_says(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_CONTROL_GROUP", tmp_path)
     cpu = device(None, "cpu")
     assert memory.free_bytes(cpu) is None
-    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable: 300 kB\nHugePages_Total: 0\nSwapFree: 20 kB\n")
+    (tmp_path / "meminfo").write_text(
+        "MemTotal: 900 kB\nMemAvailable: 300 kB\nHugePages_Total: 0\nSwapFree: 20 kB\n"
+    )
     assert memory.free_bytes(cpu) == 320 * 1024
     (tmp_path / "memory.stat").write_text("anon 5\nactive_file 40\ninactive_file 60\n")
     for limit, free in (("max", 320 * 1024), ("5000", 4100), ("1000000", 320 * 1024)):

@@ -17,7 +17,9 @@ from specjax.types import Stats
 
 
 def stats(target_passes, emitted, accepted, tested, proposed=0):
-    return Stats(*(np.array(x, np.int32) for x in (target_passes, emitted, accepted, tested, proposed)))
+    return Stats(
+        *(np.array(x, np.int32) for x in (target_passes, emitted, accepted, tested, proposed))
+    )
 
 
 TWO_ROWS = stats([4, 6], [10, 9], [6, 3], [9, 9], [16, 24])
@@ -29,7 +31,9 @@ def simulate(alpha, num_drafts, steps=200_000, seed=0):
     right = np.random.default_rng(seed).random((steps, num_drafts)) < alpha
     accepted = np.cumprod(right, axis=1).sum(1)
     tested = np.minimum(accepted + 1, num_drafts)
-    return stats([steps], [(accepted + 1).sum()], [accepted.sum()], [tested.sum()], [steps * num_drafts])
+    return stats(
+        [steps], [(accepted + 1).sum()], [accepted.sum()], [tested.sum()], [steps * num_drafts]
+    )
 
 
 def test_acceptance_rate_pools_rows():
@@ -59,7 +63,9 @@ def test_mean_accepted_length_of_nothing():
 
 def test_summary():
     """`summarize` adds rows up."""
-    assert summarize(TWO_ROWS, 19, 2.0) == Summary(0.5, 1.9, 10, 19, accepted=9, tested=18, seconds=2.0)
+    assert summarize(TWO_ROWS, 19, 2.0) == Summary(
+        0.5, 1.9, 10, 19, accepted=9, tested=18, seconds=2.0
+    )
 
 
 def test_summary_is_json():
@@ -83,7 +89,9 @@ CASES = [(alpha, gamma) for alpha in (0.0, 0.3, 0.8, 0.95) for gamma in (1, 4, 9
 @pytest.mark.parametrize(("alpha", "gamma"), CASES)
 def test_expected_accepted_length_is_the_closed_form(alpha, gamma):
     """(1 - alpha^(gamma+1)) / (1 - alpha)."""
-    assert expected_accepted_length(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+    assert expected_accepted_length(alpha, gamma) == pytest.approx(
+        (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    )
 
 
 @pytest.mark.parametrize("gamma", [0, 1, 5])
@@ -97,7 +105,9 @@ def test_metrics_of_a_simulation(alpha, gamma):
     """Independent acceptances: the measured alpha is theirs, and the measured tau the expected one."""
     found = simulate(alpha, gamma)
     assert acceptance_rate(found) == pytest.approx(alpha, abs=0.01)
-    assert mean_accepted_length(found) == pytest.approx(expected_accepted_length(alpha, gamma), rel=0.02)
+    assert mean_accepted_length(found) == pytest.approx(
+        expected_accepted_length(alpha, gamma), rel=0.02
+    )
 
 
 @pytest.mark.parametrize(("alpha", "gamma"), CASES)

@@ -47,7 +47,9 @@ def theirs(model, tokens):
 
 def ours(loaded, tokens):
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    apply = jax.jit(lambda params: loaded.model.apply(params, jnp.asarray(tokens), positions).logits)
+    apply = jax.jit(
+        lambda params: loaded.model.apply(params, jnp.asarray(tokens), positions).logits
+    )
     return np.asarray(apply(loaded.params))
 
 
@@ -65,7 +67,9 @@ def test_logits(name):
     assert_parity(model, folders.write(model, f"parity-{name}"))
 
 
-@pytest.mark.parametrize(("name", "scaling"), [("llama3", LLAMA3), ("linear", LINEAR), ("default", None)])
+@pytest.mark.parametrize(
+    ("name", "scaling"), [("llama3", LLAMA3), ("linear", LINEAR), ("default", None)]
+)
 def test_old_spelling_of_rope(name, scaling):
     """`rope_theta` with `rope_scaling` (with `type`, as before transformers 4.45) means what `rope_parameters` does."""
     parameters = scaling or {"rope_type": "default", "rope_theta": 700.0}
@@ -75,7 +79,9 @@ def test_old_spelling_of_rope(name, scaling):
         kept = {k: v for k, v in scaling.items() if k not in ("rope_theta", "rope_type")}
         scaling = {"type": name, **kept}
     theta = parameters["rope_theta"]
-    folders.edit(folder, drop=("rope_parameters", "head_dim"), rope_theta=theta, rope_scaling=scaling)
+    folders.edit(
+        folder, drop=("rope_parameters", "head_dim"), rope_theta=theta, rope_scaling=scaling
+    )
     assert_parity(model, folder)
 
 
@@ -83,7 +89,9 @@ def test_shards():
     """A sharded folder holds what a single file holds."""
     model = folders.random_llama(4)
     folder = folders.write(model, "shards", max_shard_size="60KB")
-    files = set(json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values())
+    files = set(
+        json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"].values()
+    )
     assert len(files) > 2 and not (folder / "model.safetensors").exists()
     assert_parity(model, folder)
 
@@ -100,7 +108,9 @@ def test_bfloat16_file():
     assert kernel.dtype == np.float32
     np.testing.assert_array_equal(kernel, exact.astype(jnp.bfloat16).astype(np.float32))
     # Not model.float(): .bfloat16() has rounded its rotary frequencies too.
-    assert_parity(transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), folder)
+    assert_parity(
+        transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), folder
+    )
 
 
 def test_tied_copy():
@@ -120,7 +130,9 @@ def greedy():
     prompts = [folders.random_tokens(11, seed).tolist()[0] for seed in range(3)]
     texts = []
     for prompt in prompts:
-        out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=64, pad_token_id=0)
+        out = model.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=64, pad_token_id=0
+        )
         texts.append(out[0, len(prompt) :].tolist())
     assert all(len(set(text)) > 20 for text in texts), "texts too monotonous to prove anything"
     return prompts, texts

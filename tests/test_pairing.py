@@ -66,14 +66,19 @@ def test_a_draft_that_agrees_is_accepted(writer, twins):
         out = specjax.generate(writer, "Z", draft=draft, max_new_tokens=NEW)
         assert (out.tokens, out.finish) == (plain.tokens, plain.finish)
         alpha[name] = out.stats.acceptance_rate
-    accepted = len(plain.tokens[0]) - 2  # two blocks of three end with the target's own: " sat", and after four guesses
+    accepted = (
+        len(plain.tokens[0]) - 2
+    )  # two blocks of three end with the target's own: " sat", and after four guesses
     assert alpha == {"sentencepiece": 1.0, "fewer": pytest.approx(accepted / (accepted + 1))}
 
 
 def test_rejection(writer, twins):
     """A seed gives one text, and guesses are right and wrong."""
     options = {"temperature": 1.2, "rule": specjax.Rejection(), "max_new_tokens": NEW}
-    one, two = (specjax.generate(writer, ["Z"] * 3, draft=twins["sentencepiece"], **options) for _ in range(2))
+    one, two = (
+        specjax.generate(writer, ["Z"] * 3, draft=twins["sentencepiece"], **options)
+        for _ in range(2)
+    )
     assert one.tokens == two.tokens
     assert 0 < one.stats.acceptance_rate < 1
 
@@ -82,7 +87,8 @@ def test_it_says_so_once(target, foreign):
     """Names and numbers, at the first use of a pair."""
     pairing._tables.cache_clear()
     with pytest.warns(
-        UserWarning, match=r"draft 'foreign' \(270 tokens\) .* target 'target' \(290 tokens\).* the \d+ that"
+        UserWarning,
+        match=r"draft 'foreign' \(270 tokens\) .* target 'target' \(290 tokens\).* the \d+ that",
     ):
         specjax.generate(target, "a", draft=foreign, max_new_tokens=1)
     with warnings.catch_warnings():
@@ -107,13 +113,18 @@ def words(**vocab):
     return made
 
 
-WORDPIECE = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "the": 1}, unk_token="[UNK]"))
+WORDPIECE = tokenizers.Tokenizer(
+    tokenizers.models.WordPiece({"[UNK]": 0, "the": 1}, unk_token="[UNK]")
+)
 
 
 @pytest.mark.parametrize(
     ("tokenizer", "message"),
     [
-        (words(a=0, b=1, zyzzyva=2), ["'foreign' (3 tokens) has 2 tokens of the target", "fewer than 3"]),
+        (
+            words(a=0, b=1, zyzzyva=2),
+            ["'foreign' (3 tokens) has 2 tokens of the target", "fewer than 3"],
+        ),
         (WORDPIECE, ["WordPiece", "neither byte-level nor sentencepiece-style"]),
         (None, ["'foreign' (280 ids, no tokenizer)", "'target' (290 tokens)"]),
     ],
@@ -132,8 +143,20 @@ def test_the_command_says_it_in_a_line(capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         main(
-            ["generate", "the cat", "--target", str(folders.target()), "--draft", str(folder), "--max-new-tokens", "8"]
+            [
+                "generate",
+                "the cat",
+                "--target",
+                str(folders.target()),
+                "--draft",
+                str(folder),
+                "--max-new-tokens",
+                "8",
+            ]
         )
     found = capsys.readouterr()
-    assert found.err.startswith(f"specjax generate: the draft {folder.name!r} (") and found.err.count("\n") == 1
+    assert (
+        found.err.startswith(f"specjax generate: the draft {folder.name!r} (")
+        and found.err.count("\n") == 1
+    )
     assert "same tokens                    yes" in found.out

@@ -11,7 +11,9 @@ PARENT = [-1, 0, 0, 1, 1, -1, 5]
 
 def test_every_edge_and_node_is_drawn(tmp_path):
     """Nodes that are there, edges with acceptance as number and thickness, and the marked path; not what is absent."""
-    figure = plot.tree(PARENT, [1, 0.5, 0.25, 1.0, float("nan"), 0.9, 0.9], list("rabcdef"), path=[0, 1])
+    figure = plot.tree(
+        PARENT, [1, 0.5, 0.25, 1.0, float("nan"), 0.9, 0.9], list("rabcdef"), path=[0, 1]
+    )
     (axes,) = figure.axes
     assert len(axes.lines) == 4
     assert len(axes.texts) == 5 + 3  # five labels, three numbers
@@ -62,14 +64,22 @@ def test_every_row_of_a_bench_is_a_bar():
     rows = [
         found
         for t in (0.0, 1.0)
-        for found in (row("match", t, 0, acceptance_rate=None), row("match", t), row("match", t, 6), row("typical", t))
+        for found in (
+            row("match", t, 0, acceptance_rate=None),
+            row("match", t),
+            row("match", t, 6),
+            row("typical", t),
+        )
     ]
     figure = plot.bench({"rows": rows})
     assert len(figure.axes) == 4  # alpha and tau, greedy and at temperature 1; nothing was timed
     for axes, value in zip(figure.axes, [0.5, 0.5, 2.0, 2.0], strict=True):
         assert [bar.get_height() for bar in axes.patches] == [value] * 3
         assert [bool(bar.get_hatch()) for bar in axes.patches] == [False, False, True]
-    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["match", "typical (exact=False)"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
+        "match",
+        "typical (exact=False)",
+    ]
     assert [text.get_text() for text in figure.axes[2].get_xticklabels()] == ["draft 4", "draft 6"]
     assert len(plot.bench({"rows": [row("match", 0.0, speedup=1.5)]}).axes) == 3
 

@@ -24,7 +24,10 @@ def windowed():
 CASES = {
     "transformer": lambda: (toys.model(), toys.weights()),
     "sliding window": windowed,
-    **{name: lambda name=name: own_models.own(name) for name in ("recurrent linen", "cached function")},
+    **{
+        name: lambda name=name: own_models.own(name)
+        for name in ("recurrent linen", "cached function")
+    },
 }
 
 
@@ -37,7 +40,11 @@ def test_chunks_are_one_pass(case, monkeypatch):
         cache = model.init_cache(len(TOKENS), toys.CAPACITY)
         hidden, _, cache = prefill.read_prompt(model, params, TOKENS, COUNT, cache)
         pending = jnp.full((len(TOKENS), 1), 3, jnp.int32)
-        return hidden, model.apply(params, pending, cache.length[:, None], cache).logits, cache.length
+        return (
+            hidden,
+            model.apply(params, pending, cache.length[:, None], cache).logits,
+            cache.length,
+        )
 
     whole = jax.jit(read)()
     monkeypatch.setattr(prefill, "CHUNK", 4)
@@ -52,11 +59,15 @@ def test_chunks_are_one_pass(case, monkeypatch):
 def test_decoding_from_chunks(case, monkeypatch):
     """The text is the same, also where a proposer reads the prompt itself, or looks at its features."""
     monkeypatch.setattr(prefill, "CHUNK", 3)
-    dec = toys.decoder(case, "match", capacity=toys.CAPACITY + 1)  # not compiled for another chunk before
+    dec = toys.decoder(
+        case, "match", capacity=toys.CAPACITY + 1
+    )  # not compiled for another chunk before
     arrays = toys.params(case)
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0))
     assert toys.texts(state) == toys.decoded(case, "match", 1.0)[0]
-    np.testing.assert_array_equal(state.stats.accepted, toys.decoded(case, "match", 1.0)[1].stats.accepted)
+    np.testing.assert_array_equal(
+        state.stats.accepted, toys.decoded(case, "match", 1.0)[1].stats.accepted
+    )
 
 
 def test_memory_does_not_grow_with_the_prompt():
@@ -67,7 +78,10 @@ def test_memory_does_not_grow_with_the_prompt():
     cache = jax.eval_shape(lambda: model.init_cache(1, capacity))
 
     def scratch(width):
-        tokens, count = jax.ShapeDtypeStruct((1, width), jnp.int32), jax.ShapeDtypeStruct((1,), jnp.int32)
+        tokens, count = (
+            jax.ShapeDtypeStruct((1, width), jnp.int32),
+            jax.ShapeDtypeStruct((1,), jnp.int32),
+        )
         read = jax.jit(lambda *given: prefill.read_prompt(model, *given), donate_argnums=3)
         compiled = read.lower(jax.eval_shape(toys.weights), tokens, count, cache).compile()
         return compiled.memory_analysis().temp_size_in_bytes

@@ -39,7 +39,9 @@ def free_port() -> int:
 def metrics(folder: pathlib.Path, last: int = 4) -> list[dict]:
     path = folder / "metrics.jsonl"
     # A process may be writing the last line.
-    lines = map(json.loads, path.read_text().rpartition("\n")[0].splitlines() if path.exists() else [])
+    lines = map(
+        json.loads, path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
+    )
     return [line for line in lines if line["step"] <= last]
 
 
@@ -61,7 +63,9 @@ def test_two_processes(tmp_path, capsys):
     for path in sorted((ROOT / "train").glob("c*.py")):
         shutil.copy(path, text)
     given = ["--data", str(text), "--target", str(one / "best")]
-    pretrain.main(["--data", str(text), *in_processes.LANGUAGE, "--out", str(one), "--stop-at", "4"])
+    pretrain.main(
+        ["--data", str(text), *in_processes.LANGUAGE, "--out", str(one), "--stop-at", "4"]
+    )
     distill.main([*given, *in_processes.DRAFT, "--out", str(tmp_path / "draft-one")])
     medusa.main([*given, *in_processes.HEADS, "--out", str(tmp_path / "heads-one")])
     capsys.readouterr()
@@ -78,8 +82,19 @@ def test_two_processes(tmp_path, capsys):
     both = []
     for n in range(2):
         with open(files[2 * n], "w") as told, open(files[2 * n + 1], "w") as complained:
-            command = [sys.executable, "tests/in_processes.py", str(tmp_path), str(text), address, str(n)]
-            both.append(subprocess.Popen(command, stdout=told, stderr=complained, cwd=ROOT, env=environment(2)))
+            command = [
+                sys.executable,
+                "tests/in_processes.py",
+                str(tmp_path),
+                str(text),
+                address,
+                str(n),
+            ]
+            both.append(
+                subprocess.Popen(
+                    command, stdout=told, stderr=complained, cwd=ROOT, env=environment(2)
+                )
+            )
     try:
         # Steps beyond the checkpoint of step 4 that nobody saves: they are lost, and no more.
         _wait(lambda: _step(two) >= 5 or any(p.poll() is not None for p in both), 500)
@@ -132,7 +147,9 @@ def test_nobody_comes(number):
     address = f"localhost:{free_port()}"
     code = f"from specjax.parallel.processes import join; join({address!r}, 2, {number}, timeout=3)"
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment(1))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment(1)
+    )
     assert done.returncode == 2 and time.monotonic() - began < 60
     assert f"the 2 processes did not come together at {address} within 3 s" in done.stderr
     assert "Check failure stack trace" not in done.stderr
@@ -142,9 +159,20 @@ def test_no_cluster():
     """`auto` outside of one: what to say instead.  A process of its own, since it gives its stdout away."""
     code = "from specjax.parallel.processes import join; join('auto', None, None)"
     inherited = environment(1).items()
-    alone = {k: v for k, v in inherited if not k.startswith(("JAX_", "OMPI_", "SLURM_"))} | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=alone, timeout=60)
-    assert done.returncode == 1 and "no cluster that JAX knows has started this process" in done.stderr
+    alone = {k: v for k, v in inherited if not k.startswith(("JAX_", "OMPI_", "SLURM_"))} | {
+        "JAX_PLATFORMS": "cpu"
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=alone,
+        timeout=60,
+    )
+    assert (
+        done.returncode == 1 and "no cluster that JAX knows has started this process" in done.stderr
+    )
     assert "pass HOST:PORT of process 0, --num-processes and --process-id" in done.stderr
 
 
@@ -168,7 +196,9 @@ def test_the_first_dies(tmp_path):
         with open(file, "w") as complained:
             command = [sys.executable, "-c", _WAITING, address, str(n)]
             both.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, stderr=complained, cwd=ROOT, env=environment(1))
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stderr=complained, cwd=ROOT, env=environment(1)
+                )
             )
     try:
         _wait(lambda: all("joined" in file.read_text() for file in files), 120)
@@ -190,11 +220,20 @@ def test_the_first_dies(tmp_path):
     ("options", "message"),
     [
         (["--coordinator", "localhost"], "--coordinator localhost must look like HOST:PORT"),
-        (["--coordinator", "localhost:1", "--process-id", "0"], "--coordinator localhost:1 needs --num-processes"),
-        (["--coordinator", "localhost:1", "--num-processes", "2", "--process-id", "2"], "--process-id 2 of"),
+        (
+            ["--coordinator", "localhost:1", "--process-id", "0"],
+            "--coordinator localhost:1 needs --num-processes",
+        ),
+        (
+            ["--coordinator", "localhost:1", "--num-processes", "2", "--process-id", "2"],
+            "--process-id 2 of",
+        ),
         (["--num-processes", "2"], "add it"),
         (["--mesh", "rows=2"], "must look like data=2,model=4"),
-        (["--mesh", "data=2,fsdp=4"], "data=2 times fsdp=4 times model=1 is not the number of devices, 1"),
+        (
+            ["--mesh", "data=2,fsdp=4"],
+            "data=2 times fsdp=4 times model=1 is not the number of devices, 1",
+        ),
     ],
 )
 def test_what_cannot_be(options, message, tmp_path, capsys, monkeypatch):
@@ -212,5 +251,7 @@ def test_what_cannot_be(options, message, tmp_path, capsys, monkeypatch):
 def test_a_batch_that_does_not_divide(monkeypatch):
     """The error says what would."""
     monkeypatch.setattr("specjax.training.mesh.row_parts", lambda mesh: 4)
-    with pytest.raises(ValueError, match=r"3 sequences at a time, which 4 devices .* take a batch of 8, or"):
+    with pytest.raises(
+        ValueError, match=r"3 sequences at a time, which 4 devices .* take a batch of 8, or"
+    ):
         mesh_of_run(pretrain.PretrainOptions(data=(), batch_size=6, accumulate=2))

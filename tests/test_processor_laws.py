@@ -14,15 +14,40 @@ import test_distribution as distribution
 import toys
 from reference import OFF, no_repeated_pair, no_repeated_pair_reference, reference
 
-from specjax import RULES, Decoder, Match, Params, Processors, Rejection, Sampling, eos_of_rows, metrics
+from specjax import (
+    RULES,
+    Decoder,
+    Match,
+    Params,
+    Processors,
+    Rejection,
+    Sampling,
+    eos_of_rows,
+    metrics,
+)
 from specjax.proposers import Chain, DraftSource
 
 WORDS = [[4], [18, 11], [25, 21, 24], [1, 2, 3, 4, 5, 6, 7]]
 SETTINGS = [
-    {"repetition_penalty": 1.05, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {3: 1.0}},
+    {
+        "repetition_penalty": 1.05,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.2,
+        "logit_bias": {3: 1.0},
+    },
     {},
-    {"repetition_penalty": 0.8, "presence_penalty": 0.25, "logit_bias": {8: -2.0, 7: -1.0}, "min_new_tokens": 3},
-    {"repetition_penalty": 1.15, "frequency_penalty": 0.2, "logit_bias": {toys.EOS: 4.0}, "min_new_tokens": 9},
+    {
+        "repetition_penalty": 0.8,
+        "presence_penalty": 0.25,
+        "logit_bias": {8: -2.0, 7: -1.0},
+        "min_new_tokens": 3,
+    },
+    {
+        "repetition_penalty": 1.15,
+        "frequency_penalty": 0.2,
+        "logit_bias": {toys.EOS: 4.0},
+        "min_new_tokens": 9,
+    },
 ]
 OTHERS = [[5], [9, 12], [2, 24, 21], [7, 6, 5, 4, 3, 2, 1]]
 PAIRS = [(case, rule) for case, rule in toys.ALONE if RULES[rule].exact]
@@ -36,7 +61,9 @@ def processors(shift=0.0):
     rows = [OFF | row for row in SETTINGS]
     settings = {name: [row[name] for row in rows] for name in OFF if name != "bad_words"}
     settings["presence_penalty"] = [value + shift for value in settings["presence_penalty"]]
-    return Processors.create(toys.ROWS, toys.VOCAB, bad_words=OTHERS if shift else WORDS, **settings)
+    return Processors.create(
+        toys.ROWS, toys.VOCAB, bad_words=OTHERS if shift else WORDS, **settings
+    )
 
 
 def process(row, text, logits):
@@ -61,7 +88,9 @@ def run(dec, arrays, shift=0.0, **changes):
 
 @functools.cache
 def decoded(case, rule, temperature=0.0):
-    state = run(decoder(toys.CASES[case][0], RULES[rule]()), toys.params(case), temperature=temperature)
+    state = run(
+        decoder(toys.CASES[case][0], RULES[rule]()), toys.params(case), temperature=temperature
+    )
     return toys.texts(state), jax.device_get(state.replace(key=None))
 
 
@@ -70,11 +99,15 @@ def test_the_settings_are_worth_testing():
     for name in [*OFF, "function"]:
 
         def without(row, text, logits, name=name):
-            settings = {k: v for k, v in (SETTINGS[row] | {"bad_words": WORDS}).items() if k != name}
+            settings = {
+                k: v for k, v in (SETTINGS[row] | {"bad_words": WORDS}).items() if k != name
+            }
             own = None if name == "function" else no_repeated_pair_reference
             return reference(logits, text, toys.LENGTHS[row], [toys.EOS], settings, own)
 
-        assert toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS, process=without) != naive(), name
+        assert (
+            toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS, process=without) != naive()
+        ), name
 
 
 @pytest.mark.parametrize(("case", "rule"), PAIRS)
@@ -122,7 +155,9 @@ def test_bit_exact_mode(rule):
     assert texts == plain
     for row, text in enumerate(texts):
         new = (row, toys.LENGTHS[row], len(text) - toys.LENGTHS[row])
-        for found, wanted in zip(*(jax.tree.leaves(s.logprobs.row(*new)) for s in (chain, wide)), strict=True):
+        for found, wanted in zip(
+            *(jax.tree.leaves(s.logprobs.row(*new)) for s in (chain, wide)), strict=True
+        ):
             assert found.tobytes() == wanted.tobytes()
 
 
@@ -183,7 +218,9 @@ def test_an_inserted_row_is_that_row_alone(case, rule):
     """It brings its settings, and what they remember."""
     dec, arrays = decoder(toys.CASES[case][0], RULES[rule]()), toys.params(case)
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0, processors=processors()), 2)
-    state = dec.insert(state, 1, toys.prefill(dec, arrays, rows=[0], temperature=1.0, processors=processors()))
+    state = dec.insert(
+        state, 1, toys.prefill(dec, arrays, rows=[0], temperature=1.0, processors=processors())
+    )
     texts = decoded(case, rule, 1.0)[0]
     assert toys.texts(dec.run(arrays, state)) == [texts[0], texts[0], *texts[2:]]
 
@@ -191,7 +228,10 @@ def test_an_inserted_row_is_that_row_alone(case, rule):
 def test_rows_of_another_kind_are_refused():
     """A batch that keeps no counts has no place for them."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
-    plain, row = toys.prefill(dec, arrays), toys.prefill(dec, arrays, rows=[0], processors=processors())
+    plain, row = (
+        toys.prefill(dec, arrays),
+        toys.prefill(dec, arrays, rows=[0], processors=processors()),
+    )
     with pytest.raises(ValueError, match="every=True"):
         dec.insert(plain, 0, row)
 
@@ -202,7 +242,9 @@ def test_numbers_do_not_trace():
     dec, arrays = decoder(toys.CASES["draft 3"][0], Match()), toys.params("draft 3")
     run(dec, arrays)
     jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: traces.append(event) if event.endswith("jaxpr_trace_duration") else None
+        lambda event, seconds, **_: (
+            traces.append(event) if event.endswith("jaxpr_trace_duration") else None
+        )
     )
     state = toys.prefill(dec, arrays, processors=processors(0.125), temperature=0.7)
     before = len(traces)
@@ -239,12 +281,16 @@ def joint():
     shape = (distribution.VOCAB,) * distribution.NEW
     prompt, found = list(distribution.PROMPT), np.zeros(shape)
     every = np.array(list(np.ndindex(shape)))
-    logits = toys.plain_logits([prompt + new.tolist() for new in every], distribution.NET, distribution.weights())
+    logits = toys.plain_logits(
+        [prompt + new.tolist() for new in every], distribution.NET, distribution.weights()
+    )
     for new, rows in zip(every.tolist(), logits, strict=True):
         chance = 1.0
         for n, token in enumerate(new):
             text = prompt + new[:n]
-            x = reference(rows[len(text) - 1], text, len(prompt), [END], JOINT, no_repeated_pair_reference)
+            x = reference(
+                rows[len(text) - 1], text, len(prompt), [END], JOINT, no_repeated_pair_reference
+            )
             chance *= float(jax.nn.softmax(jnp.asarray(x))[token])
         end = new.index(END) + 1 if END in new else len(new)
         found[tuple(new[:end] + [0] * (len(new) - end))] += chance
@@ -257,7 +303,9 @@ def test_samples_follow_the_target(case):
     """Under rejection, everything on: chi-square of texts that end early or not."""
     proposer, params = distribution.CASES[case]
     rows, start = distribution.EACH, len(distribution.PROMPT)
-    dec = Decoder(distribution.NET, proposer, Rejection(), (END,), distribution.CAPACITY, no_repeated_pair)
+    dec = Decoder(
+        distribution.NET, proposer, Rejection(), (END,), distribution.CAPACITY, no_repeated_pair
+    )
     arrays = Params(distribution.weights(), params())
     state = dec.run(arrays, dec.prefill(
         arrays,
@@ -269,6 +317,8 @@ def test_samples_follow_the_target(case):
         processors=Processors.create(rows, distribution.VOCAB, **JOINT),
     ))  # fmt: skip
     found = np.asarray(state.tokens)[:, start : distribution.CAPACITY]
-    found = np.where(np.arange(start, distribution.CAPACITY) < np.asarray(state.length)[:, None], found, 0)
+    found = np.where(
+        np.arange(start, distribution.CAPACITY) < np.asarray(state.length)[:, None], found, 0
+    )
     assert distribution.chi_square(found, joint()) > distribution.IMPLAUSIBLE
     assert state.stats.accepted.sum() > 0.1 * state.stats.tested.sum()

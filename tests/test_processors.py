@@ -48,12 +48,15 @@ def nodes():
     logits = rng.normal(size=(*PARENT.shape, FEW)).astype(np.float32) * 3
     texts = [
         [
-            tokens[row, : LENGTH[row]].tolist() + [int(guesses[row, m]) for m in trees.ancestors(PARENT[row], n)[1:]]
+            tokens[row, : LENGTH[row]].tolist()
+            + [int(guesses[row, m]) for m in trees.ancestors(PARENT[row], n)[1:]]
             for n in range(PARENT.shape[1])
         ]
         for row in range(3)
     ]
-    path = jax.vmap(lambda t, p: tree.path_tokens(t, p, 3))(jnp.asarray(guesses), jnp.asarray(PARENT))
+    path = jax.vmap(lambda t, p: tree.path_tokens(t, p, 3))(
+        jnp.asarray(guesses), jnp.asarray(PARENT)
+    )
     return tokens, logits, path, texts
 
 
@@ -63,7 +66,9 @@ def begun(processors, tokens, counted=False):
     output = np.stack([np.roll(row, -n) for row, n in zip(tokens, PROMPT_LENGTH, strict=True)])
     processors = processors.observe(jnp.asarray(output), jnp.asarray(LENGTH - PROMPT_LENGTH))
     eos = eos_of_rows([[0], [3, 5], []])
-    return types.SimpleNamespace(processors=processors, tokens=jnp.asarray(tokens), length=LENGTH, eos=jnp.asarray(eos))
+    return types.SimpleNamespace(
+        processors=processors, tokens=jnp.asarray(tokens), length=LENGTH, eos=jnp.asarray(eos)
+    )
 
 
 @pytest.mark.parametrize("function", [None, no_repeated_pair], ids=["", "function"])
@@ -77,7 +82,9 @@ def test_every_node_is_processed_by_its_own_text(setting, function):
     for row, eos in enumerate([[0], [3, 5], []]):
         for node, text in enumerate(texts[row]):
             own = no_repeated_pair_reference if function else None
-            wanted = reference(logits[row, node], text, PROMPT_LENGTH[row], eos, SETTINGS[setting], own)
+            wanted = reference(
+                logits[row, node], text, PROMPT_LENGTH[row], eos, SETTINGS[setting], own
+            )
             np.testing.assert_array_equal(np.isneginf(found[row, node]), np.isneginf(wanted))
             np.testing.assert_allclose(found[row, node], wanted, rtol=1e-6)
             changed += not np.array_equal(wanted, logits[row, node])
@@ -87,7 +94,9 @@ def test_every_node_is_processed_by_its_own_text(setting, function):
 def test_a_function_alone():
     """Without any other processor."""
     tokens, logits, path, texts = nodes()
-    found = process(begun(Processors(), tokens, True), jnp.asarray(logits), path, no_repeated_pair, 20)
+    found = process(
+        begun(Processors(), tokens, True), jnp.asarray(logits), path, no_repeated_pair, 20
+    )
     for row, node in np.ndindex(PARENT.shape):
         text = texts[row][node]
         wanted = no_repeated_pair_reference(logits[row, node], text, text[PROMPT_LENGTH[row] :])
@@ -107,7 +116,9 @@ def test_each_row_has_its_own_processors():
     """In a mixed batch each row is processed as if it were alone; a row where all is off is left alone."""
     tokens, logits, path, _ = nodes()
     several = {
-        name: [OFF[name], SETTINGS["all"][name], SETTINGS["all"][name]] for name in OFF if name not in ("bad_words",)
+        name: [OFF[name], SETTINGS["all"][name], SETTINGS["all"][name]]
+        for name in OFF
+        if name not in ("bad_words",)
     }
     found = process(begun(Processors.create(3, FEW, **several), tokens), logits, path)
     alone = SETTINGS["all"] | {"bad_words": []}
@@ -135,7 +146,11 @@ def theirs(setting, eos):
     """The processors of transformers, in its order; presence and frequency as a processor of the user's."""
     s, made = OFF | SETTINGS[setting], transformers.LogitsProcessorList()
     if s["logit_bias"]:
-        made.append(transformers.SequenceBiasLogitsProcessor({(k,): float(v) for k, v in s["logit_bias"].items()}))
+        made.append(
+            transformers.SequenceBiasLogitsProcessor(
+                {(k,): float(v) for k, v in s["logit_bias"].items()}
+            )
+        )
     if s["repetition_penalty"] != 1:
         made.append(transformers.RepetitionPenaltyLogitsProcessor(s["repetition_penalty"]))
     if s["bad_words"]:
@@ -145,7 +160,9 @@ def theirs(setting, eos):
     return made
 
 
-@pytest.mark.parametrize("setting", [n for n in SETTINGS if n not in ("presence", "frequency", "negative")])
+@pytest.mark.parametrize(
+    "setting", [n for n in SETTINGS if n not in ("presence", "frequency", "negative")]
+)
 def test_the_reference_is_transformers(setting):
     """Text by text, so that the reference may stand for it above."""
     settings = SETTINGS[setting] | {"presence_penalty": 0.0, "frequency_penalty": 0.0}

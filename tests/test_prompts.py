@@ -36,10 +36,14 @@ def test_held_out_files_alone_and_the_same_again(tmp_path, capsys):
     assert len(held_out) > 2
     found = write(capsys, "--data", folder, "--out", tmp_path / "all.jsonl", "--characters", 60)
     assert [line["source"] for line in found] == held_out
-    two = write(capsys, "--data", folder, "--out", tmp_path / "two.jsonl", "--characters", 60, "--count", 2)
+    two = write(
+        capsys, "--data", folder, "--out", tmp_path / "two.jsonl", "--characters", 60, "--count", 2
+    )
     assert [line["source"] for line in two] == [held_out[0], held_out[len(held_out) // 2]]
     like = ["--like", tmp_path / "two.jsonl"]
-    again = write(capsys, "--data", folder, "--out", tmp_path / "again.jsonl", "--characters", 60, *like)
+    again = write(
+        capsys, "--data", folder, "--out", tmp_path / "again.jsonl", "--characters", 60, *like
+    )
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
     assert again == two
 
@@ -56,7 +60,11 @@ def test_cut_ends_behind_the_header_nearest_to_the_middle():
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("a\nb\nc\nd\n", "b\nc\n"), ("no line at all", "no line at all"), ("def f():\n    pass\n", "def f():\n")],
+    [
+        ("a\nb\nc\nd\n", "b\nc\n"),
+        ("no line at all", "no line at all"),
+        ("def f():\n    pass\n", "def f():\n"),
+    ],
 )
 def test_files_without_a_header_or_too_short(text, wanted):
     """Cut behind the line in the middle; whole where there is none; from the beginning where that is near."""
@@ -76,7 +84,9 @@ def test_files_that_are_not_held_out_are_refused(tmp_path, capsys):
     folder, _ = corpus(tmp_path)
     (tmp_path / "other.jsonl").write_text('{"source": "package/nowhere.py"}\n')
     out = ["--out", str(tmp_path / "out.jsonl")]
-    with pytest.raises(ValueError, match=r"names 1 files that are not held out of --data, package/nowhere.py"):
+    with pytest.raises(
+        ValueError, match=r"names 1 files that are not held out of --data, package/nowhere.py"
+    ):
         prompts.main(["--data", folder, *out, "--like", str(tmp_path / "other.jsonl")])
     with pytest.raises(SystemExit):
         prompts.main(["--data", folder, *out, "--count", "2", "--like", "x"])

@@ -158,7 +158,9 @@ def test_siblings_of_a_static_tree_are_the_best_with_the_noise(case, rule):
                 if proposal.logits is not None:
                     raw = logits_after([*np.asarray(state.tokens[row, : state.length[row]]), *path])
                     wanted = warped(raw.tobytes(), TEMPERATURE[row])
-                    np.testing.assert_allclose(proposal.logits[row, node], wanted, rtol=1e-4, atol=1e-4)
+                    np.testing.assert_allclose(
+                        proposal.logits[row, node], wanted, rtol=1e-4, atol=1e-4
+                    )
     assert (proposal.logits is None) == RULES[rule].shared_noise
     assert not proposal.point_mass
 
@@ -170,7 +172,9 @@ def test_a_dynamic_tree_is_expanded_and_reranked(case, rule):
     proposer, shapes = toys.CASES[case][0], set()
     for state, proposal in steps(case, rule):
         assert proposal.logits is None
-        assert proposal.point_mass == (not RULES[rule].shared_noise)  # what is selected without noise is a point mass
+        assert proposal.point_mass == (
+            not RULES[rule].shared_noise
+        )  # what is selected without noise is a point mass
         for row in range(toys.ROWS):
 
             def children(path, value, row=row, state=state):
@@ -180,14 +184,18 @@ def test_a_dynamic_tree_is_expanded_and_reranked(case, rule):
                     scores = warped(logits_after(text).tobytes(), TEMPERATURE[row])
                     best = np.argsort(-scores, kind="stable")
                 chance = np.asarray(jax.nn.log_softmax(scores))
-                return [(value + chance[token], (*path, int(token))) for token in best[: proposer.width]]
+                return [
+                    (value + chance[token], (*path, int(token))) for token in best[: proposer.width]
+                ]
 
             level, candidates = [(0.0, ())], []
             for _ in range(proposer.depth):
                 new = [child for value, path in level for child in children(path, value)]
                 candidates += new
                 level = sorted(new, reverse=True)[: proposer.width]
-            wanted = {path for _, path in sorted(candidates, reverse=True)[: proposer.num_nodes - 1]}
+            wanted = {
+                path for _, path in sorted(candidates, reverse=True)[: proposer.num_nodes - 1]
+            }
             parent, tokens = proposal.parent[row], proposal.tokens[row]
             ways = [trees.ancestors(parent, n)[1:] for n in range(1, proposer.num_nodes)]
             assert {tuple(tokens[way].tolist()) for way in ways} == wanted
@@ -218,14 +226,22 @@ def test_a_chain_is_drawn_until_the_model_is_unsure(case, threshold):
     assert len(lengths) > 1 if threshold else lengths == {3}
 
 
-@pytest.mark.parametrize(("case", "own"), [("draft 3", True), ("draft 6", True), ("first of", False)])
+@pytest.mark.parametrize(
+    ("case", "own"), [("draft 3", True), ("draft 6", True), ("first of", False)]
+)
 def test_a_draft_reads_no_guess_twice(case, own):
     """Its cache holds the text, what it guessed right included; of its own guesses the last at most is unread."""
     dec, arrays = toys.decoder(case, "match"), toys.params(case)
-    (drafter, weights) = toys.CASES[case] if own else (toys.CASES[case][0].second, toys.CASES[case][1][1])
+    (drafter, weights) = (
+        toys.CASES[case] if own else (toys.CASES[case][0].second, toys.CASES[case][1][1])
+    )
     prompt = toys.PROMPTS % (toys.VOCAB if own else 3)
     state, unread, kept = toys.prefill(dec, arrays, prompt=prompt), [], 0
-    read = jax.jit(lambda tokens: drafter.source.model.apply(weights, tokens, jnp.arange(64)[None], empty).cache)
+    read = jax.jit(
+        lambda tokens: (
+            drafter.source.model.apply(weights, tokens, jnp.arange(64)[None], empty).cache
+        )
+    )
     empty = drafter.source.model.init_cache(1, 64)
     while not state.done.all():
         before = np.asarray(state.length)
@@ -281,7 +297,13 @@ def test_passes_are_spared_where_no_chain_goes_on():
     """They stand in a branch; without a threshold there is none."""
 
     def program(threshold):
-        dec = Decoder(toys.model(), DraftModel(NET, toys.VOCAB, 3, threshold), RULES["match"](), (), toys.CAPACITY)
+        dec = Decoder(
+            toys.model(),
+            DraftModel(NET, toys.VOCAB, 3, threshold),
+            RULES["match"](),
+            (),
+            toys.CAPACITY,
+        )
         arrays = toys.params("draft 6")
         state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
         return str(jax.make_jaxpr(dec.step)(arrays, state)).count("cond[")
@@ -312,7 +334,8 @@ def test_the_first_proposer_of_a_row_is_asked_first():
 
 
 @pytest.mark.parametrize(
-    "case", ["draft 3", "draft tree", "dynamic tree", "early exit", "early exit tree", "first of", "ngram"]
+    "case",
+    ["draft 3", "draft tree", "dynamic tree", "early exit", "early exit tree", "first of", "ngram"],
 )
 def test_a_row_bounds_its_own_guesses(case):
     """The same text in the same program; a row of 0 decodes plainly, and is counted so."""
@@ -335,26 +358,49 @@ def test_a_row_bounds_its_own_guesses(case):
 
 
 def tree_of(**changes):
-    return DynamicTree(DraftSource(NET, toys.VOCAB), **{"depth": 2, "width": 2, "num_nodes": 4} | changes)
+    return DynamicTree(
+        DraftSource(NET, toys.VOCAB), **{"depth": 2, "width": 2, "num_nodes": 4} | changes
+    )
 
 
 REFUSED = {
     "no levels": (lambda: DraftTree(NET, toys.VOCAB, ()), ["branching=()", "at least 1"]),
-    "a level without children": (lambda: DraftTree(NET, toys.VOCAB, (2, 0)), ["branching=(2, 0)", "at least 1"]),
+    "a level without children": (
+        lambda: DraftTree(NET, toys.VOCAB, (2, 0)),
+        ["branching=(2, 0)", "at least 1"],
+    ),
     "more siblings than tokens": (lambda: DraftTree(NET, 4, (5,)), ["branching=(5,)", "4 tokens"]),
     "no depth": (lambda: tree_of(depth=0), ["depth=0", "at least 1"]),
     "no width": (lambda: tree_of(width=0), ["width=0", "[1, 29]"]),
     "too wide": (lambda: tree_of(width=30), ["width=30", "[1, 29]"]),
-    "more nodes than candidates": (lambda: tree_of(num_nodes=8), ["num_nodes=8", "7 candidates", "[2, 7]"]),
+    "more nodes than candidates": (
+        lambda: tree_of(num_nodes=8),
+        ["num_nodes=8", "7 candidates", "[2, 7]"],
+    ),
     "the root alone": (lambda: tree_of(num_nodes=1), ["num_nodes=1", "[2, 7]"]),
     "no layer": (lambda: EarlyExit(toys.model(), 0), ["exit_layer=0", "2 layers", "[1, 1]"]),
     "all layers": (lambda: EarlyExit(toys.model(), 2), ["exit_layer=2", "2 layers", "[1, 1]"]),
-    "no layers to exit from": (lambda: EarlyExit(object(), 1), ["over specjax.Transformer, and not over object"]),
+    "no layers to exit from": (
+        lambda: EarlyExit(object(), 1),
+        ["over specjax.Transformer, and not over object"],
+    ),
     "no drafts": (lambda: EarlyExit(toys.model(), 1, 0), ["num_drafts=0", "at least 1"]),
-    "threshold above 1": (lambda: DraftModel(NET, toys.VOCAB, 2, 1.5), ["confidence_threshold=1.5", "[0, 1]"]),
-    "threshold below 0": (lambda: EarlyExit(toys.model(), 1, 2, -0.1), ["confidence_threshold=-0.1", "[0, 1]"]),
-    "threshold nan": (lambda: DraftModel(NET, toys.VOCAB, 2, float("nan")), ["confidence_threshold=nan", "[0, 1]"]),
-    "unequal depths": (lambda: FirstOf(NGram(2), DraftModel(NET, toys.VOCAB, 3)), ["2 deep", "3", "the same depth"]),
+    "threshold above 1": (
+        lambda: DraftModel(NET, toys.VOCAB, 2, 1.5),
+        ["confidence_threshold=1.5", "[0, 1]"],
+    ),
+    "threshold below 0": (
+        lambda: EarlyExit(toys.model(), 1, 2, -0.1),
+        ["confidence_threshold=-0.1", "[0, 1]"],
+    ),
+    "threshold nan": (
+        lambda: DraftModel(NET, toys.VOCAB, 2, float("nan")),
+        ["confidence_threshold=nan", "[0, 1]"],
+    ),
+    "unequal depths": (
+        lambda: FirstOf(NGram(2), DraftModel(NET, toys.VOCAB, 3)),
+        ["2 deep", "3", "the same depth"],
+    ),
     "a shared cache": (
         lambda: FirstOf(NGram(2), EarlyExit(toys.model(), 1, 2)),
         ["Chain over EarlyExitSource drafts in the target's cache", "alone"],
@@ -364,7 +410,9 @@ REFUSED = {
         ["9 nodes", "capacity of 8", "propose less"],
     ),
     "less than no drafts": (
-        lambda: toys.prefill(toys.decoder("none", "match"), toys.params("none"), num_drafts=np.array([1, 0, -2, 1])),
+        lambda: toys.prefill(
+            toys.decoder("none", "match"), toys.params("none"), num_drafts=np.array([1, 0, -2, 1])
+        ),
         ["num_drafts=-2", "0 (plain decoding)"],
     ),
 }
@@ -381,14 +429,18 @@ def test_refused(case):
 
 def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
     """They have no distribution; under shared noise nobody asks for one."""
-    grown, drawn = DynamicTree(DraftSource(NET, toys.VOCAB), 2, 2, 5), DraftModel(NET, toys.VOCAB, 2)
+    grown, drawn = (
+        DynamicTree(DraftSource(NET, toys.VOCAB), 2, 2, 5),
+        DraftModel(NET, toys.VOCAB, 2),
+    )
     dec = Decoder(toys.model(), FirstOf(grown, drawn), RULES["match"](), (), toys.CAPACITY)
     arrays = toys.params("none").replace(proposer=(toys.truncated(), toys.truncated()))
     state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
     assert jax.eval_shape(dec.step, arrays, state)[1].proposal.tokens.shape == (4, 5)
     for proposer in (FirstOf(grown, drawn), FirstOf(drawn, grown)):
         with pytest.raises(
-            ValueError, match=r"^DynamicTree over DraftSource proposes siblings as point masses.*use the rule match"
+            ValueError,
+            match=r"^DynamicTree over DraftSource proposes siblings as point masses.*use the rule match",
         ):
             Decoder(toys.model(), proposer, RULES["rejection"](), (), toys.CAPACITY)
     assert FirstOf(grown, NGram(2)).point_mass  # two of point masses go together
@@ -401,14 +453,18 @@ def test_short_forms_are_shapes_over_sources():
     assert DraftModel(NET, toys.VOCAB, 3, 0.2) == Chain(DraftSource(NET, toys.VOCAB), 3, 0.2)
     assert DraftTree(NET, toys.VOCAB, (2, 2)) == StaticTree(DraftSource(NET, toys.VOCAB), (2, 2))
     assert EarlyExit(toys.model(), 1, 3, 0.2) == Chain(EarlyExitSource(toys.model(), 1), 3, 0.2)
-    assert Universal(other, toys.VOCAB, 3, 4, 0.2) == Chain(TranslatedSource(other, toys.VOCAB, 4), 3, 0.2)
+    assert Universal(other, toys.VOCAB, 3, 4, 0.2) == Chain(
+        TranslatedSource(other, toys.VOCAB, 4), 3, 0.2
+    )
     assert Medusa(heads, [[0], [0, 0]]) == ChoiceTree(MedusaSource(heads), ((0,), (0, 0)))
 
 
 def test_a_narrow_proposal_is_padded():
     """To the wider one's nodes, absent."""
     proposer = FirstOf(NGram(2), DraftTree(NET, toys.VOCAB, (2, 2)))
-    narrow = Proposal(jnp.ones((1, 3), jnp.int32), jnp.array([[-1, 0, 1]]), jnp.ones((1, 3, toys.VOCAB)))
+    narrow = Proposal(
+        jnp.ones((1, 3), jnp.int32), jnp.array([[-1, 0, 1]]), jnp.ones((1, 3, toys.VOCAB))
+    )
     found = proposer._padded(narrow)
     assert found.parent.tolist() == [[-1, 0, 1, -1, -1, -1, -1]]
     assert (found.tokens.shape, found.logits.shape) == ((1, 7), (1, 7, toys.VOCAB))

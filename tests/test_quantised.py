@@ -34,11 +34,15 @@ def chain(draft):
 def kernel(seed=0, shape=(24, 40)):
     """Columns of very different sizes, one of them zero."""
     rng = np.random.default_rng(seed)
-    return (rng.normal(size=shape) * np.geomspace(1e-3, 1e3, shape[1]) * (np.arange(shape[1]) != 7)).astype(np.float32)
+    return (
+        rng.normal(size=shape) * np.geomspace(1e-3, 1e3, shape[1]) * (np.arange(shape[1]) != 7)
+    ).astype(np.float32)
 
 
 def multiply(x, box):
-    return np.asarray(int8_dot_general(jnp.asarray(x), box.unbox(), (((x.ndim - 1,), (0,)), ((), ()))))
+    return np.asarray(
+        int8_dot_general(jnp.asarray(x), box.unbox(), (((x.ndim - 1,), (0,)), ((), ())))
+    )
 
 
 def test_a_kernel_is_rounded_to_half_a_step():
@@ -59,7 +63,11 @@ def test_products_stay_within_the_bound_of_rounding():
     box = Int8.quantise(jnp.asarray(weights))
     found, wanted = multiply(x, box), x.astype(np.float64) @ weights
     sx, sw = np.abs(x).max(-1, keepdims=True) / 127, np.asarray(box.scale, np.float64)
-    bound = np.abs(x).sum(-1, keepdims=True) * sw / 2 + np.abs(weights).sum(0) * sx / 2 + 24 * sx * sw / 4
+    bound = (
+        np.abs(x).sum(-1, keepdims=True) * sw / 2
+        + np.abs(weights).sum(0) * sx / 2
+        + 24 * sx * sw / 4
+    )
     assert found.shape == (2, 3, 40)
     assert (np.abs(found - wanted) <= bound * 1.001 + 1e-30).all()
     assert np.abs(found - wanted).max() > 0
@@ -92,7 +100,9 @@ def test_logits_of_a_quantised_model():
     wanted = toys.plain_logits(toys.PROMPTS)
     found = toys.plain_logits(toys.PROMPTS, made.model, made.params)
     assert 1e-4 < np.abs(found - wanted).max() / np.abs(wanted).max() < 0.06
-    kinds = jax.tree.map(lambda leaf: type(leaf), made.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
+    kinds = jax.tree.map(
+        lambda leaf: type(leaf), made.params, is_leaf=lambda leaf: isinstance(leaf, Int8)
+    )
     assert set(jax.tree.leaves(kinds["layer_0"]["mlp"])) == {Int8}
     assert kinds["head"]["kernel"] is Int8
     assert made.params["embedding"] is loaded().params["embedding"]
@@ -133,7 +143,9 @@ def test_generate_quantises():
     target, prompts = loaded(), [[1, 2, 3], [9]]
     plain = specjax.generate(target, prompts, max_new_tokens=24)
     own = specjax.generate(target, prompts, max_new_tokens=24, proposer="self-int8", num_drafts=3)
-    other = specjax.generate(target, prompts, max_new_tokens=24, draft=target, draft_dtype="int8", num_drafts=3)
+    other = specjax.generate(
+        target, prompts, max_new_tokens=24, draft=target, draft_dtype="int8", num_drafts=3
+    )
     assert plain.tokens == own.tokens == other.tokens
     assert own.stats.acceptance_rate == other.stats.acceptance_rate > 0.5
 
@@ -152,7 +164,9 @@ def test_a_tied_embedding_gets_an_int8_copy():
     for m in made:
         head = m.params["head"]["kernel"]
         wanted = np.asarray(model.params["embedding"])
-        np.testing.assert_allclose(head.values * head.scale[:, None], wanted, atol=np.abs(wanted).max() / 250)
+        np.testing.assert_allclose(
+            head.values * head.scale[:, None], wanted, atol=np.abs(wanted).max() / 250
+        )
     tokens = folders.random_tokens(9)
     np.testing.assert_array_equal(*(toys.plain_logits(tokens, m.model, m.params) for m in made))
 
@@ -176,6 +190,8 @@ def test_generate_refuses(change, message):
 
 def test_a_model_of_ones_own_is_not_quantised():
     """Only what multiplies through `dot_general` can be."""
-    mine = LanguageModel(specjax.models.from_function(lambda p, t: p[t], vocab_size=9, max_positions=9), jnp.eye(9))
+    mine = LanguageModel(
+        specjax.models.from_function(lambda p, t: p[t], vocab_size=9, max_positions=9), jnp.eye(9)
+    )
     with pytest.raises(ValueError, match="model is a RereadingModel; only a specjax Transformer"):
         quantise(mine)

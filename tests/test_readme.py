@@ -8,16 +8,22 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = {page: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+PAGES = {
+    page: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
 BLOCKS = [
-    block for text in PAGES.values() for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    block
+    for text in PAGES.values()
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 ]
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0])
 def test_python_runs(block):
     """Each block alone, from the root of the checkout, as a reader would paste it."""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

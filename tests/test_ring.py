@@ -26,7 +26,9 @@ LIMITS = np.array([CAPACITY, CAPACITY, 90, 150], np.int32)
 def model(windows=(WINDOW, None)):
     config = toys.model(num_layers=len(windows)).module.config
     return specjax.LinenModel(
-        specjax.Transformer(dataclasses.replace(config, windows=windows, max_positions=CAPACITY + 16))
+        specjax.Transformer(
+            dataclasses.replace(config, windows=windows, max_positions=CAPACITY + 16)
+        )
     )
 
 
@@ -44,7 +46,9 @@ PROPOSERS = {
 
 def decoder(case, capacity=CAPACITY):
     proposer, arrays = PROPOSERS[case]()
-    return specjax.Decoder(TARGET, proposer, specjax.Match(), (), capacity), specjax.Params(WEIGHTS, arrays)
+    return specjax.Decoder(TARGET, proposer, specjax.Match(), (), capacity), specjax.Params(
+        WEIGHTS, arrays
+    )
 
 
 def begin(dec, arrays, rows=slice(None), width=WIDTH):
@@ -73,7 +77,9 @@ def layers(state):
     caches = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, WindowedCache))
     caches = [x for x in caches if isinstance(x, WindowedCache)]
     found = [pair for cache in caches for pair in zip(cache.windows, cache.keys, strict=True)]
-    return [keys for window, keys in found if window], [keys for window, keys in found if not window]
+    return [keys for window, keys in found if window], [
+        keys for window, keys in found if not window
+    ]
 
 
 @pytest.mark.parametrize("case", PROPOSERS)
@@ -119,7 +125,12 @@ def test_a_ring_by_definition(width, rows):
         new = (places + 1.0)[:, None, :, None]
         keys, values = cache.layer(0).stage(new, -new)
         seen = cache.layer(0).visible(places, None, window)
-        return dataclasses.replace(cache, keys=(keys,), values=(values,)).commit(count), keys, values, seen
+        return (
+            dataclasses.replace(cache, keys=(keys,), values=(values,)).commit(count),
+            keys,
+            values,
+            seen,
+        )
 
     for _ in range(24):
         at = np.asarray(cache.length)[:, None]
@@ -138,7 +149,9 @@ def test_a_path_is_kept_where_the_ring_turns():
     window, ahead = 3, 4
     for start in (0, 4, 5, 13):
         cache = WindowedCache.zeros(1, 1, 1, 64, 1, jnp.float32)
-        cache = dataclasses.replace(cache, windows=(window,), length=jnp.array([start])).narrow(ahead, ahead)
+        cache = dataclasses.replace(cache, windows=(window,), length=jnp.array([start])).narrow(
+            ahead, ahead
+        )
         new = jnp.array([10.0, 11, 12, 13])[None, None, :, None]
         keys, values = cache.layer(0).stage(new, new)
         cache = dataclasses.replace(cache, keys=(keys,), values=(values,)).commit(

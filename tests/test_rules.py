@@ -37,7 +37,9 @@ def test_every_exact_rule_is_enumerated():
     assert set(ENUMERATE) == {name for name, rule in RULES.items() if rule.exact}
 
 
-@pytest.mark.parametrize(("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)])
+@pytest.mark.parametrize(
+    ("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)]
+)
 def test_drawn_guesses_keep_the_joint_distribution(rule, shape):
     """Guesses drawn from the draft, siblings without replacement: the emitted text is the target's."""
     vocab, parent = SHAPES[shape]
@@ -47,7 +49,9 @@ def test_drawn_guesses_keep_the_joint_distribution(rule, shape):
     assert found.num_accepted.max() == max(len(way) - 1 for way in ways if way[0] == 0)
 
 
-@pytest.mark.parametrize(("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)])
+@pytest.mark.parametrize(
+    ("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)]
+)
 def test_fixed_guesses_keep_the_joint_distribution(rule, shape):
     """The draft's best tokens as point masses: the emitted text is the target's."""
     vocab, parent = SHAPES[shape]
@@ -59,7 +63,11 @@ def test_fixed_guesses_keep_the_joint_distribution(rule, shape):
 @pytest.mark.parametrize("target", [Table, SparseTable, GreedyTable])
 @pytest.mark.parametrize(
     ("rule", "shape"),
-    [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule, ("2 siblings", "breadth first", "chain of 3"))],
+    [
+        (rule, shape)
+        for rule in ENUMERATE
+        for shape in judged_by(rule, ("2 siblings", "breadth first", "chain of 3"))
+    ],
 )
 def test_rows_with_zeros_keep_the_joint_distribution(rule, target, draft, shape):
     """Filtered and one-hot rows, on either side: tokens without mass, in target, draft or both, do no harm."""
@@ -90,8 +98,12 @@ def stopped(draft, threshold, first):
     found = {0: [], 1: [], 2: []}
     for tokens, chance in drawn((-1, 0, 1), draft):
         likely = [draft(tokens[1:n])[tokens[n]] >= threshold for n in (1, 2)]
-        found[min(likely.index(False) + first, 2) if False in likely else 2].append((tokens, chance))
-    return {(-1, *range(count), *[-1] * (2 - count)): cases for count, cases in found.items() if cases}
+        found[min(likely.index(False) + first, 2) if False in likely else 2].append(
+            (tokens, chance)
+        )
+    return {
+        (-1, *range(count), *[-1] * (2 - count)): cases for count, cases in found.items() if cases
+    }
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -103,8 +115,13 @@ def test_a_chain_may_end_behind_an_unlikely_guess_but_not_before(rule, first):
     """
     target, draft = tables(4)
     with enable_x64(True):
-        parts = [ENUMERATE[rule](p, cases, target, draft) for p, cases in stopped(draft, 0.3, first).items()]
-    wrong = np.abs(sum(joint(part, target, 3) for part in parts) - continuation(target, (), 3)).max()
+        parts = [
+            ENUMERATE[rule](p, cases, target, draft)
+            for p, cases in stopped(draft, 0.3, first).items()
+        ]
+    wrong = np.abs(
+        sum(joint(part, target, 3) for part in parts) - continuation(target, (), 3)
+    ).max()
     assert len(parts) >= 2
     assert wrong > 0.01 if first == 0 and not RULES[rule].shared_noise else wrong < 1e-12
 
@@ -125,8 +142,13 @@ def test_block_accepts_no_fewer_than_rejection(shape, draft):
     target, table = Table(vocab, 1), (draft or Table)(vocab, 2)
     proposals = list(drawn(parent, table) if draft else best(parent, table))
     with enable_x64(True):
-        found = {rule: ENUMERATE[rule](parent, proposals, target, table if draft else None) for rule in WALKS}
-    accepted = {rule: (outcome.chance * outcome.num_accepted).sum() for rule, outcome in found.items()}
+        found = {
+            rule: ENUMERATE[rule](parent, proposals, target, table if draft else None)
+            for rule in WALKS
+        }
+    accepted = {
+        rule: (outcome.chance * outcome.num_accepted).sum() for rule, outcome in found.items()
+    }
     if shape == "chain of 3" and draft in (Table, SparseTable):
         assert accepted["block"] > accepted["rejection"] + 0.01
     else:
@@ -151,7 +173,9 @@ def test_match_emits_the_draw_of_the_target_whatever_is_proposed():
         node, text = 0, []
         while True:
             text.append(wanted[row, node])
-            node = next((n for n in range(1, 5) if parent[n] == node and tokens[row, n] == text[-1]), None)
+            node = next(
+                (n for n in range(1, 5) if parent[n] == node and tokens[row, n] == text[-1]), None
+            )
             if node is None:
                 break
         assert emitted[row, : found.num_accepted[row] + 1].tolist() == text
@@ -159,5 +183,8 @@ def test_match_emits_the_draw_of_the_target_whatever_is_proposed():
 
 def test_chains_only():
     """A rule for chains is not paired with a proposer of trees, which the error names, before any compilation."""
-    with pytest.raises(ValueError, match="BlockVerification judges chains only, and SampledTree proposes trees: use"):
+    with pytest.raises(
+        ValueError,
+        match="BlockVerification judges chains only, and SampledTree proposes trees: use",
+    ):
         toys.decoder("tree", "block")

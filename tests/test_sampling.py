@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from specjax import Sampling, sampling
 
@@ -25,7 +30,10 @@ SETTINGS = [
     {"min_p": 0.02},
     {"min_p": 0.5},
     {"min_p": 1.0},
-    {"temperature": 0.7, "top_p": 0.8},  # a filter that came before the temperature would keep others
+    {
+        "temperature": 0.7,
+        "top_p": 0.8,
+    },  # a filter that came before the temperature would keep others
     {"temperature": 1.6, "min_p": 0.1},
     {"top_k": 7, "top_p": 0.6},
     {"top_p": 0.7, "min_p": 0.2},
@@ -66,7 +74,12 @@ def test_each_row_has_its_own_settings():
     """In a mixed batch, greedy rows among them, each row is warped as if it were alone."""
     rows = [DEFAULTS | s for s in SETTINGS]
     rows[2]["temperature"] = rows[14]["temperature"] = 0.0
-    found = np.asarray(warp(LOGITS, Sampling.create(len(rows), **{name: [r[name] for r in rows] for name in DEFAULTS})))
+    found = np.asarray(
+        warp(
+            LOGITS,
+            Sampling.create(len(rows), **{name: [r[name] for r in rows] for name in DEFAULTS}),
+        )
+    )
     for logits, row, got in zip(LOGITS, rows, found, strict=True):
         wanted = transformers_warp(logits, **row) if row["temperature"] else one_hot(logits)
         np.testing.assert_array_equal(np.isneginf(got), np.isneginf(wanted))
@@ -78,7 +91,9 @@ def test_settings_that_are_off_change_nothing():
     np.testing.assert_array_equal(warp(LOGITS, Sampling.create(len(LOGITS))), LOGITS)
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.3}], ids=["plain", "filtered"])
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.3}], ids=["plain", "filtered"]
+)
 def test_temperature_zero_leaves_the_first_maximum(filters):
     """Greedy is a warp: one token is left, of equal ones the first, so that no noise can move it."""
     logits = np.round(LOGITS / 3)  # rounded, so that maxima tie
@@ -95,7 +110,9 @@ def test_the_smallest_top_p_keeps_the_best_token(top_p):
 
 
 @pytest.mark.parametrize("temperature", [1e-20, 2e-38, 1e-38, 1e-45, 1e-60])
-@pytest.mark.parametrize("filters", [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.3}], ids=["plain", "filtered"])
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.3}], ids=["plain", "filtered"]
+)
 def test_the_smallest_temperatures_are_all_but_greedy(temperature, filters):
     """Logits as large as 3000 neither overflow nor tie, and noise does not move the best token."""
     logits = 1000 * LOGITS
@@ -103,7 +120,9 @@ def test_the_smallest_temperatures_are_all_but_greedy(temperature, filters):
     assert not (np.isnan(found) | np.isposinf(found)).any()
     chances = np.asarray(jax.nn.softmax(found))
     np.testing.assert_array_equal(chances, np.exp(one_hot(logits)))
-    np.testing.assert_array_equal(sampling.argmax(found + 20 * (-1.0) ** np.arange(61)), logits.argmax(-1))
+    np.testing.assert_array_equal(
+        sampling.argmax(found + 20 * (-1.0) ** np.arange(61)), logits.argmax(-1)
+    )
 
 
 def test_ties_with_the_last_one_kept_are_kept():
@@ -118,7 +137,9 @@ def test_warp_computes_in_float32():
     logits = jnp.asarray(LOGITS, jnp.bfloat16)
     settings = Sampling.create(len(LOGITS), 0.7, 9, 0.9, 0.01)
     assert warp(logits, settings).dtype == jnp.float32
-    np.testing.assert_array_equal(warp(logits, settings), warp(logits.astype(jnp.float32), settings))
+    np.testing.assert_array_equal(
+        warp(logits, settings), warp(logits.astype(jnp.float32), settings)
+    )
 
 
 @pytest.mark.parametrize("keep", [1, 2, 17, 63, 64])
@@ -180,7 +201,9 @@ create_shared = jax.jit(sampling.SharedDraw.create, static_argnums=(2, 3))
 
 
 def shared(keys, positions, max_depth=3, size=11, sampled=True):
-    return np.asarray(create_shared(keys, jnp.array(positions), max_depth, size, jnp.array(sampled)).gumbel)
+    return np.asarray(
+        create_shared(keys, jnp.array(positions), max_depth, size, jnp.array(sampled)).gumbel
+    )
 
 
 def test_shared_noise_is_of_key_and_absolute_position():
@@ -208,7 +231,11 @@ def test_shared_noise_is_off_without_a_sampled_row():
 def test_shared_noise_depends_on_the_depth_of_a_node_alone():
     """Siblings and cousins share the noise of their position."""
     draw = sampling.SharedDraw(jnp.arange(12.0).reshape(4, 3))
-    assert draw.noise(jnp.array([1, 5, 5]), jnp.array([2, 2, 0])).tolist() == [[6, 7, 8], [6, 7, 8], [0, 1, 2]]
+    assert draw.noise(jnp.array([1, 5, 5]), jnp.array([2, 2, 0])).tolist() == [
+        [6, 7, 8],
+        [6, 7, 8],
+        [0, 1, 2],
+    ]
 
 
 def test_independent_streams_do_not_meet():
@@ -252,9 +279,14 @@ def test_noise_samples_the_softmax(source):
     elif source == "nodes":
         noise = jax.jit(sampling.IndependentDraw(key, 7).noise)(jnp.arange(DRAWS), zeros)
     else:
-        noise = jax.jit(jax.vmap(lambda d: d.residual()))(sampling.IndependentDraw.create(keys, zeros, 7))
+        noise = jax.jit(jax.vmap(lambda d: d.residual()))(
+            sampling.IndependentDraw.create(keys, zeros, 7)
+        )
     counts = np.bincount(sampling.argmax(logits + noise), minlength=7)
-    assert scipy.stats.chisquare(counts, DRAWS * np.asarray(jax.nn.softmax(logits), np.float64)).pvalue > 1e-6
+    assert (
+        scipy.stats.chisquare(counts, DRAWS * np.asarray(jax.nn.softmax(logits), np.float64)).pvalue
+        > 1e-6
+    )
 
 
 def test_acceptance_draws_are_uniform():

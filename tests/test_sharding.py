@@ -162,8 +162,15 @@ def _on_eight(*script: str) -> None:
     # Unoptimised machine code compiles in half the time; what travels between devices is the same.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     flags += " --xla_backend_optimization_level=0"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, *script], capture_output=True, text=True, cwd=ROOT, env=environment)
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": flags,
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(ROOT),
+    }
+    done = subprocess.run(
+        [sys.executable, *script], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 

@@ -68,7 +68,9 @@ def test_features_are_those_of_transformers():
         wanted = model(torch.from_numpy(tokens).long(), output_hidden_states=True).hidden_states
     layers = loaded.model.num_taps - 1
     assert len(wanted) == layers + 1 > 2
-    out = loaded.model.apply(loaded.params, jnp.asarray(tokens), places(tokens), taps=tuple(range(layers)))
+    out = loaded.model.apply(
+        loaded.params, jnp.asarray(tokens), places(tokens), taps=tuple(range(layers))
+    )
     for found, their in zip(jnp.split(out.features, layers, axis=-1), wanted[:layers], strict=True):
         assert their.std() > 0.01
         np.testing.assert_allclose(found, their.numpy(), rtol=0, atol=1e-5)
@@ -101,27 +103,41 @@ class Recorder(Proposer):
 
     def init(self, params: Any, prompt: Block, capacity: int) -> RecordedState:
         rows, width = prompt.tokens.shape
-        features = jnp.zeros((rows, capacity + self.max_depth + 1, SIZE)).at[:, :width].set(prompt.features)
+        features = (
+            jnp.zeros((rows, capacity + self.max_depth + 1, SIZE))
+            .at[:, :width]
+            .set(prompt.features)
+        )
         return RecordedState(self.inner.init(params, prompt, capacity), features, prompt.count)
 
-    def propose(self, params: Any, state: RecordedState, context: Context) -> tuple[Proposal, RecordedState]:
+    def propose(
+        self, params: Any, state: RecordedState, context: Context
+    ) -> tuple[Proposal, RecordedState]:
         proposal, inner = self.inner.propose(params, state.inner, context)
         return proposal, dataclasses.replace(state, inner=inner)
 
     def observe(self, params: Any, state: RecordedState, block: Block) -> RecordedState:
-        write = jax.vmap(lambda all_, new, at: jax.lax.dynamic_update_slice_in_dim(all_, new, at, axis=0))
+        write = jax.vmap(
+            lambda all_, new, at: jax.lax.dynamic_update_slice_in_dim(all_, new, at, axis=0)
+        )
         features = write(state.features, block.features, state.length)
-        return RecordedState(self.inner.observe(params, state.inner, block), features, state.length + block.count)
+        return RecordedState(
+            self.inner.observe(params, state.inner, block), features, state.length + block.count
+        )
 
 
 @pytest.mark.parametrize("chunk", [prefill.CHUNK, 3], ids=["one pass", "chunks"])
-@pytest.mark.parametrize(("case", "rule"), [("draft 3", "match"), ("tree", "rejection"), ("ngram", "match")])
+@pytest.mark.parametrize(
+    ("case", "rule"), [("draft 3", "match"), ("tree", "rejection"), ("ngram", "match")]
+)
 def test_a_proposer_meets_the_features_of_all_that_is_committed(case, rule, chunk, monkeypatch):
     """Of the prompt, also where it is read in chunks, and of every accepted path; the text is as without them."""
     monkeypatch.setattr(prefill, "CHUNK", chunk)
     proposer, arrays = toys.CASES[case][0], toys.params(case)
     # Another capacity for each chunk: a program is found again by its decoder, which does not know of chunks.
-    dec = Decoder(NET, Recorder(proposer), toys.RULES[rule](), (toys.EOS,), toys.CAPACITY + chunk % 2)
+    dec = Decoder(
+        NET, Recorder(proposer), toys.RULES[rule](), (toys.EOS,), toys.CAPACITY + chunk % 2
+    )
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0))
     assert toys.texts(state) == toys.decoded(case, rule, 1.0)[0]
     assert state.stats.accepted.sum() > 2
@@ -129,7 +145,9 @@ def test_a_proposer_meets_the_features_of_all_that_is_committed(case, rule, chun
     wanted = np.concatenate([plain[..., 32 * tap :][..., :32] for tap in TAPS], axis=-1)
     np.testing.assert_array_equal(state.proposer.length, state.length - 1)
     for row, length in enumerate(np.asarray(state.proposer.length)):
-        np.testing.assert_allclose(state.proposer.features[row, :length], wanted[row, :length], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(
+            state.proposer.features[row, :length], wanted[row, :length], rtol=0, atol=1e-4
+        )
 
 
 def test_without_taps_there_is_nothing_to_pay():

@@ -51,13 +51,23 @@ def tensors(config: Config) -> list[Tensor]:
     if not config.tied_embeddings:
         found.append(Tensor("words_out", ("head",), transpose=True))
     for n, part in enumerate("qkv"):
-        found.append(Tensor("root.qkv", (part,), True, shape=(18, 4), index=(slice(6 * n, 6 * n + 6),)))
+        found.append(
+            Tensor("root.qkv", (part,), True, shape=(18, 4), index=(slice(6 * n, 6 * n + 6),))
+        )
     for n, part in enumerate("QKV"):
         index = (slice(None), n)
-        found.append(Tensor("root.heads", (part,), True, shape=(18, 4), view=(3, 3, 2, 4), index=index))
-        found.append(Tensor("root.heads_bias", (f"{part}_bias",), shape=(18,), view=(3, 3, 2), index=index))
+        found.append(
+            Tensor("root.heads", (part,), True, shape=(18, 4), view=(3, 3, 2, 4), index=index)
+        )
+        found.append(
+            Tensor("root.heads_bias", (f"{part}_bias",), shape=(18,), view=(3, 3, 2), index=index)
+        )
     for n, part in enumerate(("gate", "up")):
-        found.append(Tensor("root.wide", (part,), shape=(4, 10), index=(slice(None), slice(5 * n, 5 * n + 5))))
+        found.append(
+            Tensor(
+                "root.wide", (part,), shape=(4, 10), index=(slice(None), slice(5 * n, 5 * n + 5))
+            )
+        )
     for e in range(3):
         found.append(Tensor(f"root.expert.{e}", ("experts",), transpose=True, at=e))
         found.append(Tensor("root.stack", ("stack",), at=e, shape=(3, 5, 4), index=(e,)))
@@ -161,7 +171,9 @@ def test_older_files_leave_the_prefix_out(tmp_path):
 
     assert_same(read_params(stored(tmp_path, shorten), FAMILY, MODEL, np.float32), params())
     with pytest.raises(ValueError) as caught:
-        read_params(stored(tmp_path, lambda t: t.update(qkv=t.pop("root.qkv"))), FAMILY, MODEL, np.float32)
+        read_params(
+            stored(tmp_path, lambda t: t.update(qkv=t.pop("root.qkv"))), FAMILY, MODEL, np.float32
+        )
     assert "root.qkv is missing (shape [18, 4])" in str(caught.value)
     assert "qkv is not a tensor of this architecture" in str(caught.value)
 
@@ -247,8 +259,15 @@ def test_a_tensor_that_is_read_in_part(tmp_path):
                 if name != "k":
                     self.param(name, nn.initializers.normal(1.0), shape)
 
-    with pytest.raises(ValueError, match=r"root.qkv holds 72 numbers, of which the family's table reads 48"):
-        read_params(stored(tmp_path), dataclasses.replace(FAMILY, tensors=some), LinenModel(Less()), np.float32)
+    with pytest.raises(
+        ValueError, match=r"root.qkv holds 72 numbers, of which the family's table reads 48"
+    ):
+        read_params(
+            stored(tmp_path),
+            dataclasses.replace(FAMILY, tensors=some),
+            LinenModel(Less()),
+            np.float32,
+        )
 
 
 def test_a_parameter_without_a_tensor(tmp_path):
@@ -263,7 +282,9 @@ def test_a_parameter_without_a_tensor(tmp_path):
 
 def test_a_tied_copy_is_ignored(tmp_path):
     """A second copy of a tied embedding, by whatever name the family has for it, is no fault."""
-    found = read_params(stored(tmp_path), FAMILY, LinenModel(Net(Config(tied_embeddings=True))), np.float32)
+    found = read_params(
+        stored(tmp_path), FAMILY, LinenModel(Net(Config(tied_embeddings=True))), np.float32
+    )
     assert_same(found, {name: leaf for name, leaf in params().items() if name != "head"})
 
 

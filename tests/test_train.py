@@ -37,7 +37,13 @@ def state(folder):
 
 
 def leaves(tree, path=()):
-    for name, branch in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+    for name, branch in (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    ):
         yield from leaves(branch, (*path, name))
     if not isinstance(tree, dict | list) and tree is not None:
         yield path, tree
@@ -75,7 +81,9 @@ def test_stopped_and_resumed_is_uninterrupted(tmp_path):
 def saved(out):
     """The steps of whole checkpoints, and the names of what is still being written."""
     names = os.listdir(out / "state") if (out / "state").exists() else []
-    return [int(name) for name in names if name.isdigit()], [name for name in names if not name.isdigit()]
+    return [int(name) for name in names if name.isdigit()], [
+        name for name in names if not name.isdigit()
+    ]
 
 
 @pytest.mark.parametrize(("moment", "after"), [("any", 3), ("any", 11), ("writing", 7)])
@@ -123,12 +131,25 @@ def test_training_goes_on_from_a_folder(tmp_path):
     """`--initial` starts where another run ended; a folder of other sizes is refused, which are
     named alone."""
     folder = str(trained.target())
-    run(tmp_path / "run", "--initial", folder, "--tokenizer", folder + "/tokenizer.json", "--steps", "1")
-    assert metrics(tmp_path / "run")[-1]["held_out_loss"] < metrics(trained.run())[-1]["held_out_loss"] + 0.3
+    run(
+        tmp_path / "run",
+        "--initial",
+        folder,
+        "--tokenizer",
+        folder + "/tokenizer.json",
+        "--steps",
+        "1",
+    )
+    assert (
+        metrics(tmp_path / "run")[-1]["held_out_loss"]
+        < metrics(trained.run())[-1]["held_out_loss"] + 0.3
+    )
     other = ("--initial", folder, "--tokenizer", folder + "/tokenizer.json", "--num-layers", "2")
     with pytest.raises(ValueError, match=r"does not fit --num-layers 2: pass --num-layers 1$"):
         run(tmp_path / "other", *other)
-    with pytest.raises(ValueError, match=r"\(300, in .*\) than the tokenizer of this run \(280, .*pass --tokenizer"):
+    with pytest.raises(
+        ValueError, match=r"\(300, in .*\) than the tokenizer of this run \(280, .*pass --tokenizer"
+    ):
         run(tmp_path / "words", "--initial", folder, "--vocab-size", "280")
 
 

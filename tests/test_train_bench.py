@@ -36,7 +36,9 @@ def test_the_loops_take_the_same_step(tmp_path, monkeypatch, capsys, dtype):
         assert one["first_losses"][1] < one["first_losses"][0]
     for row in rows:
         if row["mfu"] is not None:  # else another process was busy
-            assert row["mfu"] == pytest.approx(row["tokens_per_second"] * row["flops_per_token"] / 1e11)
+            assert row["mfu"] == pytest.approx(
+                row["tokens_per_second"] * row["flops_per_token"] / 1e11
+            )
     assert "| distill | torch | bfloat16 |" in capsys.readouterr().out
 
 
@@ -46,7 +48,9 @@ def test_operations_are_those_of_the_products():
     config = model.module.config
     params = jax.eval_shape(model.init, jax.random.key(0))
     tokens = jnp.zeros((1, length), int)
-    traced = jax.make_jaxpr(lambda p: model.apply(p, tokens, jnp.arange(length)[None]).logits)(params)
+    traced = jax.make_jaxpr(lambda p: model.apply(p, tokens, jnp.arange(length)[None]).logits)(
+        params
+    )
     found = 0
 
     def count(jaxpr):
@@ -56,7 +60,9 @@ def test_operations_are_those_of_the_products():
                 (inner, _), _ = equation.params["dimension_numbers"]
                 shape = equation.invars[0].aval.shape
                 found += 2 * equation.outvars[0].aval.size * int(np.prod([shape[i] for i in inner]))
-            for part in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            for part in jax.tree.leaves(
+                equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+            ):
                 if hasattr(part, "jaxpr") or hasattr(part, "eqns"):
                     count(getattr(part, "jaxpr", part))
 
@@ -78,7 +84,9 @@ def test_an_ablation(tmp_path, monkeypatch):
     """Every cell is trained and measured; what is there is not made again, and a table says what there is."""
     monkeypatch.chdir(trained.SOURCE)
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("import os", "def f(", "class A")))
+    prompts.write_text(
+        "".join(json.dumps({"prompt": p}) + "\n" for p in ("import os", "def f(", "class A"))
+    )
 
     def start(*more, behind=(), out="out"):
         ablation.main([
@@ -101,7 +109,10 @@ def test_an_ablation(tmp_path, monkeypatch):
             assert 1 <= low <= row[f"tau_{heat}"][0] <= high <= 3
             assert (f"gain_{heat}" in row) == (row["data"] != "text")
     assert not found["left"]
-    models = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/model/model.safetensors")}
+    models = {
+        path: path.stat().st_mtime_ns
+        for path in (tmp_path / "out").glob("*/model/model.safetensors")
+    }
     assert len(models) == 2
     shards = (
         tmp_path / "out" / "accepted-length.target" / "sampled",
@@ -111,8 +122,12 @@ def test_an_ablation(tmp_path, monkeypatch):
     (tmp_path / "out" / "accepted-length.target" / "measured.json").unlink()
     assert start()["rows"] == found["rows"]
     kept = {path: path.stat().st_mtime_ns for path in models}
-    assert [path.parent.parent.name for path in models if kept[path] != models[path]] == ["accepted-length.target"]
-    assert start("--losses", "forward-kl", "--modes", "text")["rows"] == found["rows"]  # those of other calls stay
+    assert [path.parent.parent.name for path in models if kept[path] != models[path]] == [
+        "accepted-length.target"
+    ]
+    assert (
+        start("--losses", "forward-kl", "--modes", "text")["rows"] == found["rows"]
+    )  # those of other calls stay
     lines = (tmp_path / "out" / "ablation.md").read_text().splitlines()
     assert lines[2].startswith("| forward-kl | text | ") and len(lines) == 4
     with pytest.raises(ValueError, match="was begun with --num-drafts 2, not 3"):
@@ -126,13 +141,18 @@ def test_an_ablation(tmp_path, monkeypatch):
     model = str(tmp_path / "out" / "forward-kl.text" / "model")
     first, second, _ = start(behind=("--initial", model), out="more")["rows"]
     assert (first["loss"], first["data"]) == ("none", "--initial")
-    assert all(first[f"tau_{heat}"] == second[f"tau_{heat}"] for heat in ("0.0", "1.0"))  # the same model, twice
+    assert all(
+        first[f"tau_{heat}"] == second[f"tau_{heat}"] for heat in ("0.0", "1.0")
+    )  # the same model, twice
 
 
 def test_gains_are_paired():
     """A cell against itself gains nothing, whatever prompts are drawn; twice the tokens a pass is 100 %."""
     rng = np.random.default_rng(0)
-    counts = {"emitted": rng.integers(20, 40, 30).tolist(), "passes": rng.integers(8, 20, 30).tolist()}
+    counts = {
+        "emitted": rng.integers(20, 40, 30).tolist(),
+        "passes": rng.integers(8, 20, 30).tolist(),
+    }
     assert ablation.gain(counts, counts) == (0, 0, 0)
     twice = {**counts, "emitted": [2 * n for n in counts["emitted"]]}
     assert ablation.gain(twice, counts) == pytest.approx((1, 1, 1))
@@ -140,11 +160,18 @@ def test_gains_are_paired():
 
 def test_a_cell_that_fails_stays_in_the_table():
     """With what went wrong, and the others beside it."""
-    options = ablation.AblationOptions(target="t", data=(), prompts="p", losses=("reverse-kl",), modes=("text",))
-    found = {("forward-kl", "text"): {"counts": {}}, ("reverse-kl", "text"): {"failure": "the loss is nan, on"}}
+    options = ablation.AblationOptions(
+        target="t", data=(), prompts="p", losses=("reverse-kl",), modes=("text",)
+    )
+    found = {
+        ("forward-kl", "text"): {"counts": {}},
+        ("reverse-kl", "text"): {"failure": "the loss is nan, on"},
+    }
     made = ablation.report(options, found)
     assert "| reverse-kl | text | the loss is nan |" in ablation.table(made)
     assert "still to come: " not in ablation.table(made)
-    assert "still to come: forward-kl.text, reverse-kl.text" in ablation.table(ablation.report(options, {}))
+    assert "still to come: forward-kl.text, reverse-kl.text" in ablation.table(
+        ablation.report(options, {})
+    )
     with pytest.raises(ValueError, match="reverse-kl is infinite at --temperature 0"):
         ablation.AblationOptions(target="t", data=(), prompts="p", temperature=0.0)

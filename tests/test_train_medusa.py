@@ -24,8 +24,28 @@ from specjax.training.optimizer import make_optimizer
 ROOT = pathlib.Path(__file__).parent.parent
 TARGET = ROOT / "checkpoints" / "tiny" / "target"
 SIZES = [
-    *("--num-heads", "2", "--sequence-length", "48", "--batch-size", "4", "--eval-batches", "2", "--warmup-steps", "2"),
-    *("--written-sequences", "4", "--written-prompt", "8", "--tree-nodes", "6", "--learning-rate", "0.01"),
+    *(
+        "--num-heads",
+        "2",
+        "--sequence-length",
+        "48",
+        "--batch-size",
+        "4",
+        "--eval-batches",
+        "2",
+        "--warmup-steps",
+        "2",
+    ),
+    *(
+        "--written-sequences",
+        "4",
+        "--written-prompt",
+        "8",
+        "--tree-nodes",
+        "6",
+        "--learning-rate",
+        "0.01",
+    ),
 ]
 
 
@@ -63,8 +83,12 @@ def test_labels_lie_two_places_ahead_and_more():
     for k in range(3):
         labels, weight = (np.asarray(x) for x in medusa.labels_ahead(batch, mask, k))
         assert labels.shape == weight.shape == (2, 8)
-        learned = {(row, t): row == 0 or 5 <= t + 2 + k <= 7 for row in range(2) for t in range(7 - k)}
-        assert set(zip(*np.nonzero(weight), strict=True)) == {place for place, yes in learned.items() if yes}
+        learned = {
+            (row, t): row == 0 or 5 <= t + 2 + k <= 7 for row in range(2) for t in range(7 - k)
+        }
+        assert set(zip(*np.nonzero(weight), strict=True)) == {
+            place for place, yes in learned.items() if yes
+        }
         for row, t in zip(*np.nonzero(weight), strict=True):
             assert labels[row, t] == batch[row, t + 2 + k]
 
@@ -74,8 +98,18 @@ def test_heads_learn(finished):
     target = specjax.load(TARGET)
     texts = Tokens(finished / "corpus" / "held_out.bin").batch(0, 4, 48, 0)[:, :-1]
     ranks = [
-        measure_ranks(target.model, target.params, heads.heads, heads.params, head_matrix(target.params), texts)
-        for heads in (specjax.MedusaAdapter.create(target, 2), specjax.load_medusa(finished / "model", target))
+        measure_ranks(
+            target.model,
+            target.params,
+            heads.heads,
+            heads.params,
+            head_matrix(target.params),
+            texts,
+        )
+        for heads in (
+            specjax.MedusaAdapter.create(target, 2),
+            specjax.load_medusa(finished / "model", target),
+        )
     ]
     before, after = (np.log1p(found).mean(0) for found in ranks)
     assert (after < before - 0.1).all()
@@ -116,7 +150,13 @@ def test_own_heads_and_soft_labels(text, tmp_path):
 def job(**changes):
     """Heads of the tiny target, on sequences of which a part is learned; parameters to begin with, and a batch."""
     options = medusa.MedusaOptions(
-        target=str(TARGET), data=(), num_heads=2, sequence_length=24, written_prompt=8, batch_size=2, **changes
+        target=str(TARGET),
+        data=(),
+        num_heads=2,
+        sequence_length=24,
+        written_prompt=8,
+        batch_size=2,
+        **changes,
     )
     target = specjax.load(TARGET)
     tokens = np.random.default_rng(0).integers(1, 512, (2, 25), dtype=np.int32)
@@ -134,8 +174,12 @@ def test_the_target_learns_beside_the_heads():
     target = made.target
     loss = jax.jit(jax.value_and_grad(made.loss, has_aux=True))
     (total, found), grads = loss(params, target.params, batch)
-    logits = jax.nn.log_softmax(toys.plain_logits(batch["tokens"][:, :-1], target.model, target.params))
-    wanted = -np.take_along_axis(np.asarray(logits), batch["tokens"][:, 1:, None], 2)[..., 0][:, 10:].mean()
+    logits = jax.nn.log_softmax(
+        toys.plain_logits(batch["tokens"][:, :-1], target.model, target.params)
+    )
+    wanted = -np.take_along_axis(np.asarray(logits), batch["tokens"][:, 1:, None], 2)[..., 0][
+        :, 10:
+    ].mean()
     assert float(found["loss_target"]) == pytest.approx(wanted, rel=0.02)
     heads = float(found["loss_head_0"]) + 0.8 * float(found["loss_head_1"])
     assert float(total) == pytest.approx(wanted + 0.5 * heads, rel=0.02)
@@ -144,7 +188,9 @@ def test_the_target_learns_beside_the_heads():
     assert min(reached.values()) > 0
     assert max(float(jnp.abs(grad["a"]).max()) for grad in grads["lora"].values()) == 0
     made = job(lora_rank=2, heads_ramp="sine", steps=10, warmup_steps=1)[0]
-    assert [float(made.batch(step)["share"][0]) for step in (0, 5, 10)] == pytest.approx([0, 0.2 * 0.5**0.5, 0.2])
+    assert [float(made.batch(step)["share"][0]) for step in (0, 5, 10)] == pytest.approx(
+        [0, 0.2 * 0.5**0.5, 0.2]
+    )
 
 
 def test_low_rank_changes():
@@ -167,7 +213,9 @@ def test_parts_learn_at_their_own_rates():
     """Equal gradients, and steps in the ratio of the rates."""
     optimizer = make_optimizer(LoopOptions(warmup_steps=0), {"heads": 4.0, "lora": 1.0})
     params = {"heads": {"x": jnp.zeros(3)}, "lora": {"x": jnp.zeros(3)}}
-    changes: Any = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)[0]
+    changes: Any = optimizer.update(
+        jax.tree.map(jnp.ones_like, params), optimizer.init(params), params
+    )[0]
     np.testing.assert_allclose(changes["heads"]["x"], 4 * changes["lora"]["x"], rtol=1e-6)
     assert (changes["lora"]["x"] < 0).all()
 
@@ -188,14 +236,18 @@ def test_heads_and_a_target_of_their_own(finished, text, tmp_path):
     assert (target.params["layer_0"]["attention"]["q"]["kernel"] != before).any()
     heads = specjax.load_medusa(model / "heads", target)
     plain = specjax.generate(target, "import ", max_new_tokens=8)
-    assert specjax.generate(target, "import ", max_new_tokens=8, proposer=heads).tokens == plain.tokens
+    assert (
+        specjax.generate(target, "import ", max_new_tokens=8, proposer=heads).tokens == plain.tokens
+    )
 
 
 def test_presets(tmp_path):
     """Each says what its options are; the command line and a file win over it, and a file can name one."""
     required = ["--target", "t", "--data", "d"]
     for name, recipe in recipes.PRESETS.items():
-        found = options.parse(medusa.MedusaOptions, [*required, "--preset", name], None, recipes.PRESETS)
+        found = options.parse(
+            medusa.MedusaOptions, [*required, "--preset", name], None, recipes.PRESETS
+        )
         assert {key: getattr(found, key) for key in recipe} == recipe
     (tmp_path / "o.json").write_text(json.dumps({"preset": "medusa-2", "num_heads": 3}))
     file = [*required, "--config", str(tmp_path / "o.json"), "--lora-rank", "8"]

@@ -48,7 +48,10 @@ def greedy(family, eos, **options):
                 pad_token_id=0,
                 return_dict_in_generate=True,
                 output_logits=True,
-                **{name: make(len(ids)) if callable(make) else make for name, make in options.items()},
+                **{
+                    name: make(len(ids)) if callable(make) else make
+                    for name, make in options.items()
+                },
             )
         tokens.append(out.sequences[0, len(ids) :].tolist())
         logprobs.append(torch.log_softmax(torch.cat(out.logits), -1).numpy())
@@ -63,9 +66,9 @@ class Theirs(transformers.LogitsProcessor):
 
     def __call__(self, input_ids, scores):
         text = input_ids[0].tolist()
-        return torch.tensor(self.function(scores[0].numpy(), text, text[self.prompt_length :]), dtype=torch.float32)[
-            None
-        ]
+        return torch.tensor(
+            self.function(scores[0].numpy(), text, text[self.prompt_length :]), dtype=torch.float32
+        )[None]
 
 
 def counted(x, text, output):
@@ -75,7 +78,9 @@ def counted(x, text, output):
 
 
 def own(*functions):
-    return lambda n: transformers.LogitsProcessorList([Theirs(function, n) for function in functions])
+    return lambda n: transformers.LogitsProcessorList(
+        [Theirs(function, n) for function in functions]
+    )
 
 
 @functools.cache
@@ -135,7 +140,14 @@ def test_same_settings_same_tokens(family, case):
     mine, other = CASES[case](plain(family))
     draft = specjax.load(folders.draft())
     out = specjax.generate(
-        ours(family), prompts(family), draft=draft, num_drafts=2, max_new_tokens=NEW, eos=eos, logprobs=3, **mine
+        ours(family),
+        prompts(family),
+        draft=draft,
+        num_drafts=2,
+        max_new_tokens=NEW,
+        eos=eos,
+        logprobs=3,
+        **mine,
     )
     wanted, logprobs = greedy(family, eos, **other)
     assert out.tokens == wanted
@@ -150,7 +162,9 @@ def test_bad_words_as_texts():
     """A text is banned at a beginning and after a space."""
     target = ours("llama")
     out = specjax.generate(target, PROMPTS, max_new_tokens=NEW, eos=[])
-    word = next(w for w in target.tokenizer.get_vocab() if len(w) > 2 and w.isalpha() and w in out.text[0])
+    word = next(
+        w for w in target.tokenizer.get_vocab() if len(w) > 2 and w.isalpha() and w in out.text[0]
+    )
     again = specjax.generate(target, PROMPTS, max_new_tokens=NEW, eos=[], bad_words=[word])
     banned = [target.tokenizer.encode(text).ids for text in (word, " " + word)]
     assert again.tokens != out.tokens
@@ -163,10 +177,15 @@ def test_log_probabilities_end_where_the_tokens_end():
     target = ours("llama")
     whole = specjax.generate(target, PROMPTS, max_new_tokens=NEW, temperature=1.0, logprobs=0)
     stop = whole.text[0][len(whole.text[0]) // 2]
-    out = specjax.generate(target, PROMPTS, max_new_tokens=NEW, temperature=1.0, logprobs=0, stop=stop)
+    out = specjax.generate(
+        target, PROMPTS, max_new_tokens=NEW, temperature=1.0, logprobs=0, stop=stop
+    )
     assert "stop" in out.finish
     for tokens, found, full in zip(out.tokens, out.logprobs, whole.logprobs, strict=True):
-        assert found.raw.shape == found.warped.shape == (len(tokens),) and found.top.shape == (len(tokens), 0)
+        assert found.raw.shape == found.warped.shape == (len(tokens),) and found.top.shape == (
+            len(tokens),
+            0,
+        )
         np.testing.assert_allclose(found.raw, full.raw[: len(tokens)], atol=1e-4)
         np.testing.assert_allclose(found.raw, found.warped, atol=1e-5)
     assert specjax.generate(target, PROMPTS, max_new_tokens=2).logprobs is None

@@ -15,7 +15,9 @@ def forests():
     """[400, N] random parents in topological order, a third of the nodes absent, and the extreme shapes."""
     rng = np.random.default_rng(0)
     size = MAX_DEPTH + 1
-    found = [np.array([-1, *(rng.integers(-n // 3, n) for n in range(1, size))]) for _ in range(400)]
+    found = [
+        np.array([-1, *(rng.integers(-n // 3, n) for n in range(1, size))]) for _ in range(400)
+    ]
     found += [tree.chain(size), np.zeros(size, int) - (np.arange(size) == 0), np.full(size, -1)]
     return np.maximum(np.array(found), -1).astype(np.int32)
 
@@ -23,7 +25,9 @@ def forests():
 def test_ancestor_mask_names_the_nodes_on_the_way_up(forests):
     """mask[n, m] holds exactly for the ancestors m of n, and for n itself."""
     found = np.asarray(jax.vmap(tree.ancestor_mask)(forests))
-    wanted = [[np.isin(np.arange(len(p)), trees.ancestors(p, n)) for n in range(len(p))] for p in forests]
+    wanted = [
+        [np.isin(np.arange(len(p)), trees.ancestors(p, n)) for n in range(len(p))] for p in forests
+    ]
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -31,13 +35,17 @@ def test_depth_counts_the_steps_up(forests):
     """A node's depth is the number of its proper ancestors; roots and absent nodes have 0."""
     found = np.asarray(jax.vmap(tree.depth)(forests))
     assert found.dtype == np.int32
-    np.testing.assert_array_equal(found, [[len(trees.ancestors(p, n)) - 1 for n in range(len(p))] for p in forests])
+    np.testing.assert_array_equal(
+        found, [[len(trees.ancestors(p, n)) - 1 for n in range(len(p))] for p in forests]
+    )
 
 
 def test_path_lists_the_way_down_padded_with_its_end(forests):
     """path(n) is the nodes from the root to n in order, then n again."""
     nodes = np.arange(MAX_DEPTH + 1)
-    paths = jax.jit(jax.vmap(jax.vmap(lambda p, n: tree.path(p, n, MAX_DEPTH), (None, 0)), (0, None)))
+    paths = jax.jit(
+        jax.vmap(jax.vmap(lambda p, n: tree.path(p, n, MAX_DEPTH), (None, 0)), (0, None))
+    )
     found = np.asarray(paths(forests, nodes))
     assert found.dtype == np.int32
     for parent, rows in zip(forests, found, strict=True):
@@ -65,7 +73,10 @@ def test_a_tree_holds_what_follows_from_its_parents(forests):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_chain_needs_no_closure(size):
     """Its record is the one of any tree; where it ends early, absent nodes still stand at their index."""
-    whole, general = tree.Tree.of(tree.chain(size), size - 1, True), tree.Tree.of(tree.chain(size), size - 1)
+    whole, general = (
+        tree.Tree.of(tree.chain(size), size - 1, True),
+        tree.Tree.of(tree.chain(size), size - 1),
+    )
     jax.tree.map(np.testing.assert_array_equal, whole, general)
     ended = tree.Tree.of(np.where(np.arange(size) < 2, tree.chain(size), -1), size - 1, True)
     for name in ("depth", "ancestors", "path"):
@@ -77,7 +88,10 @@ def test_pruning_takes_what_hangs_below(forests):
     known = np.random.default_rng(2).random(forests.shape) < 0.7
     found = np.asarray(jax.vmap(tree.prune)(forests, known))
     for parent, kept, after in zip(forests, known, found, strict=True):
-        wanted = [up if all(kept[m] for m in trees.ancestors(parent, n)) else -1 for n, up in enumerate(parent)]
+        wanted = [
+            up if all(kept[m] for m in trees.ancestors(parent, n)) else -1
+            for n, up in enumerate(parent)
+        ]
         assert after.tolist() == wanted
 
 

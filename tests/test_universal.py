@@ -62,31 +62,51 @@ def test_spell(width):
 def test_the_draft_reads_the_spelt_text(temperature):
     """Its cache after a run is one pass over its start and the spelling of all but the last block."""
     dec = toys.decoder("universal", "match")
-    changes = {"prompt": toys.PROMPTS % 7, "limit": np.full(toys.ROWS, 32), "temperature": temperature}
+    changes = {
+        "prompt": toys.PROMPTS % 7,
+        "limit": np.full(toys.ROWS, 32),
+        "temperature": temperature,
+    }
     state = dec.run(params(), toys.prefill(dec, params(), **changes))
     assert (state.proposer.room >= 0).all()
     spelt = [[*START, *by_hand(text[:-1])] for text in toys.texts(state)]
-    unread = [by_hand(state.proposer.fresh[row, : state.proposer.count[row]].tolist()) for row in range(toys.ROWS)]
+    unread = [
+        by_hand(state.proposer.fresh[row, : state.proposer.count[row]].tolist())
+        for row in range(toys.ROWS)
+    ]
     width = max(map(len, spelt))
     padded = np.array([[*row, *[0] * (width - len(row))] for row in spelt], np.int32)
     plain = DRAFT.apply(
-        respelt(), padded, np.broadcast_to(np.arange(width), padded.shape), DRAFT.init_cache(toys.ROWS, width)
+        respelt(),
+        padded,
+        np.broadcast_to(np.arange(width), padded.shape),
+        DRAFT.init_cache(toys.ROWS, width),
     )
     plain = plain.cache.commit(state.proposer.cache.length)
     for row in range(toys.ROWS):
         assert state.proposer.cache.length[row] == len(spelt[row]) - len(unread[row])
-        for found, wanted in zip(toys.committed(state.proposer.cache, row), toys.committed(plain, row), strict=True):
+        for found, wanted in zip(
+            toys.committed(state.proposer.cache, row), toys.committed(plain, row), strict=True
+        ):
             np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("rule", toys.RULES)
 def test_another_name_for_every_token_changes_nothing(rule):
     """Where each token has a draft token, guesses, figures and texts are those of a draft with the same tokens."""
-    names = jnp.array(np.random.default_rng(1).permutation(toys.OTHER_VOCAB)[: toys.VOCAB].astype(np.int32))
-    tables = TABLES.replace(
-        pieces=names[:, None], count=jnp.ones_like(names), to_draft=names, start=jnp.zeros(0, jnp.int32)
+    names = jnp.array(
+        np.random.default_rng(1).permutation(toys.OTHER_VOCAB)[: toys.VOCAB].astype(np.int32)
     )
-    arrays = Params(toys.weights(), UniversalParams(toys.respelt(toys.weights(noise=toys.NOISE), tables), tables))
+    tables = TABLES.replace(
+        pieces=names[:, None],
+        count=jnp.ones_like(names),
+        to_draft=names,
+        start=jnp.zeros(0, jnp.int32),
+    )
+    arrays = Params(
+        toys.weights(),
+        UniversalParams(toys.respelt(toys.weights(noise=toys.NOISE), tables), tables),
+    )
     dec = decoder(Universal(DRAFT, toys.VOCAB, 3, expansion=1), rule)
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0))
     texts, wanted = toys.decoded("draft 3", rule, 1.0)
@@ -122,7 +142,8 @@ def test_without_a_shared_token_nothing_is_proposed(rule):
         assert (state.stats.proposed == 0).all()
         plain = toys.decoder("none", rule)
         wanted = plain.run(
-            toys.params("none"), toys.prefill(plain, toys.params("none"), temperature=temperature, top_p=0.9)
+            toys.params("none"),
+            toys.prefill(plain, toys.params("none"), temperature=temperature, top_p=0.9),
         )
         assert toys.texts(state) == toys.texts(wanted)
 
@@ -151,7 +172,8 @@ def test_a_draft_that_is_full_falls_silent():
 def net(max_positions):
     module = DRAFT.module
     return dataclasses.replace(
-        DRAFT, module=module.clone(config=dataclasses.replace(module.config, max_positions=max_positions))
+        DRAFT,
+        module=module.clone(config=dataclasses.replace(module.config, max_positions=max_positions)),
     )
 
 
@@ -177,7 +199,9 @@ def test_too_little_context():
         Universal(net(14), toys.VOCAB, 3),
         Block(jnp.zeros((1, 4), jnp.int32), None, jnp.ones(1, jnp.int32)),
     )
-    with pytest.raises(ValueError, match="at most 14 tokens, too few to propose 3 and to read 9 at once"):
+    with pytest.raises(
+        ValueError, match="at most 14 tokens, too few to propose 3 and to read 9 at once"
+    ):
         proposer.init(params().proposer, prompt, toys.CAPACITY)
     with pytest.raises(ValueError, match="num_drafts=0"):
         Universal(DRAFT, toys.VOCAB, 0)

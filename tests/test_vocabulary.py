@@ -35,17 +35,25 @@ def byte_level(vocab_size=320, end=folders.END):
 def sentencepiece():
     """As Llama 2 has it: BPE over ▁, with a token for every byte, and a text starts with <s>."""
     made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     known = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))]
     made.train_from_iterator(
         TEXT[:2] * 4, trainers.BpeTrainer(vocab_size=400, special_tokens=known, show_progress=False)
     )
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     parts = json.loads(made.to_str())
     parts["pre_tokenizer"] = None
-    parts["added_tokens"] = [added for added in parts["added_tokens"] if added["content"] in SPECIAL]
+    parts["added_tokens"] = [
+        added for added in parts["added_tokens"] if added["content"] in SPECIAL
+    ]
     return tokenizers.Tokenizer.from_str(json.dumps(parts))
 
 
@@ -54,7 +62,9 @@ def unigram():
     """With Metaspace, and no token for what it was not trained on."""
     made = tokenizers.Tokenizer(models.Unigram())
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=90, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False
+    )
     made.train_from_iterator(TEXT[:2] * 4, trainer)
     return made
 
@@ -80,7 +90,11 @@ def text_of(tokenizer, ids):
 def tables(ours, theirs, **options):
     """Between two of TOKENIZERS, with padded vocabularies."""
     ours, theirs = TOKENIZERS[ours](), TOKENIZERS[theirs]()
-    return ours, theirs, translate(ours, theirs, ours.get_vocab_size() + 7, theirs.get_vocab_size() + 3, **options)
+    return (
+        ours,
+        theirs,
+        translate(ours, theirs, ours.get_vocab_size() + 7, theirs.get_vocab_size() + 3, **options),
+    )
 
 
 def spelling(found, token):
@@ -119,7 +133,9 @@ def test_shared_tokens_are_one_to_one(ours, theirs):
 def test_to_itself_a_vocabulary_translates_into_itself(name):
     """Every token is its own, but for the bytes that an ordinary token stands for too."""
     ours, _, found = tables(name, name)
-    twice = {ours.token_to_id(f"<0x{ord(c):02X}>") for c in map(chr, range(128)) if ours.token_to_id(c)} - {None}
+    twice = {
+        ours.token_to_id(f"<0x{ord(c):02X}>") for c in map(chr, range(128)) if ours.token_to_id(c)
+    } - {None}
     twice |= {ours.token_to_id("<0x20>")} - {None}
     for token in range(ours.get_vocab_size()):
         if token in twice:
@@ -135,7 +151,10 @@ def test_where_the_draft_has_every_byte_all_is_read(theirs):
     for ours in TOKENIZERS:
         if ours != theirs:
             ours, _, found = tables(ours, theirs)
-            unread = {ours.id_to_token(token) for token in np.flatnonzero(found.count[: ours.get_vocab_size()] == 0)}
+            unread = {
+                ours.id_to_token(token)
+                for token in np.flatnonzero(found.count[: ours.get_vocab_size()] == 0)
+            }
             assert unread <= {*SPECIAL, folders.END, "<eot>"}
 
 
@@ -145,9 +164,17 @@ def test_pieces_are_those_of_the_tokenizer():
     several = [t for t in range(1, ours.get_vocab_size()) if found.count[t] > 1]
     assert len(several) > 20
     for token in several:
-        assert spelling(found, token) == [p.id for p in theirs.model.tokenize(ours.id_to_token(token))]
+        assert spelling(found, token) == [
+            p.id for p in theirs.model.tokenize(ours.id_to_token(token))
+        ]
     ours, theirs, found = tables("byte-level", "sentencepiece")
-    for written, wanted in {"Ġcat": ["▁cat"], "at": ["at"], "Ġ": ["▁"], "Ċ": ["\n"], "ł": ["<0xA0>"]}.items():
+    for written, wanted in {
+        "Ġcat": ["▁cat"],
+        "at": ["at"],
+        "Ġ": ["▁"],
+        "Ċ": ["\n"],
+        "ł": ["<0xA0>"],
+    }.items():
         assert [theirs.id_to_token(p) for p in spelling(found, ours.token_to_id(written))] == wanted
 
 
@@ -157,7 +184,9 @@ def test_a_character_that_the_draft_lacks():
     token = next(t for word, t in ours.get_vocab().items() if word.startswith("æĹ"))
     text = {"æĹ": b"\xe6\x97", "æĹ¥": b"\xe6\x97\xa5"}[ours.id_to_token(token)]
     found = translate(ours, sentencepiece(), 330, 400)
-    assert [sentencepiece().id_to_token(p) for p in spelling(found, token)] == [f"<0x{b:02X}>" for b in text]
+    assert [sentencepiece().id_to_token(p) for p in spelling(found, token)] == [
+        f"<0x{b:02X}>" for b in text
+    ]
     assert translate(ours, unigram(), 330, 90).count[token] == 0
 
 
@@ -171,7 +200,12 @@ def test_special_tokens():
     assert [int(found.to_draft[t]) for t in range(3)] == [unigram().token_to_id(t) for t in SPECIAL]
     # Two ends of the target's are one of the draft's: both are read, and the first is proposed.
     found = translate(unigram(), theirs, 90, 320, [(2, 0), (1, 0)])
-    assert (spelling(found, 1), spelling(found, 2), found.to_draft[2], found.to_draft[1]) == ([0], [0], 0, -1)
+    assert (spelling(found, 1), spelling(found, 2), found.to_draft[2], found.to_draft[1]) == (
+        [0],
+        [0],
+        0,
+        -1,
+    )
 
 
 def test_the_start_of_texts():
@@ -211,7 +245,11 @@ def test_expansion():
 @pytest.mark.parametrize("draft", [False, True])
 def test_tokens_that_are_no_bytes_are_refused(draft):
     """WordPiece does not say where spaces are."""
-    made = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0, "the": 1, "##re": 2}, unk_token="[UNK]"))
+    made = tokenizers.Tokenizer(
+        models.WordPiece({"[UNK]": 0, "the": 1, "##re": 2}, unk_token="[UNK]")
+    )
     made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
-    with pytest.raises(ValueError, match="WordPiece tokenizer that is neither byte-level nor sentencepiece-style"):
+    with pytest.raises(
+        ValueError, match="WordPiece tokenizer that is neither byte-level nor sentencepiece-style"
+    ):
         translate(*((byte_level(), made) if draft else (made, byte_level())), 320, 320)

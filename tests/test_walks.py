@@ -4,7 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from enumeration import SHAPES, WALKS, ForcedTokens, ForcedUniform, enable_x64, judged_by, prefix, tables
+from enumeration import (
+    SHAPES,
+    WALKS,
+    ForcedTokens,
+    ForcedUniform,
+    enable_x64,
+    judged_by,
+    prefix,
+    tables,
+)
 
 from specjax import RULES, Proposal
 from specjax.tree import Tree
@@ -93,7 +102,9 @@ def test_block_weighs_as_the_paper_says():
     assert len(seen) >= 10
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if RULES[rule].exact and judged_by(rule, ("breadth first",))])
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if RULES[rule].exact and judged_by(rule, ("breadth first",))]
+)
 def test_the_verdict_is_a_node_of_the_tree(rule):
     """The last accepted one; the tree knows the way to it, and how deep it lies."""
     vocab, parent = SHAPES["breadth first"]
@@ -101,13 +112,17 @@ def test_the_verdict_is_a_node_of_the_tree(rule):
     p = [list(map(target, (prefix(parent, (0, 1, 2, 0, 1), n) for n in range(5))))]
     p, tokens = np.repeat(p, 4, axis=0), np.array([[0, 1, 2, 0, 1]] * 4)
     if RULES[rule].shared_noise:
-        draw = ForcedTokens(jnp.array([[0, 0, 0, 0, 0], [1, 1, 0, 2, 2], [2, 0, 1, 0, 2], [2, 1, 0, 0, 0]]), vocab)
+        draw = ForcedTokens(
+            jnp.array([[0, 0, 0, 0, 0], [1, 1, 0, 2, 2], [2, 0, 1, 0, 2], [2, 1, 0, 0, 0]]), vocab
+        )
     else:
         uniform = jnp.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 0, 1, 0], [0, 1, 0, 1, 1]])
         draw = ForcedUniform(uniform, jnp.array([0, 1, 2, 0]), vocab)
     up = jnp.array(parent, jnp.int32)
     tree = Tree.of(up, 2)
-    judge = jax.vmap(lambda d, t, logits: RULES[rule]()(d, Proposal(t, up, point_mass=True), tree, logits))
+    judge = jax.vmap(
+        lambda d, t, logits: RULES[rule]()(d, Proposal(t, up, point_mass=True), tree, logits)
+    )
     verdict = judge(draw, jnp.array(tokens, jnp.int32), jnp.log(jnp.array(p, jnp.float32)))
     assert tree.path[verdict.node].tolist() == [[0, 0, 0], [0, 1, 1], [0, 2, 4], [0, 2, 2]]
     assert tree.depth[verdict.node].tolist() == [0, 1, 2, 1]

@@ -48,7 +48,13 @@ WIDTH = 8
 LENGTHS = np.array([5, 3, 6, 1], np.int32)
 LIMITS = np.array([35, 20, CAPACITY, CAPACITY], np.int32)
 PROMPTS = np.array(
-    [[1, 2, 3, 4, 5, 0, 0, 0], [9, 1, 4, 0, 0, 0, 0, 0], [7, 8, 7, 8, 7, 8, 0, 0], [11, 0, 0, 0, 0, 0, 0, 0]], np.int32
+    [
+        [1, 2, 3, 4, 5, 0, 0, 0],
+        [9, 1, 4, 0, 0, 0, 0, 0],
+        [7, 8, 7, 8, 7, 8, 0, 0],
+        [11, 0, 0, 0, 0, 0, 0, 0],
+    ],
+    np.int32,
 )
 ROWS = len(PROMPTS)
 
@@ -75,7 +81,9 @@ def weights(vocab_size: int = VOCAB, num_layers: int = 2, noise: float = 0.0) ->
     params = model(vocab_size, num_layers).init(jax.random.key(0))
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
-    noisy = [x + noise * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
+    noisy = [
+        x + noise * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)
+    ]
     return jax.tree.unflatten(structure, noisy)
 
 
@@ -97,7 +105,9 @@ def revocabulated(vocab_size: int) -> Any:
     params = truncated()
     extra = max(vocab_size - VOCAB, 0)
     embedding = jnp.pad(params["embedding"], ((0, extra), (0, 0)))[:vocab_size]
-    head = jnp.pad(params["head"]["kernel"], ((0, 0), (0, extra)), constant_values=3.0)[:, :vocab_size]
+    head = jnp.pad(params["head"]["kernel"], ((0, 0), (0, extra)), constant_values=3.0)[
+        :, :vocab_size
+    ]
     return {**params, "embedding": embedding, "head": {"kernel": head}}
 
 
@@ -114,18 +124,28 @@ def translation() -> Translation:
     letters = sorted(set(range(OTHER_VOCAB)) - set(to_draft.tolist()))
     pieces, count = np.zeros((VOCAB, 3), np.int32), np.ones(VOCAB, np.int32)
     pieces[:, 0] = to_draft
-    spelt = {3: letters[:3], 8: letters[:3], 14: letters[2:4], 19: [letters[0], to_draft[5]], 25: [to_draft[5]]}
+    spelt = {
+        3: letters[:3],
+        8: letters[:3],
+        14: letters[2:4],
+        19: [letters[0], to_draft[5]],
+        25: [to_draft[5]],
+    }
     for token, spelling in {**spelt, 2: [], 11: []}.items():
         count[token], to_draft[token] = len(spelling), -1
         pieces[token, : len(spelling)] = spelling
-    return Translation(*map(jnp.asarray, (pieces, count, to_draft, np.array(letters[:1], np.int32))))
+    return Translation(
+        *map(jnp.asarray, (pieces, count, to_draft, np.array(letters[:1], np.int32)))
+    )
 
 
 def respelt(params: Any, tables: Translation) -> Any:
     """Parameters in which token v is called `tables.to_draft[v]`; the tokens that are added would be favourites."""
     names = np.asarray(tables.to_draft)
     shared = names >= 0
-    embedding = 0.5 * jax.random.normal(jax.random.key(2), (OTHER_VOCAB, params["embedding"].shape[1]))
+    embedding = 0.5 * jax.random.normal(
+        jax.random.key(2), (OTHER_VOCAB, params["embedding"].shape[1])
+    )
     head = jnp.full((params["embedding"].shape[1], OTHER_VOCAB), 0.3)
     return {
         **params,
@@ -200,12 +220,16 @@ def noisy_heads(heads: MedusaHeads, seed: int, scale: float = 0.2) -> dict[str, 
     }
     if heads.own_heads:
         texts = greedy_texts()
-        hidden = np.concatenate([plain_output(some).hidden for some in np.split(texts, len(texts) // ROWS)])
+        hidden = np.concatenate(
+            [plain_output(some).hidden for some in np.split(texts, len(texts) // ROWS)]
+        )
         maps = []
         for k in range(heads.num_heads):
             x, label = hidden[:, : -2 - k].reshape(-1, size), texts[:, 2 + k :].reshape(-1)
             z = x @ params["kernel"][0, k] + params["bias"][0, k]
-            maps.append(8 * np.linalg.lstsq(x + z / (1 + np.exp(-z)), np.eye(VOCAB)[label], rcond=None)[0])
+            maps.append(
+                8 * np.linalg.lstsq(x + z / (1 + np.exp(-z)), np.eye(VOCAB)[label], rcond=None)[0]
+            )
         params["head"] = np.array(maps, np.float32)
     return params
 
@@ -238,11 +262,17 @@ def _translated() -> tuple[TranslatedSource, TranslatedParams]:
 
 
 TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
-    "none": {"none": (PROPOSERS["none"](), None), "none padded": (PROPOSERS["none"](num_nodes=4), None)},
+    "none": {
+        "none": (PROPOSERS["none"](), None),
+        "none padded": (PROPOSERS["none"](num_nodes=4), None),
+    },
     "draft": {
         "draft 1": (PROPOSERS["draft"](model(), VOCAB, 1), weights(noise=NOISE)),
         "draft 3": (PROPOSERS["draft"](model(), VOCAB, 3), weights(noise=NOISE)),
-        "draft 6": (PROPOSERS["draft"](model(num_layers=1), VOCAB, 6, confidence_threshold=0.3), truncated()),
+        "draft 6": (
+            PROPOSERS["draft"](model(num_layers=1), VOCAB, 6, confidence_threshold=0.3),
+            truncated(),
+        ),
     },
     "tree": {"draft tree": (PROPOSERS["tree"](model(num_layers=1), VOCAB, (3, 1, 2)), truncated())},
     "dynamic-tree": {"dynamic tree": (PROPOSERS["dynamic-tree"](_small(), 3, 2, 8), truncated())},
@@ -250,7 +280,8 @@ TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
     "first-of": {
         "first of": (
             PROPOSERS["first-of"](
-                PROPOSERS["ngram"](3, min_ngram=1), PROPOSERS["draft"](model(num_layers=1), VOCAB, 3)
+                PROPOSERS["ngram"](3, min_ngram=1),
+                PROPOSERS["draft"](model(num_layers=1), VOCAB, 3),
             ),
             (None, truncated()),
         )
@@ -260,7 +291,12 @@ TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
         "medusa tree": (PROPOSERS["medusa"](SHARED, CHOICES), medusa_params(own=False)),
     },
     "ngram": {"ngram": (PROPOSERS["ngram"](num_drafts=3, min_ngram=1), None)},
-    "universal": {"universal": (PROPOSERS["universal"](model(OTHER_VOCAB), VOCAB, 3, expansion=1), _translated()[1])},
+    "universal": {
+        "universal": (
+            PROPOSERS["universal"](model(OTHER_VOCAB), VOCAB, 3, expansion=1),
+            _translated()[1],
+        )
+    },
 }
 """Cases of every name in `specjax.PROPOSERS`, made as that name makes them."""
 
@@ -278,7 +314,11 @@ nodes."""
 
 def kind(proposer: Proposer) -> tuple[type, ...]:
     """Its class, and for a shape that of its source."""
-    return (type(proposer), type(proposer.source)) if isinstance(proposer, Shape) else (type(proposer),)
+    return (
+        (type(proposer), type(proposer.source))
+        if isinstance(proposer, Shape)
+        else (type(proposer),)
+    )
 
 
 def _shipped(base: type) -> list[type]:
@@ -309,7 +349,11 @@ PAIRS = [
     if rule in NOISE_KINDS or case == ("tree" if judges(rule, "tree") else "draft 3")
 ]
 
-ALONE = [(case, rule) for case in ("none", "draft 3", "ngram", "universal", "tree") for rule in NOISE_KINDS] + [
+ALONE = [
+    (case, rule)
+    for case in ("none", "draft 3", "ngram", "universal", "tree")
+    for rule in NOISE_KINDS
+] + [
     ("draft tree", "rejection"),
     ("dynamic tree", "match"),
     ("early exit", "match"),
@@ -324,7 +368,9 @@ ALONE = [(case, rule) for case in ("none", "draft 3", "ngram", "universal", "tre
 """Pairs that are also compiled for a single row: each proposer at least once."""
 
 
-def decoder(case: str, rule: str, eos: tuple[int, ...] = (EOS,), capacity: int = CAPACITY) -> Decoder:
+def decoder(
+    case: str, rule: str, eos: tuple[int, ...] = (EOS,), capacity: int = CAPACITY
+) -> Decoder:
     return Decoder(model(), CASES[case][0], RULES[rule](), eos, capacity)
 
 
@@ -336,7 +382,9 @@ def keys(rows: int = ROWS, seed: int = 3) -> Array:
     return jax.random.split(jax.random.key(seed), rows)
 
 
-def prefill(dec: Decoder, arrays: Params, rows: Any = None, temperature: Any = 0.0, **changes: Any) -> DecodeState:
+def prefill(
+    dec: Decoder, arrays: Params, rows: Any = None, temperature: Any = 0.0, **changes: Any
+) -> DecodeState:
     """The prompts, or those of `rows`; `changes` replace what else `Decoder.prefill` takes, or settings."""
     settings = {name: changes.pop(name) for name in ("top_k", "top_p", "min_p") if name in changes}
     processors = changes.pop("processors", None)
@@ -366,4 +414,6 @@ def decoded(case: str, rule: str, temperature: float = 0.0) -> tuple[list[list[i
 
 def committed(cache: Any, row: int) -> list[np.ndarray]:
     """Every layer's keys and values of a row, up to its length."""
-    return [np.asarray(leaf[row, :, : int(cache.length[row])]) for leaf in (*cache.keys, *cache.values)]
+    return [
+        np.asarray(leaf[row, :, : int(cache.length[row])]) for leaf in (*cache.keys, *cache.values)
+    ]

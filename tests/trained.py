@@ -15,7 +15,18 @@ atexit.register(_root.cleanup)
 ROOT = pathlib.Path(_root.name)
 SOURCE = pathlib.Path(__file__).parent.parent
 DRAFT_SIZES = [
-    *("--hidden-size", "16", "--mlp-size", "32", "--num-layers", "1", "--num-heads", "2", "--num-kv-heads", "1"),
+    *(
+        "--hidden-size",
+        "16",
+        "--mlp-size",
+        "32",
+        "--num-layers",
+        "1",
+        "--num-heads",
+        "2",
+        "--num-kv-heads",
+        "1",
+    ),
     *("--sequence-length", "32", "--batch-size", "4", "--eval-batches", "2"),
 ]
 SIZES = ["--vocab-size", "300", *DRAFT_SIZES]

@@ -44,19 +44,27 @@ class SampledTree(Proposer):
     draws = True
 
     def __post_init__(self):
-        deepest = max(len(ancestors(shape, n)) - 1 for shape in self.shapes for n in range(len(shape)))
+        deepest = max(
+            len(ancestors(shape, n)) - 1 for shape in self.shapes for n in range(len(shape))
+        )
         self.declare(num_nodes=len(self.shapes[0]), max_depth=deepest)
 
     def init(self, params: Any, prompt: Block, capacity: int) -> TreeState:
         rows, width = prompt.tokens.shape
-        tokens = jnp.zeros((rows, capacity + self.num_nodes), jnp.int32).at[:, :width].set(prompt.tokens)
+        tokens = (
+            jnp.zeros((rows, capacity + self.num_nodes), jnp.int32).at[:, :width].set(prompt.tokens)
+        )
         return TreeState(tokens, prompt.count)
 
     def observe(self, params: Any, state: TreeState, block: Block) -> TreeState:
         write = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))
-        return TreeState(write(state.tokens, block.tokens, state.length), state.length + block.count)
+        return TreeState(
+            write(state.tokens, block.tokens, state.length), state.length + block.count
+        )
 
-    def propose(self, params: Any, state: TreeState, context: Context) -> tuple[Proposal, TreeState]:
+    def propose(
+        self, params: Any, state: TreeState, context: Context
+    ) -> tuple[Proposal, TreeState]:
         pending, rows, nodes = context.pending, len(context.pending), self.num_nodes
         width = state.tokens.shape[1]
         parent = jnp.array(self.shapes)[state.length % len(self.shapes)]
@@ -65,15 +73,20 @@ class SampledTree(Proposer):
         text = jnp.broadcast_to(slot[:, None] >= slot, (rows, width, width))
         past = jnp.broadcast_to((slot < state.length[:, None])[:, None], (rows, nodes, width))
         visible = jnp.concatenate(
-            [jnp.pad(text, ((0, 0), (0, 0), (0, nodes))), jnp.concatenate([past, mask], axis=2)], axis=1
+            [jnp.pad(text, ((0, 0), (0, 0), (0, nodes))), jnp.concatenate([past, mask], axis=2)],
+            axis=1,
         )
-        positions = jnp.concatenate([jnp.broadcast_to(slot, (rows, width)), state.length[:, None] + depth], axis=1)
+        positions = jnp.concatenate(
+            [jnp.broadcast_to(slot, (rows, width)), state.length[:, None] + depth], axis=1
+        )
 
         texts = jax.vmap(functools.partial(tree.path_tokens, max_depth=self.max_depth))
 
         def read(tokens):
             everything = jnp.concatenate([state.tokens, tokens], axis=1)
-            logits = self.model.apply(params, everything, positions, None, visible).logits[:, width:]
+            logits = self.model.apply(params, everything, positions, None, visible).logits[
+                :, width:
+            ]
             # Under shared noise drafts need no distribution, and a warped one has no second best at temperature 0.
             if context.shared_noise:
                 return logits.astype(jnp.float32)
@@ -88,9 +101,13 @@ class SampledTree(Proposer):
                 context.draw, at[:, None], jnp.take_along_axis(depth, at[:, None], axis=1)
             )
             sibling = (parent == up[:, None]) & (jnp.arange(nodes) < n)
-            taken = (sibling[:, :, None] & (tokens[:, :, None] == jnp.arange(scores.shape[-1]))).any(1)
+            taken = (
+                sibling[:, :, None] & (tokens[:, :, None] == jnp.arange(scores.shape[-1]))
+            ).any(1)
             # A float that is lower than any score and yet above -inf: a sibling is distinct even where nothing is left.
-            found = jnp.argmax(jnp.where(taken, -jnp.inf, jnp.maximum(scores + noise, -1e30)), axis=-1)
+            found = jnp.argmax(
+                jnp.where(taken, -jnp.inf, jnp.maximum(scores + noise, -1e30)), axis=-1
+            )
             return tokens.at[:, n].set(found.astype(jnp.int32))
 
         tokens = jnp.zeros((rows, nodes), jnp.int32).at[:, 0].set(pending)

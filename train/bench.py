@@ -63,15 +63,31 @@ class BenchOptions:
         ("float32", "bfloat16"), "of PyTorch's products", choices=("float32", "bfloat16")
     )
     compiled: bool = option(False, "PyTorch's models under torch.compile")
-    peak: float = option(0.0, "of the machine in TFLOP/s, for MFU; 0: a matrix product, as measured here")
-    memory_vocab: tuple[int, ...] = option((4096, 32000, 128256), "vocabularies of the table of memory")
+    peak: float = option(
+        0.0, "of the machine in TFLOP/s, for MFU; 0: a matrix product, as measured here"
+    )
+    memory_vocab: tuple[int, ...] = option(
+        (4096, 32000, 128256), "vocabularies of the table of memory"
+    )
     memory_size: int = option(1024, "features in it")
     memory_tokens: int = option(4096, "tokens in it")
-    weights: str = option(str(pathlib.Path(tempfile.gettempdir()) / "specjax-bench"), "folder of random weights")
+    weights: str = option(
+        str(pathlib.Path(tempfile.gettempdir()) / "specjax-bench"), "folder of random weights"
+    )
     out: str | None = option(None, "a .json file for the figures")
 
     def __post_init__(self):
-        at_least(self, 1, "vocab_size", "num_heads", "batch_size", "steps", "rounds", "memory_tokens", "memory_size")
+        at_least(
+            self,
+            1,
+            "vocab_size",
+            "num_heads",
+            "batch_size",
+            "steps",
+            "rounds",
+            "memory_tokens",
+            "memory_size",
+        )
         at_least(self, 4 + self.num_heads, "sequence_length")
         at_least(self, 0, "peak")
         if (self.target is None) != (self.draft is None):
@@ -81,24 +97,32 @@ class BenchOptions:
 def forward_flops(config: TransformerConfig, params: Any, length: int, head: bool = True) -> float:
     """Floating-point operations a token of a forward pass over sequences of so many tokens, which see half of them."""
     found = jax.tree_util.tree_leaves_with_path(params)
-    inner = sum(x.size for path, x in found if x.ndim == 2 and "layer_" in jax.tree_util.keystr(path))
+    inner = sum(
+        x.size for path, x in found if x.ndim == 2 and "layer_" in jax.tree_util.keystr(path)
+    )
     attention = length * config.num_heads * config.head_dim * config.num_layers
     return 2.0 * (inner + attention + head * config.vocab_size * config.hidden_size)
 
 
-def step_flops(job: str, options: BenchOptions, target: LanguageModel, draft: LanguageModel) -> float:
+def step_flops(
+    job: str, options: BenchOptions, target: LanguageModel, draft: LanguageModel
+) -> float:
     """Of a step, a token: the frozen target forward, what learns forward and backward."""
     wide, length = target.model.module.config, options.sequence_length
     if job == "distill":
         small = draft.model.module.config
-        return forward_flops(wide, target.params, length) + 3 * forward_flops(small, draft.params, length)
+        return forward_flops(wide, target.params, length) + 3 * forward_flops(
+            small, draft.params, length
+        )
     size, vocab = wide.hidden_size, wide.vocab_size
     # The shared map is passed forward and back, and does not learn.
     head = 3 * 2 * size * size + 2 * 2 * size * vocab
     return forward_flops(wide, target.params, length, head=False) + options.num_heads * head
 
 
-def our_job(job: str, options: BenchOptions, target: LanguageModel, draft: LanguageModel) -> tuple[Any, Any]:
+def our_job(
+    job: str, options: BenchOptions, target: LanguageModel, draft: LanguageModel
+) -> tuple[Any, Any]:
     """A job of the trainer with the batch to come, and its options."""
     o = options
     common: dict[str, Any] = {
@@ -119,9 +143,15 @@ def our_job(job: str, options: BenchOptions, target: LanguageModel, draft: Langu
     return Distill(asked, reader, target, None, nothing, nothing, None, {}), asked
 
 
-def ours(job: str, options: BenchOptions, target: LanguageModel, draft: LanguageModel) -> Contestant:
+def ours(
+    job: str, options: BenchOptions, target: LanguageModel, draft: LanguageModel
+) -> Contestant:
     made, asked = our_job(job, options, target, draft)
-    params = made.init() if job == "medusa" else {name: draft.params[name] for name in jax.eval_shape(made.init)}
+    params = (
+        made.init()
+        if job == "medusa"
+        else {name: draft.params[name] for name in jax.eval_shape(made.init)}
+    )
     optimizer = make_optimizer(asked)
     states = [start(optimizer, asked, jax.tree.map(jnp.copy, params))]
 
@@ -137,7 +167,9 @@ def ours(job: str, options: BenchOptions, target: LanguageModel, draft: Language
     return Contestant(job, "specjax", 0, steps)
 
 
-def theirs(job: str, precision: str, options: BenchOptions, folders: tuple[pathlib.Path, pathlib.Path]) -> Contestant:
+def theirs(
+    job: str, precision: str, options: BenchOptions, folders: tuple[pathlib.Path, pathlib.Path]
+) -> Contestant:
     o = options
     if job == "distill":
         steps = peers.distill(*folders, o.dtype, precision, _RATE, o.compiled)
@@ -161,15 +193,24 @@ def speed(options: BenchOptions) -> list[dict[str, Any]]:
     peak = o.peak * 1e12 or 1e9 * max(machine.ceilings()[name] for name in ("float32", "bfloat16"))
     rows = []
     for job in [job for job in ("distill", "medusa") if job in o.only]:
-        contestants = [ours(job, o, target, draft), *(theirs(job, p, o, folders) for p in o.precisions)]
+        contestants = [
+            ours(job, o, target, draft),
+            *(theirs(job, p, o, folders) for p in o.precisions),
+        ]
         flops = step_flops(job, o, target, draft)
         timed, left = alternate(contestants, [tokens], o.steps, o.rounds)
         rows += [_row(one, job, o, flops, peak) for one in timed]
-        print("\n".join(f"left out: {job}: {why}" for why in left), end="\n" * bool(left), file=sys.stderr)
+        print(
+            "\n".join(f"left out: {job}: {why}" for why in left),
+            end="\n" * bool(left),
+            file=sys.stderr,
+        )
     return rows
 
 
-def _row(timed: Timed, job: str, options: BenchOptions, flops: float, peak: float) -> dict[str, Any]:
+def _row(
+    timed: Timed, job: str, options: BenchOptions, flops: float, peak: float
+) -> dict[str, Any]:
     count = options.batch_size * options.sequence_length * options.steps
     rate = count / timed.median if timed.median else None
     return {
@@ -197,16 +238,26 @@ def memory(vocab: int, size: int, tokens: int) -> list[dict[str, Any]]:
     for name, (loss, each, shared) in losses.items():
 
         def plain(hidden, matrix, each, shared, loss=loss):
-            return loss(mixed_dot_general(hidden, matrix, (((1,), (0,)), ((), ()))), *each, *shared).sum()
+            return loss(
+                mixed_dot_general(hidden, matrix, (((1,), (0,)), ((), ()))), *each, *shared
+            ).sum()
 
         def cut(hidden, matrix, each, shared, name=name, loss=loss):
-            return (chunked_rows if name == "accepted-length" else chunked)(loss)(hidden, matrix, each, shared).sum()
+            return (chunked_rows if name == "accepted-length" else chunked)(loss)(
+                hidden, matrix, each, shared
+            ).sum()
 
         held = {}
         for kind, function in (("plain", plain), ("chunked", cut)):
-            made: Any = jax.jit(jax.value_and_grad(function, (0, 1))).lower(rows, head, each, shared).compile()
+            made: Any = (
+                jax.jit(jax.value_and_grad(function, (0, 1)))
+                .lower(rows, head, each, shared)
+                .compile()
+            )
             held[kind] = made.memory_analysis().temp_size_in_bytes / tokens
-        found.append({"loss": name, "vocab_size": vocab, **held, "ratio": held["plain"] / held["chunked"]})
+        found.append(
+            {"loss": name, "vocab_size": vocab, **held, "ratio": held["plain"] / held["chunked"]}
+        )
     return found
 
 
@@ -218,7 +269,10 @@ def table(report: dict[str, Any]) -> str:
 
     lines = []
     if report["speed"]:
-        lines = ["| job | library | products | tokens/s | MFU | spread | samples | first loss |", "|" + "---|" * 8]
+        lines = [
+            "| job | library | products | tokens/s | MFU | spread | samples | first loss |",
+            "|" + "---|" * 8,
+        ]
     for row in report["speed"]:
         products = row["name"].removeprefix(row["job"]).strip() or "bfloat16"
         lines.append(
@@ -227,7 +281,11 @@ def table(report: dict[str, Any]) -> str:
             f"| {row['first_losses'][0]:.4f} |"
         )
     if report["memory"]:
-        lines += ["", "| loss | vocabulary | plain, KB a token | chunked, KB a token | ratio |", "|" + "---|" * 5]
+        lines += [
+            "",
+            "| loss | vocabulary | plain, KB a token | chunked, KB a token | ratio |",
+            "|" + "---|" * 5,
+        ]
     for row in report["memory"]:
         lines.append(
             f"| {row['loss']} | {row['vocab_size']} | {row['plain'] / 1e3:.1f} | {row['chunked'] / 1e3:.1f} "

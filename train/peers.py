@@ -16,7 +16,14 @@ Run = Callable[[np.ndarray, int], np.ndarray]
 """Tokens [B, T + 1] and a number of steps -> their losses; all work is done when it returns."""
 
 
-def distill(target: pathlib.Path, draft: pathlib.Path, dtype: str, precision: str, rate: float, compiled: bool) -> Run:
+def distill(
+    target: pathlib.Path,
+    draft: pathlib.Path,
+    dtype: str,
+    precision: str,
+    rate: float,
+    compiled: bool,
+) -> Run:
     """Forward KL from a frozen target; `dtype` of its weights, `precision` of the products."""
     import torch
     from torch.nn import functional
@@ -28,13 +35,21 @@ def distill(target: pathlib.Path, draft: pathlib.Path, dtype: str, precision: st
         with torch.no_grad():
             wanted = functional.log_softmax(teacher(ids[:, :-1]).logits.float(), -1)
         found = functional.log_softmax(student(ids[:, :-1]).logits.float(), -1)
-        return functional.kl_div(found, wanted, log_target=True, reduction="sum") / (found.shape[0] * found.shape[1])
+        return functional.kl_div(found, wanted, log_target=True, reduction="sum") / (
+            found.shape[0] * found.shape[1]
+        )
 
     return _loop(loss, list(student.parameters()), precision, rate, 0.1)
 
 
 def medusa(
-    target: pathlib.Path, num_heads: int, decay: float, dtype: str, precision: str, rate: float, compiled: bool
+    target: pathlib.Path,
+    num_heads: int,
+    decay: float,
+    dtype: str,
+    precision: str,
+    rate: float,
+    compiled: bool,
 ) -> Run:
     """Cross-entropy of heads that share the linear map of a frozen target."""
     import torch
@@ -55,7 +70,9 @@ def medusa(
             here = hidden[:, : -1 - k]
             logits = model.lm_head(here + functional.silu(block(here))).float()
             labels = ids[:, 2 + k :].reshape(-1)
-            total = total + decay**k * functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels)
+            total = total + decay**k * functional.cross_entropy(
+                logits.reshape(-1, logits.shape[-1]), labels
+            )
         return total
 
     return _loop(loss, list(blocks.parameters()), precision, rate, 0.0)
@@ -66,14 +83,18 @@ def _load(folder: pathlib.Path, dtype: str, compiled: bool) -> Any:
     import transformers
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=getattr(torch, dtype)
+    )
     model = model.to(device)
     if compiled:
         model.forward = torch.compile(model.forward)
     return model
 
 
-def _loop(loss: Callable[[Any], Any], leaves: list[Any], precision: str, rate: float, decay: float) -> Run:
+def _loop(
+    loss: Callable[[Any], Any], leaves: list[Any], precision: str, rate: float, decay: float
+) -> Run:
     import torch
 
     device = leaves[0].device

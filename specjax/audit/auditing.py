@@ -62,9 +62,13 @@ class Report:
     subject: str
     checks: tuple[Check, ...]
     p_value: float  # of the distribution check
-    total_variation: float  # measured, in the cells of that check; chance alone makes `expected` of it
+    total_variation: (
+        float  # measured, in the cells of that check; chance alone makes `expected` of it
+    )
     expected: float
-    detectable: float  # a bias of so much total variation would have been found with probability 0.95
+    detectable: (
+        float  # a bias of so much total variation would have been found with probability 0.95
+    )
 
     @property
     def passed(self) -> bool:
@@ -78,7 +82,9 @@ class Report:
 
     def __str__(self) -> str:
         width = max(len(check.verdict) for check in self.checks)
-        lines = [f"  {check.name:<14} {check.verdict:<{width}}  {check.detail}" for check in self.checks]
+        lines = [
+            f"  {check.name:<14} {check.verdict:<{width}}  {check.detail}" for check in self.checks
+        ]
         power = f"a total variation of {self.detectable:.3f} would have been found with probability 0.95"
         end = "passed: no claim is broken" if self.passed else f"FAILED: {', '.join(self.failures)}"
         return "\n".join([self.subject, "", *lines, "", f"  {power}", f"  {end}"])
@@ -116,7 +122,16 @@ def audit(
     """
     settings = {"temperature": 1.0, **settings}
     ids = [list(prompt) for prompt in prompts]
-    _check(decoder, ids, max_new_tokens, samples, num_tokens, rows, significance, settings["temperature"])
+    _check(
+        decoder,
+        ids,
+        max_new_tokens,
+        samples,
+        num_tokens,
+        rows,
+        significance,
+        settings["temperature"],
+    )
     of = np.arange(rows) % len(ids)  # which prompt a row has
     lengths = np.array([len(prompt) for prompt in ids], np.int32)[of]
     tokens = np.zeros((rows, lengths.max()), np.int32)
@@ -126,11 +141,19 @@ def audit(
     greedy = np.arange(rows) // len(ids) % 2 == 0
     mixed = dataclasses.replace(sampling, temperature=jnp.where(greedy, 0, sampling.temperature))
 
-    plain = Decoder(decoder.target, NoProposer(decoder.proposer.num_nodes), Match(), decoder.eos, decoder.capacity)
+    plain = Decoder(
+        decoder.target,
+        NoProposer(decoder.proposer.num_nodes),
+        Match(),
+        decoder.eos,
+        decoder.capacity,
+    )
     both = ((decoder, params), (plain, Params(params.target)))
     limit = lengths + np.int32(max_new_tokens)
     starts = [
-        dec.prefill(arrays, tokens, lengths, limit=limit, sampling=sampling, key=_keys(seed, 0, rows))
+        dec.prefill(
+            arrays, tokens, lengths, limit=limit, sampling=sampling, key=_keys(seed, 0, rows)
+        )
         for dec, arrays in both
     ]
 
@@ -150,11 +173,17 @@ def audit(
     drawn: tuple[list, list] = ([], [])
     limit = lengths + np.int32(num_tokens)
     quiet = None if leader() else True
-    for number in tqdm(range(-(-samples // rows)), desc="audit", unit="batch", disable=quiet, file=sys.stderr):
+    for number in tqdm(
+        range(-(-samples // rows)), desc="audit", unit="batch", disable=quiet, file=sys.stderr
+    ):
         for side, ((dec, arrays), start) in enumerate(zip(both, starts, strict=True)):
-            key = _keys(seed, 1 + 2 * number + side, rows)  # independent samples, also where the keys decide
+            key = _keys(
+                seed, 1 + 2 * number + side, rows
+            )  # independent samples, also where the keys decide
             state = _decode(dec, arrays, start, limit, sampling, key)
-            drawn[side].extend((prompt, *text) for prompt, text in zip(of, _texts(state, lengths), strict=True))
+            drawn[side].extend(
+                (prompt, *text) for prompt, text in zip(of, _texts(state, lengths), strict=True)
+            )
     name = f"{type(decoder.proposer).__name__} of {decoder.proposer.num_nodes} nodes, rule {decoder.rule}"
     subject = f"{name}{'' if exact else ' (inexact)'}; {len(ids)} prompts, " + ", ".join(
         f"{name} {value:g}" for name, value in settings.items()
@@ -163,9 +192,13 @@ def audit(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _decode(decoder: Decoder, params: Params, state: DecodeState, limit: Any, sampling: Sampling, key: Array):
+def _decode(
+    decoder: Decoder, params: Params, state: DecodeState, limit: Any, sampling: Sampling, key: Array
+):
     """Run a prefilled batch with other numbers.  The state is kept: it starts every batch."""
-    state = dataclasses.replace(state, limit=limit, done=state.length >= limit, sampling=sampling, key=key)
+    state = dataclasses.replace(
+        state, limit=limit, done=state.length >= limit, sampling=sampling, key=key
+    )
     return decoder.run(params, state)
 
 
@@ -174,7 +207,9 @@ def _next_logits(target: Model, width: int, params: Any, state: DecodeState) -> 
     """[B, V] after the pending token, by a pass over `width` tokens."""
     pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     positions = state.cache.length[:, None] + jnp.arange(width)
-    return target.apply(params, jnp.pad(pending, ((0, 0), (0, width - 1))), positions, state.cache).logits[:, 0]
+    return target.apply(
+        params, jnp.pad(pending, ((0, 0), (0, width - 1))), positions, state.cache
+    ).logits[:, 0]
 
 
 def _keys(seed: int, number: int, rows: int) -> Array:
@@ -184,7 +219,10 @@ def _keys(seed: int, number: int, rows: int) -> Array:
 def _texts(state: DecodeState, lengths: np.ndarray) -> list[tuple[int, ...]]:
     """The new tokens of every row."""
     tokens, ends = to_host((state.tokens, state.length))
-    return [tuple(row[start:end].tolist()) for row, start, end in zip(tokens, lengths, ends, strict=True)]
+    return [
+        tuple(row[start:end].tolist())
+        for row, start, end in zip(tokens, lengths, ends, strict=True)
+    ]
 
 
 def _figures(state: DecodeState, lengths: np.ndarray) -> Check:
@@ -199,37 +237,54 @@ def _figures(state: DecodeState, lengths: np.ndarray) -> Check:
     )
     alpha, tau = metrics.acceptance_rate(stats), metrics.mean_accepted_length(stats)
     seen = f"alpha {'none' if alpha is None else f'{alpha:.3f}'}, tau {tau:.2f}"
-    wrong = "" if right.all() else f"; those of {(~right).sum()} of {len(right)} rows do not fit their texts"
+    wrong = (
+        ""
+        if right.all()
+        else f"; those of {(~right).sum()} of {len(right)} rows do not fit their texts"
+    )
     return Check("figures", True, bool(right.all()), seen + wrong)
 
 
-def _equal(name: str, claimed: bool, rows: np.ndarray, same: np.ndarray, texts: list, reference: list) -> Check:
+def _equal(
+    name: str, claimed: bool, rows: np.ndarray, same: np.ndarray, texts: list, reference: list
+) -> Check:
     """Token for token, on some rows."""
     detail = f"{(same & rows).sum()} of {rows.sum()} texts are those of plain decoding"
     for row in np.flatnonzero(rows & ~same)[:1]:
         pairs = zip(texts[row], reference[row], strict=False)
-        at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(texts[row]), len(reference[row])))
+        at = next(
+            (n for n, (a, b) in enumerate(pairs) if a != b),
+            min(len(texts[row]), len(reference[row])),
+        )
         detail += f"; row {row} differs from new token {at} on"
     return Check(name, claimed, bool(same[rows].all()), detail)
 
 
-def _same_bits(decoder: Decoder, params: Params, found: DecodeState, wanted: DecodeState, same: np.ndarray) -> Check:
+def _same_bits(
+    decoder: Decoder, params: Params, found: DecodeState, wanted: DecodeState, same: np.ndarray
+) -> Check:
     logits, reference = (
         to_host(_next_logits(decoder.target, decoder.proposer.num_nodes, params.target, state))
         for state in (found, wanted)
     )
     bits = np.array([a.tobytes() == b.tobytes() for a, b in zip(logits, reference, strict=True)])
-    detail = f"after {(bits & same).sum()} of {same.sum()} equal texts the logits agree in every bit"
+    detail = (
+        f"after {(bits & same).sum()} of {same.sum()} equal texts the logits agree in every bit"
+    )
     return Check("same bits", True, bool(same.any() and bits[same].all()), detail)
 
 
-def _judge(subject: str, checks: list[Check], drawn: tuple[list, list], exact: bool, significance: float) -> Report:
+def _judge(
+    subject: str, checks: list[Check], drawn: tuple[list, list], exact: bool, significance: float
+) -> Report:
     cells = _cells([*drawn[0], *drawn[1]])
     order = sorted(set(cells.values()))
     counts = [collections.Counter(cells[text] for text in side) for side in drawn]
     found, wanted = (np.array([count[cell] for cell in order], float) for count in counts)
     size = len(drawn[0])
-    degrees = len(order) - len({cell[0] for cell in order})  # each prompt has as many texts on both sides
+    degrees = len(order) - len(
+        {cell[0] for cell in order}
+    )  # each prompt has as many texts on both sides
     x = chisquare.statistic(found, wanted)
     p_value = chisquare.survival(x, degrees)
     distance = float(np.abs(found - wanted).sum() / (2 * size))
@@ -275,7 +330,9 @@ def _check(
             f"rows={rows} are too few for {len(ids)} prompts, each greedy and sampled: pass {2 * len(ids)}"
         )
     if not 1 <= num_tokens <= max_new_tokens:
-        raise ValueError(f"num_tokens={num_tokens}; it must lie in [1, max_new_tokens={max_new_tokens}]")
+        raise ValueError(
+            f"num_tokens={num_tokens}; it must lie in [1, max_new_tokens={max_new_tokens}]"
+        )
     if samples < rows:
         raise ValueError(f"samples={samples}; it must be at least {rows}, the rows of a batch")
     if not 0 < significance < 1:

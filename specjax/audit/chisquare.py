@@ -25,7 +25,9 @@ def survival(x: float, degrees: int) -> float:
     if x <= 0 or degrees == 0:
         return 1.0
     odd = degrees % 2
-    return (math.erfc(math.sqrt(x / 2)) if odd else 0.0) + float(_terms(x, np.arange(odd / 2, degrees / 2)).sum())
+    return (math.erfc(math.sqrt(x / 2)) if odd else 0.0) + float(
+        _terms(x, np.arange(odd / 2, degrees / 2)).sum()
+    )
 
 
 def power(x: float, degrees: int, noncentrality: float) -> float:
@@ -52,13 +54,22 @@ def detectable(samples: int, degrees: int, significance: float, wanted: float = 
     if degrees == 0:
         return 1.0
     x = critical(significance, degrees)
-    return min(1.0, math.sqrt(_solve(lambda noncentrality: power(x, degrees, noncentrality) - wanted) / (2 * samples)))
+    return min(
+        1.0,
+        math.sqrt(
+            _solve(lambda noncentrality: power(x, degrees, noncentrality) - wanted) / (2 * samples)
+        ),
+    )
 
 
 def _terms(x: float, k: np.ndarray) -> np.ndarray:
     """exp(-x/2) (x/2)^k / Gamma(k + 1), by logarithms."""
     with np.errstate(divide="ignore"):
-        return np.exp(k * np.log(x / 2) - x / 2 - _log_gamma(k + 1)) if x > 0 else (k == 0).astype(float)
+        return (
+            np.exp(k * np.log(x / 2) - x / 2 - _log_gamma(k + 1))
+            if x > 0
+            else (k == 0).astype(float)
+        )
 
 
 def _solve(increasing: Callable[[float], float]) -> float:

@@ -39,7 +39,11 @@ def stage(buffer: Array, new: Array, start: Array, sharding: NamedSharding | Non
     new = new.astype(buffer.dtype)
     if sharding is None and buffer.shape[0] <= _UNROLLED_ROWS:
         # One slice update a row stays in place; a vmapped one becomes a scatter, which a CPU runs element by element.
-        if buffer.dtype.itemsize == 2 and len(buffer) > 1 and jnp.issubdtype(buffer.dtype, jnp.floating):
+        if (
+            buffer.dtype.itemsize == 2
+            and len(buffer) > 1
+            and jnp.issubdtype(buffer.dtype, jnp.floating)
+        ):
             # In a row of updates XLA:CPU turns a bfloat16 buffer into float32 and back around each; whole numbers stay.
             words, new_words = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (buffer, new))
             written = stage(words, new_words, start)
@@ -77,7 +81,9 @@ def _seen(offset: Array, width: int, mask: Array | None) -> Array:
         return offset[:, None] <= jnp.arange(width)[:, None]
     staged = (offset >= 0) & (offset < width)
     at = jnp.clip(offset, 0, width - 1)
-    named = jnp.take_along_axis(jnp.broadcast_to(mask, (len(offset), width, width)), at[:, None], axis=2)
+    named = jnp.take_along_axis(
+        jnp.broadcast_to(mask, (len(offset), width, width)), at[:, None], axis=2
+    )
     return (offset < 0)[:, None] | (staged[:, None] & named)
 
 
@@ -88,7 +94,9 @@ class KVCache(Cache):
     keys: tuple[Array, ...]  # a layer: [B, K, S, D]
     values: tuple[Array, ...]
     length: Array  # [B] int32
-    sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)  # of the layers, on a mesh
+    sharding: NamedSharding | None = struct.field(
+        pytree_node=False, default=None
+    )  # of the layers, on a mesh
 
     commits_paths = True
     keeps_scratch = True
@@ -120,7 +128,9 @@ class KVCache(Cache):
             keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0))) for x in (keys, values))
         return put(old_keys, keys), put(old_values, values)
 
-    def visible(self, positions: Array, mask: Array | None = None, window: int | None = None) -> Array:
+    def visible(
+        self, positions: Array, mask: Array | None = None, window: int | None = None
+    ) -> Array:
         """Which slots of a single layer each staged token sees, [B, N, S] bool.
 
         Args:
@@ -158,7 +168,9 @@ class KVCache(Cache):
 
     def _keep(self, path: Array) -> tuple[Array, Array]:
         slots = self._slots(self.length[:, None] + path)[:, None, :, None]
-        return self.stage(*(jnp.take_along_axis(leaf, slots, axis=2) for leaf in (*self.keys, *self.values)))
+        return self.stage(
+            *(jnp.take_along_axis(leaf, slots, axis=2) for leaf in (*self.keys, *self.values))
+        )
 
     def rewind(self, to: KVCache) -> KVCache:
         """`to`, an earlier value, in the buffers of this one, so that they can be updated in place."""

@@ -47,7 +47,10 @@ def read_prompt(
     def read(cache: Any, start: Array | int, part: Array) -> tuple[Any, tuple[Array, Array | None]]:
         positions = jnp.broadcast_to(start + jnp.arange(part.shape[1]), part.shape)
         out = model.apply(params, part, positions, cache, **named)
-        return out.cache.commit(jnp.clip(count - start, 0, part.shape[1])), (out.hidden, out.features)
+        return out.cache.commit(jnp.clip(count - start, 0, part.shape[1])), (
+            out.hidden,
+            out.features,
+        )
 
     rows, width = tokens.shape
     whole = width // CHUNK * CHUNK

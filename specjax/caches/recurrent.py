@@ -39,7 +39,9 @@ class RecurrentCache(Cache):
         """With the states after each of the N tokens of a pass, leaves [B, N, ...]."""
         return RecurrentCache(self.state, self.length, states)
 
-    def scan(self, step: Callable[[Any, Any], tuple[Any, Any]], inputs: Any) -> tuple[Any, RecurrentCache]:
+    def scan(
+        self, step: Callable[[Any, Any], tuple[Any, Any]], inputs: Any
+    ) -> tuple[Any, RecurrentCache]:
         """Run `step(state, input) -> (state, output)` along axis 1 of `inputs` [B, N, ...], and stage what it leaves.
 
         Returns:
@@ -60,7 +62,9 @@ class RecurrentCache(Cache):
         """The state after the first `count` [B] staged tokens; where that is 0, the state as it was."""
         refuse_path(path)
         if self.staged is None:
-            raise ValueError("nothing is staged: apply must return cache.stage(states), or what cache.scan returned")
+            raise ValueError(
+                "nothing is staged: apply must return cache.stage(states), or what cache.scan returned"
+            )
 
         def keep(before, after):
             every = jnp.concatenate([before[:, None], after.astype(before.dtype)], axis=1)

@@ -31,7 +31,9 @@ class WindowedCache(KVCache):
     """Of a model in which some layers have a window."""
 
     windows: tuple[int | None, ...] = struct.field(pytree_node=False, default=())  # by layer
-    rings: tuple[int | None, ...] = struct.field(pytree_node=False, default=())  # by layer: R, or None: the whole text
+    rings: tuple[int | None, ...] = struct.field(
+        pytree_node=False, default=()
+    )  # by layer: R, or None: the whole text
 
     def narrow(self, ahead: int, widest: int) -> WindowedCache:
         """This empty cache, with a ring in every layer whose window makes one that is smaller.
@@ -49,35 +51,50 @@ class WindowedCache(KVCache):
         rings = tuple(map(ring, self.windows))
 
         def cut(leaves: tuple[Array, ...]) -> tuple[Array, ...]:
-            return tuple(x if r is None else x[:, :, : r + 2 * ahead] for x, r in zip(leaves, rings, strict=True))
+            return tuple(
+                x if r is None else x[:, :, : r + 2 * ahead]
+                for x, r in zip(leaves, rings, strict=True)
+            )
 
         return dataclasses.replace(self, keys=cut(self.keys), values=cut(self.values), rings=rings)
 
     def layer(self, index: int) -> WindowedCache:
         own = {name: getattr(self, name)[index : index + 1] for name in ("windows", "rings")}
-        return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],), **own)
+        return dataclasses.replace(
+            self, keys=(self.keys[index],), values=(self.values[index],), **own
+        )
 
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
         ring, margin, width = *self._ring, keys.shape[2]
         if ring is None:
             return super().stage(keys, values)
         if width > margin:
-            return self._renew(ring, margin, keys, self.keys[0]), self._renew(ring, margin, values, self.values[0])
+            return self._renew(ring, margin, keys, self.keys[0]), self._renew(
+                ring, margin, values, self.values[0]
+            )
         at = self.length % ring
         found = KVCache.stage(dataclasses.replace(self, length=margin + at), keys, values)
         if width == 1:
             return found
         # What has not come to the end of the ring lies in the margin, all of it.
         again = margin + jnp.maximum(at - ring, -width)
-        return KVCache.stage(dataclasses.replace(self, keys=found[:1], values=found[1:], length=again), keys, values)
+        return KVCache.stage(
+            dataclasses.replace(self, keys=found[:1], values=found[1:], length=again), keys, values
+        )
 
     def _renew(self, ring: int, margin: int, new: Array, buffer: Array) -> Array:
         slot = jnp.arange(buffer.shape[2]) - margin
         index = (slot - self.length[:, None]) % ring  # of the token that would lie there
         written = (index < new.shape[2]) & (slot >= 0) & (slot < ring)
-        new = jnp.take_along_axis(new, jnp.minimum(index, new.shape[2] - 1)[:, None, :, None], axis=2)
+        new = jnp.take_along_axis(
+            new, jnp.minimum(index, new.shape[2] - 1)[:, None, :, None], axis=2
+        )
         buffer = jnp.where(written[:, None, :, None], new.astype(buffer.dtype), buffer)
-        return buffer if self.sharding is None else jax.lax.with_sharding_constraint(buffer, self.sharding)
+        return (
+            buffer
+            if self.sharding is None
+            else jax.lax.with_sharding_constraint(buffer, self.sharding)
+        )
 
     @property
     def _ring(self) -> tuple[int | None, int]:

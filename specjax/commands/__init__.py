@@ -18,11 +18,16 @@ COMMANDS = {"generate": generate, "bench": bench, "audit": audit}
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command.  What a user can mend ends in one line on stderr and exit status 2."""
-    parser = argparse.ArgumentParser(prog="specjax", description="Lossless speculative decoding in JAX.")
+    parser = argparse.ArgumentParser(
+        prog="specjax", description="Lossless speculative decoding in JAX."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, module in COMMANDS.items():
         command = commands.add_parser(
-            name, help=module.HELP, description=module.HELP, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+            name,
+            help=module.HELP,
+            description=module.HELP,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         module.add_arguments(command)
     arguments = parser.parse_args(argv)

@@ -34,10 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_rule_arguments(parser)
     add_sampling_arguments(parser)
     add_process_arguments(parser)
-    parser.add_argument("--samples", type=int, default=4096, help="texts drawn with speculation, and as many without")
-    parser.add_argument("--num-tokens", type=int, default=3, help="so many first tokens of them are compared")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=4096,
+        help="texts drawn with speculation, and as many without",
+    )
+    parser.add_argument(
+        "--num-tokens", type=int, default=3, help="so many first tokens of them are compared"
+    )
     parser.add_argument("--rows", type=int, default=64, help="of a batch")
-    parser.add_argument("--significance", type=float, default=1e-4, help="the chance that a lossless decoder fails")
+    parser.add_argument(
+        "--significance", type=float, default=1e-4, help="the chance that a lossless decoder fails"
+    )
     parser.set_defaults(temperature=1.0, max_new_tokens=32)
 
 

@@ -66,16 +66,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_numbers_of_proposers(parser, _LOOKAHEADS)
     rules = sorted(specjax.RULES)
-    parser.add_argument("--rules", "--rule", nargs="+", choices=rules, default=["match"], help="under which")
+    parser.add_argument(
+        "--rules", "--rule", nargs="+", choices=rules, default=["match"], help="under which"
+    )
     add_numbers_of_rules(parser)
     add_sampling_arguments(parser, several=True)
     add_processor_arguments(parser)
     add_process_arguments(parser)
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds, after one that compiles; 0: no timing")
-    parser.add_argument("--limit-prompts", type=int, default=0, help="use the first so many prompts only; 0: all")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=5,
+        help="measured rounds, after one that compiles; 0: no timing",
+    )
+    parser.add_argument(
+        "--limit-prompts", type=int, default=0, help="use the first so many prompts only; 0: all"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
     parser.add_argument("--save", metavar="FILE", help="write the same JSON to this file")
-    parser.add_argument("--plot", metavar="FILE", help="draw acceptance, length and speed-up to this file")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw acceptance, length and speed-up to this file"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -119,12 +132,18 @@ def _settings(
             asked = argparse.Namespace(**{**vars(arguments), **numbers})
             gamma, asks = number_of(asked, "num_drafts"), draft if kind in DRAFTED else None
             if gamma < 1:
-                raise ValueError(f"num_drafts={gamma}; it must be at least 1: plain decoding is measured anyway")
+                raise ValueError(
+                    f"num_drafts={gamma}; it must be at least 1: plain decoding is measured anyway"
+                )
             drafter = make_drafter(asked, kind, target, asks)
             if drafter.reader is not None:
                 check_length("draft", drafter.reader, ids, arguments.max_new_tokens)
             proposer = drafter.proposer
-            facts = {"proposer": kind, "num_drafts": proposer.max_depth, "guesses": proposer.num_nodes - 1}
+            facts = {
+                "proposer": kind,
+                "num_drafts": proposer.max_depth,
+                "guesses": proposer.num_nodes - 1,
+            }
             facts |= {"branching": numbers["branching"]} if "branching" in numbers else {}
             guessing.append((proposer.is_chain, facts, {"drafter": drafter}))
 
@@ -157,7 +176,9 @@ def _variants(arguments: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
     number = {"num_drafts": number_of(argparse.Namespace(), "num_drafts")}
     if reads(kind, "branching"):
         default = [number_of(argparse.Namespace(), "branching")]
-        return [{**number, "branching": list(tree)} for tree in getattr(arguments, "branching", default)]
+        return [
+            {**number, "branching": list(tree)} for tree in getattr(arguments, "branching", default)
+        ]
     return [number]
 
 
@@ -167,9 +188,16 @@ def _measure(
     samples: dict[tuple[int, int], list[float]] = {}
     outputs: dict[tuple[int, int], specjax.Output] = {}
     compiled, dropped = [0.0] * len(settings), 0
-    turns = [(n, p, s) for n in range(rounds + 1) for p in range(len(prompts)) for s in range(len(settings))]
+    turns = [
+        (n, p, s)
+        for n in range(rounds + 1)
+        for p in range(len(prompts))
+        for s in range(len(settings))
+    ]
     quiet = None if leader() else True
-    for number, prompt, which in tqdm(turns, desc="bench", unit="run", disable=quiet, file=sys.stderr):
+    for number, prompt, which in tqdm(
+        turns, desc="bench", unit="run", disable=quiet, file=sys.stderr
+    ):
         meter = Meter()
         output = specjax.generate(target, prompts[prompt], **settings[which].options)
         outputs[which, prompt] = output
@@ -182,13 +210,19 @@ def _measure(
 
     rows, plain = [], 0
     for which, setting in enumerate(settings):
-        plain = which if not setting.facts["guesses"] and setting.facts["rule"] == "match" else plain
+        plain = (
+            which if not setting.facts["guesses"] and setting.facts["rule"] == "match" else plain
+        )
         # A prompt counts where both sides have a clean sample.
         kept = [p for p in range(len(prompts)) if (which, p) in samples and (plain, p) in samples]
-        seconds, before = (sum(statistics.median(samples[w, p]) for p in kept) for w in (which, plain))
+        seconds, before = (
+            sum(statistics.median(samples[w, p]) for p in kept) for w in (which, plain)
+        )
         found, reference = ([outputs[w, p] for p in range(len(prompts))] for w in (which, plain))
         row = {**setting.facts, **_acceptance(found)}
-        row["tokens_per_second"] = sum(found[p].stats.tokens for p in kept) / seconds if seconds else None
+        row["tokens_per_second"] = (
+            sum(found[p].stats.tokens for p in kept) / seconds if seconds else None
+        )
         row["speedup"] = before / seconds if seconds else None
         row["first_call_seconds"] = compiled[which]
         # Elsewhere other tokens are no fault: rejection keeps the distribution, and an inexact rule not even that.
@@ -201,7 +235,11 @@ def _measure(
 def _acceptance(outputs: Sequence[specjax.Output]) -> dict[str, Any]:
     """alpha with its standard error, prompts being drawn and not tokens, which depend on each other; and tau."""
     stats = [output.stats for output in outputs]
-    tested, passes, count = sum(s.tested for s in stats), sum(s.target_passes for s in stats), len(stats)
+    tested, passes, count = (
+        sum(s.tested for s in stats),
+        sum(s.target_passes for s in stats),
+        len(stats),
+    )
     alpha = sum(s.accepted for s in stats) / tested if tested else None
     error = None
     if alpha is not None and count > 1:  # of a ratio of two sums (Cochran 1977, chapter 6)
@@ -215,7 +253,9 @@ def _acceptance(outputs: Sequence[specjax.Output]) -> dict[str, Any]:
 
 def _label(row: dict[str, Any]) -> str:
     """The proposer, with its tree where it has one of a given form."""
-    return " ".join([row["proposer"], *filter(None, [",".join(map(str, row.get("branching", ())))])])
+    return " ".join(
+        [row["proposer"], *filter(None, [",".join(map(str, row.get("branching", ())))])]
+    )
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -229,7 +269,10 @@ def _print(report: dict[str, Any]) -> None:
     for temperature, rows in itertools.groupby(report["rows"], key=lambda row: row["temperature"]):
         print(f"\ntemperature {temperature:g}\n\n| {columns} |\n|" + "---|" * 10)
         for row in rows:
-            alpha, error = _cell(row["acceptance_rate"], ".3f"), _cell(row["acceptance_error"], ".3f")
+            alpha, error = (
+                _cell(row["acceptance_rate"], ".3f"),
+                _cell(row["acceptance_error"], ".3f"),
+            )
             same = "" if row["same_tokens"] is None else f"{row['same_tokens']}/{report['prompts']}"
             cells = [
                 _label(row), row["num_drafts"], row["guesses"],

@@ -38,11 +38,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser)
     add_processor_arguments(parser)
     add_process_arguments(parser)
-    parser.add_argument("--chat", action="store_true", help="a prompt is a user's message; use the target's template")
-    parser.add_argument("--logprobs", type=int, metavar="N", help="with --json: log-probabilities, and of the N best")
-    parser.add_argument("--no-compare", action="store_true", help="do not decode once more, plainly")
-    parser.add_argument("--plot", help="draw the tree of Medusa heads, with its measured acceptance, to this file")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--chat",
+        action="store_true",
+        help="a prompt is a user's message; use the target's template",
+    )
+    parser.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="with --json: log-probabilities, and of the N best",
+    )
+    parser.add_argument(
+        "--no-compare", action="store_true", help="do not decode once more, plainly"
+    )
+    parser.add_argument(
+        "--plot", help="draw the tree of Medusa heads, with its measured acceptance, to this file"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -51,7 +66,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("--logprobs is printed as JSON; add --json")
     kind = choose(arguments)
     target, draft = load_models(arguments, [kind], [arguments.rule])
-    options = {**sampling(arguments, target), **processing(arguments, target), "logprobs": arguments.logprobs}
+    options = {
+        **sampling(arguments, target),
+        **processing(arguments, target),
+        "logprobs": arguments.logprobs,
+    }
     options["rule"] = make_rule(arguments, arguments.rule)
     # Both are streamed, or neither: a stream looks at its text every few steps, which takes time.
     options["stream"] = not arguments.json and len(prompts) == 1
@@ -78,10 +97,17 @@ def run(arguments: argparse.Namespace) -> None:
         stats["speedup"] = output.stats.tokens_per_second / baseline.stats.tokens_per_second
         stats["same_tokens"] = output.tokens == baseline.tokens
     if arguments.json:
-        result = {"text": output.text, "tokens": output.tokens, "finish": output.finish, "exact": output.exact}
+        result = {
+            "text": output.text,
+            "tokens": output.tokens,
+            "finish": output.finish,
+            "exact": output.exact,
+        }
         if output.logprobs is not None:
             names = ("raw", "warped", "top_ids", "top")
-            result["logprobs"] = [{name: getattr(row, name).tolist() for name in names} for row in output.logprobs]
+            result["logprobs"] = [
+                {name: getattr(row, name).tolist() for name in names} for row in output.logprobs
+            ]
         print(json.dumps({**result, "stats": stats}))
     else:
         _print_table(stats, output, arguments.rule, options["temperature"])
@@ -89,7 +115,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _asked(prompts: list[str], chat: bool) -> dict[str, Any]:
     """The prompts, or a conversation that each of them opens."""
-    return {"messages": [[{"role": "user", "content": p}] for p in prompts]} if chat else {"prompts": prompts}
+    return (
+        {"messages": [[{"role": "user", "content": p}] for p in prompts]}
+        if chat
+        else {"prompts": prompts}
+    )
 
 
 def _plot(drafter: specjax.Drafter, path: str) -> None:
@@ -133,7 +163,9 @@ def _whole(decoded: Any) -> specjax.Output:
     return decoded.output
 
 
-def _print_table(stats: dict[str, Any], output: specjax.Output, rule: str, temperature: float) -> None:
+def _print_table(
+    stats: dict[str, Any], output: specjax.Output, rule: str, temperature: float
+) -> None:
     rows = [("tokens/s with speculation", f"{stats['tokens_per_second']:.1f}")]
     if stats["speedup"] is not None:
         same = "yes" if stats["same_tokens"] else "no"

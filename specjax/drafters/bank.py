@@ -33,14 +33,24 @@ class MedusaAdapter(Drafter):
 
     @classmethod
     def create(
-        cls, target: LanguageModel, num_heads: int, *, num_layers: int = 1, own_heads: bool = False, name: str = "new"
+        cls,
+        target: LanguageModel,
+        num_heads: int,
+        *,
+        num_layers: int = 1,
+        own_heads: bool = False,
+        name: str = "new",
     ) -> MedusaAdapter:
         """Untrained heads for a target: each says what the target's own head says."""
         matrix = head_matrix(target.params)
         cap = None if own_heads else target.model.module.config.logit_softcap
         size, vocab = matrix.shape
-        heads = MedusaHeads(num_heads, size, vocab, num_layers=num_layers, own_heads=own_heads, logit_softcap=cap)
-        return cls(params=initial_medusa(heads, matrix), name=name, heads=heads, marks=target_marks(target))
+        heads = MedusaHeads(
+            num_heads, size, vocab, num_layers=num_layers, own_heads=own_heads, logit_softcap=cap
+        )
+        return cls(
+            params=initial_medusa(heads, matrix), name=name, heads=heads, marks=target_marks(target)
+        )
 
     @property
     def has_adapters(self) -> bool:
@@ -63,7 +73,10 @@ class MedusaAdapter(Drafter):
                 f"the adapter {self.name} reads the features of a specjax Transformer, and {target.name} is a "
                 f"{type(target.model).__name__}: pass the target that it was trained for"
             )
-        found, wanted = (self.heads.hidden_size, self.heads.vocab_size), head_matrix(target.params).shape
+        found, wanted = (
+            (self.heads.hidden_size, self.heads.vocab_size),
+            head_matrix(target.params).shape,
+        )
         if found != wanted:
             raise ValueError(
                 f"the adapter {self.name} is for a target of {found[0]} features and {found[1]} tokens, and "
@@ -92,7 +105,9 @@ class MedusaBank(Drafter):
     proposer: ChoiceTree
     name: str = "bank"
     heads: MedusaHeads  # the form of each
-    adapters: dict[str, MedusaAdapter]  # by name, in the order of their places; without their weights
+    adapters: dict[
+        str, MedusaAdapter
+    ]  # by name, in the order of their places; without their weights
 
     @classmethod
     def create(
@@ -121,7 +136,9 @@ class MedusaBank(Drafter):
             )
         first = next(iter(adapters.values()))
         tree = first.choices if choices is None else tuple(map(tuple, choices))
-        room = jax.tree.map(lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), first.params)
+        room = jax.tree.map(
+            lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), first.params
+        )
         bank = cls(proposer=Medusa(first.heads, tree), params=room, heads=first.heads, adapters={})
         for name, adapter in adapters.items():
             bank = bank.add(name, adapter)
@@ -150,7 +167,11 @@ class MedusaBank(Drafter):
                 f"{_form(self.heads)}; put it into a bank of its own"
             )
         for other, known in self.adapters.items():
-            if adapter.marks and known.marks and not np.allclose(adapter.marks, known.marks, rtol=0.02, atol=1e-4):
+            if (
+                adapter.marks
+                and known.marks
+                and not np.allclose(adapter.marks, known.marks, rtol=0.02, atol=1e-4)
+            ):
                 raise ValueError(
                     f"the adapters {name!r} and {other!r} were trained for different targets: use two banks"
                 )
@@ -201,9 +222,13 @@ def _places(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
     for name in each("adapter", adapter, rows):
         if not isinstance(name, str | None):
             known = ", ".join(places)
-            raise ValueError(f"adapter={shown(name)} is not allowed; it must be one of {known}, or None")
+            raise ValueError(
+                f"adapter={shown(name)} is not allowed; it must be one of {known}, or None"
+            )
         if name is not None and name not in places:
-            raise ValueError(f"there is no adapter {name!r} in the bank; it has {', '.join(places)}")
+            raise ValueError(
+                f"there is no adapter {name!r} in the bank; it has {', '.join(places)}"
+            )
         found.append(-1 if name is None else places[name])
     return found
 
@@ -218,4 +243,6 @@ def _form(heads: MedusaHeads) -> str:
 
 @jax.jit
 def _put(stacked: Any, place: Any, params: Any) -> Any:
-    return jax.tree.map(lambda all_, one: all_.at[place].set(one.astype(all_.dtype)), stacked, params)
+    return jax.tree.map(
+        lambda all_, one: all_.at[place].set(one.astype(all_.dtype)), stacked, params
+    )

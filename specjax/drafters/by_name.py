@@ -14,7 +14,15 @@ from specjax.contract import Proposer
 from specjax.drafters.drafter import BoundDrafter, Drafter, first_of
 from specjax.drafters.pairing import make_drafter
 from specjax.models import LanguageModel
-from specjax.proposers import PROPOSERS, Chain, DynamicTree, EarlyExit, NGram, NoProposer, StaticTree
+from specjax.proposers import (
+    PROPOSERS,
+    Chain,
+    DynamicTree,
+    EarlyExit,
+    NGram,
+    NoProposer,
+    StaticTree,
+)
 
 SHAPES = {"draft": Chain, "universal": Chain, "tree": StaticTree, "dynamic-tree": DynamicTree}
 """The proposers that ask a draft model, and how they arrange its drafts."""
@@ -34,7 +42,11 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
 
 
 def drafter_by_name(
-    name: str, target: LanguageModel, draft: LanguageModel | None = None, dtype: str | None = None, **numbers: Any
+    name: str,
+    target: LanguageModel,
+    draft: LanguageModel | None = None,
+    dtype: str | None = None,
+    **numbers: Any,
 ) -> Drafter:
     """The proposer of a name in `PROPOSERS`, "self-int8", or "module:Name", with its weights.
 
@@ -51,11 +63,15 @@ def drafter_by_name(
         return own_drafter(name, target, draft)
     if name == "self-int8":
         if draft is not None:
-            raise ValueError(f'proposer="self-int8" takes no draft, and draft={draft.name}; leave one of them out')
+            raise ValueError(
+                f'proposer="self-int8" takes no draft, and draft={draft.name}; leave one of them out'
+            )
         return make_drafter(target, target, dtype="int8", **_kept("draft", numbers))
     if name not in PROPOSERS:
         known = ", ".join([*sorted(PROPOSERS), "self-int8"])
-        raise ValueError(f"proposer={name!r} is no proposer; pass one of {known}, or module:Name for your own")
+        raise ValueError(
+            f"proposer={name!r} is no proposer; pass one of {known}, or module:Name for your own"
+        )
     if name == "medusa":
         raise ValueError(
             'proposer="medusa" comes without its weights: pass drafter=specjax.load_medusa(folder, target)'
@@ -64,7 +80,9 @@ def drafter_by_name(
     if asks_draft and draft is None:
         raise ValueError(f"proposer={name!r} asks a draft model: pass draft= too")
     if draft is not None and not asks_draft:
-        raise ValueError(f"proposer={name!r} asks no draft: pass either draft= or proposer=, not both")
+        raise ValueError(
+            f"proposer={name!r} asks no draft: pass either draft= or proposer=, not both"
+        )
     kept = _kept(name, numbers)
     if name in SHAPES:
         assert draft is not None
@@ -78,7 +96,9 @@ def drafter_by_name(
     if name == "early-exit":
         layers = target.model.num_taps - 1
         layer = kept.pop("exit_layer", None)
-        return BoundDrafter(EarlyExit(target.model, max(layers // 2, 1) if layer is None else layer, **kept))
+        return BoundDrafter(
+            EarlyExit(target.model, max(layers // 2, 1) if layer is None else layer, **kept)
+        )
     return BoundDrafter(NGram(**kept) if name == "ngram" else NoProposer())
 
 
@@ -96,7 +116,9 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
     try:
         made = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"proposer={name!r} cannot be imported ({error}); it must be module:Name") from None
+        raise ValueError(
+            f"proposer={name!r} cannot be imported ({error}); it must be module:Name"
+        ) from None
     if inspect.isclass(made):
         made = made()
     elif inspect.isfunction(made):
@@ -112,4 +134,6 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
 
 
 def _kept(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in numbers.items() if key in NUMBERS[name] and value is not None}
+    return {
+        key: value for key, value in numbers.items() if key in NUMBERS[name] and value is not None
+    }

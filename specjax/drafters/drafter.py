@@ -50,7 +50,9 @@ class Drafter:
         """
         del rows
         if adapter is not None:
-            raise ValueError(f"adapter={shown(adapter)} chooses from a bank: pass a MedusaBank as drafter=")
+            raise ValueError(
+                f"adapter={shown(adapter)} chooses from a bank: pass a MedusaBank as drafter="
+            )
         self.check(target)
         return lambda laid: self.params
 
@@ -106,7 +108,9 @@ class EitherDrafter(Drafter):
         chooses = [part for part in self.parts if part.has_adapters]
         if adapter is not None and not chooses:
             super().for_rows(target, adapter, rows)
-        makers = [part.for_rows(target, adapter if part in chooses else None, rows) for part in self.parts]
+        makers = [
+            part.for_rows(target, adapter if part in chooses else None, rows) for part in self.parts
+        ]
         return lambda laid: tuple(make(laid) for make in makers)
 
 
@@ -116,6 +120,8 @@ def first_of(first: Drafter | Proposer, second: Drafter | Proposer) -> Drafter:
     Raises:
       ValueError: proposers of different depths, or one that can only be used alone.
     """
-    parts = tuple(part if isinstance(part, Drafter) else BoundDrafter(part) for part in (first, second))
+    parts = tuple(
+        part if isinstance(part, Drafter) else BoundDrafter(part) for part in (first, second)
+    )
     proposer = FirstOf(parts[0].proposer, parts[1].proposer)
     return EitherDrafter(proposer, name=" or ".join(part.name for part in parts), parts=parts)

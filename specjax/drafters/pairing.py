@@ -80,7 +80,9 @@ def make_drafter(
     return DraftDrafter(shape(source, **numbers), name=form.name, make=translated)
 
 
-def with_draft(target: LanguageModel, draft: LanguageModel, proposer: Proposer, dtype: str | None) -> Drafter:
+def with_draft(
+    target: LanguageModel, draft: LanguageModel, proposer: Proposer, dtype: str | None
+) -> Drafter:
     """A proposer that was made from `draft.model`, with the weights of `draft`.
 
     Raises:
@@ -113,7 +115,11 @@ class _Words:
         return cls(model.tokenizer, model.model.vocab_size, model.eos, model.name)
 
     def __str__(self) -> str:
-        count = f"{self.tokenizer.get_vocab_size()} tokens" if self.tokenizer else f"{self.size} ids, no tokenizer"
+        count = (
+            f"{self.tokenizer.get_vocab_size()} tokens"
+            if self.tokenizer
+            else f"{self.size} ids, no tokenizer"
+        )
         return f"{self.name!r} ({count})"  # quoted: many a draft is called "draft"
 
 
@@ -138,7 +144,9 @@ def _tables(target: _Words, draft: _Words) -> Translation | None:
     try:
         tables = translate(ours, theirs, target.size, draft.size, ends)
     except ValueError as error:
-        raise ValueError(f"the draft {draft} speaks other tokens than the target {target}: {error}; {_CURE}") from None
+        raise ValueError(
+            f"the draft {draft} speaks other tokens than the target {target}: {error}; {_CURE}"
+        ) from None
     shared, least = tables.num_shared, math.ceil(_LEAST_SHARED * ours.get_vocab_size())
     if shared < least:
         raise ValueError(

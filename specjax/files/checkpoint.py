@@ -19,8 +19,24 @@ import tokenizers
 from jax.sharding import Mesh
 
 from specjax.files.hub import SLOW_TOKENIZER, TOKENIZER, find_folder
-from specjax.files.tensors import INDEX, SHARDS, SINGLE, read_bytes, read_json, read_params, write_params
-from specjax.models import FAMILIES, OFF, Family, LanguageModel, LinenModel, Transformer, TransformerConfig
+from specjax.files.tensors import (
+    INDEX,
+    SHARDS,
+    SINGLE,
+    read_bytes,
+    read_json,
+    read_params,
+    write_params,
+)
+from specjax.models import (
+    FAMILIES,
+    OFF,
+    Family,
+    LanguageModel,
+    LinenModel,
+    Transformer,
+    TransformerConfig,
+)
 from specjax.parallel import RULES, Rules, leader, shardings
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
@@ -64,7 +80,9 @@ def load(
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
     model = LinenModel(Transformer(ours, separate_head=separate, transposed=transposed), dtype)
-    params = read_params(folder, family, model, dtype, None if mesh is None else shardings(model, mesh, rules))
+    params = read_params(
+        folder, family, model, dtype, None if mesh is None else shardings(model, mesh, rules)
+    )
     name = folder.name if pathlib.Path(path).is_dir() else str(path)
     return LanguageModel(model, params, tokenizer, eos, name, defaults, files)
 
@@ -111,7 +129,9 @@ def save(model: LanguageModel, folder: str | os.PathLike[str], *, dtype: Any = N
     files = {name: model.files[name] for name in TOKENIZER if name in model.files}
     if model.tokenizer is not None and "tokenizer.json" not in files:
         files["tokenizer.json"] = model.tokenizer.to_str(pretty=True).encode()
-        files.setdefault("tokenizer_config.json", _json({"tokenizer_class": "PreTrainedTokenizerFast"}))
+        files.setdefault(
+            "tokenizer_config.json", _json({"tokenizer_class": "PreTrainedTokenizerFast"})
+        )
     if not leader():
         write_params(folder / SINGLE, family, module.config, model.params, dtype)
         return
@@ -155,7 +175,9 @@ def _check_dtype(dtype: Any) -> Any:
     except TypeError:
         pass
     if dtype not in _DTYPES:
-        raise ValueError(f"dtype={dtype} is not supported; pass {', '.join(d.name for d in _DTYPES)}")
+        raise ValueError(
+            f"dtype={dtype} is not supported; pass {', '.join(d.name for d in _DTYPES)}"
+        )
     return dtype
 
 
@@ -167,9 +189,13 @@ def _family(folder: pathlib.Path, config: dict[str, Any]) -> Family:
             "If the weights are those of a plain model_type, remove auto_map from the file"
         )
     if "quantization_config" in config:
-        raise ValueError(f"{folder} is quantised (quantization_config); pass the unquantised checkpoint")
+        raise ValueError(
+            f"{folder} is quantised (quantization_config); pass the unquantised checkpoint"
+        )
     if kind not in FAMILIES:
-        raise ValueError(f"{folder}: model_type {kind!r} is not supported; specjax reads {', '.join(sorted(FAMILIES))}")
+        raise ValueError(
+            f"{folder}: model_type {kind!r} is not supported; specjax reads {', '.join(sorted(FAMILIES))}"
+        )
     return FAMILIES[kind]
 
 
@@ -178,7 +204,9 @@ def _eos(folder: Any, generation: dict[str, Any], config: dict[str, Any]) -> tup
     found = config.get("eos_token_id") if found is None else found
     ids = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(i, int) for i in ids):
-        raise ValueError(f"{folder}: eos_token_id is {found!r}; it must be a token id or a list of them")
+        raise ValueError(
+            f"{folder}: eos_token_id is {found!r}; it must be a token id or a list of them"
+        )
     return tuple(ids)
 
 
@@ -222,19 +250,34 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
     """generation_config.json and config.json, in this order: as they came, but for what has changed since."""
     ours, eos = model.model.module.config, model.eos
     ids = {"eos_token_id": list(eos) if len(eos) > 1 else eos[0] if eos else None}
-    came = {name: json.loads(model.files[name]) if name in model.files else {} for name in (_GENERATION, _CONFIG)}
+    came = {
+        name: json.loads(model.files[name]) if name in model.files else {}
+        for name in (_GENERATION, _CONFIG)
+    }
     generation, config = dict(came[_GENERATION]), dict(came[_CONFIG])
     if config.get("model_type") != ours.family or family.read_config(config) != ours:
         # A text starts with what ends one, where no file says otherwise; transformers would add its own paddings.
         ids["bos_token_id"] = config.get("bos_token_id", eos[0] if eos else None)
         padding = {"pad_token_id": config.get("pad_token_id")}
-        config = {"architectures": [family.architecture], **family.write_config(ours), **ids, **padding, "dtype": dtype}
+        config = {
+            "architectures": [family.architecture],
+            **family.write_config(ours),
+            **ids,
+            **padding,
+            "dtype": dtype,
+        }
         config["torch_dtype"] = dtype  # its older name
-    config |= {name: dtype for name in ("dtype", "torch_dtype") if name in config} or {"dtype": dtype}
+    config |= {name: dtype for name in ("dtype", "torch_dtype") if name in config} or {
+        "dtype": dtype
+    }
     if "bos_token_id" in ids or _eos(model.name, generation, came[_CONFIG]) != eos:
         config, generation = config | ids, generation | ids
     if _defaults(model.name, generation) != model.defaults:
         generation = {name: value for name, value in generation.items() if name not in OFF}
         generation |= {"do_sample": "temperature" in model.defaults, **model.defaults}
     new = {_GENERATION: generation, _CONFIG: config}
-    return {name: model.files[name] if new[name] == came[name] else _json(new[name]) for name in new if new[name]}
+    return {
+        name: model.files[name] if new[name] == came[name] else _json(new[name])
+        for name in new
+        if new[name]
+    }

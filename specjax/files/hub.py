@@ -7,7 +7,12 @@ import pathlib
 
 from specjax.files.tensors import INDEX, SINGLE, shard_names
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
 SLOW_TOKENIZER = (
     "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt"
 )  # fmt: skip
@@ -27,7 +32,9 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
     folder = pathlib.Path(path)
     if folder.is_dir():
         if revision is not None:
-            raise ValueError(f"revision={revision!r} is for models of the Hub, and {folder} is a folder here: drop it")
+            raise ValueError(
+                f"revision={revision!r} is for models of the Hub, and {folder} is a folder here: drop it"
+            )
         return folder
     if not isinstance(path, str) or not _is_name(path):
         raise FileNotFoundError(
@@ -37,7 +44,12 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
 
 
 def _is_name(path: str) -> bool:
-    return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not path.endswith("/") and "\\" not in path
+    return (
+        path.count("/") == 1
+        and not path.startswith((".", "/", "~"))
+        and not path.endswith("/")
+        and "\\" not in path
+    )
 
 
 def _download(name: str, revision: str | None) -> pathlib.Path:
@@ -51,13 +63,21 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
         ) from None
 
     def fetch(files, revision):
-        return pathlib.Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=files))
+        return pathlib.Path(
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=files)
+        )
 
     try:
         # First what is small; the index says which files hold the weights, of which some models have several sets.
-        folder = fetch(["config.json", "generation_config.json", INDEX, *TOKENIZER, *SLOW_TOKENIZER], revision)
+        folder = fetch(
+            ["config.json", "generation_config.json", INDEX, *TOKENIZER, *SLOW_TOKENIZER], revision
+        )
         weights = shard_names(folder / INDEX) if (folder / INDEX).exists() else [SINGLE]
-        return folder if all((folder / file).exists() for file in weights) else fetch(weights, folder.name)
+        return (
+            folder
+            if all((folder / file).exists() for file in weights)
+            else fetch(weights, folder.name)
+        )
     except errors.GatedRepoError:
         raise PermissionError(
             f"{name} is gated: accept its conditions at https://huggingface.co/{name}, then log in with `hf auth login`"

@@ -34,13 +34,17 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
     """
     folder = pathlib.Path(path)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; pass one that holds config.json and {_WEIGHTS}")
+        raise FileNotFoundError(
+            f"{folder} is not a folder; pass one that holds config.json and {_WEIGHTS}"
+        )
     config = _read_config(folder / "config.json")
     matrix = head_matrix(target.params)
     own = config["version"] == 1
     cap = None if own else target.model.module.config.logit_softcap
     (size, vocab), layers = matrix.shape, config["layers"]
-    heads = MedusaHeads(config["heads"], size, vocab, num_layers=layers, own_heads=own, logit_softcap=cap)
+    heads = MedusaHeads(
+        config["heads"], size, vocab, num_layers=layers, own_heads=own, logit_softcap=cap
+    )
     weights = _read_weights(folder, heads, target, matrix.dtype)
     named = {name: config[name] for name in ("choices", "acceptance", "marks")}
     try:
@@ -55,7 +59,9 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
     return adapter
 
 
-def save_medusa(folder: str | pathlib.Path, adapter: MedusaAdapter, base: str, dtype: Any = None) -> None:
+def save_medusa(
+    folder: str | pathlib.Path, adapter: MedusaAdapter, base: str, dtype: Any = None
+) -> None:
     """Write heads.
 
     Args:
@@ -75,7 +81,11 @@ def save_medusa(folder: str | pathlib.Path, adapter: MedusaAdapter, base: str, d
         "medusa_num_layers": heads.num_layers,
         "base_model_name_or_path": base,
         **({} if heads.own_heads else {"version": "2"}),
-        "specjax": {"choices": adapter.choices, "acceptance": adapter.acceptance, "target": adapter.marks},
+        "specjax": {
+            "choices": adapter.choices,
+            "acceptance": adapter.acceptance,
+            "target": adapter.marks,
+        },
     }
     (folder / "config.json").write_text(json.dumps(config) + "\n")
     leaves = {name: leaf.astype(dtype or leaf.dtype) for name, leaf in params.items()}
@@ -100,7 +110,9 @@ def _tensors(heads: MedusaHeads) -> dict[str, tuple[str, tuple[int, ...], bool]]
 
 def _read_config(path: pathlib.Path) -> dict[str, Any]:
     if not path.exists():
-        raise FileNotFoundError(f"{path} is missing; a folder of Medusa heads holds config.json and {_WEIGHTS}")
+        raise FileNotFoundError(
+            f"{path} is missing; a folder of Medusa heads holds config.json and {_WEIGHTS}"
+        )
     try:
         found = json.loads(path.read_text())
         ours = found.get("specjax", {})
@@ -124,7 +136,9 @@ def _read_config(path: pathlib.Path) -> dict[str, Any]:
     return config
 
 
-def _read_weights(folder: pathlib.Path, heads: MedusaHeads, target: LanguageModel, dtype: Any) -> dict[str, Any]:
+def _read_weights(
+    folder: pathlib.Path, heads: MedusaHeads, target: LanguageModel, dtype: Any
+) -> dict[str, Any]:
     path = folder / _WEIGHTS
     if not path.exists():
         if list(folder.glob("*.pt")):
@@ -155,7 +169,11 @@ def _read_weights(folder: pathlib.Path, heads: MedusaHeads, target: LanguageMode
             + "\n  ".join(faults)
         )
     stack = (heads.num_layers, heads.num_heads)
-    shapes = {"kernel": (*stack, size, size), "bias": (*stack, size), "head": (heads.num_heads, size, heads.vocab_size)}
+    shapes = {
+        "kernel": (*stack, size, size),
+        "bias": (*stack, size),
+        "head": (heads.num_heads, size, heads.vocab_size),
+    }
     arrays: dict[str, Any] = {leaf: np.empty(shapes[leaf], dtype) for leaf, _, _ in wanted.values()}
     spoilt = []
     for name, (leaf, at, transpose) in wanted.items():

@@ -25,7 +25,9 @@ def save_params(params: Any, folder: str | os.PathLike[str]) -> None:
         checkpointer.save(pathlib.Path(folder).absolute(), params)
 
 
-def restore_params(folder: str | os.PathLike[str], model: LinenModel, mesh: Mesh | None = None) -> Any:
+def restore_params(
+    folder: str | os.PathLike[str], model: LinenModel, mesh: Mesh | None = None
+) -> Any:
     """The parameters of `model`, in its dtype.
 
     Args:
@@ -42,25 +44,37 @@ def restore_params(folder: str | os.PathLike[str], model: LinenModel, mesh: Mesh
 
     folder = pathlib.Path(folder).absolute()
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder; pass one that specjax.files.orbax.save_params has written")
+        raise FileNotFoundError(
+            f"{folder} is not a folder; pass one that specjax.files.orbax.save_params has written"
+        )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     if mesh is None:
         here = SingleDeviceSharding(jax.devices()[0])
         placed = jax.tree.map(lambda _: here, shapes)
     else:
         placed = shardings(model, mesh)
-    wanted = jax.tree.map(lambda s, at: jax.ShapeDtypeStruct(s.shape, model.dtype, sharding=at), shapes, placed)
+    wanted = jax.tree.map(
+        lambda s, at: jax.ShapeDtypeStruct(s.shape, model.dtype, sharding=at), shapes, placed
+    )
     with ocp.StandardCheckpointer() as checkpointer:
         found = checkpointer.metadata(folder)
         found = getattr(found, "item_metadata", found)
-        stored = {jax.tree_util.keystr(path): tuple(leaf.shape) for path, leaf in _leaves(dict(found or {}))}
+        stored = {
+            jax.tree_util.keystr(path): tuple(leaf.shape)
+            for path, leaf in _leaves(dict(found or {}))
+        }
         needed = {jax.tree_util.keystr(path): leaf.shape for path, leaf in _leaves(wanted)}
         if stored != needed:
-            other = sorted(name for name in {*stored, *needed} if stored.get(name) != needed.get(name))
+            other = sorted(
+                name for name in {*stored, *needed} if stored.get(name) != needed.get(name)
+            )
             faults = [
-                f"{name}: {stored.get(name, 'nothing')} instead of {needed.get(name, 'nothing')}" for name in other
+                f"{name}: {stored.get(name, 'nothing')} instead of {needed.get(name, 'nothing')}"
+                for name in other
             ]
-            raise ValueError(f"{folder} holds parameters of another model:\n  " + "\n  ".join(faults))
+            raise ValueError(
+                f"{folder} holds parameters of another model:\n  " + "\n  ".join(faults)
+            )
         return checkpointer.restore(folder, wanted)
 
 

@@ -25,7 +25,11 @@ from tqdm import tqdm
 from specjax.models import Family, LinenModel, Tensor, TransformerConfig
 from specjax.parallel import devices_of, leader, require, to_host
 
-SINGLE, INDEX, SHARDS = "model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"
+SINGLE, INDEX, SHARDS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*-of-*.safetensors",
+)
 
 _KINDS = {
     "F32": jnp.dtype("float32"),
@@ -75,9 +79,13 @@ def read_bytes(path: pathlib.Path, size: int = -1) -> bytes:
         with open(path, "rb") as stream:
             return stream.read(size)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path} is missing; a model folder holds config.json and {SINGLE}") from None
+        raise FileNotFoundError(
+            f"{path} is missing; a model folder holds config.json and {SINGLE}"
+        ) from None
     except OSError as error:
-        raise type(error)(f"{path} cannot be read ({error.strerror}): it must be a file that you may read") from None
+        raise type(error)(
+            f"{path} cannot be read ({error.strerror}): it must be a file that you may read"
+        ) from None
 
 
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -89,7 +97,9 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         files = [folder / name for name in shard_names(index)]
         missing = [file.name for file in files if not file.exists()]
         if missing or not files:
-            raise FileNotFoundError(f"{index} names {', '.join(missing) or 'no file'}: download the missing shards")
+            raise FileNotFoundError(
+                f"{index} names {', '.join(missing) or 'no file'}: download the missing shards"
+            )
         return files
     if list(folder.glob("*.bin")) or list(folder.glob("*.pt*")):
         raise ValueError(
@@ -102,8 +112,12 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 def shard_names(index: pathlib.Path) -> list[str]:
     """The files that an index names."""
     names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(n, str) and n == pathlib.Path(n).name for n in names.values()):
-        raise ValueError(f"{index}: weight_map must map the names of tensors to files of this folder")
+    if not isinstance(names, dict) or not all(
+        isinstance(n, str) and n == pathlib.Path(n).name for n in names.values()
+    ):
+        raise ValueError(
+            f"{index}: weight_map must map the names of tensors to files of this folder"
+        )
     return sorted(set(names.values()))
 
 
@@ -124,28 +138,51 @@ def read_params(
         once; or more than the devices have memory for; or every tensor with NaN or infinities in
         `dtype` (of several processes, each says so of what it reads).
     """
-    shapes = {path: leaf.shape for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()}
+    shapes = {
+        path: leaf.shape
+        for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()
+    }
     placed = {} if shardings is None else _flat(shardings)
     stored, faults = _open(weight_files(folder))
     rows = _as_held(_rows(family, model.module.config, stored), shapes)
     faults += _misfits(rows, shapes, stored) + _leftovers(rows, family, model.module.config, stored)
     if model.module.separate_head:
-        tied = [dataclasses.replace(row, path=_HEAD, transpose=True) for row in rows if row.path == ("embedding",)]
+        tied = [
+            dataclasses.replace(row, path=_HEAD, transpose=True)
+            for row in rows
+            if row.path == ("embedding",)
+        ]
         rows += _as_held(tied, shapes)
     for path, shape in shapes.items():
-        if sum(math.prod(_part_shape(row, shape)) for row in rows if row.path == path) != math.prod(shape):
-            faults.append(f"no tensor, or only a part of one, is read into the parameter {'/'.join(path)}")
+        if sum(math.prod(_part_shape(row, shape)) for row in rows if row.path == path) != math.prod(
+            shape
+        ):
+            faults.append(
+                f"no tensor, or only a part of one, is read into the parameter {'/'.join(path)}"
+            )
     if faults:
-        raise ValueError(f"the weights in {folder} do not fit its config.json:\n  " + "\n  ".join(faults))
-    held = (placed[path].shard_shape(shape) if path in placed else shape for path, shape in shapes.items())
+        raise ValueError(
+            f"the weights in {folder} do not fit its config.json:\n  " + "\n  ".join(faults)
+        )
+    held = (
+        placed[path].shard_shape(shape) if path in placed else shape
+        for path, shape in shapes.items()
+    )
     devices = next(iter(placed.values())).device_set if placed else devices_of(None)
     cure = "load it in bfloat16, or split it over more devices with mesh="
-    require(sum(map(math.prod, held)) * jnp.dtype(dtype).itemsize, devices, f"the parameters in {folder}", cure)
+    require(
+        sum(map(math.prod, held)) * jnp.dtype(dtype).itemsize,
+        devices,
+        f"the parameters in {folder}",
+        cure,
+    )
     # What is greatest first: the copies that reading it takes are gone when the memory fills up.
     leaves = sorted(_grouped(rows, "path").items(), key=lambda leaf: -math.prod(shapes[leaf[0]]))
     params: dict[_Path, Any] = {}
     spoilt: set[str] = set()
-    for path, parts in tqdm(leaves, desc=f"loading {folder.name}", unit="tensor", disable=None, leave=False):
+    for path, parts in tqdm(
+        leaves, desc=f"loading {folder.name}", unit="tensor", disable=None, leave=False
+    ):
         read = _reader(parts, shapes[path], stored, dtype, spoilt)
         if path in placed:
             leaf = jax.make_array_from_callback(shapes[path], placed[path], read)
@@ -195,7 +232,9 @@ def write_params(
     text += b" " * (-len(text) % 8)
     with open(file if leader() else os.devnull, "wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
-        for name in tqdm(order, desc=f"saving {file.name}", unit="tensor", disable=None, leave=False):
+        for name in tqdm(
+            order, desc=f"saving {file.name}", unit="tensor", disable=None, leave=False
+        ):
             shape, kind, parts = tensors[name]
             whole = np.empty(shape, kind)
             for row in parts:
@@ -222,12 +261,22 @@ def _open(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list[str]]:
 def _header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
     length = int.from_bytes(read_bytes(file, 8), "little")
     try:
-        safetensors.safe_open(file, "np")  # which checks every offset, shape and dtype against the file's length
+        safetensors.safe_open(
+            file, "np"
+        )  # which checks every offset, shape and dtype against the file's length
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged or truncated ({error}); download it again") from None
     for name, entry in json.loads(read_bytes(file, 8 + length)[8:]).items():
         if name != "__metadata__":
-            yield name, Stored(file, entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+            yield (
+                name,
+                Stored(
+                    file,
+                    entry["dtype"],
+                    tuple(entry["shape"]),
+                    8 + length + entry["data_offsets"][0],
+                ),
+            )
 
 
 def _rows(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
@@ -271,24 +320,33 @@ def _stored_shape(row: Tensor, leaf: _Shape) -> _Shape:
     return row.shape or _part_shape(row, leaf)
 
 
-def _misfits(rows: list[Tensor], shapes: dict[_Path, _Shape], stored: dict[str, Stored]) -> list[str]:
+def _misfits(
+    rows: list[Tensor], shapes: dict[_Path, _Shape], stored: dict[str, Stored]
+) -> list[str]:
     faults = []
     for name, parts in _grouped(rows, "name").items():
         shape = _stored_shape(parts[0], shapes[parts[0].path])
         if name not in stored:
             faults.append(f"{name} is missing (shape {list(shape)})")
             continue
-        found, read = stored[name], sum(math.prod(_part_shape(row, shapes[row.path])) for row in parts)
+        found, read = (
+            stored[name],
+            sum(math.prod(_part_shape(row, shapes[row.path])) for row in parts),
+        )
         if found.shape != shape:
             faults.append(f"{name} has shape {list(found.shape)} instead of {list(shape)}")
         elif found.kind not in _KINDS:
             faults.append(f"{name} is stored as {found.kind}; specjax reads {', '.join(_KINDS)}")
         elif read != math.prod(shape):
-            faults.append(f"{name} holds {math.prod(shape)} numbers, of which the family's table reads {read}")
+            faults.append(
+                f"{name} holds {math.prod(shape)} numbers, of which the family's table reads {read}"
+            )
     return faults
 
 
-def _leftovers(rows: list[Tensor], family: Family, config: TransformerConfig, stored: dict[str, Stored]) -> list[str]:
+def _leftovers(
+    rows: list[Tensor], family: Family, config: TransformerConfig, stored: dict[str, Stored]
+) -> list[str]:
     """Tensors that nothing reads, but for buffers and for the second copy of a tied embedding."""
     untied = _rows(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
@@ -331,7 +389,9 @@ def _reader(
         return found.T if row.transpose else found
 
     def read(index):
-        out = np.empty([len(range(*s.indices(size))) for s, size in zip(index, leaf, strict=True)], dtype)
+        out = np.empty(
+            [len(range(*s.indices(size))) for s, size in zip(index, leaf, strict=True)], dtype
+        )
         if None in by_place:
             fill(out, None, index)
         else:  # a stack of experts

@@ -25,19 +25,32 @@ _SHIPPED = pathlib.Path(specjax.__file__).parent.parent / "checkpoints" / "pycod
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="*", help="one prompt or several")
-    parser.add_argument("--prompt-file", help="a text file (one prompt), or JSON lines with a field `prompt`")
     parser.add_argument(
-        "--target", help="folder of the target, or org/name on the Hub; without it, the one that ships with a checkout"
+        "--prompt-file", help="a text file (one prompt), or JSON lines with a field `prompt`"
     )
-    parser.add_argument("--draft", help="of the draft, likewise; without it, the one beside the shipped target")
     parser.add_argument(
-        "--adapter", help="folder of Medusa heads for the target; without it, those beside the shipped target, if any"
+        "--target",
+        help="folder of the target, or org/name on the Hub; without it, the one that ships with a checkout",
     )
-    parser.add_argument("--dtype", default="float32", help="of both models: float32, bfloat16 or float16")
     parser.add_argument(
-        "--mesh", type=_mesh, metavar="data=N,model=M", help="devices: rows are split by N, each layer by M; else one"
+        "--draft", help="of the draft, likewise; without it, the one beside the shipped target"
     )
-    parser.add_argument("--whole-draft", action="store_true", help="with --mesh: do not split the draft's layers")
+    parser.add_argument(
+        "--adapter",
+        help="folder of Medusa heads for the target; without it, those beside the shipped target, if any",
+    )
+    parser.add_argument(
+        "--dtype", default="float32", help="of both models: float32, bfloat16 or float16"
+    )
+    parser.add_argument(
+        "--mesh",
+        type=_mesh,
+        metavar="data=N,model=M",
+        help="devices: rows are split by N, each layer by M; else one",
+    )
+    parser.add_argument(
+        "--whole-draft", action="store_true", help="with --mesh: do not split the draft's layers"
+    )
 
 
 def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +62,9 @@ def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rule", choices=sorted(specjax.RULES), default="match", help="which guesses are kept")
+    parser.add_argument(
+        "--rule", choices=sorted(specjax.RULES), default="match", help="which guesses are kept"
+    )
     add_numbers_of_rules(parser)
 
 
@@ -58,21 +73,54 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = Fals
     parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
     own = "; without it, what the target's generation_config.json says, if it asks for sampling, or else "
     names, more = ("--temperature", "--temperatures"), {"nargs": "+", "default": [None]}
-    parser.add_argument(*names[: 1 + several], type=float, help="0 is greedy" + own + "0", **(more if several else {}))
+    parser.add_argument(
+        *names[: 1 + several],
+        type=float,
+        help="0 is greedy" + own + "0",
+        **(more if several else {}),
+    )
     parser.add_argument("--top-k", type=int, help="0 keeps all tokens" + own + "0")
     parser.add_argument("--top-p", type=float, help="1 keeps all tokens" + own + "1")
     parser.add_argument("--min-p", type=float, help="0 keeps all tokens" + own + "0")
-    parser.add_argument("--seed", type=int, default=0, help="with --rule match the text depends on it alone")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="with --rule match the text depends on it alone"
+    )
 
 
 def add_processor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--repetition-penalty", type=float, help="of prompt and output; 1: off; else the target's own")
-    parser.add_argument("--presence-penalty", type=float, default=0.0, help="once for a token of the output; 0 is off")
-    parser.add_argument("--frequency-penalty", type=float, default=0.0, help="for each time it stands there; 0 is off")
-    parser.add_argument("--logit-bias", action="append", default=[], metavar="ID=X", help="added to a token's logit")
-    parser.add_argument("--bad-word", action="append", default=[], metavar="TEXT", help="a text not to be written")
-    parser.add_argument("--min-new-tokens", type=int, default=0, help="no end of text before so many")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="a text at which the output ends")
+    parser.add_argument(
+        "--repetition-penalty",
+        type=float,
+        help="of prompt and output; 1: off; else the target's own",
+    )
+    parser.add_argument(
+        "--presence-penalty",
+        type=float,
+        default=0.0,
+        help="once for a token of the output; 0 is off",
+    )
+    parser.add_argument(
+        "--frequency-penalty",
+        type=float,
+        default=0.0,
+        help="for each time it stands there; 0 is off",
+    )
+    parser.add_argument(
+        "--logit-bias", action="append", default=[], metavar="ID=X", help="added to a token's logit"
+    )
+    parser.add_argument(
+        "--bad-word", action="append", default=[], metavar="TEXT", help="a text not to be written"
+    )
+    parser.add_argument(
+        "--min-new-tokens", type=int, default=0, help="no end of text before so many"
+    )
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a text at which the output ends",
+    )
 
 
 def sampling(arguments: argparse.Namespace, target: specjax.LanguageModel) -> dict[str, Any]:
@@ -96,7 +144,9 @@ def processing(arguments: argparse.Namespace, target: specjax.LanguageModel) -> 
 
 def _kind(text: str) -> str:
     if text not in KINDS and ":" not in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(KINDS)}, and no module:Name of your own")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is none of {', '.join(KINDS)}, and no module:Name of your own"
+        )
     return text
 
 
@@ -112,12 +162,16 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(value)
     except ValueError:
-        raise ValueError(f"--logit-bias {text}; it must look like 42=-1.5, a token id and a number") from None
+        raise ValueError(
+            f"--logit-bias {text}; it must look like 42=-1.5, a token id and a number"
+        ) from None
 
 
 def read_prompts(arguments: argparse.Namespace) -> list[str]:
     if bool(arguments.prompt) == bool(arguments.prompt_file):
-        raise ValueError('pass a prompt, such as "def fibonacci(n):", or --prompt-file, and not both')
+        raise ValueError(
+            'pass a prompt, such as "def fibonacci(n):", or --prompt-file, and not both'
+        )
     if not arguments.prompt_file:
         return arguments.prompt
     path = pathlib.Path(arguments.prompt_file)
@@ -129,7 +183,9 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
     try:
         return [json.loads(line)["prompt"] for line in text.splitlines() if line.strip()]
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f'{path}: every line must be an object like {{"prompt": "..."}} ({error!r})') from None
+        raise ValueError(
+            f'{path}: every line must be an object like {{"prompt": "..."}} ({error!r})'
+        ) from None
 
 
 def choose(arguments: argparse.Namespace) -> str:

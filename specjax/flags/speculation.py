@@ -50,13 +50,17 @@ _RULE_NUMBERS = {
 """Of rules: the fields of their dataclasses."""
 
 
-def add_numbers_of_proposers(parser: argparse.ArgumentParser, lookaheads: Sequence[int] = ()) -> None:
+def add_numbers_of_proposers(
+    parser: argparse.ArgumentParser, lookaheads: Sequence[int] = ()
+) -> None:
     """With `lookaheads`, `--num-drafts` takes several values, by default these, and `--branching` comes repeatedly."""
     for name, number in NUMBERS.items():
         extra: dict[str, Any] = {"type": float if isinstance(number.default, float) else int}
         if name == "branching":
             extra |= {"nargs": "+", "action": "append" if lookaheads else "store"}
-            number = dataclasses.replace(number, help=number.help + ("; again for another tree" if lookaheads else ""))
+            number = dataclasses.replace(
+                number, help=number.help + ("; again for another tree" if lookaheads else "")
+            )
         elif name == "num_drafts" and lookaheads:
             extra["nargs"] = "+"
             number = dataclasses.replace(number, default=tuple(lookaheads))
@@ -66,11 +70,21 @@ def add_numbers_of_proposers(parser: argparse.ArgumentParser, lookaheads: Sequen
 def add_numbers_of_rules(parser: argparse.ArgumentParser) -> None:
     for name, number in _RULE_NUMBERS.items():
         switch = number.default is False
-        _add(parser, "--rule", name, number, **{"action": "store_true"} if switch else {"type": type(number.default)})
+        _add(
+            parser,
+            "--rule",
+            name,
+            number,
+            **{"action": "store_true"} if switch else {"type": type(number.default)},
+        )
 
 
-def _add(parser: argparse.ArgumentParser, whose: str, name: str, number: Number, **extra: Any) -> None:
-    default = " ".join(map(str, number.default)) if isinstance(number.default, tuple) else number.default
+def _add(
+    parser: argparse.ArgumentParser, whose: str, name: str, number: Number, **extra: Any
+) -> None:
+    default = (
+        " ".join(map(str, number.default)) if isinstance(number.default, tuple) else number.default
+    )
     what = f": {number.help}" if number.help else ""
     tail = "" if default is None else f" (default: {default})"
     help_ = f"of {whose} {', '.join(number.owners)}{what}{tail}"
@@ -78,9 +92,14 @@ def _add(parser: argparse.ArgumentParser, whose: str, name: str, number: Number,
     parser.add_argument(_flag(name), *number.names, default=argparse.SUPPRESS, help=help_, **extra)
 
 
-def check_numbers(arguments: argparse.Namespace, proposers: Sequence[str], rules: Sequence[str]) -> None:
+def check_numbers(
+    arguments: argparse.Namespace, proposers: Sequence[str], rules: Sequence[str]
+) -> None:
     """Raises ValueError for a number that none of these proposers or rules reads."""
-    for whose, table, asked in (("--proposer", NUMBERS, proposers), ("--rule", _RULE_NUMBERS, rules)):
+    for whose, table, asked in (
+        ("--proposer", NUMBERS, proposers),
+        ("--rule", _RULE_NUMBERS, rules),
+    ):
         for name in _given(arguments, table):
             owners = table[name].owners
             if not set(owners) & set(asked):
@@ -103,11 +122,16 @@ def reads(kind: str, name: str) -> bool:
 def make_rule(arguments: argparse.Namespace, name: str) -> Any:
     """The rule of that name, with those of its numbers that were given."""
     given = _given(arguments, _RULE_NUMBERS)
-    return specjax.RULES[name](**{key: value for key, value in given.items() if name in _RULE_NUMBERS[key].owners})
+    return specjax.RULES[name](
+        **{key: value for key, value in given.items() if name in _RULE_NUMBERS[key].owners}
+    )
 
 
 def make_drafter(
-    arguments: argparse.Namespace, kind: str, target: specjax.LanguageModel, draft: specjax.LanguageModel | None
+    arguments: argparse.Namespace,
+    kind: str,
+    target: specjax.LanguageModel,
+    draft: specjax.LanguageModel | None,
 ) -> specjax.Drafter:
     """The proposer of that kind with its weights, and with the numbers that were given."""
     if kind == "medusa":

@@ -20,7 +20,12 @@ def progress(what: str) -> Iterator[None]:
     def show():
         started = time.monotonic()
         while not done.wait(0.2):
-            print(f"\r{what} ... {time.monotonic() - started:.0f} s ", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{what} ... {time.monotonic() - started:.0f} s ",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
         print("\r\033[K", end="", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=show, daemon=True)

@@ -56,7 +56,9 @@ def from_function(
             raise ValueError(
                 f"init_cache(3, 2) holds an array {list(leaf.shape)}; axis 0 of every array must be the row, so 3"
             )
-    return CachedModel(function, vocab_size, max_positions, init_cache, reads_trees and cache.commits_paths)
+    return CachedModel(
+        function, vocab_size, max_positions, init_cache, reads_trees and cache.commits_paths
+    )
 
 
 def from_linen(module: Any, **settings: Any) -> Model:

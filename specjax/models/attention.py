@@ -13,7 +13,12 @@ _WIDE, _SLOTS = 64, 512  # from so many tokens on, a pass looks at so many slots
 
 
 def attend(
-    query: Array, keys: Array, values: Array, visible: Array, scale: float | None = None, softcap: float | None = None
+    query: Array,
+    keys: Array,
+    values: Array,
+    visible: Array,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Array:
     """Softmax attention with an explicit mask.
 
@@ -37,19 +42,30 @@ def attend(
     else:
         scores = _scores(grouped, keys, visible, factor, softcap)
         out = _mix(jax.nn.softmax(scores, axis=-1), values)
-    out = out.astype(values.dtype).reshape(batch, keys.shape[1], groups, width, dim).transpose(0, 3, 1, 2, 4)
+    out = (
+        out.astype(values.dtype)
+        .reshape(batch, keys.shape[1], groups, width, dim)
+        .transpose(0, 3, 1, 2, 4)
+    )
     return out.reshape(batch, width, heads * dim)
 
 
-def _scores(grouped: Array, keys: Array, visible: Array, scale: float, softcap: float | None) -> Array:
+def _scores(
+    grouped: Array, keys: Array, visible: Array, scale: float, softcap: float | None
+) -> Array:
     """[B, K, R, S] float32 of queries [B, K, R, D], of which N by N are those of a head."""
     rows, slots = grouped.shape[2], keys.shape[2]
-    scores = float32_dot_general(two_rows(grouped), keys, (((3,), (3,)), ((0, 1), (0, 1))))[:, :, :rows] * scale
+    scores = (
+        float32_dot_general(two_rows(grouped), keys, (((3,), (3,)), ((0, 1), (0, 1))))[:, :, :rows]
+        * scale
+    )
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     by_head = scores.reshape(*scores.shape[:2], -1, visible.shape[1], slots)
     # A large finite number: a slot that holds an infinity must not turn 0 * inf into NaN through the maximum.
-    return jnp.where(visible[:, None, None], by_head, jnp.finfo(jnp.float32).min).reshape(scores.shape)
+    return jnp.where(visible[:, None, None], by_head, jnp.finfo(jnp.float32).min).reshape(
+        scores.shape
+    )
 
 
 def _mix(weights: Array, values: Array) -> Array:
@@ -73,19 +89,31 @@ def _mix_in_blocks(
 
     def step(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         most, total, mixed = carry
-        start = jnp.minimum(number * _SLOTS, len(slot) - _SLOTS)  # the last block begins inside the one before it
+        start = jnp.minimum(
+            number * _SLOTS, len(slot) - _SLOTS
+        )  # the last block begins inside the one before it
 
         def cut(x: Array, axis: int) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, start, _SLOTS, axis)
 
-        scores = _scores(grouped, cut(keys, 2), cut(visible & (slot >= number * _SLOTS), 2), scale, softcap)
+        scores = _scores(
+            grouped, cut(keys, 2), cut(visible & (slot >= number * _SLOTS), 2), scale, softcap
+        )
         higher = jnp.maximum(most, scores.max(-1, keepdims=True))
         # Where nothing was seen so far, this takes back the sums of what is no more than a mask.
         weights, shrink = jnp.exp(scores - higher), jnp.exp(most - higher)
-        return higher, total * shrink + weights.sum(-1, keepdims=True), mixed * shrink + _mix(weights, cut(values, 2))
+        return (
+            higher,
+            total * shrink + weights.sum(-1, keepdims=True),
+            mixed * shrink + _mix(weights, cut(values, 2)),
+        )
 
     shape = grouped.shape[:3]
-    begun = (jnp.full((*shape, 1), jnp.finfo(jnp.float32).min), jnp.zeros((*shape, 1)), jnp.zeros(grouped.shape))
+    begun = (
+        jnp.full((*shape, 1), jnp.finfo(jnp.float32).min),
+        jnp.zeros((*shape, 1)),
+        jnp.zeros(grouped.shape),
+    )
     _, total, mixed = jax.lax.fori_loop(first, last, step, begun)
     return mixed / total
 
@@ -111,5 +139,14 @@ def causal_attend(
         distance = jnp.arange(start, stop)[:, None] - jnp.arange(first, stop)
         visible = (distance >= 0) & (distance < (window or length))
         seen = slice(first, stop)
-        parts.append(attend(query[:, start:stop], keys[:, :, seen], values[:, :, seen], visible[None], scale, softcap))
+        parts.append(
+            attend(
+                query[:, start:stop],
+                keys[:, :, seen],
+                values[:, :, seen],
+                visible[None],
+                scale,
+                softcap,
+            )
+        )
     return jnp.concatenate(parts, axis=1)

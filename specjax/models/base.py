@@ -30,7 +30,11 @@ class LinenModel(Model):
 
     def __post_init__(self):
         module = self.module
-        self.declare(vocab_size=module.vocab_size, max_positions=module.max_positions, num_taps=module.num_taps)
+        self.declare(
+            vocab_size=module.vocab_size,
+            max_positions=module.max_positions,
+            num_taps=module.num_taps,
+        )
 
     def init(self, key: Array) -> Any:
         """Random parameters, a plain dict of arrays (partitioning metadata removed)."""

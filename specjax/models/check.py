@@ -26,7 +26,9 @@ def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
       ValueError: which law is broken, by how much, and where to look.
     """
     if min(model.max_positions, model.vocab_size) < _TOKENS:
-        raise ValueError(f"the check reads {_TOKENS} different tokens; the model must have room for them")
+        raise ValueError(
+            f"the check reads {_TOKENS} different tokens; the model must have room for them"
+        )
     keys = jax.random.split(make_key(0), _ROWS)
     order = jax.vmap(lambda key: jax.random.permutation(key, model.vocab_size))(keys)
     tokens = order[:, :_TOKENS].astype(jnp.int32)
@@ -34,7 +36,9 @@ def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
     def read(tokens, cache=None, depth=None, mask=None):
         start = 0 if cache is None else cache.length[:, None]
         depth = jnp.arange(tokens.shape[1]) if depth is None else depth
-        return model.apply(params, tokens, jnp.broadcast_to(start + depth, tokens.shape), cache, mask)
+        return model.apply(
+            params, tokens, jnp.broadcast_to(start + depth, tokens.shape), cache, mask
+        )
 
     plain = read(tokens).logits
     scale = float(jnp.abs(plain).max())
@@ -45,7 +49,11 @@ def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
             raise ValueError(f"{law} (logits up to {scale:.3g} differ by {apart:.3g})")
 
     changed = read(tokens.at[:, -2:].set(tokens[:, :2])).logits
-    compare(changed[:, :-2], plain[:, :-2], "the model is not causal: a token changes the logits before it")
+    compare(
+        changed[:, :-2],
+        plain[:, :-2],
+        "the model is not causal: a token changes the logits before it",
+    )
 
     # Rows commit 1 and 3 of 4 tokens, then read others in vain, then go on.
     cache, count = model.init_cache(_ROWS, 3 * _TOKENS), jnp.array([1, 3])
@@ -74,5 +82,11 @@ def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
     out = read(nodes, cache, jnp.array([0, 1, 1, 2]), mask)
     law = "a branch of a tree is not read as its path: is `mask` heeded, and do siblings share their position?"
     compare(out.logits[:, [0, 2, 3]], wanted[:, :3], law)
-    cache = out.cache.commit(jnp.full_like(count, 3), jnp.broadcast_to(jnp.array([0, 2, 3]), (_ROWS, 3)))
-    compare(read(ahead[:, 3:], cache).logits, wanted[:, 3:], "a committed path is not the path: see cache.commit(path)")
+    cache = out.cache.commit(
+        jnp.full_like(count, 3), jnp.broadcast_to(jnp.array([0, 2, 3]), (_ROWS, 3))
+    )
+    compare(
+        read(ahead[:, 3:], cache).logits,
+        wanted[:, 3:],
+        "a committed path is not the path: see cache.commit(path)",
+    )

@@ -33,7 +33,9 @@ class TransformerConfig:
     # Positions
     rope: Rope | None = dataclasses.field(default_factory=Rope)
     ropes: tuple[Rope | None, ...] = ()  # by layer, instead of `rope`
-    position_offset: int | None = None  # learned positions: row offset + t of a table; None: no table
+    position_offset: int | None = (
+        None  # learned positions: row offset + t of a table; None: no table
+    )
     # Embedding and head
     embedding_size: int | None = None  # where it is not `hidden_size`: projected in and out
     embedding_scale: float = 1.0
@@ -48,7 +50,9 @@ class TransformerConfig:
     # Attention
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: str | None = None  # RMS norm of queries and keys: over each "head", or over the "whole" projection
+    qk_norm: str | None = (
+        None  # RMS norm of queries and keys: over each "head", or over the "whole" projection
+    )
     query_scale: float | None = None  # by default head_dim ** -0.5
     attention_softcap: float | None = None
     windows: tuple[int | None, ...] = ()  # by layer: a token sees itself and window - 1 before it
@@ -78,11 +82,17 @@ class TransformerConfig:
                 )
         for name in ("ropes", "windows", "sparse"):
             if len(getattr(self, name)) not in (0, self.num_layers):
-                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {self.num_layers} layers")
+                raise ValueError(
+                    f"{name} has {len(getattr(self, name))} entries for {self.num_layers} layers"
+                )
         if self.norm_order not in NORM_ORDERS:
-            raise ValueError(f"norm_order={self.norm_order!r}; pass one of {', '.join(NORM_ORDERS)}")
+            raise ValueError(
+                f"norm_order={self.norm_order!r}; pass one of {', '.join(NORM_ORDERS)}"
+            )
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
-            raise ValueError(f"experts_per_token={self.experts_per_token}; it must lie in [1, {self.num_experts}]")
+            raise ValueError(
+                f"experts_per_token={self.experts_per_token}; it must lie in [1, {self.num_experts}]"
+            )
 
     def truncated(self, num_layers: int) -> TransformerConfig:
         """The first layers alone."""

@@ -76,10 +76,14 @@ class RereadingModel(Model):
         """As `contract.Model.apply`; the place of a token in the text is its position."""
         refuse_taps(taps)
         if mask is not None:
-            raise ValueError("a model without a cache reads chains only; give it one (init_cache=) to read trees")
+            raise ValueError(
+                "a model without a cache reads chains only; give it one (init_cache=) to read trees"
+            )
         if cache is None:
             return self._read(params, tokens)
-        text = stage(cache.tokens[:, None, :, None], tokens[:, None, :, None], cache.length)[:, 0, :, 0]
+        text = stage(cache.tokens[:, None, :, None], tokens[:, None, :, None], cache.length)[
+            :, 0, :, 0
+        ]
         # Staged tokens may lie beyond the last position; what comes of those is never kept.
         width = min(text.shape[1], self.max_positions)
         out = self._read(params, text[:, :width])
@@ -97,7 +101,9 @@ class RereadingModel(Model):
 class CachedModel(Model):
     """Full speed; it reads trees if its cache commits paths, unless `reads_trees` says that it ignores the mask."""
 
-    function: Callable[..., Any]  # (params, tokens, positions, cache, mask) -> (logits, cache), or features between
+    function: Callable[
+        ..., Any
+    ]  # (params, tokens, positions, cache, mask) -> (logits, cache), or features between
     vocab_size: int
     max_positions: int
     make_cache: Callable[[int, int], Any]
@@ -124,7 +130,11 @@ class CachedModel(Model):
         # Padding may lie beyond the last position.  Nobody sees it; but a table that gives NaN there would spread it.
         positions = jnp.minimum(positions, self.max_positions - 1)
         found = self.function(params, tokens, positions, memory, mask)
-        if not isinstance(found, tuple) or len(found) not in (2, 3) or type(found[-1]) is not type(memory):
+        if (
+            not isinstance(found, tuple)
+            or len(found) not in (2, 3)
+            or type(found[-1]) is not type(memory)
+        ):
             raise ValueError(
                 f"the model returned {_describe(found)}; with a cache it must return (logits, cache) or "
                 f"(logits, hidden, cache), the cache being the {type(memory).__name__} that it was given"
@@ -151,7 +161,9 @@ def _check(model: RereadingModel | CachedModel) -> None:
 def _describe(found: Any) -> str:
     if isinstance(found, tuple):
         return f"({', '.join(map(_describe, found))})"
-    return f"an array {list(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
+    return (
+        f"an array {list(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
+    )
 
 
 def _output(model: Any, tokens: Array, logits: Any, hidden: list[Any], cache: Any) -> ModelOutput:
@@ -161,4 +173,6 @@ def _output(model: Any, tokens: Array, logits: Any, hidden: list[Any], cache: An
             f"for tokens {list(tokens.shape)} the model returned {_describe((logits, *hidden))}; the first must be "
             f"logits {list(wanted)} [rows, tokens, vocab_size], and there may be hidden features after them"
         )
-    return ModelOutput(logits, hidden[0] if hidden else jnp.zeros((*tokens.shape, 0), logits.dtype), cache)
+    return ModelOutput(
+        logits, hidden[0] if hidden else jnp.zeros((*tokens.shape, 0), logits.dtype), cache
+    )

@@ -22,8 +22,12 @@ class LanguageModel:
     tokenizer: tokenizers.Tokenizer | None = None
     eos: tuple[int, ...] = ()  # ids that end a text
     name: str = "model"  # of its folder, for messages
-    defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)  # how it wants to be sampled; {}: greedy
-    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict, repr=False)  # of its folder, but for weights
+    defaults: Mapping[str, float] = dataclasses.field(
+        default_factory=dict
+    )  # how it wants to be sampled; {}: greedy
+    files: Mapping[str, bytes] = dataclasses.field(
+        default_factory=dict, repr=False
+    )  # of its folder, but for weights
 
     @property
     def num_params(self) -> int:
@@ -34,4 +38,8 @@ class LanguageModel:
 
     def settings(self, **given: Any) -> dict[str, Any]:
         """Temperature, filters and repetition penalty: what is given (not None), else the model's own, else greedy."""
-        return {**OFF, **self.defaults, **{name: value for name, value in given.items() if value is not None}}
+        return {
+            **OFF,
+            **self.defaults,
+            **{name: value for name, value in given.items() if value is not None},
+        }

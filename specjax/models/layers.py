@@ -60,7 +60,9 @@ def look_up(table: Array, ids: Array) -> Array:
 @look_up.defjvp
 def _(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
     table, ids = primals
-    return look_up(table, ids), jnp.take(tangents[0], ids, axis=0, mode="clip")  # whole numbers have no slope
+    return look_up(table, ids), jnp.take(
+        tangents[0], ids, axis=0, mode="clip"
+    )  # whole numbers have no slope
 
 
 class Norm(nn.Module):
@@ -74,7 +76,9 @@ class Norm(nn.Module):
     def __call__(self, x: Array) -> Array:
         c, kind = self.config, self.kind or self.config.norm
         init = nn.initializers.constant(1.0 - c.norm_offset)
-        weight: Any = self.param("weight", nn.with_logical_partitioning(init, (self.axis,)), (x.shape[-1],))
+        weight: Any = self.param(
+            "weight", nn.with_logical_partitioning(init, (self.axis,)), (x.shape[-1],)
+        )
         y = x.astype(jnp.float32)
         if kind == "layer":
             y = y - jnp.mean(y, axis=-1, keepdims=True)
@@ -136,15 +140,21 @@ class Experts(nn.Module):
         router = self.dense(c.num_experts, ("embed", "experts"), False, c.init_scale, name="router")
 
         flat = x.reshape(-1, c.hidden_size)
-        weights, chosen = jax.lax.top_k(jax.nn.softmax(router(flat).astype(jnp.float32)), c.experts_per_token)
+        weights, chosen = jax.lax.top_k(
+            jax.nn.softmax(router(flat).astype(jnp.float32)), c.experts_per_token
+        )
         if c.normalise_experts:
             weights = weights / weights.sum(-1, keepdims=True)
         order = jnp.argsort(chosen.reshape(-1), stable=True)
         token = order // c.experts_per_token
         sizes = jnp.bincount(chosen.reshape(-1), length=c.num_experts).astype(jnp.int32)
         rows = flat[token]
-        hidden = ACTIVATIONS[c.activation](jax.lax.ragged_dot(rows, gate, sizes)) * jax.lax.ragged_dot(rows, up, sizes)
-        out = jax.lax.ragged_dot(hidden, down, sizes) * weights.reshape(-1)[order][:, None].astype(x.dtype)
+        hidden = ACTIVATIONS[c.activation](
+            jax.lax.ragged_dot(rows, gate, sizes)
+        ) * jax.lax.ragged_dot(rows, up, sizes)
+        out = jax.lax.ragged_dot(hidden, down, sizes) * weights.reshape(-1)[order][:, None].astype(
+            x.dtype
+        )
         return jnp.zeros_like(flat).at[token].add(out).reshape(x.shape)
 
 

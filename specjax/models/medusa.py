@@ -47,15 +47,27 @@ class MedusaHeads(nn.Module):
         shape = (self.num_layers, self.num_heads, self.hidden_size)
 
         def zeros(name, axes, *shape):
-            return self.param(name, nn.with_logical_partitioning(nn.initializers.zeros_init(), axes), shape)
+            return self.param(
+                name, nn.with_logical_partitioning(nn.initializers.zeros_init(), axes), shape
+            )
 
-        kernel: Any = zeros("kernel", ("layers", "medusa", "embed", "embed_out"), *shape, self.hidden_size)
+        kernel: Any = zeros(
+            "kernel", ("layers", "medusa", "embed", "embed_out"), *shape, self.hidden_size
+        )
         bias: Any = zeros("bias", ("layers", "medusa", "embed_out"), *shape)
-        x = jnp.broadcast_to(hidden[..., None, :], (*hidden.shape[:-1], self.num_heads, self.hidden_size))
+        x = jnp.broadcast_to(
+            hidden[..., None, :], (*hidden.shape[:-1], self.num_heads, self.hidden_size)
+        )
         for layer in range(self.num_layers):
             x = x + nn.silu(self._multiply(x, kernel[layer]) + bias[layer])
         if self.own_heads:
-            head: Any = zeros("head", ("medusa", "embed", "vocab"), self.num_heads, self.hidden_size, self.vocab_size)
+            head: Any = zeros(
+                "head",
+                ("medusa", "embed", "vocab"),
+                self.num_heads,
+                self.hidden_size,
+                self.vocab_size,
+            )
             x = self._multiply(x, head)
         return x
 
@@ -79,7 +91,9 @@ def medusa_logits(heads: MedusaHeads, found: Array, target_head: Array | None) -
     if heads.own_heads:
         return found.astype(jnp.float32)
     assert target_head is not None
-    logits = heads.dot_general(found, target_head, (((found.ndim - 1,), (0,)), ((), ()))).astype(jnp.float32)
+    logits = heads.dot_general(found, target_head, (((found.ndim - 1,), (0,)), ((), ()))).astype(
+        jnp.float32
+    )
     cap = heads.logit_softcap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 

@@ -103,7 +103,11 @@ def quantise(model: LanguageModel) -> LanguageModel:
         return model
     if model not in _made:
         tied = "head" not in model.params
-        params = {**model.params, "head": {"kernel": model.params["embedding"].T}} if tied else model.params
+        params = (
+            {**model.params, "head": {"kernel": model.params["embedding"].T}}
+            if tied
+            else model.params
+        )
         _made[model] = dataclasses.replace(form, params=_quantise(params))
     return _made[model]
 
@@ -125,7 +129,9 @@ def quantised_form(model: LanguageModel) -> LanguageModel:
     if network.module.dot_general is int8_dot_general:
         return model
     separate = "head" not in model.params or network.module.separate_head
-    module = network.module.clone(dot_general=int8_dot_general, separate_head=separate, transposed=False)
+    module = network.module.clone(
+        dot_general=int8_dot_general, separate_head=separate, transposed=False
+    )
     made = dataclasses.replace(network, module=module)
     return dataclasses.replace(model, model=made, name=f"{model.name} in int8")
 
@@ -135,7 +141,9 @@ def _quantise(params: Any) -> Any:
     for name, leaf in params.items():
         if isinstance(leaf, dict):
             found[name] = _quantise(leaf)
-        elif name in ("kernel", "weight") and leaf.ndim == 2:  # [in, out], or transposed; a norm's weight is a vector
+        elif (
+            name in ("kernel", "weight") and leaf.ndim == 2
+        ):  # [in, out], or transposed; a norm's weight is a vector
             found["kernel"] = jax.jit(Int8.quantise)(leaf if name == "kernel" else leaf.T)
         else:
             found[name] = leaf

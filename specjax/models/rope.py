@@ -39,7 +39,9 @@ class Rope:
         """[B, N] positions -> cosines and sines, each [B, N, 1, features turned / 2] float32."""
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
         # The barrier keeps XLA from computing them again inside every layer.
-        return jax.lax.optimization_barrier((jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude))
+        return jax.lax.optimization_barrier(
+            (jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude)
+        )
 
 
 def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:
@@ -53,8 +55,14 @@ def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:
 def _yarn(rope: Rope, freq: np.ndarray) -> np.ndarray:
     """Peng et al. 2023, arXiv 2309.00071, section 3.2: the same blend, linear in the index of the frequency."""
 
-    def index(turns: float) -> float:  # of the frequency that makes so many turns over the original context
-        return len(freq) * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / math.log(rope.theta)
+    def index(
+        turns: float,
+    ) -> float:  # of the frequency that makes so many turns over the original context
+        return (
+            len(freq)
+            * math.log(rope.original_max_positions / (turns * 2 * math.pi))
+            / math.log(rope.theta)
+        )
 
     low, high = index(rope.beta_fast), index(rope.beta_slow)
     if rope.truncate:
@@ -69,7 +77,9 @@ SCALINGS: dict[str, Callable[[Rope, np.ndarray], np.ndarray]] = {
     "linear": lambda rope, freq: freq / rope.factor,  # Chen et al. 2023, arXiv 2306.15595
     "llama3": _llama3,
     "yarn": _yarn,
-    "longrope": lambda rope, freq: freq / np.array(rope.factors, np.float32),  # Ding et al. 2024, arXiv 2402.13753
+    "longrope": lambda rope, freq: (
+        freq / np.array(rope.factors, np.float32)
+    ),  # Ding et al. 2024, arXiv 2402.13753
 }
 
 
@@ -78,5 +88,11 @@ def rotate(x: Array, rotations: tuple[Array, Array]) -> Array:
     cos, sin = rotations
     half = cos.shape[-1]
     first, second = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
-    return turned if x.shape[-1] == 2 * half else jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)
+    turned = jnp.concatenate(
+        [first * cos - second * sin, second * cos + first * sin], axis=-1
+    ).astype(x.dtype)
+    return (
+        turned
+        if x.shape[-1] == 2 * half
+        else jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)
+    )

@@ -41,7 +41,9 @@ class Attention(nn.Module):
 
         def project(name, heads, normed=False):
             axis = "heads" if name == "q" else "kv_heads"
-            y = self.dense(heads * c.head_dim, ("embed", axis), c.qkv_bias, c.init_scale, name=name)(x)
+            y = self.dense(
+                heads * c.head_dim, ("embed", axis), c.qkv_bias, c.init_scale, name=name
+            )(x)
             if normed and c.qk_norm == "whole":
                 y = Norm(c, "rms", axis, name=f"{name}_norm")(y)
             y = y.reshape(batch, width, heads, c.head_dim)
@@ -55,7 +57,9 @@ class Attention(nn.Module):
         if memory is not None:
             keys, values = memory.stage(keys, values)
         if visible is None:
-            mixed = causal_attend(query, keys, values, c.query_scale, c.attention_softcap, self.window)
+            mixed = causal_attend(
+                query, keys, values, c.query_scale, c.attention_softcap, self.window
+            )
         else:
             mixed = attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
         out = self.dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), name="o")
@@ -79,7 +83,9 @@ class Layer(nn.Module):
         before = c.norm_order in ("pre", "sandwich", "parallel")
         behind = c.norm_order in ("post", "sandwich")
         attention = Attention(c, c.window_of(self.index), self.dense, name="attention")
-        mixed, keys, values = attention(norm("attention_norm", x) if before else x, rotations, memory, visible)
+        mixed, keys, values = attention(
+            norm("attention_norm", x) if before else x, rotations, memory, visible
+        )
         mlp = (Experts if c.is_sparse(self.index) else MLP)(c, self.dense, name="mlp")
         if c.norm_order == "parallel":
             return x + mixed + mlp(norm("mlp_norm", x)), keys, values
@@ -163,9 +169,15 @@ class Transformer(nn.Module):
 
         # Layers of one kind share their rotations and masks.
         ropes = {c.rope_of(i) for i in range(c.num_layers)}
-        rotations = {rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes}
-        kinds = {c.window_of(i): None if cache is None else cache.layer(i) for i in range(c.num_layers)}
-        visible = {window: _visible(window, positions, memory, mask) for window, memory in kinds.items()}
+        rotations = {
+            rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes
+        }
+        kinds = {
+            c.window_of(i): None if cache is None else cache.layer(i) for i in range(c.num_layers)
+        }
+        visible = {
+            window: _visible(window, positions, memory, mask) for window, memory in kinds.items()
+        }
         keys, values, streams = [], [], [x]
         block = nn.remat(Layer) if self.remat else Layer
         for i in range(c.num_layers):
@@ -190,7 +202,9 @@ class Transformer(nn.Module):
         return ModelOutput(logits, hidden, cache, features)
 
 
-def _visible(window: int | None, positions: Array, memory: _Memory, mask: Array | None) -> Array | None:
+def _visible(
+    window: int | None, positions: Array, memory: _Memory, mask: Array | None
+) -> Array | None:
     """[B, N, S] which slots (or, without a cache, tokens) each token sees; None: those before it."""
     if memory is not None:
         return memory.visible(positions, mask, window)

@@ -22,7 +22,9 @@ _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _MEMINFO = pathlib.Path("/proc/meminfo")
 
 
-def check_memory(prefill: Callable[..., Any], decoder: Any, placed: Any, params: Any, prompt: Any, *given: Any) -> None:
+def check_memory(
+    prefill: Callable[..., Any], decoder: Any, placed: Any, params: Any, prompt: Any, *given: Any
+) -> None:
     """Refuse a state that cannot fit: `prefill` is the decoder's, and not called, and the others are its arguments.
 
     Counted is what it would leave, and the logits of a step, the least of its scratch; parameters are there already.
@@ -50,13 +52,21 @@ def _on_a_mesh(x: Any) -> NamedSharding | None:
 
 
 @functools.lru_cache(maxsize=256)
-def _needed(prefill: Any, decoder: Any, placed: Any, structure: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> int:
+def _needed(
+    prefill: Any,
+    decoder: Any,
+    placed: Any,
+    structure: Any,
+    shapes: tuple[jax.ShapeDtypeStruct, ...],
+) -> int:
     params, prompt, *given = jax.tree.unflatten(structure, shapes)
     # A trace that the call finds again.
     state = jax.eval_shape(functools.partial(prefill, decoder, placed), params, prompt, *given)
     mesh, split_target, _ = placed
     logits = prompt.shape[0] * decoder.proposer.num_nodes * decoder.target.vocab_size * 4
-    return device_bytes(state, mesh) + logits // (1 if mesh is None else mesh.size if split_target else row_parts(mesh))
+    return device_bytes(state, mesh) + logits // (
+        1 if mesh is None else mesh.size if split_target else row_parts(mesh)
+    )
 
 
 def device_bytes(state: Any, mesh: Mesh | None) -> int:
@@ -115,7 +125,9 @@ def require(needed: int, devices: Iterable[Any], what: str, cure: str) -> None:
     if needed <= (free := least()):
         return
     where = f"each of {len(own)} devices" if len(own) > 1 else str(own[0])
-    raise ValueError(f"{what} would take {_written(needed)} on {where}, of which {_written(free)} are free: {cure}")
+    raise ValueError(
+        f"{what} would take {_written(needed)} on {where}, of which {_written(free)} are free: {cure}"
+    )
 
 
 def _written(size: float) -> str:
@@ -133,8 +145,12 @@ def _free_on_the_machine() -> int | None:
     except (OSError, KeyError, ValueError):
         return None
     try:
-        limit, used = (int((_CONTROL_GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        stat = dict(line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text().splitlines())
+        limit, used = (
+            int((_CONTROL_GROUP / f"memory.{name}").read_text()) for name in ("max", "current")
+        )
+        stat = dict(
+            line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text().splitlines()
+        )
         free.append(limit - used + int(stat["active_file"]) + int(stat["inactive_file"]))
     except (OSError, KeyError, ValueError):
         pass  # no such group, or one without a limit ("max")

@@ -35,7 +35,9 @@ _STATUS = 2
 _tell: Callable[[str], None] | None = None  # why this process ends, to the others
 
 
-def join(coordinator: str, num_processes: int | None, process_id: int | None, timeout: float = _TIMEOUT) -> None:
+def join(
+    coordinator: str, num_processes: int | None, process_id: int | None, timeout: float = _TIMEOUT
+) -> None:
     """Become one of several processes; from now on only the first of them writes to stdout.
 
     Must come before anything asks JAX for a device.  A process that nobody joins, or that misses another later on,
@@ -52,7 +54,9 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None, ti
     """
     host, _, port = coordinator.rpartition(":")
     if coordinator != AUTO and not (host and port.isdecimal() and 0 < int(port) < 2**16):
-        raise ValueError(f"--coordinator {coordinator} must look like HOST:PORT, of process 0; or be {AUTO}")
+        raise ValueError(
+            f"--coordinator {coordinator} must look like HOST:PORT, of process 0; or be {AUTO}"
+        )
     address = os.environ.get("JAX_COORDINATOR_ADDRESS") if coordinator == AUTO else coordinator
     count = _number("--num-processes", num_processes, "JAX_NUM_PROCESSES")
     number = _number("--process-id", process_id, "JAX_PROCESS_ID")
@@ -61,7 +65,9 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None, ti
             if value is None:
                 raise ValueError(f"--coordinator {coordinator} needs {name}")
     if count is not None and not 0 <= (number or 0) < count:
-        raise ValueError(f"--process-id {number} of --num-processes {count}: they are counted from 0")
+        raise ValueError(
+            f"--process-id {number} of --num-processes {count}: they are counted from 0"
+        )
 
     missing = f"the {count or ''} processes did not come together at {address or coordinator} within {timeout:g} s: "
     missing += "is each of them running, with the same --coordinator and --num-processes and its own --process-id, "
@@ -70,7 +76,10 @@ def join(coordinator: str, num_processes: int | None, process_id: int | None, ti
     late = threading.Timer(timeout, _end, [missing])
     late.daemon = True
     late.start()
-    given: dict[str, Any] = {"initialization_timeout": int(timeout) + 30, "heartbeat_timeout_seconds": _HEARTBEAT}
+    given: dict[str, Any] = {
+        "initialization_timeout": int(timeout) + 30,
+        "heartbeat_timeout_seconds": _HEARTBEAT,
+    }
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
         given["shutdown_timeout_seconds"] = _HEARTBEAT
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -100,7 +109,9 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the first of several processes that run this command, or auto: a cluster's environment says",
     )
     parser.add_argument("--num-processes", type=int, help="how many; without it JAX_NUM_PROCESSES")
-    parser.add_argument("--process-id", type=int, help="which of them this is, from 0; without it JAX_PROCESS_ID")
+    parser.add_argument(
+        "--process-id", type=int, help="which of them this is, from 0; without it JAX_PROCESS_ID"
+    )
 
 
 def join_from(options: dict[str, Any]) -> None:
@@ -114,7 +125,9 @@ def join_from(options: dict[str, Any]) -> None:
     if coordinator is not None:
         join(coordinator, count, number)
     elif (count, number) != (None, None):
-        raise ValueError("--num-processes and --process-id are used with --coordinator HOST:PORT; add it")
+        raise ValueError(
+            "--num-processes and --process-id are used with --coordinator HOST:PORT; add it"
+        )
 
 
 @contextlib.contextmanager
@@ -135,7 +148,9 @@ def leaving() -> Iterator[None]:
         cause = error.__context__ if asked and error.__context__ is not None else error
         _tell(f"it has stopped: {cause!r}".replace("\n", " "))
         _flush()
-        os._exit(error.code if asked and isinstance(error.code, int) else 1)  # without JAX's barrier at the exit
+        os._exit(
+            error.code if asked and isinstance(error.code, int) else 1
+        )  # without JAX's barrier at the exit
     if _tell is not None:
         _tell(_DONE)
 
@@ -225,7 +240,11 @@ def _alive(link: socket.socket) -> socket.socket:
     """A socket that breaks when the other machine is silent for about `_HEARTBEAT` seconds."""
     link.settimeout(None)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", _HEARTBEAT // 3), ("TCP_KEEPINTVL", _HEARTBEAT // 6), ("TCP_KEEPCNT", 4)):
+    for name, value in (
+        ("TCP_KEEPIDLE", _HEARTBEAT // 3),
+        ("TCP_KEEPINTVL", _HEARTBEAT // 6),
+        ("TCP_KEEPCNT", 4),
+    ):
         if hasattr(socket, name):  # not every system counts
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return link

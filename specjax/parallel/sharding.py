@@ -51,7 +51,9 @@ _INDIVISIBLE = ("kv_heads", "vocab")
 """Their number is the checkpoint's own: where the mesh does not divide it, they lie whole on every device."""
 
 
-def make_mesh(data: int = 1, model: int | None = None, devices: Any = None, *, fsdp: int = 1) -> Mesh:
+def make_mesh(
+    data: int = 1, model: int | None = None, devices: Any = None, *, fsdp: int = 1
+) -> Mesh:
     """A mesh with the axes `data` (rows of a batch) and `model` (parts of a layer), and `fsdp` where it is not 1.
 
     Args:
@@ -82,8 +84,12 @@ def make_mesh(data: int = 1, model: int | None = None, devices: Any = None, *, f
 def parse_mesh(text: str) -> dict[str, int]:
     """What `make_mesh` takes, from "data=2,fsdp=2,model=2".  Raises ValueError for another form."""
     sizes = {name: size for name, _, size in (part.partition("=") for part in text.split(","))}
-    if not sizes.keys() <= set(_AXES) or not all(size.isdecimal() and int(size) for size in sizes.values()):
-        raise ValueError(f"{text!r}: it must look like data=2,model=4, numbers of devices along {', '.join(_AXES)}")
+    if not sizes.keys() <= set(_AXES) or not all(
+        size.isdecimal() and int(size) for size in sizes.values()
+    ):
+        raise ValueError(
+            f"{text!r}: it must look like data=2,model=4, numbers of devices along {', '.join(_AXES)}"
+        )
     return {name: int(size) for name, size in sizes.items()}
 
 
@@ -113,7 +119,9 @@ def module_shardings(module: nn.Module, mesh: Mesh, rules: Rules, *inputs: Array
         if spec is None:
             return NamedSharding(mesh, PartitionSpec())
         axes: list[str | tuple[str, ...] | None] = []
-        for name, size in zip((*spec, *[None] * (len(leaf.shape) - len(spec))), leaf.shape, strict=True):
+        for name, size in zip(
+            (*spec, *[None] * (len(leaf.shape) - len(spec))), leaf.shape, strict=True
+        ):
             axis = _axes(mesh, rules.get(name or ""))
             parts = _size(mesh, axis)
             count = math.gcd(units.get(name or "", 0), size)
@@ -128,7 +136,10 @@ def module_shardings(module: nn.Module, mesh: Mesh, rules: Rules, *inputs: Array
 
     leaves = nn.meta.unbox(boxed)
     return jax.tree_util.tree_map_with_path(
-        place, nn.get_partition_spec(boxed), leaves, is_leaf=lambda x: x is None or isinstance(x, PartitionSpec)
+        place,
+        nn.get_partition_spec(boxed),
+        leaves,
+        is_leaf=lambda x: x is None or isinstance(x, PartitionSpec),
     )
 
 
@@ -144,7 +155,9 @@ def lay(model: Any, params: Any, mesh: Mesh, rules: Rules = RULES) -> Any:
         return beside(params, mesh)
     at = shardings(model, mesh, rules)
     if jax.tree.structure(at) != jax.tree.structure(params):
-        raise ValueError("quantised parameters name no axes: specjax.load(..., mesh=) first, and quantise then")
+        raise ValueError(
+            "quantised parameters name no axes: specjax.load(..., mesh=) first, and quantise then"
+        )
     return jax.tree.map(put, params, at)
 
 
@@ -189,13 +202,17 @@ def _gather(whole: NamedSharding) -> Any:
 
 def mesh_of(arrays: Any) -> Mesh | None:
     """The mesh that they lie on; None where they lie on one device, or are being traced."""
-    meshes: Any = (at.mesh for at in map(_named, jax.tree.leaves(arrays)) if at is not None)  # never abstract ones
+    meshes: Any = (
+        at.mesh for at in map(_named, jax.tree.leaves(arrays)) if at is not None
+    )  # never abstract ones
     return next(meshes, None)
 
 
 def is_split(arrays: Any) -> bool:
     """Does a device hold a part of one of them only?"""
-    return any(at is not None and not at.is_fully_replicated for at in map(_named, jax.tree.leaves(arrays)))
+    return any(
+        at is not None and not at.is_fully_replicated for at in map(_named, jax.tree.leaves(arrays))
+    )
 
 
 def row_parts(mesh: Mesh | None, rules: Rules = RULES) -> int:
@@ -248,13 +265,20 @@ def hold(state: Any, layout: tuple[NamedSharding | None, ...] | None) -> Any:
     if layout is None:
         return state
     leaves, structure = jax.tree.flatten(state)
-    held = [x if at is None else jax.lax.with_sharding_constraint(x, at) for x, at in zip(leaves, layout, strict=True)]
+    held = [
+        x if at is None else jax.lax.with_sharding_constraint(x, at)
+        for x, at in zip(leaves, layout, strict=True)
+    ]
     return jax.tree.unflatten(structure, held)
 
 
 def _axes(mesh: Mesh, rule: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The axes that a rule names and along which the mesh has more than one device."""
-    return tuple(axis for axis in ((rule,) if isinstance(rule, str) else rule or ()) if mesh.shape.get(axis, 1) > 1)
+    return tuple(
+        axis
+        for axis in ((rule,) if isinstance(rule, str) else rule or ())
+        if mesh.shape.get(axis, 1) > 1
+    )
 
 
 def _entry(axes: tuple[str, ...]) -> str | tuple[str, ...] | None:

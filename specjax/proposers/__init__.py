@@ -9,7 +9,13 @@ from collections.abc import Callable
 from specjax.contract import Proposer
 from specjax.proposers.chain import Chain
 from specjax.proposers.choice_tree import ChoiceTree
-from specjax.proposers.choices import Choices, best_tree, expected_length, measure_ranks, node_acceptance
+from specjax.proposers.choices import (
+    Choices,
+    best_tree,
+    expected_length,
+    measure_ranks,
+    node_acceptance,
+)
 from specjax.proposers.dynamic_tree import DynamicTree
 from specjax.proposers.first_of import FirstOf
 from specjax.proposers.named import DraftModel, DraftTree, EarlyExit, Medusa, Universal

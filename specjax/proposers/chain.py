@@ -71,7 +71,9 @@ class Chain(Shape):
 
             # Once no row goes on, the passes of the source are spared.
             reading, logits = jax.lax.cond(going[-1].any(), extend, stay, reading, tokens[-1])
-        parent = jnp.broadcast_to(tree.chain(self.num_nodes), (len(context.pending), self.num_nodes))
+        parent = jnp.broadcast_to(
+            tree.chain(self.num_nodes), (len(context.pending), self.num_nodes)
+        )
         if self.confidence_threshold > 0:
             parent = jnp.where(jnp.stack(going, axis=1), parent, ABSENT)
         nodes = jnp.stack(tokens, axis=1)

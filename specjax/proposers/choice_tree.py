@@ -43,7 +43,9 @@ class ChoiceTree(Proposer):
         most, size = self.source.depth, self.source.vocab_size
         chain = tuple((0,) * n for n in range(1, most + 1))
         choices = tuple(tuple(map(int, choice)) for choice in self.choices) or chain
-        object.__setattr__(self, "choices", tuple(sorted(choices, key=lambda choice: (len(choice), choice))))
+        object.__setattr__(
+            self, "choices", tuple(sorted(choices, key=lambda choice: (len(choice), choice)))
+        )
         tree.from_choices(choices)
         for choice in choices:
             if len(choice) > most:
@@ -51,7 +53,9 @@ class ChoiceTree(Proposer):
                     f"choice {choice} lies {len(choice)} tokens ahead, and there are {most} heads: leave it out"
                 )
             if not 0 <= max(choice) < size:
-                raise ValueError(f"choice {choice} asks for more drafts than the vocabulary of {size} tokens has")
+                raise ValueError(
+                    f"choice {choice} asks for more drafts than the vocabulary of {size} tokens has"
+                )
         depth = max(map(len, self.choices))
         self.declare(
             num_nodes=len(self.choices) + 1,
@@ -87,5 +91,7 @@ class ChoiceTree(Proposer):
         _, best = jax.lax.top_k(score, int(rank.max()) + 1)
         tokens = jnp.concatenate([context.pending[:, None], best[:, group, rank]], axis=1)
         # Nothing is drawn below the last level.
-        drawn_from = warped[:, np.minimum(depth, self.max_depth - 1)] if context.wants_logits else None
+        drawn_from = (
+            warped[:, np.minimum(depth, self.max_depth - 1)] if context.wants_logits else None
+        )
         return Proposal(tokens, jnp.where(known[:, None], parent, ABSENT), drawn_from), state

@@ -20,7 +20,12 @@ Choices = tuple[tuple[int, ...], ...]
 
 
 def measure_ranks(
-    model: Model, params: Any, heads: MedusaHeads, arrays: Any, target_head: Array | None, tokens: Any
+    model: Model,
+    params: Any,
+    heads: MedusaHeads,
+    arrays: Any,
+    target_head: Array | None,
+    tokens: Any,
 ) -> np.ndarray:
     """The rank of what follows among the guesses of each head, at every position of a text read by the target.
 
@@ -38,7 +43,9 @@ def measure_ranks(
         raise ValueError(
             f"texts of {tokens.shape[1]} tokens; {heads.num_heads} heads need {heads.num_heads + 2} or more"
         )
-    return to_host(_ranks(model, heads, params, arrays, target_head, tokens)).reshape(-1, heads.num_heads)
+    return to_host(_ranks(model, heads, params, arrays, target_head, tokens)).reshape(
+        -1, heads.num_heads
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -84,7 +91,12 @@ def best_tree(stats: Any, num_nodes: int) -> Choices:
       ValueError: statistics of another form, or fewer than 2 nodes.
     """
     ranks = np.asarray(stats)
-    if ranks.ndim != 2 or ranks.size == 0 or not np.issubdtype(ranks.dtype, np.integer) or ranks.min() < 0:
+    if (
+        ranks.ndim != 2
+        or ranks.size == 0
+        or not np.issubdtype(ranks.dtype, np.integer)
+        or ranks.min() < 0
+    ):
         raise ValueError(
             f"stats of shape {list(ranks.shape)} and type {ranks.dtype}; pass ranks [M, D], whole numbers from 0, "
             "as measure_ranks returns"

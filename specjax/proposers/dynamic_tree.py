@@ -41,7 +41,9 @@ class DynamicTree(Shape):
             raise ValueError(f"depth={self.depth}; it must be at least 1")
         size = self.source.vocab_size
         if not 1 <= self.width <= size:
-            raise ValueError(f"width={self.width}; it must lie in [1, {size}], the size of the vocabulary")
+            raise ValueError(
+                f"width={self.width}; it must lie in [1, {size}], the size of the vocabulary"
+            )
         candidates = 1 + self.width + (self.depth - 1) * self.width**2
         if not 2 <= self.num_nodes <= candidates:
             raise ValueError(
@@ -49,7 +51,9 @@ class DynamicTree(Shape):
                 f"the root among them, so it must lie in [2, {candidates}]"
             )
         # The expanded nodes are staged, though few of them may be kept.
-        self.arrange(self.num_nodes, self.depth, max(1 + (self.depth - 1) * self.width, self.num_nodes))
+        self.arrange(
+            self.num_nodes, self.depth, max(1 + (self.depth - 1) * self.width, self.num_nodes)
+        )
 
     def propose(self, params: Any, state: Any, context: Context) -> tuple[Proposal, Any]:
         rows, width = len(context.pending), self.width
@@ -64,11 +68,15 @@ class DynamicTree(Shape):
         for level in range(self.depth):
             if level > 0:
                 _, best = jax.lax.top_k(new, width)
-                above = jnp.concatenate([above, expanded.shape[1] - frontier.shape[1] + best // width], axis=1)
+                above = jnp.concatenate(
+                    [above, expanded.shape[1] - frontier.shape[1] + best // width], axis=1
+                )
                 frontier = tokens.shape[1] - new.shape[1] + best
                 expanded = jnp.concatenate([expanded, frontier], axis=1)
                 # All expanded nodes but the root, which the reading holds.
-                last = jnp.broadcast_to(jnp.arange((level - 1) * width, level * width), (rows, width))
+                last = jnp.broadcast_to(
+                    jnp.arange((level - 1) * width, level * width), (rows, width)
+                )
                 depth = jnp.repeat(jnp.arange(level), width)
                 mask = jax.vmap(tree.ancestor_mask)(above)[:, 1:, 1:]
                 nodes = _take(tokens, expanded[:, 1:])
@@ -78,7 +86,9 @@ class DynamicTree(Shape):
                 noise = context.noise(jnp.array([0]), jnp.array([level]))
             paths = jax.vmap(tree.path_tokens, (0, 0, None))(tokens, parent, level)
             warped = context.warp(logits, jnp.take_along_axis(paths, frontier[..., None], axis=1))
-            chance, best = jax.lax.top_k(jax.nn.log_softmax(sampling.scores(logits, warped, noise)), width)
+            chance, best = jax.lax.top_k(
+                jax.nn.log_softmax(sampling.scores(logits, warped, noise)), width
+            )
             new = (_take(value, frontier)[..., None] + chance).reshape(rows, -1)
             tokens = jnp.concatenate([tokens, best.reshape(rows, -1)], axis=1)
             parent = jnp.concatenate([parent, jnp.repeat(frontier, width, axis=1)], axis=1)

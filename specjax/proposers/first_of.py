@@ -41,7 +41,9 @@ class FirstOf(Proposer):
         parts = (self.first, self.second)
         for part in parts:
             if part.shares_cache:
-                raise ValueError(f"{_called(part)} drafts in the target's cache and can only be used alone")
+                raise ValueError(
+                    f"{_called(part)} drafts in the target's cache and can only be used alone"
+                )
         if self.first.taps and self.second.taps and self.first.taps != self.second.taps:
             raise ValueError(
                 f"the proposers read the layers {self.first.taps} and {self.second.taps} of the target; "
@@ -66,13 +68,20 @@ class FirstOf(Proposer):
                 )
 
     def bind(self, target: Loaded, draft: Loaded | None) -> tuple:
-        return tuple(part.bind(target, draft if part.asks_draft else None) for part in (self.first, self.second))
+        return tuple(
+            part.bind(target, draft if part.asks_draft else None)
+            for part in (self.first, self.second)
+        )
 
     def init(self, params: Any, prompt: Block, capacity: int) -> tuple:
-        return self.first.init(params[0], prompt, capacity), self.second.init(params[1], prompt, capacity)
+        return self.first.init(params[0], prompt, capacity), self.second.init(
+            params[1], prompt, capacity
+        )
 
     def observe(self, params: Any, state: tuple, block: Block) -> tuple:
-        return self.first.observe(params[0], state[0], block), self.second.observe(params[1], state[1], block)
+        return self.first.observe(params[0], state[0], block), self.second.observe(
+            params[1], state[1], block
+        )
 
     def propose(self, params: Any, state: tuple, context: Context) -> tuple[Proposal, tuple]:
         one, state_one = self.first.propose(params[0], state[0], context)
@@ -97,7 +106,9 @@ class FirstOf(Proposer):
         extra = self.num_nodes - proposal.tokens.shape[1]
 
         def pad(x: Array, value: float) -> Array:
-            return jnp.pad(x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2), constant_values=value)
+            return jnp.pad(
+                x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2), constant_values=value
+            )
 
         logits = None if proposal.logits is None else pad(proposal.logits, 0.0)
         tokens, parent = pad(proposal.tokens, 0), pad(proposal.parent, ABSENT)

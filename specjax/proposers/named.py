@@ -14,7 +14,9 @@ from specjax.proposers.sources import DraftSource, EarlyExitSource, MedusaSource
 from specjax.proposers.static_tree import StaticTree
 
 
-def DraftModel(model: Model, vocab_size: int, num_drafts: int = 4, confidence_threshold: float = 0.0) -> Chain:
+def DraftModel(
+    model: Model, vocab_size: int, num_drafts: int = 4, confidence_threshold: float = 0.0
+) -> Chain:
     """A chain from a smaller model: `Chain(DraftSource(model, vocab_size), ...)`."""
     return Chain(DraftSource(model, vocab_size), num_drafts, confidence_threshold)
 
@@ -24,13 +26,19 @@ def DraftTree(model: Model, vocab_size: int, branching: Sequence[int] = (3, 2, 1
     return StaticTree(DraftSource(model, vocab_size), tuple(branching))
 
 
-def EarlyExit(target: Model, exit_layer: int, num_drafts: int = 4, confidence_threshold: float = 0.0) -> Chain:
+def EarlyExit(
+    target: Model, exit_layer: int, num_drafts: int = 4, confidence_threshold: float = 0.0
+) -> Chain:
     """A chain from the target's first layers: `Chain(EarlyExitSource(target, exit_layer), ...)`."""
     return Chain(EarlyExitSource(target, exit_layer), num_drafts, confidence_threshold)
 
 
 def Universal(
-    model: Model, vocab_size: int, num_drafts: int = 4, expansion: int = 2, confidence_threshold: float = 0.0
+    model: Model,
+    vocab_size: int,
+    num_drafts: int = 4,
+    expansion: int = 2,
+    confidence_threshold: float = 0.0,
 ) -> Chain:
     """A chain from a model with other tokens: `Chain(TranslatedSource(model, vocab_size, expansion), ...)`."""
     return Chain(TranslatedSource(model, vocab_size, expansion), num_drafts, confidence_threshold)

@@ -51,10 +51,14 @@ class NGram(Proposer):
 
     def init(self, params: Any, prompt: Block, capacity: int) -> NGramState:
         rows, width = prompt.tokens.shape
-        tokens = jnp.zeros((rows, capacity + self.num_nodes), jnp.int32).at[:, :width].set(prompt.tokens)
+        tokens = (
+            jnp.zeros((rows, capacity + self.num_nodes), jnp.int32).at[:, :width].set(prompt.tokens)
+        )
         return NGramState(tokens, prompt.count)
 
-    def propose(self, params: Any, state: NGramState, context: Context) -> tuple[Proposal, NGramState]:
+    def propose(
+        self, params: Any, state: NGramState, context: Context
+    ) -> tuple[Proposal, NGramState]:
         tokens, parent = jax.vmap(self._look_up)(state.tokens, state.length, context.pending)
         return Proposal(tokens, parent, point_mass=True), state
 
@@ -78,5 +82,7 @@ class NGram(Proposer):
         # The longest match; of equals the most recent.
         at = jnp.max(jnp.where((same == same.max()) & (same > 0), slot, -1))
         drafts = text[at + 1 + jnp.arange(self.num_drafts) % jnp.maximum(length - at, 1)]
-        parent = jnp.where((jnp.arange(self.num_nodes) > 0) & (at >= 0), tree.chain(self.num_nodes), ABSENT)
+        parent = jnp.where(
+            (jnp.arange(self.num_nodes) > 0) & (at >= 0), tree.chain(self.num_nodes), ABSENT
+        )
         return jnp.concatenate([pending[None], drafts]), parent

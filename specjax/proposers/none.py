@@ -26,13 +26,19 @@ class NoProposer(Proposer):
 
     def __post_init__(self):
         if self.num_nodes < 1:
-            raise ValueError(f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 1")
+            raise ValueError(
+                f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 1"
+            )
 
     def init(self, params: Any, prompt: Block, capacity: int) -> tuple:
         return ()
 
     def propose(self, params: Any, state: tuple, context: Context) -> tuple[Proposal, tuple]:
-        tokens = jnp.zeros((len(context.pending), self.num_nodes), jnp.int32).at[:, 0].set(context.pending)
+        tokens = (
+            jnp.zeros((len(context.pending), self.num_nodes), jnp.int32)
+            .at[:, 0]
+            .set(context.pending)
+        )
         return Proposal(tokens, jnp.full_like(tokens, ABSENT), point_mass=True), state
 
     def observe(self, params: Any, state: tuple, block: Block) -> tuple:

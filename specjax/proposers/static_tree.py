@@ -41,7 +41,9 @@ class StaticTree(Shape):
         super().__post_init__()
         object.__setattr__(self, "branching", tuple(self.branching))  # a list would not be hashable
         if not self.branching or min(self.branching) < 1:
-            raise ValueError(f"branching={self.branching}; every level needs at least 1 child a node, as in (3, 2, 1)")
+            raise ValueError(
+                f"branching={self.branching}; every level needs at least 1 child a node, as in (3, 2, 1)"
+            )
         size = self.source.vocab_size
         if max(self.branching) > size:
             raise ValueError(f"branching={self.branching}; siblings are distinct, of {size} tokens")
@@ -53,7 +55,10 @@ class StaticTree(Shape):
         """[N]: level by level, siblings side by side."""
         starts = np.cumsum([0, *self._widths])
         levels = [np.arange(first, end) for first, end in itertools.pairwise(starts)]
-        below = [np.repeat(nodes, children) for nodes, children in zip(levels, self.branching, strict=False)]
+        below = [
+            np.repeat(nodes, children)
+            for nodes, children in zip(levels, self.branching, strict=False)
+        ]
         return np.concatenate([tree.chain(1), *below]).astype(np.int32)
 
     @property
@@ -74,7 +79,9 @@ class StaticTree(Shape):
                 reading, logits = self.source.read_tree(
                     params, reading, tokens[:, seen], at, depth[seen] - 1, mask[None, seen, seen]
                 )
-            path = jax.vmap(tree.path_tokens, (0, None, None))(tokens, parent[: tokens.shape[1]], level)
+            path = jax.vmap(tree.path_tokens, (0, None, None))(
+                tokens, parent[: tokens.shape[1]], level
+            )
             warped = context.warp(logits, path[:, nodes])
             noise = context.noise(nodes, jnp.full(width, level))
             _, best = jax.lax.top_k(sampling.scores(logits, warped, noise), children)

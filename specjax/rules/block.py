@@ -71,5 +71,7 @@ def weigh(proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array
     total = residual.sum(-1)
     # 0 / 0 is a prefix of weight 1 before p <= q, that is p = q: it is kept, and a longer one will be.
     refused = 1 - weight
-    chance = jnp.where(total + refused > 0, total / jnp.where(total + refused > 0, total + refused, 1), 1)
+    chance = jnp.where(
+        total + refused > 0, total / jnp.where(total + refused > 0, total + refused, 1), 1
+    )
     return chance, jnp.where(total[:, None] > 0, residual, target)

@@ -38,5 +38,7 @@ class Match(Rule):
             follow = (proposal.parent[n] == node) & (proposal.tokens[n] == wanted[node])
             return jnp.where(follow, n, node), None
 
-        node, _ = jax.lax.scan(visit, jnp.int32(0), jnp.arange(1, num_nodes, dtype=jnp.int32), unroll=True)
+        node, _ = jax.lax.scan(
+            visit, jnp.int32(0), jnp.arange(1, num_nodes, dtype=jnp.int32), unroll=True
+        )
         return Verdict(node, wanted[node])

@@ -54,7 +54,9 @@ def draft_probabilities(proposal: Proposal) -> Array | None:
     return jax.nn.softmax(proposal.logits)
 
 
-def walk(uniform: Array, proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array, Array, Array]:
+def walk(
+    uniform: Array, proposal: Proposal, target: Array, draft: Array | None
+) -> tuple[Array, Array, Array]:
     """The walk down one row's tree: siblings follow their parent in index order, so one pass over the nodes is enough.
 
     Args:
@@ -81,13 +83,21 @@ def walk(uniform: Array, proposal: Proposal, target: Array, draft: Array | None)
         else:
             refused = _normalise(jnp.maximum(residual - remaining, 0), residual)
             rest = remaining.at[token].set(0)
-            remaining = jnp.where(accept, draft[n], jnp.where(refuse, _normalise(rest, rest), remaining))
+            remaining = jnp.where(
+                accept, draft[n], jnp.where(refuse, _normalise(rest, rest), remaining)
+            )
         residual = jnp.where(accept, target[n], jnp.where(refuse, refused, residual))
         return (jnp.where(accept, n, node), residual, remaining), chance
 
     start = (jnp.int32(0), target[0], target[0] if draft is None else draft[0])
-    (node, residual, _), chance = jax.lax.scan(visit, start, jnp.arange(1, len(uniform), dtype=jnp.int32))
-    return node, residual, jnp.concatenate([jnp.ones_like(uniform[:1]), chance.astype(uniform.dtype)])
+    (node, residual, _), chance = jax.lax.scan(
+        visit, start, jnp.arange(1, len(uniform), dtype=jnp.int32)
+    )
+    return (
+        node,
+        residual,
+        jnp.concatenate([jnp.ones_like(uniform[:1]), chance.astype(uniform.dtype)]),
+    )
 
 
 def _normalise(x: Array, otherwise: Array) -> Array:

@@ -35,7 +35,9 @@ class Threshold(Rule):
 
     def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
         likely = confidence(proposal, jax.nn.softmax(logits))
-        kept = (likely > 0) & (self._averages(tree, likely) if self.mean else likely >= self.threshold)
+        kept = (likely > 0) & (
+            self._averages(tree, likely) if self.mean else likely >= self.threshold
+        )
         return follow(draw, tree, logits, kept)
 
     def _averages(self, tree: Tree, likely: Array) -> Array:

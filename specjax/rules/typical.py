@@ -32,10 +32,14 @@ class Typical(Rule):
     shared_noise = True
 
     def __post_init__(self):
-        check_fraction(posterior_threshold=self.posterior_threshold, posterior_alpha=self.posterior_alpha)
+        check_fraction(
+            posterior_threshold=self.posterior_threshold, posterior_alpha=self.posterior_alpha
+        )
 
     def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
         probs = jax.nn.softmax(logits)
-        least = jnp.minimum(self.posterior_threshold, self.posterior_alpha * jnp.exp(-entr(probs).sum(-1)))
+        least = jnp.minimum(
+            self.posterior_threshold, self.posterior_alpha * jnp.exp(-entr(probs).sum(-1))
+        )
         kept = confidence(proposal, probs) > least[jnp.maximum(proposal.parent, 0)]
         return follow(draw, tree, logits, kept)

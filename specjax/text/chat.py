@@ -17,11 +17,23 @@ from specjax.arguments import items, shown
 Messages = Sequence[Mapping[str, Any]]
 """One conversation: [{"role": "user", "content": "..."}, ...]."""
 
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SPECIAL = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
 
 
 def render(
-    files: Mapping[str, bytes], messages: Messages, *, add_generation_prompt: bool = True, **variables: Any
+    files: Mapping[str, bytes],
+    messages: Messages,
+    *,
+    add_generation_prompt: bool = True,
+    **variables: Any,
 ) -> str:
     """The text of a conversation; its special tokens are written out, so encode it with `add_special_tokens=False`.
 
@@ -36,7 +48,9 @@ def render(
     """
     found = items(messages)
     if not found or not all(_is_message(message) for message in found):
-        raise ValueError(f'messages={shown(messages)}; pass a list like [{{"role": "user", "content": "..."}}]')
+        raise ValueError(
+            f'messages={shown(messages)}; pass a list like [{{"role": "user", "content": "..."}}]'
+        )
     config = _object(files, "tokenizer_config.json")
     source = _template(files, config)
     if source is None:
@@ -69,16 +83,24 @@ def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:
     if isinstance(found, list):  # several, by name
         found = {entry["name"]: entry["template"] for entry in found}
         if "default" not in found:
-            raise ValueError(f"the chat templates are {', '.join(found)}, and none is the default: keep one of them")
+            raise ValueError(
+                f"the chat templates are {', '.join(found)}, and none is the default: keep one of them"
+            )
         return found["default"]
     return found
 
 
 def _special_tokens(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[str, Any]:
     """{"bos_token": text, ...}; tokenizer_config.json goes first."""
-    found = {**_object(files, "special_tokens_map.json"), **{k: v for k, v in config.items() if v is not None}}
+    found = {
+        **_object(files, "special_tokens_map.json"),
+        **{k: v for k, v in config.items() if v is not None},
+    }
     texts = {name: found[name] for name in _SPECIAL if found.get(name) is not None}
-    return {name: token["content"] if isinstance(token, dict) else token for name, token in texts.items()}
+    return {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in texts.items()
+    }
 
 
 def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
@@ -113,7 +135,13 @@ def _compile(source: str) -> Any:
         raise jinja2.TemplateError(message)
 
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]

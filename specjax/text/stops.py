@@ -18,7 +18,11 @@ class Texts:
             return ""
         before = self.target.tokenizer.decode([self._before[row]])
         whole = self.target.tokenizer.decode([self._before[row], *tokens])
-        return whole[len(before) :] if whole.startswith(before) else self.target.tokenizer.decode(tokens)
+        return (
+            whole[len(before) :]
+            if whole.startswith(before)
+            else self.target.tokenizer.decode(tokens)
+        )
 
     def cut(self, row: int, tokens: list[int]) -> tuple[list[int], str, bool]:
         """The fewest tokens whose text contains a stop string, the text before it, and True; or all, and False."""
@@ -36,5 +40,8 @@ class Texts:
     def certain(self, text: str) -> str:
         """What of a growing text cannot change any more: no half character, no beginning of a stop string."""
         text = text.rstrip("\ufffd")
-        held = max((n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+        held = max(
+            (n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])),
+            default=0,
+        )
         return text[: len(text) - held]

@@ -46,8 +46,12 @@ class Translation:
 
     pieces: Any  # [V, M] int32; what spells a target token, padded with 0
     count: Any  # [V] int32; how many pieces; 0 for what the draft cannot read
-    to_draft: Any  # [V] int32; the draft token that stands for the same bytes, -1 where there is none
-    start: Any  # [K] int32; what the draft's texts begin with, where the target's begin with nothing
+    to_draft: (
+        Any  # [V] int32; the draft token that stands for the same bytes, -1 where there is none
+    )
+    start: (
+        Any  # [K] int32; what the draft's texts begin with, where the target's begin with nothing
+    )
 
     @property
     def num_shared(self) -> int:
@@ -102,7 +106,9 @@ def translate(
                 to_draft[token] = found
                 taken.add(found)
     quiet = None if len(unknown) > _LARGE else True
-    for token, meaning in tqdm(unknown, desc="translating tokens", unit="token", disable=quiet, leave=False):
+    for token, meaning in tqdm(
+        unknown, desc="translating tokens", unit="token", disable=quiet, leave=False
+    ):
         if token not in spelt:
             spelt[token] = theirs.spell(meaning, to_theirs)[-max_pieces:]
 
@@ -111,7 +117,9 @@ def translate(
     pieces = np.zeros((target_size, max(1, count.max(initial=1))), np.int32)
     places = np.arange(pieces.shape[1]) < count[:, None]
     pieces[places] = [piece for token in sorted(spelt) for piece in spelt[token]]
-    return Translation(pieces, count, to_draft, np.array([] if ours.start else theirs.start, np.int32))
+    return Translation(
+        pieces, count, to_draft, np.array([] if ours.start else theirs.start, np.int32)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +134,9 @@ class _Vocabulary:
     @classmethod
     def read(cls, tokenizer: tokenizers.Tokenizer, size: int) -> _Vocabulary:
         found = json.loads(tokenizer.to_str())
-        parts = json.dumps([found["pre_tokenizer"], found["decoder"], found["normalizer"]], ensure_ascii=False)
+        parts = json.dumps(
+            [found["pre_tokenizer"], found["decoder"], found["normalizer"]], ensure_ascii=False
+        )
         byte_level = '"ByteLevel"' in parts
         if not byte_level and _SPACE not in parts:
             raise ValueError(
@@ -147,10 +157,15 @@ class _Vocabulary:
 
         # Byte-fallback tokens come last: text is made of the ordinary ones.
         order = sorted(
-            tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (_is_fallback(item[0]), item[1])
+            tokenizer.get_vocab(with_added_tokens=True).items(),
+            key=lambda item: (_is_fallback(item[0]), item[1]),
         )
         meanings = ((number, meaning(token, number)) for token, number in order if number < size)
-        start = [number for number in tokenizer.encode("").ids[:1] if special.get(number) and number < size]
+        start = [
+            number
+            for number in tokenizer.encode("").ids[:1]
+            if special.get(number) and number < size
+        ]
         return cls(tokenizer.model, byte_level, {number: m for number, m in meanings if m}, start)
 
     def canonical(self) -> dict[bytes | str, int]:
@@ -185,7 +200,9 @@ def _is_fallback(token: str) -> bool:
 
 def _bytes_of(token: str) -> bytes:
     """Of a sentencepiece token."""
-    return bytes([int(token[3:5], 16)]) if _is_fallback(token) else token.replace(_SPACE, " ").encode()
+    return (
+        bytes([int(token[3:5], 16)]) if _is_fallback(token) else token.replace(_SPACE, " ").encode()
+    )
 
 
 def vocabulary_digest(tokenizer: tokenizers.Tokenizer) -> str:

@@ -26,14 +26,23 @@ from specjax.training.precision import mixed_dot_general
 
 
 def statistics(
-    logits: Array, labels: Array, target_hidden: Array, target_head: Array, sampling: Sampling | None = None
+    logits: Array,
+    labels: Array,
+    target_hidden: Array,
+    target_head: Array,
+    sampling: Sampling | None = None,
 ) -> Array:
     """For `chunked_rows`: [C, 3], the forward KL, min(1, q/p) of the label, and alpha.  Shapes as in `losses.against`,
     labels [C]."""
-    target = log_target(mixed_dot_general(target_hidden, target_head, (((1,), (0,)), ((), ()))), sampling)
+    target = log_target(
+        mixed_dot_general(target_hidden, target_head, (((1,), (0,)), ((), ()))), sampling
+    )
     draft = log_draft(logits, sampling)
     p, q = (jnp.take_along_axis(x, labels[:, None], axis=1)[:, 0] for x in (target, draft))
-    return jnp.stack([forward_kl(target, draft), jnp.exp(jnp.minimum(0, q - p)), acceptance(target, draft)], axis=1)
+    return jnp.stack(
+        [forward_kl(target, draft), jnp.exp(jnp.minimum(0, q - p)), acceptance(target, draft)],
+        axis=1,
+    )
 
 
 def starts(drawn: Any, limit: Any, num_drafts: int) -> Any:

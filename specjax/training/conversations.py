@@ -36,7 +36,9 @@ def read_conversations(target: LanguageModel, path: pathlib.Path) -> list[Row]:
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict) or "messages" not in fields:
-                raise ValueError('it must be an object like {"messages": [{"role": "user", "content": "..."}, ...]}')
+                raise ValueError(
+                    'it must be an object like {"messages": [{"role": "user", "content": "..."}, ...]}'
+                )
             found.append(encode_conversation(target, fields["messages"]))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
@@ -54,11 +56,16 @@ def encode_conversation(target: LanguageModel, messages: Any) -> Row:
     assert target.tokenizer is not None
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
-        raise ValueError("no message has the role assistant, so there is nothing to learn: answer with train.generate")
+        raise ValueError(
+            "no message has the role assistant, so there is nothing to learn: answer with train.generate"
+        )
     ids = _encode(target, messages, False)
     learned = np.zeros(len(ids), bool)
     for i in turns:
-        begin, end = _encode(target, messages[:i], True) if i else [], _encode(target, messages[: i + 1], False)
+        begin, end = (
+            _encode(target, messages[:i], True) if i else [],
+            _encode(target, messages[: i + 1], False),
+        )
         for place, part in (("begins", begin), ("ends", end)):
             if part != ids[: len(part)]:
                 raise ValueError(
@@ -67,7 +74,9 @@ def encode_conversation(target: LanguageModel, messages: Any) -> Row:
                 )
         said = ids[len(begin) : len(end)]
         # Templates may go on behind the token that ends a turn, and nobody says that.
-        last = max((n for n, token in enumerate(said) if token in target.eos), default=len(said) - 1)
+        last = max(
+            (n for n, token in enumerate(said) if token in target.eos), default=len(said) - 1
+        )
         learned[len(begin) : len(begin) + last + 1] = True
     return np.array(ids, np.int32), learned
 

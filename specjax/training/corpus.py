@@ -133,7 +133,8 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> tokenizers.Tokeniz
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(  # pyright: ignore
-        single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))]
+        single=f"{END_OF_TEXT} $A",
+        special_tokens=[(END_OF_TEXT, tokenizer.token_to_id(END_OF_TEXT))],
     )
     return tokenizer
 
@@ -151,7 +152,9 @@ def starts_of_documents(tokenizer: tokenizers.Tokenizer, isolate: bool) -> int |
     """
     found = end_of_text(tokenizer) if isolate else None
     if isolate and found is None:
-        raise ValueError(f"--isolate-documents needs a tokenizer with {END_OF_TEXT}, which starts a document")
+        raise ValueError(
+            f"--isolate-documents needs a tokenizer with {END_OF_TEXT}, which starts a document"
+        )
     return found
 
 
@@ -195,7 +198,9 @@ class Tokens:
         an uninterrupted one sees.  Each epoch cuts the stream at another offset."""
         windows = (len(self.ids) - length - 1) // length
         if windows < 1:
-            raise ValueError(f"{self.path} has {len(self.ids)} tokens: too few for a sequence of {length}")
+            raise ValueError(
+                f"{self.path} has {len(self.ids)} tokens: too few for a sequence of {length}"
+            )
         out = np.empty((count, length + 1), np.int32)
         for row in range(count):
             epoch, index = divmod(first + row, windows)
@@ -214,7 +219,11 @@ def prepare(
       The tokenizer (`tokenizer.json`), training tokens (`train.bin`) and held-out tokens (`held_out.bin`).
     """
     manifest = out / "corpus.json"
-    settings = {"source": dataclasses.asdict(source), "vocab_size": vocab_size, "tokenizer": tokenizer}
+    settings = {
+        "source": dataclasses.asdict(source),
+        "vocab_size": vocab_size,
+        "tokenizer": tokenizer,
+    }
     settings = json.loads(json.dumps(settings))  # as it reads back: tuples are lists
     if leader() and manifest.exists():
         found = json.loads(manifest.read_text())["settings"]
@@ -230,7 +239,9 @@ def prepare(
             raise ValueError(f"{few}.  Training needs at least two texts, one of them held out")
         tests = held_out_texts([text for _, text in documents])
         if tokenizer is None:
-            print(f"training a tokenizer of {vocab_size} tokens on {len(documents)} files", flush=True)
+            print(
+                f"training a tokenizer of {vocab_size} tokens on {len(documents)} files", flush=True
+            )
             texts = (text for _, text in documents if text not in tests)
             trained = train_tokenizer(texts, vocab_size)
         else:

@@ -40,7 +40,12 @@ def plot_curves(folder: pathlib.Path) -> pathlib.Path:
     for name, panel in zip(names, panels.flat, strict=False):
         points = [line for line in lines if name in line]
         steps = [line["step"] for line in points]
-        panel.plot(steps, [line[name] for line in points], marker="." if len(points) < 30 else None, linewidth=1)
+        panel.plot(
+            steps,
+            [line[name] for line in points],
+            marker="." if len(points) < 30 else None,
+            linewidth=1,
+        )
         if name in bands:
             low, high = ([line[name + end] for line in points] for end in ("_low", "_high"))
             panel.fill_between(steps, low, high, alpha=0.2)

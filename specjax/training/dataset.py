@@ -89,7 +89,9 @@ def write(
     path, wanted = folder / MANIFEST, dataclasses.asdict(request)
     if path.exists() and (found := json.loads(path.read_text())["request"]) != wanted:
         changes = [
-            f"{name} was {found.get(name)} and is {wanted[name]}" for name in wanted if found.get(name) != wanted[name]
+            f"{name} was {found.get(name)} and is {wanted[name]}"
+            for name in wanted
+            if found.get(name) != wanted[name]
         ]
         raise ValueError(
             f"{folder} holds what another request made:\n  "
@@ -120,13 +122,19 @@ def write(
     together(f"wrote {folder}")
 
 
-def _describe(path: pathlib.Path, request: dict[str, Any], complete: bool, sequences: int, new_tokens: int) -> None:
+def _describe(
+    path: pathlib.Path, request: dict[str, Any], complete: bool, sequences: int, new_tokens: int
+) -> None:
     facts = {"complete": complete, "sequences": sequences, "new_tokens": new_tokens}
     write_text(path, json.dumps({"request": request, **facts}, indent=2) + "\n")
 
 
 def _write_shard(
-    request: Request, decoder: Decoder, params: Params, prompts: Sequence[Sequence[int]], number: int
+    request: Request,
+    decoder: Decoder,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    number: int,
 ) -> dict[str, np.ndarray]:
     rows = len(prompts)
     # The last shard is filled up with its first prompt, so that it needs no program of its own.
@@ -149,7 +157,9 @@ def _write_shard(
     }
     if request.top:
         names = ("top_ids", "top_log_probs")
-        found |= {n: np.where(new[:, :, None], x[:, :width], 0) for n, x in zip(names, top, strict=True)}
+        found |= {
+            n: np.where(new[:, :, None], x[:, :width], 0) for n, x in zip(names, top, strict=True)
+        }
     return {name: np.ascontiguousarray(x[:rows]) for name, x in found.items()}
 
 
@@ -163,7 +173,9 @@ def _run(decoder: Decoder, top: int, params: Params, state: DecodeState) -> Any:
         # The i-th token of a step was drawn after the i-th node of the accepted path.
         log_probs, ids = jax.lax.top_k(jax.nn.log_softmax(info.logits), top)
         put = jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
-        news = (jnp.take_along_axis(x, info.verdict.path[..., None], axis=1) for x in (ids, log_probs))
+        news = (
+            jnp.take_along_axis(x, info.verdict.path[..., None], axis=1) for x in (ids, log_probs)
+        )
         return after, *(put(b, new, before.length) for b, new in zip(buffers, news, strict=True))
 
     shape = (*state.tokens.shape, top)
@@ -175,7 +187,11 @@ def _write_lines(folder: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> None:
     lines = []
     for tokens, start in read(folder):
         prompt, whole = tokenizer.decode(tokens[:start].tolist()), tokenizer.decode(tokens.tolist())
-        text = whole[len(prompt) :] if whole.startswith(prompt) else tokenizer.decode(tokens[start:].tolist())
+        text = (
+            whole[len(prompt) :]
+            if whole.startswith(prompt)
+            else tokenizer.decode(tokens[start:].tolist())
+        )
         lines.append(json.dumps({"prompt": prompt, "text": text}, ensure_ascii=False) + "\n")
     write_text(folder / "text.jsonl", "".join(lines))
 
@@ -230,7 +246,9 @@ class Written:
     """Sequences that a target wrote, or somebody else, as batches that depend on the step alone."""
 
     tokens: np.ndarray  # [R, T + 1] int32, right-padded
-    drawn: np.ndarray  # [R, T] float32; 1 where the next token is to be learned: the target's own, an answer
+    drawn: (
+        np.ndarray
+    )  # [R, T] float32; 1 where the next token is to be learned: the target's own, an answer
     limit: np.ndarray  # [R] int32; places before the cut: the target ended sequences with fewer
 
     @classmethod
@@ -247,16 +265,23 @@ class Written:
         Raises:
           ValueError: nothing is left of any.
         """
-        tokens, drawn = np.zeros((len(rows), length + 1), np.int32), np.zeros((len(rows), length), np.float32)
+        tokens, drawn = (
+            np.zeros((len(rows), length + 1), np.int32),
+            np.zeros((len(rows), length), np.float32),
+        )
         for row, (ids, mask) in enumerate(rows):
             kept = ids[: length + 1]
             tokens[row, : len(kept)] = kept
             drawn[row, : len(kept) - 1] = mask[1 : length + 1]
         full = np.asarray(drawn.any(1))
         if not full.any():
-            raise ValueError(f"every prompt fills --sequence-length {length}: nothing of an answer is left to learn")
+            raise ValueError(
+                f"every prompt fills --sequence-length {length}: nothing of an answer is left to learn"
+            )
         if not full.all():
-            print(f"passed over {(~full).sum()} of {len(rows)} sequences: their prompts fill {length} tokens")
+            print(
+                f"passed over {(~full).sum()} of {len(rows)} sequences: their prompts fill {length} tokens"
+            )
         limit = np.full(len(rows), length) if cut is None else np.minimum(np.array(cut) - 1, length)
         return cls(tokens, drawn, limit.astype(np.int32)).at(full)
 
@@ -272,7 +297,9 @@ class Written:
     def rows(self, first: int, count: int, seed: int) -> Written:
         """Rows `first` ... `first + count - 1` of an endless order, shuffled anew each epoch."""
         if not len(self.tokens):
-            raise ValueError("no sequences of the target's are left for training: it must write more than one")
+            raise ValueError(
+                "no sequences of the target's are left for training: it must write more than one"
+            )
         picked = []
         for number in range(first, first + count):
             epoch, index = divmod(number, len(self.tokens))

@@ -45,7 +45,9 @@ def _weighted(weight: Array, one: Array, other: Array) -> Array:
     """sum_v exp(weight) (one - other), where 0 times infinity is 0."""
     mass = jnp.exp(weight)
     there = mass > 0
-    return jnp.sum(jnp.where(there, mass * (jnp.where(there, one, 0) - jnp.where(there, other, 0)), 0), axis=-1)
+    return jnp.sum(
+        jnp.where(there, mass * (jnp.where(there, one, 0) - jnp.where(there, other, 0)), 0), axis=-1
+    )
 
 
 DIVERGENCES: dict[str, Divergence] = {
@@ -61,4 +63,6 @@ def blend(divergence: Divergence, share: Array | None) -> Divergence:
     """From forward KL (`share` 0) to another divergence (`share` 1, or None)."""
     if share is None:
         return divergence
-    return lambda target, draft: (1 - share) * forward_kl(target, draft) + share * divergence(target, draft)
+    return lambda target, draft: (
+        (1 - share) * forward_kl(target, draft) + share * divergence(target, draft)
+    )

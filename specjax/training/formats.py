@@ -69,7 +69,9 @@ class Format:
         n, found = form.num_layers, {}
         for h, k, kind in itertools.product(range(form.num_heads), range(n), ("weight", "bias")):
             found[f"{self.linear.format(h=h, l=k)}.{kind}"] = f"{h}.{k}.linear.{kind}"
-        count = {"none": 0, "first": 1, "each": form.num_heads}["each" if form.own_heads else self.tied]
+        count = {"none": 0, "first": 1, "each": form.num_heads}[
+            "each" if form.own_heads else self.tied
+        ]
         return found | {self.matrix.format(h=h, n=n): f"{h}.{n}.weight" for h in range(count)}
 
 
@@ -82,7 +84,9 @@ def _write_original(form: Form, size: int, vocab: int) -> dict[str, Any]:
 
 
 def _write_tgi(form: Form, size: int, vocab: int) -> dict[str, Any]:
-    return _write_medusa(form, size, vocab, version=1 if form.own_heads else 2)  # LoRAX compares numbers
+    return _write_medusa(
+        form, size, vocab, version=1 if form.own_heads else 2
+    )  # LoRAX compares numbers
 
 
 def _read_medusa(config: dict[str, Any]) -> tuple[Any, Any, bool]:
@@ -95,7 +99,12 @@ def _read_medusa(config: dict[str, Any]) -> tuple[Any, Any, bool]:
 def _write_vllm(form: Form, size: int, vocab: int) -> dict[str, Any]:
     # vLLM takes any key with "num" and "heads", or "num" and "layers", in its name for one of these two.
     counts = {"num_heads": form.num_heads, "num_hidden_layers": form.num_layers}
-    kind = {"model_type": "medusa", "architectures": ["MedusaModel"], "hidden_size": size, "vocab_size": vocab}
+    kind = {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": size,
+        "vocab_size": vocab,
+    }
     search = {"max_paths": 64, "topk": 10, "truncated_vocab_size": vocab}
     # Without medusa_fc_bias the biases would be dropped.
     return {**kind, **counts, **search, "medusa_fc_bias": True, "original_lm_head": not form.own_heads,
@@ -104,14 +113,25 @@ def _write_vllm(form: Form, size: int, vocab: int) -> dict[str, Any]:
 
 def _read_vllm(config: dict[str, Any]) -> tuple[Any, Any, bool]:
     if config.get("medusa_fc_bias") is not True:
-        raise ValueError("medusa_fc_bias is not true, with which vLLM drops the biases: set it, if they were trained")
+        raise ValueError(
+            "medusa_fc_bias is not true, with which vLLM drops the biases: set it, if they were trained"
+        )
     if config.get("truncated_vocab_size", config["vocab_size"]) != config["vocab_size"]:
-        raise ValueError("truncated_vocab_size is smaller than vocab_size; specjax reads heads of a whole vocabulary")
+        raise ValueError(
+            "truncated_vocab_size is smaller than vocab_size; specjax reads heads of a whole vocabulary"
+        )
     if config.get("logit_scale", 1.0) != 1.0:
-        raise ValueError(f"logit_scale is {config['logit_scale']}; specjax reads heads that are not scaled")
-    counts = [[config[key] for key in config if "num" in key and word in key] for word in ("heads", "layers")]
+        raise ValueError(
+            f"logit_scale is {config['logit_scale']}; specjax reads heads that are not scaled"
+        )
+    counts = [
+        [config[key] for key in config if "num" in key and word in key]
+        for word in ("heads", "layers")
+    ]
     if [len(found) for found in counts] != [1, 1]:
-        raise ValueError("it must have one key with 'num' and 'heads' in its name, and one with 'num' and 'layers'")
+        raise ValueError(
+            "it must have one key with 'num' and 'heads' in its name, and one with 'num' and 'layers'"
+        )
     return counts[0][0], counts[1][0], not config.get("original_lm_head", False)
 
 

@@ -34,20 +34,35 @@ def read_heads(folder: pathlib.Path, name: str, target_head: np.ndarray) -> Head
             )
     stored, names, faults = _load(folder / made.file), made.names(form), []
     for there, ours in names.items():
-        shape = (size,) if ours.endswith("bias") else (size, size) if ".linear." in ours else (vocab, size)
+        shape = (
+            (size,)
+            if ours.endswith("bias")
+            else (size, size)
+            if ".linear." in ours
+            else (vocab, size)
+        )
         if there not in stored:
             faults.append(f"{there} is missing (shape {list(shape)})")
         elif stored[there].shape != shape:
             faults.append(f"{there} has shape {list(stored[there].shape)} instead of {list(shape)}")
         elif stored[there].dtype.name not in _KINDS:
-            faults.append(f"{there} is stored as {stored[there].dtype.name}; heads are {', '.join(_KINDS)}")
-    faults += [f"{there} is not a tensor of such heads" for there in sorted(set(stored) - set(names))]
+            faults.append(
+                f"{there} is stored as {stored[there].dtype.name}; heads are {', '.join(_KINDS)}"
+            )
+    faults += [
+        f"{there} is not a tensor of such heads" for there in sorted(set(stored) - set(names))
+    ]
     if not faults and not form.own_heads:
         for there, ours in names.items():
             if ".linear." not in ours and not _same(stored.pop(there), target_head):
-                faults.append(f"{there} is not the target's own linear map: pass the target of these heads")
+                faults.append(
+                    f"{there} is not the target's own linear map: pass the target of these heads"
+                )
     if faults:
-        raise ValueError(f"{folder} holds no heads of the format {name} for this target:\n  " + "\n  ".join(faults))
+        raise ValueError(
+            f"{folder} holds no heads of the format {name} for this target:\n  "
+            + "\n  ".join(faults)
+        )
     return Heads(form, {ours: stored[there] for there, ours in names.items() if there in stored})
 
 
@@ -61,17 +76,25 @@ def write_heads(folder: pathlib.Path, name: str, heads: Heads, target_head: np.n
     fault = made.refuse(heads)
     if fault is not None:
         others = ", ".join(other for other, row in FORMATS.items() if row.refuse(heads) is None)
-        raise ValueError(f"--format {name}: {fault}; train heads with one block, or choose {others}")
+        raise ValueError(
+            f"--format {name}: {fault}; train heads with one block, or choose {others}"
+        )
     kind = heads.tensors["0.0.linear.weight"].dtype
     tensors = {  # a copy each: no two may share memory
-        there: np.array(heads.tensors[ours] if ours in heads.tensors else target_head.astype(kind), order="C")
+        there: np.array(
+            heads.tensors[ours] if ours in heads.tensors else target_head.astype(kind), order="C"
+        )
         for there, ours in made.names(form).items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     _save(folder / made.file, tensors)
     # A file that repeats the target's map for each head does not say by itself that it is the target's.
     ours = form.ours if form.own_heads else {**form.ours, "version": 2}
-    config = {**made.write(form, size, vocab), "base_model_name_or_path": form.base, "specjax": ours}
+    config = {
+        **made.write(form, size, vocab),
+        "base_model_name_or_path": form.base,
+        "specjax": ours,
+    }
     (folder / "config.json").write_text(json.dumps(config) + "\n")
 
 
@@ -80,13 +103,17 @@ def _form(path: pathlib.Path, config: dict[str, Any], made: Format) -> Form:
         ours = dict(config.get("specjax", {}))
         heads, layers, own = made.read(config)
         own = ours.pop("version", 1) == 1 and own
-        form = Form(int(heads), int(layers), own, str(config.get("base_model_name_or_path", "")), ours)
+        form = Form(
+            int(heads), int(layers), own, str(config.get("base_model_name_or_path", "")), ours
+        )
     except KeyError as error:
         raise ValueError(f"{path} lacks {error}: is it of another format?") from None
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from None
     if min(form.num_heads, form.num_layers) < 1:
-        raise ValueError(f"{path} has {form.num_heads} heads of {form.num_layers} blocks; there must be one or more")
+        raise ValueError(
+            f"{path} has {form.num_heads} heads of {form.num_layers} blocks; there must be one or more"
+        )
     return form
 
 
@@ -99,7 +126,9 @@ def _load(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise FileNotFoundError(f"{path} is missing: is the folder of another format?")
     try:
         if path.suffix == ".pt":
-            found = _torch().load(path, map_location="cpu", weights_only=True)  # which executes nothing
+            found = _torch().load(
+                path, map_location="cpu", weights_only=True
+            )  # which executes nothing
             return {name: _as_numpy(tensor) for name, tensor in found.items()}
         with safetensors.safe_open(path, "np") as handle:
             return {name: handle.get_tensor(name) for name in handle.keys()}
@@ -116,8 +145,13 @@ def _save(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
     try:
         torch = _torch()
     except ModuleNotFoundError:
-        raise ValueError(f"{path.name} is written with PyTorch: pip install torch, or choose another format") from None
-    made = {n: torch.from_numpy(a.view(np.uint8)).view(getattr(torch, a.dtype.name)) for n, a in tensors.items()}
+        raise ValueError(
+            f"{path.name} is written with PyTorch: pip install torch, or choose another format"
+        ) from None
+    made = {
+        n: torch.from_numpy(a.view(np.uint8)).view(getattr(torch, a.dtype.name))
+        for n, a in tensors.items()
+    }
     torch.save(made, path)
 
 

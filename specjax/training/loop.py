@@ -29,7 +29,14 @@ from specjax.parallel import leader, mesh_of
 from specjax.training.curves import plot_curves, pyplot
 from specjax.training.masks import paint
 from specjax.training.mesh import Agreement, MeshOptions, lay_batch, lay_state, together
-from specjax.training.optimizer import OptimizerOptions, averaged, make_optimizer, phases, start, update
+from specjax.training.optimizer import (
+    OptimizerOptions,
+    averaged,
+    make_optimizer,
+    phases,
+    start,
+    update,
+)
 from specjax.training.options import at_least, option, within
 from specjax.training.record import Metrics, describe
 
@@ -38,18 +45,30 @@ from specjax.training.record import Metrics, describe
 class LoopOptions(OptimizerOptions, MeshOptions):
     """What every job takes."""
 
-    out: str = option("runs/run", "folder of the run: checkpoints, metrics, and the model at its end", free=True)
+    out: str = option(
+        "runs/run", "folder of the run: checkpoints, metrics, and the model at its end", free=True
+    )
     sequence_length: int = option(512, "tokens per sequence")
     seed: int = option(0, "of initialisation, data order and sampling")
     log_every: int = option(50, "steps between lines of metrics")
     eval_every: int = option(500, "steps between evaluations")
     save_every: int = option(500, "steps between checkpoints; the last three are kept", free=True)
-    patience: int = option(0, "stop after so many evaluations without a better one; 0: never", free=True)
-    stop_at: int = option(0, "stop and save after this step of `steps`, to go on later; 0: run to the end", free=True)
-    tensorboard: bool = option(False, "write TensorBoard events too (needs tensorboardX)", free=True)
+    patience: int = option(
+        0, "stop after so many evaluations without a better one; 0: never", free=True
+    )
+    stop_at: int = option(
+        0, "stop and save after this step of `steps`, to go on later; 0: run to the end", free=True
+    )
+    tensorboard: bool = option(
+        False, "write TensorBoard events too (needs tensorboardX)", free=True
+    )
     curves: bool = option(False, "draw the metrics at the end (needs matplotlib)", free=True)
-    show_mask: bool = option(False, "print in colour what of a batch is learned, and end", free=True)
-    accept_changes: bool = option(False, "resume although options, text, tokenizer or target have changed", free=True)
+    show_mask: bool = option(
+        False, "print in colour what of a batch is learned, and end", free=True
+    )
+    accept_changes: bool = option(
+        False, "resume although options, text, tokenizer or target have changed", free=True
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -117,14 +136,19 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     if options.curves:
         pyplot()  # now, rather than after hours
     manager = ocp.CheckpointManager(
-        out / "state", options=ocp.CheckpointManagerOptions(max_to_keep=3, enable_async_checkpointing=False)
+        out / "state",
+        options=ocp.CheckpointManagerOptions(max_to_keep=3, enable_async_checkpointing=False),
     )
     resumed = manager.latest_step() is not None
     optimizer = make_optimizer(options, getattr(job, "rates", None))
     # `best` is the goal's greatest value so far, `since` how many evaluations ago.
     params = job.init()
     mesh = mesh_of(params)
-    state = {**start(optimizer, options, params), "best": jnp.float32(-jnp.inf), "since": jnp.int32(0)}
+    state = {
+        **start(optimizer, options, params),
+        "best": jnp.float32(-jnp.inf),
+        "since": jnp.int32(0),
+    }
     state = lay_state(state, optimizer, mesh)
     describe(out / "run.json", options, getattr(job, "inputs", {}), state, resumed)
     if resumed:
@@ -166,11 +190,19 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
             ) from error
 
     agreement = Agreement(mesh)
-    with _signals() as interrupted, contextlib.closing(manager), contextlib.closing(metrics), contextlib.closing(bar):
+    with (
+        _signals() as interrupted,
+        contextlib.closing(manager),
+        contextlib.closing(metrics),
+        contextlib.closing(bar),
+    ):
         ending = False
         while step < stop and patient() and not ending:
             batch = lay_batch(job.batch(step), mesh)
-            before, (state, values) = values, update(job, optimizer, options, state, job.frozen, batch)
+            before, (state, values) = (
+                values,
+                update(job, optimizer, options, state, job.frozen, batch),
+            )
             check(step, before)  # of the step before: this one runs meanwhile
             step += 1
             bar.update()
@@ -202,12 +234,21 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
                 check(step, values)
                 save()
     if step < options.steps and patient():
-        print(f"stopped and saved at step {step} of {options.steps}; the same command resumes", flush=True)
+        print(
+            f"stopped and saved at step {step} of {options.steps}; the same command resumes",
+            flush=True,
+        )
         return report
     if step < options.steps:
-        print(f"stopped at step {step} of {options.steps}: {since} evaluations without a better one", flush=True)
+        print(
+            f"stopped at step {step} of {options.steps}: {since} evaluations without a better one",
+            flush=True,
+        )
     _replace(out / "model", functools.partial(job.export, averaged(state)))
-    print(f"wrote {out / 'model'}" + (f"; the best one is {out / 'best'}" if since else ""), flush=True)
+    print(
+        f"wrote {out / 'model'}" + (f"; the best one is {out / 'best'}" if since else ""),
+        flush=True,
+    )
     if options.curves and leader():
         print(f"wrote {plot_curves(out)}", flush=True)
     return report
@@ -218,14 +259,19 @@ def show_mask(job: Job) -> str:
     tokens, learned = job.show(job.batch(0))
     # What stands first in a sequence has nothing to be guessed from.
     masks = np.pad(np.asarray(learned, bool), ((0, 0), (1, 0)))
-    return "\n".join(paint(row, mask, job.tokenizer) for row, mask in zip(np.asarray(tokens), masks, strict=True))
+    return "\n".join(
+        paint(row, mask, job.tokenizer) for row, mask in zip(np.asarray(tokens), masks, strict=True)
+    )
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
     """A list that fills when somebody asks the process to end."""
     found: list[int] = []
-    previous = {s: signal.signal(s, lambda number, _: found.append(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    previous = {
+        s: signal.signal(s, lambda number, _: found.append(number))
+        for s in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield found
     finally:

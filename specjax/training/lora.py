@@ -30,7 +30,10 @@ def adapted(params: Any, tied: bool) -> dict[tuple[str, ...], Array]:
     return {
         path: leaf
         for path, leaf in found.items()
-        if path[-1] == _KERNEL and leaf.ndim == 2 and _ROUTER not in path and not (tied and path[0] == "head")
+        if path[-1] == _KERNEL
+        and leaf.ndim == 2
+        and _ROUTER not in path
+        and not (tied and path[0] == "head")
     }
 
 

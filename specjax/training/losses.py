@@ -40,7 +40,9 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
 
     def forward(hidden, head, rows, shared):
         def step(carry, xs):
-            value, (grad_hidden, grad_head) = jax.value_and_grad(part, (0, 1))(xs[0], head, xs[1], shared)
+            value, (grad_hidden, grad_head) = jax.value_and_grad(part, (0, 1))(
+                xs[0], head, xs[1], shared
+            )
             return (carry[0] + value, carry[1] + grad_head), grad_hidden
 
         start = (jnp.float32(0), jnp.zeros_like(head, jnp.float32))
@@ -115,7 +117,9 @@ def log_draft(logits: Array, sampling: Sampling | None = None) -> Array:
     """
     if sampling is None:
         return jax.nn.log_softmax(logits)
-    return jax.nn.log_softmax(logits / jnp.where(sampling.temperature == 0, 1, sampling.temperature))
+    return jax.nn.log_softmax(
+        logits / jnp.where(sampling.temperature == 0, 1, sampling.temperature)
+    )
 
 
 def cross_entropy(logits: Array, weight: Array, labels: Array) -> Array:
@@ -141,7 +145,9 @@ def against(divergence: Divergence) -> Callable[..., Array]:
 forward_kl = against(divergences.forward_kl)
 
 
-def agreement(logits: Array, target_hidden: Array, target_head: Array, sampling: Sampling | None = None) -> Array:
+def agreement(
+    logits: Array, target_hidden: Array, target_head: Array, sampling: Sampling | None = None
+) -> Array:
     """For `chunked_rows`: [C, 3], forward KL, alpha, and whether both have the same argmax.  Shapes as in `against`.
 
     Alpha is the acceptance rate of `rejection` where target and draft are both sampled with the settings, filters too.
@@ -150,4 +156,6 @@ def agreement(logits: Array, target_hidden: Array, target_head: Array, sampling:
     target = log_target(logits_target, sampling)
     kl = divergences.forward_kl(target, log_draft(logits, sampling))
     alpha = divergences.acceptance(target, log_target(logits, sampling))
-    return jnp.stack([kl, alpha, jnp.argmax(logits_target, axis=1) == jnp.argmax(logits, axis=1)], axis=1)
+    return jnp.stack(
+        [kl, alpha, jnp.argmax(logits_target, axis=1) == jnp.argmax(logits, axis=1)], axis=1
+    )

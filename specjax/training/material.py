@@ -44,9 +44,13 @@ def gather(options: Any, target: LanguageModel, settings: dict[str, Any] | None 
     if target.tokenizer is None:
         raise ValueError(f"--target {options.target} has no tokenizer.json, which tokenises --data")
     if length > target.model.max_positions:
-        raise ValueError(f"--sequence-length is {length}; the target reads at most {target.model.max_positions}")
+        raise ValueError(
+            f"--sequence-length is {length}; the target reads at most {target.model.max_positions}"
+        )
     made = [path for path in map(pathlib.Path, options.data) if (path / dataset.MANIFEST).exists()]
-    chats = [path for path in map(pathlib.Path, options.data) if path.suffix == SUFFIX and path.is_file()]
+    chats = [
+        path for path in map(pathlib.Path, options.data) if path.suffix == SUFFIX and path.is_file()
+    ]
     text = written = held_out = None
     hashes = model_hashes(options.target)
     inputs = dict(hashes)
@@ -65,14 +69,18 @@ def gather(options: Any, target: LanguageModel, settings: dict[str, Any] | None 
         cuts = [cut for path in made for cut in dataset.cuts(path)]
         said = [row for path in chats for row in read_conversations(target, path)]
         written = Written.of(rows + said, length, cuts + [length + 1] * len(said))
-        inputs["dataset"] = digest(*(shard for path in made for shard in sorted(path.glob("*.safetensors"))), *chats)
+        inputs["dataset"] = digest(
+            *(shard for path in made for shard in sorted(path.glob("*.safetensors"))), *chats
+        )
         if held_out is None:
             written, held_out = written.split()
     assert held_out is not None  # options have at least one thing to read
     return Material(text, written, held_out, inputs)
 
 
-def held_out_rows(held_out: Tokens | Written, index: int, rows: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def held_out_rows(
+    held_out: Tokens | Written, index: int, rows: int, length: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [rows, length + 1] and `drawn` [rows, length], as in a batch; of text nothing is drawn."""
     if isinstance(held_out, Written):
         found = held_out.rows(index * rows, rows, 0)
@@ -80,11 +88,16 @@ def held_out_rows(held_out: Tokens | Written, index: int, rows: int, length: int
     return held_out.batch(index, rows, length, 0), np.zeros((rows, length), np.float32)
 
 
-def held_out_prompts(held_out: Tokens | Written, count: int, length: int, prompt: int, longest: int) -> list[list[int]]:
+def held_out_prompts(
+    held_out: Tokens | Written, count: int, length: int, prompt: int, longest: int
+) -> list[list[int]]:
     """Prompts to continue: `prompt` tokens of text, or what stands before an answer, at most `longest` tokens."""
     tokens, drawn = held_out_rows(held_out, 0, count, length)
     starts = np.where(drawn.any(1), drawn.argmax(1) + 1, prompt)
-    return [row[: min(start, longest)].tolist() for row, start in zip(tokens, starts.tolist(), strict=True)]
+    return [
+        row[: min(start, longest)].tolist()
+        for row, start in zip(tokens, starts.tolist(), strict=True)
+    ]
 
 
 def learned(drawn: Any, prompts: bool = False) -> Array:

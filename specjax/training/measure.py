@@ -67,7 +67,9 @@ def count_steps(decoder: Decoder, params: Params, state: DecodeState) -> tuple[D
         after, info = decoder.step(params, before)
         place = jnp.arange(depth)
         inside = place < info.count[:, None]  # guesses behind an end or a limit do not count
-        asked = jax.vmap(tree.asked)(info.proposal.parent, info.verdict.path, info.verdict.num_accepted)
+        asked = jax.vmap(tree.asked)(
+            info.proposal.parent, info.verdict.path, info.verdict.num_accepted
+        )
         tested = asked[:, :depth] & inside
         accepted = (place < info.verdict.num_accepted[:, None]) & inside
         return after, Counts(
@@ -78,7 +80,9 @@ def count_steps(decoder: Decoder, params: Params, state: DecodeState) -> tuple[D
         )
 
     zero, table = jnp.zeros(rows, jnp.int32), jnp.zeros((rows, depth), jnp.int32)
-    return jax.lax.while_loop(lambda carry: ~carry[0].done.all(), step, (state, Counts(zero, zero, table, table)))
+    return jax.lax.while_loop(
+        lambda carry: ~carry[0].done.all(), step, (state, Counts(zero, zero, table, table))
+    )
 
 
 def measure(
@@ -114,7 +118,9 @@ def measure(
     return Measured(jax.tree.map(lambda *x: np.concatenate(x), *counts), np.array(seconds), tokens)
 
 
-def interval(above: Array | np.ndarray, below: Array | np.ndarray, seed: int = 0) -> tuple[float, float, float] | None:
+def interval(
+    above: Array | np.ndarray, below: Array | np.ndarray, seed: int = 0
+) -> tuple[float, float, float] | None:
     """sum(above) / sum(below) over prompts, and its 95 % interval; None where nothing is below.
 
     The bootstrap draws prompts with replacement (Efron and Tibshirani 1993, chapter 13): tokens of one prompt are not
@@ -131,11 +137,17 @@ def interval(above: Array | np.ndarray, below: Array | np.ndarray, seed: int = 0
 
 
 def measure_tau(
-    decoder: Decoder, params: Params, prompts: Sequence[Sequence[int]], new_tokens: int, settings: dict[str, Any]
+    decoder: Decoder,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    settings: dict[str, Any],
 ) -> dict[str, float]:
     """Tokens per pass of the target on prompts, with its interval: how a job validates."""
     rows = min(len(prompts), 8)
-    counts = measure(decoder, params, prompts, new_tokens, batch=rows, settings=settings, seed=0).counts
+    counts = measure(
+        decoder, params, prompts, new_tokens, batch=rows, settings=settings, seed=0
+    ).counts
     found = interval(counts.emitted, counts.passes)
     assert found is not None
     return dict(zip(("tau", "tau_low", "tau_high"), found, strict=True))

@@ -28,13 +28,19 @@ class MeshOptions(Options):
     """Devices and processes.  What they come to does not depend on them: a run may be resumed on others."""
 
     mesh: str | None = option(
-        None, "devices, as data=2,fsdp=2,model=2: rows, rows and parameters, parts of layers; none: one", free=True
+        None,
+        "devices, as data=2,fsdp=2,model=2: rows, rows and parameters, parts of layers; none: one",
+        free=True,
     )
     coordinator: str | None = option(
-        None, "of several processes, HOST:PORT of the first, or auto: a cluster's environment says", free=True
+        None,
+        "of several processes, HOST:PORT of the first, or auto: a cluster's environment says",
+        free=True,
     )
     num_processes: int | None = option(None, "how many; else JAX_NUM_PROCESSES", free=True)
-    process_id: int | None = option(None, "which of them this is, from 0; else JAX_PROCESS_ID", free=True)
+    process_id: int | None = option(
+        None, "which of them this is, from 0; else JAX_PROCESS_ID", free=True
+    )
 
 
 def mesh_sizes(options: MeshOptions) -> dict[str, int] | None:
@@ -66,20 +72,29 @@ def mesh_of_run(options: Any) -> Mesh | None:
     return mesh
 
 
-def lay_state(state: dict[str, Any], optimizer: optax.GradientTransformation, mesh: Mesh | None) -> dict[str, Any]:
+def lay_state(
+    state: dict[str, Any], optimizer: optax.GradientTransformation, mesh: Mesh | None
+) -> dict[str, Any]:
     """A state whose parameters lie on `mesh`, wholly there: what the optimizer keeps of each lies as it does."""
     if mesh is None:
         return state
     whole = NamedSharding(mesh, PartitionSpec())
     like = jax.tree.map(lambda leaf: leaf.sharding, state["params"])
-    at = {name: like if name == "ema" else jax.tree.map(lambda _: whole, value) for name, value in state.items()}
+    at = {
+        name: like if name == "ema" else jax.tree.map(lambda _: whole, value)
+        for name, value in state.items()
+    }
     at |= {"params": like, "optimizer": optax.tree_map_params(
         optimizer, lambda _, place: place, state["optimizer"], like, transform_non_params=lambda _: whole
     )}  # fmt: skip
-    return jax.tree.map(lambda leaf, place: leaf if leaf.sharding == place else put(leaf, place), state, at)
+    return jax.tree.map(
+        lambda leaf, place: leaf if leaf.sharding == place else put(leaf, place), state, at
+    )
 
 
-def gathered(layout: tuple[NamedSharding | None, ...] | None) -> tuple[NamedSharding | None, ...] | None:
+def gathered(
+    layout: tuple[NamedSharding | None, ...] | None,
+) -> tuple[NamedSharding | None, ...] | None:
     """As parameters lie while a step reads them: whole along `fsdp`.
 
     Left to itself, XLA would split the features of activations along `fsdp`, as the matrices that they meet are, and
@@ -87,15 +102,24 @@ def gathered(layout: tuple[NamedSharding | None, ...] | None) -> tuple[NamedShar
     """
 
     def gather(at):
-        spec = (tuple(a for a in (part if isinstance(part, tuple) else (part,)) if a != "fsdp") for part in at.spec)
-        return NamedSharding(at.mesh, PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec)))
+        spec = (
+            tuple(a for a in (part if isinstance(part, tuple) else (part,)) if a != "fsdp")
+            for part in at.spec
+        )
+        return NamedSharding(
+            at.mesh, PartitionSpec(*(axes[0] if len(axes) == 1 else axes or None for axes in spec))
+        )
 
     return None if layout is None else tuple(None if at is None else gather(at) for at in layout)
 
 
 def lay_batch(batch: Any, mesh: Mesh | None) -> Any:
     """Rows of arrays, which every process can say, each on the devices that read it."""
-    return batch if mesh is None else jax.tree.map(lambda leaf: put(np.asarray(leaf), by_row(mesh)), batch)
+    return (
+        batch
+        if mesh is None
+        else jax.tree.map(lambda leaf: put(np.asarray(leaf), by_row(mesh)), batch)
+    )
 
 
 class Agreement:
@@ -109,7 +133,9 @@ class Agreement:
         if self._mesh is None:
             return wanted
         everywhere = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
-        flags = jax.make_array_from_callback((self._mesh.size,), everywhere, lambda _: np.full(1, wanted))
+        flags = jax.make_array_from_callback(
+            (self._mesh.size,), everywhere, lambda _: np.full(1, wanted)
+        )
         before, self._said = self._said, _any(flags)
         return before is not None and bool(before)
 

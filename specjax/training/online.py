@@ -46,7 +46,11 @@ def roll_out(decoder: Decoder, params: Params, state: DecodeState, steps: int) -
     after, seen = jax.lax.scan(step, state, None, steps)
     root, guesses, logits = (jnp.swapaxes(x, 0, 1) for x in seen)
     return Rollout(
-        after.tokens[:, : decoder.capacity], root, guesses, logits, after.stats.emitted - state.stats.emitted
+        after.tokens[:, : decoder.capacity],
+        root,
+        guesses,
+        logits,
+        after.stats.emitted - state.stats.emitted,
     )
 
 
@@ -54,14 +58,20 @@ def read_branches(model: LinenModel, params: Any, rollout: Rollout) -> Array:
     """The features [B, S, gamma + 1, E] of a draft at every root and guess, in one pass over all of them."""
     rows, length = rollout.text.shape
     _, steps, gamma = rollout.guesses.shape
-    place, step, depth = jnp.arange(length), jnp.arange(steps * gamma) // gamma, jnp.arange(steps * gamma) % gamma + 1
+    place, step, depth = (
+        jnp.arange(length),
+        jnp.arange(steps * gamma) // gamma,
+        jnp.arange(steps * gamma) % gamma + 1,
+    )
     root = rollout.root[:, step]  # [B, steps * gamma]
     text_sees = jnp.pad(place[:, None] >= place, ((0, 0), (0, steps * gamma)))
     same_chain = (step[:, None] == step) & (depth[:, None] >= depth)
     guesses_see = jnp.concatenate(
         [root[:, :, None] >= place, jnp.broadcast_to(same_chain, (rows, *same_chain.shape))], axis=2
     )
-    mask = jnp.concatenate([jnp.broadcast_to(text_sees, (rows, *text_sees.shape)), guesses_see], axis=1)
+    mask = jnp.concatenate(
+        [jnp.broadcast_to(text_sees, (rows, *text_sees.shape)), guesses_see], axis=1
+    )
     tokens = jnp.concatenate([rollout.text, rollout.guesses.reshape(rows, -1)], axis=1)
     positions = jnp.concatenate([jnp.broadcast_to(place, (rows, length)), root + depth], axis=1)
     hidden = model.apply(params, tokens, positions, None, mask).hidden

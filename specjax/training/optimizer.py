@@ -25,17 +25,26 @@ class OptimizerOptions(Options):
 
     steps: int = option(1000, "optimizer steps", free=True)
     batch_size: int = option(4, "sequences per step")
-    accumulate: int = option(1, "parts that a batch is read in, one after the other, to need less memory")
+    accumulate: int = option(
+        1, "parts that a batch is read in, one after the other, to need less memory"
+    )
     learning_rate: float = option(2e-3, "peak learning rate of AdamW")
-    schedule: str = option("wsd", "of the learning rate: constant and at the end linear, or cosine", choices=SCHEDULES)
+    schedule: str = option(
+        "wsd", "of the learning rate: constant and at the end linear, or cosine", choices=SCHEDULES
+    )
     warmup_steps: int = option(200, "steps of linear warm-up; fewer in a run that is too short")
-    warmup_fraction: float = option(0.0, "part of the run that is warm-up, instead; 0: so many steps")
+    warmup_fraction: float = option(
+        0.0, "part of the run that is warm-up, instead; 0: so many steps"
+    )
     decay_fraction: float = option(
         0.2, "last part of the run, which no warm-up takes; a wsd rate falls linearly to zero in it"
     )
     weight_decay: float = option(0.1, "of AdamW, on matrices only")
     clip: float = option(1.0, "largest norm of the gradient")
-    ema: float = option(0.0, "decay of a moving average of the parameters, which is then evaluated and kept; 0: none")
+    ema: float = option(
+        0.0,
+        "decay of a moving average of the parameters, which is then evaluated and kept; 0: none",
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -91,7 +100,9 @@ def make_schedule(options: OptimizerOptions) -> optax.Schedule:
     )
 
 
-def make_optimizer(options: OptimizerOptions, rates: Mapping[str, float] | None = None) -> optax.GradientTransformation:
+def make_optimizer(
+    options: OptimizerOptions, rates: Mapping[str, float] | None = None
+) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101) after clipping by the global norm.
 
     With `rates`, parameters are a dict, and those below each name learn at so many times the rate.
@@ -110,12 +121,17 @@ def make_optimizer(options: OptimizerOptions, rates: Mapping[str, float] | None 
 
 def _times(rates: Mapping[str, float]) -> optax.GradientTransformation:
     def scale(updates, _):
-        return {name: jax.tree.map(lambda u, rate=rates[name]: rate * u, branch) for name, branch in updates.items()}
+        return {
+            name: jax.tree.map(lambda u, rate=rates[name]: rate * u, branch)
+            for name, branch in updates.items()
+        }
 
     return optax.stateless(scale)
 
 
-def start(optimizer: optax.GradientTransformation, options: OptimizerOptions, params: Any) -> dict[str, Any]:
+def start(
+    optimizer: optax.GradientTransformation, options: OptimizerOptions, params: Any
+) -> dict[str, Any]:
     """The state of step 0."""
     state = {"params": params, "optimizer": optimizer.init(params), "step": jnp.int32(0)}
     return state | ({"ema": jax.tree.map(jnp.copy, params)} if options.ema else {})
@@ -127,7 +143,12 @@ def averaged(state: dict[str, Any]) -> Any:
 
 
 def update(
-    job: Any, optimizer: optax.GradientTransformation, options: OptimizerOptions, state: dict, frozen: Any, batch: Any
+    job: Any,
+    optimizer: optax.GradientTransformation,
+    options: OptimizerOptions,
+    state: dict,
+    frozen: Any,
+    batch: Any,
 ) -> tuple[dict, dict]:
     """One step of a `loop.Job`: state and metrics.  The state is donated, and lies afterwards as it did."""
     read = gathered(layout(state["params"])), gathered(layout(frozen))
@@ -150,7 +171,9 @@ def _update(job, optimizer, options, layout, read, state, frozen, batch):
     return hold(after, layout), metrics
 
 
-def gradient(loss: Any, parts: int, params: Any, frozen: Any, batch: Any) -> tuple[Array, dict[str, Array], Any]:
+def gradient(
+    loss: Any, parts: int, params: Any, frozen: Any, batch: Any
+) -> tuple[Array, dict[str, Array], Any]:
     """Loss, metrics and gradient of a batch that is read in `parts`, cut along axis 0 of every leaf.
 
     A loss that is a mean over what its batch holds says of how much, as the metric `weight`: the parts then count as

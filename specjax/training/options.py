@@ -103,11 +103,19 @@ def parse(
     `ValueError`s of its checks become usage errors.
     """
     parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--config", help="a YAML, TOML or JSON file of options; those of the command line win")
+    parser.add_argument(
+        "--config", help="a YAML, TOML or JSON file of options; those of the command line win"
+    )
     if presets is not None:
-        parser.add_argument("--preset", choices=sorted(presets), help="a published recipe; other options win over it")
+        parser.add_argument(
+            "--preset",
+            choices=sorted(presets),
+            help="a published recipe; other options win over it",
+        )
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
     for field in fields:
@@ -122,7 +130,11 @@ def parse(
         required = field.default is dataclasses.MISSING
         default = None if required else field.default
         parser.add_argument(
-            flag(field.name), default=default, required=required, help=field.metadata.get("help", " "), **extra
+            flag(field.name),
+            default=default,
+            required=required,
+            help=field.metadata.get("help", " "),
+            **extra,
         )
     try:
         arguments = _file_first(parser, argv)
@@ -158,7 +170,9 @@ def _file_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> list
 
 
 def _preset_first(
-    parser: argparse.ArgumentParser, argv: list[str] | None, presets: Mapping[str, Mapping[str, Any]]
+    parser: argparse.ArgumentParser,
+    argv: list[str] | None,
+    presets: Mapping[str, Mapping[str, Any]],
 ) -> list[str] | None:
     """The command line with the options of `--preset` before its own."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -169,7 +183,9 @@ def _preset_first(
     return _arguments(parser, f"--preset {found.preset}", presets[found.preset]) + rest
 
 
-def _arguments(parser: argparse.ArgumentParser, origin: str, values: Mapping[str, Any]) -> list[str]:
+def _arguments(
+    parser: argparse.ArgumentParser, origin: str, values: Mapping[str, Any]
+) -> list[str]:
     """Options by name as a command line."""
     known, found = {action.dest: action for action in parser._actions}, []
     for name, value in values.items():
@@ -199,7 +215,9 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     except Exception as error:  # each format has its own
         raise ValueError(f"--config {path}: {error}") from None
     if not isinstance(values, dict):
-        raise ValueError(f"--config {path} holds a {type(values).__name__}; it must hold options and their values")
+        raise ValueError(
+            f"--config {path} holds a {type(values).__name__}; it must hold options and their values"
+        )
     return values
 
 
@@ -207,5 +225,7 @@ def _yaml() -> Any:
     try:
         import yaml
     except ModuleNotFoundError:
-        raise ValueError("reading YAML needs PyYAML: pip install pyyaml, or write the file as TOML or JSON") from None
+        raise ValueError(
+            "reading YAML needs PyYAML: pip install pyyaml, or write the file as TOML or JSON"
+        ) from None
     return yaml

@@ -36,7 +36,9 @@ def _backward(dimensions: Any, saved: tuple[Array, Array], grad: Array):
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     flat_grad = grad.reshape(-1, grad.shape[-1]).astype(dtype)
     flat_x = x.reshape(-1, x.shape[-1]).astype(dtype)
-    grad_x = float32_dot_general(flat_grad, kernel.astype(dtype), (((1,), (1 - kernel_axis,)), ((), ())))
+    grad_x = float32_dot_general(
+        flat_grad, kernel.astype(dtype), (((1,), (1 - kernel_axis,)), ((), ()))
+    )
     pair = (flat_x, flat_grad) if kernel_axis == 0 else (flat_grad, flat_x)
     return grad_x.reshape(x.shape), float32_dot_general(*pair, (((0,), (0,)), ((), ())))
 

@@ -23,23 +23,33 @@ class PromptOptions(TextOptions):
     """The text, which of its files, and how much of each."""
 
     out: str = option(REQUIRED, "file for JSON lines with `source` and `prompt`")
-    characters: int = option(500, "of a prompt at least, where the file has as many; 3 to 4 make a token")
+    characters: int = option(
+        500, "of a prompt at least, where the file has as many; 3 to 4 make a token"
+    )
     count: int = option(0, "at most so many files, evenly spaced among those held out; 0: all")
-    like: str | None = option(None, "a file of such prompts: take the files that it names, and no others")
+    like: str | None = option(
+        None, "a file of such prompts: take the files that it names, and no others"
+    )
 
     def __post_init__(self):
         super().__post_init__()
         at_least(self, 1, "characters")
         at_least(self, 0, "count")
         if self.like is not None and self.count:
-            raise ValueError(f"--count {self.count} and --like {self.like} both choose files: leave one out")
+            raise ValueError(
+                f"--count {self.count} and --like {self.like} both choose files: leave one out"
+            )
 
 
 def cut(text: str, characters: int) -> str:
     """The prompt of a file."""
     middle = len(text) / 2
     ends = [match.end() for match in _HEADER.finditer(text)]
-    end = min(ends, key=lambda end: abs(end - middle)) if ends else text.find("\n", int(middle)) + 1 or len(text)
+    end = (
+        min(ends, key=lambda end: abs(end - middle))
+        if ends
+        else text.find("\n", int(middle)) + 1 or len(text)
+    )
     return text[text.rfind("\n", 0, max(end - characters, 0)) + 1 : end]
 
 
@@ -70,7 +80,10 @@ def prompts(options: PromptOptions) -> Iterator[dict[str, str]]:
 
 def _name(path: pathlib.Path, folders: tuple[str, ...]) -> str:
     """From the folder of `--data` on; a package names itself."""
-    root = max((root for root in map(pathlib.Path, folders) if path.is_relative_to(root)), key=lambda r: len(r.parts))
+    root = max(
+        (root for root in map(pathlib.Path, folders) if path.is_relative_to(root)),
+        key=lambda r: len(r.parts),
+    )
     return path.relative_to(root.parent).as_posix().removeprefix("site-packages/")
 
 

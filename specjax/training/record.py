@@ -15,7 +15,16 @@ import jax
 from specjax.parallel import leader
 from specjax.training.options import flag
 
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "safetensors")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+)
 
 
 def versions() -> dict[str, str]:
@@ -32,18 +41,30 @@ def versions() -> dict[str, str]:
     }
 
 
-def describe(path: pathlib.Path, options: Any, inputs: dict[str, str], state: Any, resumed: bool) -> None:
+def describe(
+    path: pathlib.Path, options: Any, inputs: dict[str, str], state: Any, resumed: bool
+) -> None:
     """Write `run.json`: the resolved options, the versions, the hashes of what the run reads, and its state's shapes.
 
     Raises:
       ValueError: a resumed run has a state of other shapes; or it has other inputs, or other values of options that
         may not change in a run, and no `options.accept_changes`.
     """
-    shapes = {jax.tree_util.keystr(p): list(x.shape) for p, x in jax.tree_util.tree_leaves_with_path(state)}
-    now = {"options": dataclasses.asdict(options), "versions": versions(), "inputs": inputs, "shapes": shapes}
+    shapes = {
+        jax.tree_util.keystr(p): list(x.shape)
+        for p, x in jax.tree_util.tree_leaves_with_path(state)
+    }
+    now = {
+        "options": dataclasses.asdict(options),
+        "versions": versions(),
+        "inputs": inputs,
+        "shapes": shapes,
+    }
     now = json.loads(json.dumps(now))  # as it reads back: tuples are lists
     if resumed and path.exists() and json.loads(path.read_text())["shapes"] != shapes:
-        raise ValueError(f"{path.parent} is a run of another job, or of a model of other sizes: choose another --out")
+        raise ValueError(
+            f"{path.parent} is a run of another job, or of a model of other sizes: choose another --out"
+        )
     if resumed and path.exists() and not options.accept_changes:
         before = json.loads(path.read_text())
         free = {field.name for field in dataclasses.fields(options) if field.metadata.get("free")}

@@ -50,7 +50,9 @@ def _taken(rows: int, target: float, draft: float) -> list[int]:
     return [left - own, written, own]
 
 
-def sample(target: LanguageModel, text: Tokens, options: Any, folder: pathlib.Path, hashes: Any) -> None:
+def sample(
+    target: LanguageModel, text: Tokens, options: Any, folder: pathlib.Path, hashes: Any
+) -> None:
     """Let the target continue windows of text into a dataset."""
     o, length = options, options.sequence_length + 1
     # An end of text ends a sequence only where documents are isolated; else the next document

@@ -28,12 +28,16 @@ class SpeculationOptions(MeshOptions):
     draft: str | None = option(None, "of the draft, likewise; one with other tokens is translated")
     adapter: str | None = option(None, "folder of Medusa heads")
     dtype: str = option("float32", "of both models", choices=("float32", "bfloat16", "float16"))
-    proposer: str | None = option(None, "by default what there is a folder for, else ngram", choices=KINDS)
+    proposer: str | None = option(
+        None, "by default what there is a folder for, else ngram", choices=KINDS
+    )
     num_drafts: int = option(4, "guesses per step (gamma), or depth")
     branching: tuple[int, ...] = option((3, 2, 1), "tree: children a node, by level")
     width: int = option(4, "dynamic-tree: nodes expanded a level, and children of each")
     num_nodes: int = option(16, "dynamic-tree: nodes kept, the root included")
-    exit_layer: int | None = option(None, "early-exit: layers of the target that guess; by default half")
+    exit_layer: int | None = option(
+        None, "early-exit: layers of the target that guess; by default half"
+    )
     confidence_threshold: float = option(0.0, "end a chain behind a guess less probable than this")
     rule: str = option("match", "which guesses are kept", choices=sorted(RULES))
     max_new_tokens: int = option(128, "per prompt")
@@ -67,7 +71,9 @@ def load_speculation(
     """
     # A number at its default was not asked for: it may belong to another proposer.
     fields = dataclasses.asdict(options).items()
-    asked = argparse.Namespace(**{k: v for k, v in fields if k not in NUMBERS or v != NUMBERS[k].default})
+    asked = argparse.Namespace(
+        **{k: v for k, v in fields if k not in NUMBERS or v != NUMBERS[k].default}
+    )
     asked.mesh = mesh_sizes(options)
     kind = choose(asked)
     target, draft = load_models(asked, [kind])
@@ -78,7 +84,9 @@ def load_speculation(
     if drafter.reader is not None:
         check_length("draft", drafter.reader, ids, options.max_new_tokens)
     room = max(map(len, ids)) + options.max_new_tokens
-    decoder = Decoder(target.model, proposer, RULES[options.rule](), target.eos, max(room, proposer.num_nodes))
+    decoder = Decoder(
+        target.model, proposer, RULES[options.rule](), target.eos, max(room, proposer.num_nodes)
+    )
     return target, decoder, Params(target.params, arrays), ids
 
 

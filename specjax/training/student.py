@@ -32,7 +32,9 @@ class ModelOptions(Options):
     initial: str | None = option(
         None, "folder of a model of these sizes to go on from, of any family; none: random numbers"
     )
-    isolate_documents: bool = option(False, "documents packed into a sequence do not see each other")
+    isolate_documents: bool = option(
+        False, "documents packed into a sequence do not see each other"
+    )
     remat: bool = option(False, "compute layers again in the backward pass, to need less memory")
 
     def __post_init__(self):
@@ -94,7 +96,9 @@ def _initial(options: Any) -> TransformerConfig:
     return dataclasses.replace(config, max_positions=options.sequence_length)
 
 
-def check_initial(options: Any, words: tokenizers.Tokenizer | None, size: int, whose: str, cure: str) -> None:
+def check_initial(
+    options: Any, words: tokenizers.Tokenizer | None, size: int, whose: str, cure: str
+) -> None:
     """Before the folder `--initial` is read, and anything is compiled: does it speak the tokens of the job?
 
     Args:

@@ -32,7 +32,9 @@ class Family:
     """A row of the table `specjax.models.FAMILIES`."""
 
     architecture: str  # the class that transformers would load
-    read_config: Callable[[dict[str, Any]], TransformerConfig]  # raises ValueError for a switch that we lack
+    read_config: Callable[
+        [dict[str, Any]], TransformerConfig
+    ]  # raises ValueError for a switch that we lack
     write_config: Callable[[TransformerConfig], dict[str, Any]]
     tensors: Callable[[TransformerConfig], list[Tensor]]
     ignored: tuple[str, ...] = ()  # endings of tensor names that hold nothing to learn

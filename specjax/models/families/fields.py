@@ -72,12 +72,16 @@ def refuse(config: dict[str, Any], **expected: Any) -> None:
     for name, value in expected.items():
         found = config.get(name)
         if found is not None and found != value:
-            raise ValueError(f"{name}={found!r} is not supported for {config['model_type']}; specjax has {value!r}")
+            raise ValueError(
+                f"{name}={found!r} is not supported for {config['model_type']}; specjax has {value!r}"
+            )
 
 
 def activation(name: str) -> str:
     if name not in _ACTIVATIONS:
-        raise ValueError(f"activation {name!r} is not supported; specjax has {', '.join(_ACTIVATIONS)}")
+        raise ValueError(
+            f"activation {name!r} is not supported; specjax has {', '.join(_ACTIVATIONS)}"
+        )
     return _ACTIVATIONS[name]
 
 
@@ -176,9 +180,16 @@ def write_rope(rope: Rope) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling`, the spelling that all versions of transformers read."""
     scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
     if rope.kind == "llama3":
-        scaling |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+        scaling |= {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+        }
     if rope.kind == "yarn":
-        scaling |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
+        scaling |= {
+            "beta_fast": rope.beta_fast,
+            "beta_slow": rope.beta_slow,
+            "truncate": rope.truncate,
+        }
     if rope.kind == "longrope":
         # Only the short factors are kept, and with them the context that they serve.
         scaling |= {"short_factor": list(rope.factors), "long_factor": list(rope.factors)}
@@ -195,11 +206,15 @@ def read_windows(config: dict[str, Any], layer_types: list[str]) -> tuple[int | 
     found = config.get("layer_types") or layer_types
     unknown = set(found) - {"full_attention", "sliding_attention"}
     if unknown:
-        raise ValueError(f"layer types {', '.join(sorted(unknown))} are not supported; specjax has full and sliding")
+        raise ValueError(
+            f"layer types {', '.join(sorted(unknown))} are not supported; specjax has full and sliding"
+        )
     if "sliding_attention" not in found:
         return ()
     check_sizes(config, "sliding_window")
-    return tuple(config["sliding_window"] if kind == "sliding_attention" else None for kind in found)
+    return tuple(
+        config["sliding_window"] if kind == "sliding_attention" else None for kind in found
+    )
 
 
 def write_windows(windows: tuple[int | None, ...]) -> dict[str, Any]:

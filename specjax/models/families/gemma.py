@@ -43,7 +43,8 @@ def _write_gemma(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
 def _later(config: dict[str, Any], period: int) -> dict[str, Any]:
     """What Gemma 2 and 3 share; every `period`-th layer sees everything."""
     types = [
-        "full_attention" if (i + 1) % period == 0 else "sliding_attention" for i in range(config["num_hidden_layers"])
+        "full_attention" if (i + 1) % period == 0 else "sliding_attention"
+        for i in range(config["num_hidden_layers"])
     ]
     return {
         "norm_order": "sandwich",
@@ -83,7 +84,9 @@ def _read_gemma3(config: dict[str, Any]) -> TransformerConfig:
     later = _later(config, pattern)
     kinds = config.get("rope_parameters")
     if kinds is not None:
-        everything, local = (kinds.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
+        everything, local = (
+            kinds.get(kind) or {} for kind in ("full_attention", "sliding_attention")
+        )
         rope, near = rope_of(everything, 1e6, 1.0, config), rope_of(local, 1e4, 1.0, config)
     else:
         rope = read_rope(config, theta=1e6)
@@ -102,7 +105,9 @@ def _read_gemma3(config: dict[str, Any]) -> TransformerConfig:
 
 def _write_gemma3(c: TransformerConfig) -> dict[str, Any]:
     near = next((r for i, r in enumerate(c.ropes) if c.window_of(i) is not None), None)
-    return _write_later(c, rope_local_base_freq=1e4 if near is None else write_rope(near)["rope_theta"])
+    return _write_later(
+        c, rope_local_base_freq=1e4 if near is None else write_rope(near)["rope_theta"]
+    )
 
 
 GEMMA = Family("GemmaForCausalLM", _read_gemma, _write_gemma, llama_tensors)

@@ -6,12 +6,26 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family, Tensor
-from specjax.models.families.fields import activation, activation_name, check_sizes, flag, number, refuse
+from specjax.models.families.fields import (
+    activation,
+    activation_name,
+    check_sizes,
+    flag,
+    number,
+    refuse,
+)
 
 
 def _read(config: dict[str, Any]) -> TransformerConfig:
-    refuse(config, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    check_sizes(config, "vocab_size", "n_embd", "n_layer", "n_head", "n_positions", optional=("n_inner",))
+    refuse(
+        config,
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        add_cross_attention=False,
+    )
+    check_sizes(
+        config, "vocab_size", "n_embd", "n_layer", "n_head", "n_positions", optional=("n_inner",)
+    )
     return TransformerConfig(
         vocab_size=config["vocab_size"],
         hidden_size=config["n_embd"],
@@ -53,7 +67,10 @@ def _write(c: TransformerConfig) -> dict[str, Any]:
 
 
 def _tensors(c: TransformerConfig) -> list[Tensor]:
-    found = [Tensor("transformer.wte.weight", ("embedding",)), Tensor("transformer.wpe.weight", ("positions",))]
+    found = [
+        Tensor("transformer.wte.weight", ("embedding",)),
+        Tensor("transformer.wpe.weight", ("positions",)),
+    ]
     if not c.tied_embeddings:
         found.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
 
@@ -72,7 +89,14 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
         for n, part in enumerate("qkv"):
             at, path = slice(n * size, (n + 1) * size), (ours, "attention", part)
             name = f"transformer.{theirs}.attn.c_attn"
-            found.append(Tensor(f"{name}.weight", (*path, "kernel"), shape=(size, 3 * size), index=(slice(None), at)))
+            found.append(
+                Tensor(
+                    f"{name}.weight",
+                    (*path, "kernel"),
+                    shape=(size, 3 * size),
+                    index=(slice(None), at),
+                )
+            )
             found.append(Tensor(f"{name}.bias", (*path, "bias"), shape=(3 * size,), index=(at,)))
     return found
 

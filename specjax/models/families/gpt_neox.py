@@ -97,7 +97,13 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
                 )
             )  # fmt: skip
             if c.qkv_bias:
-                bias = Tensor(f"{name}.bias", (*path, "bias"), shape=(rows,), view=(heads, 3, size), index=index)
+                bias = Tensor(
+                    f"{name}.bias",
+                    (*path, "bias"),
+                    shape=(rows,),
+                    view=(heads, 3, size),
+                    index=index,
+                )
                 found.append(bias)
         found += dense(f"gpt_neox.{theirs}.attention.dense", (ours, "attention", "o"), c.out_bias)
         found += dense(f"gpt_neox.{theirs}.mlp.dense_h_to_4h", (ours, "mlp", "up"), True)
@@ -110,5 +116,9 @@ GPT_NEOX = Family(
     _read,
     _write,
     _tensors,
-    ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),  # causal masks, frequencies
+    ignored=(
+        ".attention.bias",
+        ".attention.masked_bias",
+        ".rotary_emb.inv_freq",
+    ),  # causal masks, frequencies
 )

@@ -22,7 +22,10 @@ from specjax.models.families.fields import (
 
 _NORMS = {
     "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
-    "post": {"attention_post_norm": "post_attention_layernorm", "mlp_post_norm": "post_feedforward_layernorm"},
+    "post": {
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
     "sandwich": {
         "attention_norm": "input_layernorm",
         "attention_post_norm": "post_attention_layernorm",
@@ -39,8 +42,16 @@ def read_llama(config: dict[str, Any], **changes: Any) -> TransformerConfig:
       ValueError: a switch that would change the numbers.
       KeyError: a field is missing.
     """
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    check_sizes(config, *sizes, optional=("num_key_value_heads", "head_dim", "max_position_embeddings"))
+    sizes = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+    check_sizes(
+        config, *sizes, optional=("num_key_value_heads", "head_dim", "max_position_embeddings")
+    )
     heads = config["num_attention_heads"]
     bias = flag(config, "attention_bias", False)
     fields: dict[str, Any] = {
@@ -88,7 +99,9 @@ def write_llama(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
     }
 
 
-def llama_tensors(c: TransformerConfig, experts: str = "mlp", expert_parts: tuple[str, ...] = ()) -> list[Tensor]:
+def llama_tensors(
+    c: TransformerConfig, experts: str = "mlp", expert_parts: tuple[str, ...] = ()
+) -> list[Tensor]:
     """Every tensor that the file must hold.
 
     Args:
@@ -96,7 +109,10 @@ def llama_tensors(c: TransformerConfig, experts: str = "mlp", expert_parts: tupl
       experts: the name of the block that holds the experts.
       expert_parts: the names of an expert's gate, up and down matrices.
     """
-    found = [Tensor("model.embed_tokens.weight", ("embedding",)), Tensor("model.norm.weight", ("norm", "weight"))]
+    found = [
+        Tensor("model.embed_tokens.weight", ("embedding",)),
+        Tensor("model.norm.weight", ("norm", "weight")),
+    ]
     if not c.tied_embeddings:
         found.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
     for i in range(c.num_layers):
@@ -105,7 +121,10 @@ def llama_tensors(c: TransformerConfig, experts: str = "mlp", expert_parts: tupl
             found.append(Tensor(f"{theirs}.{norm}.weight", (ours, name, "weight")))
         for part in "qk" if c.qk_norm else "":
             found.append(
-                Tensor(f"{theirs}.self_attn.{part}_norm.weight", (ours, "attention", f"{part}_norm", "weight"))
+                Tensor(
+                    f"{theirs}.self_attn.{part}_norm.weight",
+                    (ours, "attention", f"{part}_norm", "weight"),
+                )
             )
         for part in "qkvo":
             bias = c.out_bias if part == "o" else c.qkv_bias

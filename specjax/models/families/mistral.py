@@ -7,7 +7,13 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family
-from specjax.models.families.fields import check_sizes, number, read_rope, read_windows, write_windows
+from specjax.models.families.fields import (
+    check_sizes,
+    number,
+    read_rope,
+    read_windows,
+    write_windows,
+)
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
@@ -18,7 +24,9 @@ def _read_mistral(config: dict[str, Any]) -> TransformerConfig:
 def _read(config: dict[str, Any], **changes: Any) -> TransformerConfig:
     sliding = config.get("sliding_window") is not None
     types = ["sliding_attention" if sliding else "full_attention"] * config["num_hidden_layers"]
-    return read_llama(config, windows=read_windows({**config, "layer_types": None}, types), **changes)
+    return read_llama(
+        config, windows=read_windows({**config, "layer_types": None}, types), **changes
+    )
 
 
 def _write(c: TransformerConfig, **changes: Any) -> dict[str, Any]:

@@ -6,7 +6,14 @@ from typing import Any
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Family, Tensor
-from specjax.models.families.fields import activation, activation_name, check_sizes, flag, number, refuse
+from specjax.models.families.fields import (
+    activation,
+    activation_name,
+    check_sizes,
+    flag,
+    number,
+    refuse,
+)
 from specjax.models.families.llama import dense
 
 _PADDING = 2  # the first rows of the table of positions belong to no token

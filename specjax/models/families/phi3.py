@@ -32,10 +32,15 @@ def _write(c: TransformerConfig) -> dict[str, Any]:
     return found
 
 
-def _fused(rows: list[Tensor], name: str, parts: tuple[str, ...], sizes: tuple[int, ...], width: int) -> list[Tensor]:
+def _fused(
+    rows: list[Tensor], name: str, parts: tuple[str, ...], sizes: tuple[int, ...], width: int
+) -> list[Tensor]:
     """Replace the rows of `parts` by slices of one tensor."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    slices = {part: slice(start, start + size) for part, start, size in zip(parts, starts, sizes, strict=True)}
+    slices = {
+        part: slice(start, start + size)
+        for part, start, size in zip(parts, starts, sizes, strict=True)
+    }
     return [
         dataclasses.replace(row, name=name, shape=(sum(sizes), width), index=(slices[row.path[2]],))
         if row.path[2] in slices
@@ -53,9 +58,19 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
         rows = [row for row in layers if row.path[0] == f"layer_{i}"]
         name = f"model.layers.{i}"
         rows = _fused(
-            rows, f"{name}.self_attn.qkv_proj.weight", ("q", "k", "v"), (heads, shared, shared), c.hidden_size
+            rows,
+            f"{name}.self_attn.qkv_proj.weight",
+            ("q", "k", "v"),
+            (heads, shared, shared),
+            c.hidden_size,
         )
-        found += _fused(rows, f"{name}.mlp.gate_up_proj.weight", ("gate", "up"), (c.mlp_size,) * 2, c.hidden_size)
+        found += _fused(
+            rows,
+            f"{name}.mlp.gate_up_proj.weight",
+            ("gate", "up"),
+            (c.mlp_size,) * 2,
+            c.hidden_size,
+        )
     return found
 
 

@@ -16,7 +16,9 @@ def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
         return read_windows(config, ["full_attention"] * config["num_hidden_layers"])
     first = config.get("max_window_layers", 28)
     layers = range(config["num_hidden_layers"])
-    return read_windows(config, ["sliding_attention" if i >= first else "full_attention" for i in layers])
+    return read_windows(
+        config, ["sliding_attention" if i >= first else "full_attention" for i in layers]
+    )
 
 
 def _write_windows(c: TransformerConfig) -> dict[str, Any]:
@@ -26,7 +28,9 @@ def _write_windows(c: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_qwen2(config: dict[str, Any]) -> TransformerConfig:
-    return read_llama(config, qkv_bias=True, out_bias=False, mlp_bias=False, windows=_windows(config))
+    return read_llama(
+        config, qkv_bias=True, out_bias=False, mlp_bias=False, windows=_windows(config)
+    )
 
 
 def _write_qwen2(c: TransformerConfig) -> dict[str, Any]:
@@ -44,7 +48,9 @@ def _write_qwen3(c: TransformerConfig) -> dict[str, Any]:
 
 
 def _read_qwen3_moe(config: dict[str, Any]) -> TransformerConfig:
-    experts = "num_experts" if "num_experts" in config else "num_local_experts"  # before transformers 5, and since
+    experts = (
+        "num_experts" if "num_experts" in config else "num_local_experts"
+    )  # before transformers 5, and since
     check_sizes(config, experts, "num_experts_per_tok", "moe_intermediate_size")
     layers = range(config["num_hidden_layers"])
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []

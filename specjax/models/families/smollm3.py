@@ -14,7 +14,11 @@ def _turned(config: dict[str, Any]) -> list[bool]:
     """Which layers have rotary positions."""
     found = config.get("no_rope_layers")  # 1 where they have, in spite of the name
     interval = config.get("no_rope_layer_interval", 4)
-    return [bool(x) for x in found] if found else [(i + 1) % interval != 0 for i in range(config["num_hidden_layers"])]
+    return (
+        [bool(x) for x in found]
+        if found
+        else [(i + 1) % interval != 0 for i in range(config["num_hidden_layers"])]
+    )
 
 
 def _read(config: dict[str, Any]) -> TransformerConfig:
@@ -23,7 +27,9 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
     types = ["sliding_attention" if sliding and not turn else "full_attention" for turn in turned]
     ropes = tuple(rope if turn else None for turn in turned)
     tied = flag(config, "tie_word_embeddings", True)
-    return read_llama(config, rope=rope, ropes=ropes, windows=read_windows(config, types), tied_embeddings=tied)
+    return read_llama(
+        config, rope=rope, ropes=ropes, windows=read_windows(config, types), tied_embeddings=tied
+    )
 
 
 def _write(c: TransformerConfig) -> dict[str, Any]:

@@ -21,7 +21,9 @@ class DraftState:
     cache: Any
     fresh: Array  # [B, depth + 1] tokens that the target committed and the draft has not read
     count: Array  # [B] how many
-    ahead: Array | None  # [B, depth] what the last chain read, ABSENT where it did not; None: unused
+    ahead: (
+        Array | None
+    )  # [B, depth] what the last chain read, ABSENT where it did not; None: unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,9 @@ class DraftSource(Source):
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Any:
         if draft is None:
-            raise ValueError("a proposer over a draft model comes without its weights: pass the loaded model as draft=")
+            raise ValueError(
+                "a proposer over a draft model comes without its weights: pass the loaded model as draft="
+            )
         if self.model != draft.model or self.vocab_size != target.model.vocab_size:
             raise ValueError(
                 f"the proposer was made for other models than {draft.name} and {target.name}: "
@@ -58,17 +62,25 @@ class DraftSource(Source):
         cache = read_prompt(self.model, params, prompt.tokens, prompt.count, cache)[-1]
         reuses = lookahead.is_chain and cache.keeps_scratch
         ahead = jnp.zeros((rows, lookahead.depth), jnp.int32) if reuses else None
-        return DraftState(cache, jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32), ahead)
+        return DraftState(
+            cache, jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32), ahead
+        )
 
-    def begin(self, params: Any, state: DraftState, context: Context) -> tuple[DraftState, Any, Array]:
+    def begin(
+        self, params: Any, state: DraftState, context: Context
+    ) -> tuple[DraftState, Any, Array]:
         unread = state if state.ahead is None else self._read_most(params, state)
         tokens = then_pending(unread.fresh, unread.count, context.pending)
         staged, logits = self._read(params, unread.cache, tokens, unread.count[:, None])
-        caught_up = dataclasses.replace(state, cache=staged.commit(unread.count), count=jnp.zeros_like(state.count))
+        caught_up = dataclasses.replace(
+            state, cache=staged.commit(unread.count), count=jnp.zeros_like(state.count)
+        )
         return caught_up, staged.commit(unread.count + 1), logits[:, 0]
 
     def extend(self, params: Any, reading: Any, tokens: Array) -> tuple[Any, Array]:
-        cache, logits = self._read(params, reading, tokens[:, None], jnp.zeros_like(tokens)[:, None])
+        cache, logits = self._read(
+            params, reading, tokens[:, None], jnp.zeros_like(tokens)[:, None]
+        )
         return cache.commit(jnp.ones_like(tokens)), logits[:, 0]
 
     def read_tree(
@@ -82,7 +94,9 @@ class DraftSource(Source):
             return state
         # A draft was read if another hangs below it in any row: where a chain stops, passes are spared.
         was_read = (proposal.parent[:, 1:] != ABSENT).any(0)
-        return dataclasses.replace(state, ahead=jnp.where(was_read, proposal.tokens[:, :-1], ABSENT))
+        return dataclasses.replace(
+            state, ahead=jnp.where(was_read, proposal.tokens[:, :-1], ABSENT)
+        )
 
     def observe(self, params: Any, state: DraftState, block: Block) -> DraftState:
         fresh, count = remember(state.fresh, block)
@@ -119,7 +133,9 @@ class DraftSource(Source):
     ) -> tuple[Any, Array]:
         """Stage `tokens` [B, T]; return the cache, and logits [B, M, V] after the tokens `at` [B, M]."""
         tokens = jnp.minimum(tokens, self.model.vocab_size - 1)
-        positions = cache.length[:, None] + (jnp.arange(tokens.shape[1]) if depth is None else depth)
+        positions = cache.length[:, None] + (
+            jnp.arange(tokens.shape[1]) if depth is None else depth
+        )
         out = self.model.apply(params, tokens, positions, cache, mask)
         logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
         extra = self.vocab_size - logits.shape[-1]

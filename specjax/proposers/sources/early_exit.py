@@ -35,8 +35,12 @@ class EarlyExitSource(Source):
     def __post_init__(self):
         config = self.target.module.config if isinstance(self.target, LinenModel) else None
         if not isinstance(config, TransformerConfig):
-            kind = type(self.target.module if isinstance(self.target, LinenModel) else self.target).__name__
-            raise ValueError(f"an early exit needs a target over specjax.Transformer, and not over {kind}")
+            kind = type(
+                self.target.module if isinstance(self.target, LinenModel) else self.target
+            ).__name__
+            raise ValueError(
+                f"an early exit needs a target over specjax.Transformer, and not over {kind}"
+            )
         if not 1 <= self.exit_layer < config.num_layers:
             raise ValueError(
                 f"exit_layer={self.exit_layer}; the target has {config.num_layers} layers, "
@@ -53,13 +57,17 @@ class EarlyExitSource(Source):
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Any:
         if self.target != target.model:
-            raise ValueError(f"the early exit was made for another target than {target.name}; pass target.model to it")
+            raise ValueError(
+                f"the early exit was made for another target than {target.name}; pass target.model to it"
+            )
         return target.params
 
     def init(self, params: Any, prompt: Block, capacity: int, lookahead: Lookahead) -> tuple:
         return ()
 
-    def begin(self, params: Any, state: KVCache, context: Context) -> tuple[KVCache, KVCache, Array]:
+    def begin(
+        self, params: Any, state: KVCache, context: Context
+    ) -> tuple[KVCache, KVCache, Array]:
         layers = slice(self.exit_layer)
         first = dataclasses.replace(state, keys=state.keys[layers], values=state.values[layers])
         return state, *self.extend(params, first, context.pending)

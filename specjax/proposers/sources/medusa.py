@@ -54,12 +54,16 @@ class MedusaSource(BlockSource):
         self.declare(vocab_size=self.heads.vocab_size, depth=self.heads.num_heads)
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Any:
-        raise ValueError("a Medusa comes without its weights: pass what specjax.load_medusa returns instead")
+        raise ValueError(
+            "a Medusa comes without its weights: pass what specjax.load_medusa returns instead"
+        )
 
     def init(self, params: MedusaParams, prompt: Block, capacity: int) -> MedusaState:
         del capacity
         if jnp.size(params.adapter) != 1 and jnp.shape(params.adapter) != prompt.count.shape:
-            raise ValueError(f"adapter has {len(params.adapter)} values for {len(prompt.count)} rows; pass one a row")
+            raise ValueError(
+                f"adapter has {len(params.adapter)} values for {len(prompt.count)} rows; pass one a row"
+            )
         adapter = jnp.broadcast_to(params.adapter, prompt.count.shape).astype(jnp.int32)
         hidden, known = jnp.zeros_like(prompt.hidden[:, 0]), jnp.zeros(prompt.count.shape, bool)
         return self.observe(params, MedusaState(hidden, known, adapter), prompt)
@@ -71,7 +75,9 @@ class MedusaSource(BlockSource):
         hidden = jnp.where(read[:, None], hidden, state.hidden)
         return dataclasses.replace(state, hidden=hidden, known=state.known | read)
 
-    def marginals(self, params: MedusaParams, state: MedusaState, context: Context) -> tuple[Array, Array, MedusaState]:
+    def marginals(
+        self, params: MedusaParams, state: MedusaState, context: Context
+    ) -> tuple[Array, Array, MedusaState]:
         rows, heads = len(state.hidden), self.heads
         width = heads.vocab_size if heads.own_heads else heads.hidden_size
 

@@ -62,13 +62,17 @@ class TranslatedSource(Source):
             "or drafter= with what specjax.make_drafter(target, draft) returns"
         )
 
-    def init(self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead) -> TranslatedState:
+    def init(
+        self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead
+    ) -> TranslatedState:
         rows, width = prompt.tokens.shape
         depth, start = lookahead.depth, params.translation.start
         catch_up, wanted = _most_pieces(params, depth), capacity * self.expansion + len(start)
         room = min(wanted, self.model.max_positions - catch_up - depth)
         # Where the text cannot fit, the prompt leaves room for what follows it.
-        width = min(width * self.expansion, room - len(start) if room == wanted else room // 2 - len(start))
+        width = min(
+            width * self.expansion, room - len(start) if room == wanted else room // 2 - len(start)
+        )
         if width < 1:
             raise ValueError(
                 f"the draft reads at most {self.model.max_positions} tokens, too few to propose {depth} "
@@ -91,18 +95,28 @@ class TranslatedSource(Source):
         tokens, count = spell(translation, unread, state.count + 1, most)
         keep = count - translation.count[pending]
         room = state.room - keep
-        keep = jnp.where(room < 0, 0, keep)  # what does not fit is scratch, and so is all that follows
+        keep = jnp.where(
+            room < 0, 0, keep
+        )  # what does not fit is scratch, and so is all that follows
         staged, logits = self._read(params, state.cache, tokens, jnp.maximum(count - 1, 0)[:, None])
         caught_up = TranslatedState(staged.commit(keep), state.fresh, jnp.zeros_like(keep), room)
         return caught_up, _Reading(staged.commit(count), (room >= 0) & (count > 0)), logits[:, 0]
 
-    def extend(self, params: TranslatedParams, reading: _Reading, tokens: Array) -> tuple[_Reading, Array]:
+    def extend(
+        self, params: TranslatedParams, reading: _Reading, tokens: Array
+    ) -> tuple[_Reading, Array]:
         spelt = params.translation.to_draft[tokens][:, None]
         cache, logits = self._read(params, reading.cache, spelt, jnp.zeros_like(spelt))
         return reading._replace(cache=cache.commit(jnp.ones_like(tokens))), logits[:, 0]
 
     def read_tree(
-        self, params: TranslatedParams, reading: _Reading, tokens: Array, at: Array, depth: Array, mask: Array
+        self,
+        params: TranslatedParams,
+        reading: _Reading,
+        tokens: Array,
+        at: Array,
+        depth: Array,
+        mask: Array,
     ) -> tuple[_Reading, Array]:
         spelt = params.translation.to_draft[tokens]
         cache, logits = self._read(params, reading.cache, spelt, at, depth, mask)
@@ -113,11 +127,17 @@ class TranslatedSource(Source):
         return (params.translation.to_draft[tokens] >= 0).at[:, 0].set(reading.readable)
 
     def end(
-        self, params: TranslatedParams, state: TranslatedState, reading: _Reading, proposal: Proposal
+        self,
+        params: TranslatedParams,
+        state: TranslatedState,
+        reading: _Reading,
+        proposal: Proposal,
     ) -> TranslatedState:
         return dataclasses.replace(state, cache=reading.cache.rewind(state.cache))
 
-    def observe(self, params: TranslatedParams, state: TranslatedState, block: Block) -> TranslatedState:
+    def observe(
+        self, params: TranslatedParams, state: TranslatedState, block: Block
+    ) -> TranslatedState:
         fresh, count = remember(state.fresh, block)
         return dataclasses.replace(state, fresh=fresh, count=count)
 
@@ -131,7 +151,9 @@ class TranslatedSource(Source):
         mask: Array | None = None,
     ) -> tuple[Any, Array]:
         """Stage `tokens` [B, T] of the draft; the cache, and logits [B, M, V] after the tokens `at`."""
-        positions = cache.length[:, None] + (jnp.arange(tokens.shape[1]) if depth is None else depth)
+        positions = cache.length[:, None] + (
+            jnp.arange(tokens.shape[1]) if depth is None else depth
+        )
         out = self.model.apply(params.model, jnp.maximum(tokens, 0), positions, cache, mask)
         logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
         to_draft = params.translation.to_draft
@@ -164,5 +186,9 @@ def spell(translation: Translation, tokens: Array, count: Array, width: int) -> 
     slot = jnp.where(place < each[..., None], start[..., None] + place, ABSENT)
     slot = jnp.where(slot >= 0, slot, width)  # beyond the result: dropped
     rows = jnp.arange(len(tokens))[:, None, None]
-    spelt = jnp.zeros((len(tokens), width), jnp.int32).at[rows, slot].set(translation.pieces[tokens], mode="drop")
+    spelt = (
+        jnp.zeros((len(tokens), width), jnp.int32)
+        .at[rows, slot]
+        .set(translation.pieces[tokens], mode="drop")
+    )
     return spelt, jnp.minimum(end[:, -1], width)

@@ -83,7 +83,15 @@ class AblationOptions(MeshOptions, TextOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(self, 1, "num_drafts", "written_sequences", "written_prompt", "written_batch", "max_new_tokens")
+        at_least(
+            self,
+            1,
+            "num_drafts",
+            "written_sequences",
+            "written_prompt",
+            "written_batch",
+            "max_new_tokens",
+        )
         at_least(self, 1, "batch_size", "sequence_length")
         at_least(self, 0, "temperature", "limit_prompts")
         if self.anneal_steps is not None:
@@ -94,7 +102,9 @@ class AblationOptions(MeshOptions, TextOptions):
         if self.temperature == 0 and "reverse-kl" in self.losses:
             raise ValueError("--losses: reverse-kl is infinite at --temperature 0; leave it out")
         if self.written_prompt >= self.sequence_length:
-            raise ValueError(f"--written-prompt is {self.written_prompt}; it must be shorter than a sequence")
+            raise ValueError(
+                f"--written-prompt is {self.written_prompt}; it must be shorter than a sequence"
+            )
 
 
 def cells(losses: tuple[str, ...], modes: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -113,7 +123,14 @@ def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> s
         (folder / "corpus").symlink_to(pathlib.Path("..") / "written" / "corpus")
     needs_written = mode in ("target", "mixture")
     command = [
-        *("--target", o.target, "--data", *o.data, *([str(out / "written")] * needs_written), *_text(o)),
+        *(
+            "--target",
+            o.target,
+            "--data",
+            *o.data,
+            *([str(out / "written")] * needs_written),
+            *_text(o),
+        ),
         *("--out", str(folder), "--loss", loss, *MODES[mode], "--temperature", str(o.temperature)),
         *("--num-drafts", str(o.num_drafts), "--sampled-prompt", str(o.written_prompt)),
         *("--sequence-length", str(o.sequence_length)),
@@ -143,7 +160,9 @@ def _mesh(options: AblationOptions) -> list[str]:
     return [] if options.mesh is None else ["--mesh", options.mesh]
 
 
-def tau(options: AblationOptions, target: LanguageModel, folder: pathlib.Path) -> dict[str, dict[str, list[int]]]:
+def tau(
+    options: AblationOptions, target: LanguageModel, folder: pathlib.Path
+) -> dict[str, dict[str, list[int]]]:
     """By temperature: new tokens and passes of the target, for each prompt."""
     o, found = options, {}
     prompts = read_prompts(target, o.prompts)
@@ -157,13 +176,20 @@ def tau(options: AblationOptions, target: LanguageModel, folder: pathlib.Path) -
             decoder, Params(target.params, draft.params), prompts, o.max_new_tokens,
             batch=min(o.batch_size, len(prompts)), settings={"temperature": temperature}, seed=0,
         ).counts  # fmt: skip
-        found[str(temperature)] = {"emitted": counts.emitted.tolist(), "passes": counts.passes.tolist()}
+        found[str(temperature)] = {
+            "emitted": counts.emitted.tolist(),
+            "passes": counts.passes.tolist(),
+        }
     return found
 
 
-def gain(cell: dict[str, list[int]], baseline: dict[str, list[int]], seed: int = 0) -> tuple[float, float, float]:
+def gain(
+    cell: dict[str, list[int]], baseline: dict[str, list[int]], seed: int = 0
+) -> tuple[float, float, float]:
     """tau of a cell over the baseline's, minus 1, and its 95 % interval: a bootstrap that draws prompts for both."""
-    columns = [np.array(counts[name]) for counts in (cell, baseline) for name in ("emitted", "passes")]
+    columns = [
+        np.array(counts[name]) for counts in (cell, baseline) for name in ("emitted", "passes")
+    ]
     size = len(columns[0])
     drawn = np.random.default_rng(seed).integers(size, size=(2000, size))
 
@@ -174,25 +200,42 @@ def gain(cell: dict[str, list[int]], baseline: dict[str, list[int]], seed: int =
     return float(ratio(*(column.sum() for column in columns))), float(low), float(high)
 
 
-def report(options: AblationOptions, found: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+def report(
+    options: AblationOptions, found: dict[tuple[str, str], dict[str, Any]]
+) -> dict[str, Any]:
     """What there is so far, as plain data."""
     rows, baseline = [], found.get(BASELINE, {}).get("counts", {})
     for (loss, mode), cell in found.items():
-        row: dict[str, Any] = {"loss": loss, "data": mode, "failure": cell.get("failure"), **cell.get("facts", {})}
+        row: dict[str, Any] = {
+            "loss": loss,
+            "data": mode,
+            "failure": cell.get("failure"),
+            **cell.get("facts", {}),
+        }
         for temperature, counts in cell.get("counts", {}).items():
-            row[f"tau_{temperature}"] = interval(np.array(counts["emitted"]), np.array(counts["passes"]))
+            row[f"tau_{temperature}"] = interval(
+                np.array(counts["emitted"]), np.array(counts["passes"])
+            )
             if temperature in baseline and (loss, mode) != BASELINE:
                 row[f"gain_{temperature}"] = gain(counts, baseline[temperature])
         rows.append(row)
     left = [".".join(cell) for cell in cells(options.losses, options.modes) if cell not in found]
-    return {"options": dataclasses.asdict(options), "versions": versions(), "left": left, "rows": rows}
+    return {
+        "options": dataclasses.asdict(options),
+        "versions": versions(),
+        "left": left,
+        "rows": rows,
+    }
 
 
 def table(made: dict[str, Any]) -> str:
     """The report as Markdown."""
     heats = made["options"]["temperatures"]
     names = [f"{name} at {t:g}" for t in heats for name in ("tau", "gain")]
-    lines = ["| loss | data | " + " | ".join(names) + " | tokens/s of training |", "|" + "---|" * (3 + len(names))]
+    lines = [
+        "| loss | data | " + " | ".join(names) + " | tokens/s of training |",
+        "|" + "---|" * (3 + len(names)),
+    ]
     for row in made["rows"]:
         parts = []
         for t in heats:
@@ -214,7 +257,14 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     cut = argv.index("--") if "--" in argv else len(argv)
     options, more = parse(AblationOptions, argv[:cut], __doc__), argv[cut + 1 :]
-    for taken in ("--out", "--loss", "--target", "--data", "--prompts", *map(flag, (*_shared(), *MESH))):
+    for taken in (
+        "--out",
+        "--loss",
+        "--target",
+        "--data",
+        "--prompts",
+        *map(flag, (*_shared(), *MESH)),
+    ):
         if taken in more:
             raise ValueError(f"{taken} belongs before the --, since it is the same for all cells")
     o, out = options, pathlib.Path(options.out)
@@ -227,9 +277,13 @@ def main(argv: list[str] | None = None) -> None:
     for name in sorted(set(asked["options"]) - {"losses", "modes", "out", *MESH}):
         if before["options"].get(name) != asked["options"][name]:
             was, is_now = before["options"].get(name), asked["options"][name]
-            raise ValueError(f"{out} was begun with {flag(name)} {was}, not {is_now}: choose another --out")
+            raise ValueError(
+                f"{out} was begun with {flag(name)} {was}, not {is_now}: choose another --out"
+            )
     if before["distill"] != more:
-        raise ValueError(f"{out} was begun with -- {' '.join(before['distill'])}: choose another --out")
+        raise ValueError(
+            f"{out} was begun with -- {' '.join(before['distill'])}: choose another --out"
+        )
     if leader():
         write(fixed, json.dumps(asked, indent=1) + "\n")
     generate.main([
@@ -260,11 +314,16 @@ def main(argv: list[str] | None = None) -> None:
             model = pathlib.Path(initial) if cell == INITIAL and initial else folder / "model"
             counts = {} if failure else tau(o, target, model)
             if leader():
-                write(result, json.dumps({"failure": failure, "facts": facts, "counts": counts}) + "\n")
+                write(
+                    result,
+                    json.dumps({"failure": failure, "facts": facts, "counts": counts}) + "\n",
+                )
             together(f"measured {folder}")
         # What an earlier call made stays in the table.
         done = {cell: _folder(out, cell) / "measured.json" for cell in whole}
-        made = report(o, {cell: json.loads(path.read_text()) for cell, path in done.items() if path.exists()})
+        made = report(
+            o, {cell: json.loads(path.read_text()) for cell, path in done.items() if path.exists()}
+        )
         if leader():
             write(out / "ablation.json", json.dumps(made, indent=1) + "\n")
             write(out / "ablation.md", table(made))
@@ -276,7 +335,14 @@ def _folder(out: pathlib.Path, cell: tuple[str, str]) -> pathlib.Path:
 
 
 def _shared() -> tuple[str, ...]:
-    return "temperature", "num_drafts", "sequence_length", "anneal_steps", "sampled_prompt", "sampled_fraction"
+    return (
+        "temperature",
+        "num_drafts",
+        "sequence_length",
+        "anneal_steps",
+        "sampled_prompt",
+        "sampled_fraction",
+    )
 
 
 if __name__ == "__main__":

@@ -37,7 +37,14 @@ from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import REQUIRED, at_least, option, parse, run, within
 from specjax.training.precision import mixed_dot_general
 from specjax.training.sources import DRAFT, TARGET, TEXT, sample, sources, with_starts
-from specjax.training.student import ModelOptions, check_initial, initial_params, make_model, read, save_student
+from specjax.training.student import (
+    ModelOptions,
+    check_initial,
+    initial_params,
+    make_model,
+    read,
+    save_student,
+)
 from specjax.types import Params
 
 ACCEPTED_LENGTH = "accepted-length"
@@ -55,22 +62,32 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
         "steps in which the loss goes over from forward KL; 0: none; by default 4/5 of --steps "
         "where total-variation or accepted-length begin without --initial, else none",
     )
-    num_drafts: int = option(4, "guesses per step (gamma): of accepted-length, --online and --eval-prompts")
-    temperature: float = option(1.0, "that the target is to be served with: in its text, and in the loss")
+    num_drafts: int = option(
+        4, "guesses per step (gamma): of accepted-length, --online and --eval-prompts"
+    )
+    temperature: float = option(
+        1.0, "that the target is to be served with: in its text, and in the loss"
+    )
     top_k: int = option(0, "likewise")
     top_p: float = option(1.0, "likewise")
     sampled_fraction: float = option(0.5, "part of the sequences that the target wrote")
     draft_fraction: float = option(0.0, "part of the sequences that the draft writes, in the step")
     learn_prompts: bool = option(False, "learn the prompts of sequences with answers, too")
     mix: str = option(
-        "sequence", "do the parts hold in every batch, or is a batch of one part", choices=("sequence", "batch")
+        "sequence",
+        "do the parts hold in every batch, or is a batch of one part",
+        choices=("sequence", "batch"),
     )
-    online: bool = option(False, "learn from the verification of guesses, rejected ones too; only that")
+    online: bool = option(
+        False, "learn from the verification of guesses, rejected ones too; only that"
+    )
     sampled_sequences: int = option(1024, "how many sequences the target writes")
     sampled_prompt: int = option(32, "tokens of text that the target or the draft continues")
     sampled_batch: int = option(16, "sequences that the target writes at once")
     eval_batches: int = option(32, "held-out batches per evaluation")
-    eval_prompts: int = option(0, "held-out prompts on which tau is measured, through the decoder; 0: none")
+    eval_prompts: int = option(
+        0, "held-out prompts on which tau is measured, through the decoder; 0: none"
+    )
     eval_tokens: int = option(64, "new tokens for each of them")
     hidden_size: int = option(128, "features per token")
     mlp_size: int = option(352, "features inside the MLP")
@@ -80,7 +97,15 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_batch", "eval_batches", "eval_tokens")
+        at_least(
+            self,
+            1,
+            "num_drafts",
+            "sampled_sequences",
+            "sampled_batch",
+            "eval_batches",
+            "eval_tokens",
+        )
         at_least(self, 0, "eval_prompts")
         if self.anneal_steps is not None:
             at_least(self, 0, "anneal_steps")
@@ -176,7 +201,11 @@ class Distill:
             "number": step * rows + np.arange(rows, dtype=np.int32),
         }
         share = min(1.0, step / o.anneal_steps) if o.anneal_steps else 1.0
-        return {**batch, "own": np.arange(rows) < counts[DRAFT], "share": np.full(rows, share, np.float32)}
+        return {
+            **batch,
+            "own": np.arange(rows) < counts[DRAFT],
+            "share": np.full(rows, share, np.float32),
+        }
 
     def loss(self, params: Any, frozen: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
         o = self.options
@@ -194,14 +223,20 @@ class Distill:
             weight = counts.sum()
             refused = 1 - length / o.num_drafts
             share = batch["share"][:, None]
-            each = share * refused + (1 - share) * kl[:, : refused.shape[1]] if o.anneal_steps else refused
+            each = (
+                share * refused + (1 - share) * kl[:, : refused.shape[1]]
+                if o.anneal_steps
+                else refused
+            )
             mean = jnp.sum(counts * each) / jnp.maximum(weight, 1)
             found = jnp.sum(counts * length) / jnp.maximum(weight, 1)
             return mean, {"weight": weight, "expected_accepted_length": found}
         weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
         hidden, rows = self._read(params, frozen, tokens)
         shared = (head_matrix(frozen), self.serving, self._share(batch))
-        total = chunked(against(DIVERGENCES[o.loss]))(hidden, head_matrix(params), (weight, rows), shared)
+        total = chunked(against(DIVERGENCES[o.loss]))(
+            hidden, head_matrix(params), (weight, rows), shared
+        )
         return total / jnp.maximum(weight.sum(), 1), {"weight": weight.sum()}
 
     def _share(self, batch: Any) -> Array | None:
@@ -213,7 +248,9 @@ class Distill:
         target = read(self.reader, frozen, inputs, self.end)
         return read(self.draft, params, inputs, self.end), jax.lax.stop_gradient(target)
 
-    def _rows(self, statistics: Any, params: Any, frozen: Any, tokens: Array, labelled: bool) -> Any:
+    def _rows(
+        self, statistics: Any, params: Any, frozen: Any, tokens: Array, labelled: bool
+    ) -> Any:
         """Numbers of every token, each [B, T]."""
         hidden, target = self._read(params, frozen, tokens)
         rows = (tokens[:, 1:].reshape(-1), target) if labelled else (target,)
@@ -222,7 +259,9 @@ class Distill:
         return jnp.moveaxis(found.reshape(len(tokens), -1, found.shape[-1]), -1, 0)
 
     def _keys(self, batch: Any) -> Array:
-        return jax.vmap(lambda n: jax.random.fold_in(make_key(self.options.seed), n))(batch["number"])
+        return jax.vmap(lambda n: jax.random.fold_in(make_key(self.options.seed), n))(
+            batch["number"]
+        )
 
     def _prefill(self, decoder: Decoder, params: Params, batch: Any) -> Any:
         o, rows = self.options, len(batch["tokens"])
@@ -239,29 +278,47 @@ class Distill:
         arrays = Params(jax.lax.stop_gradient(params))
 
         def write():
-            written = decoder.run(arrays, self._prefill(decoder, arrays, batch)).tokens[:, : tokens.shape[1]]
+            written = decoder.run(arrays, self._prefill(decoder, arrays, batch)).tokens[
+                :, : tokens.shape[1]
+            ]
             return jnp.where(own[:, None], written, tokens)
 
         return jax.lax.cond(own.any(), write, lambda: tokens)
 
     def speculator(self, capacity: int, eos: tuple[int, ...] = ()) -> Decoder:
         size = self.target.model.vocab_size
-        return Decoder(self.target.model, DraftModel(self.draft, size, self.options.num_drafts), Match(), eos, capacity)
+        return Decoder(
+            self.target.model,
+            DraftModel(self.draft, size, self.options.num_drafts),
+            Match(),
+            eos,
+            capacity,
+        )
 
     def _online(self, params: Any, frozen: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
         o = self.options
-        decoder, arrays = self.speculator(o.sequence_length), Params(frozen, jax.lax.stop_gradient(params))
-        rollout = online.roll_out(decoder, arrays, self._prefill(decoder, arrays, batch), o.online_steps)
+        decoder, arrays = (
+            self.speculator(o.sequence_length),
+            Params(frozen, jax.lax.stop_gradient(params)),
+        )
+        rollout = online.roll_out(
+            decoder, arrays, self._prefill(decoder, arrays, batch), o.online_steps
+        )
         hidden = online.read_branches(self.draft, params, rollout)
 
         def loss(logits, weight, target, share):
             divergence = blend(DIVERGENCES[o.loss], share)
-            return jnp.sum(weight * divergence(jax.nn.log_softmax(target), log_draft(logits, self.serving)))
+            return jnp.sum(
+                weight * divergence(jax.nn.log_softmax(target), log_draft(logits, self.serving))
+            )
 
         target = rollout.logits.reshape(-1, rollout.logits.shape[-1])
         weight = jnp.ones(len(target))
         total = chunked(loss)(
-            hidden.reshape(len(target), -1), head_matrix(params), (weight, target), (self._share(batch),)
+            hidden.reshape(len(target), -1),
+            head_matrix(params),
+            (weight, target),
+            (self._share(batch),),
         )
         tau = rollout.emitted.mean() / o.online_steps
         return total / len(target), {"online_tau": tau}
@@ -270,7 +327,9 @@ class Distill:
     def _measure(self):
         def mean(params, frozen, tokens, drawn, counted):
             weight = learned(drawn, self.options.learn_prompts) * counted[:, None]
-            return (weight * self._rows(agreement, params, frozen, tokens, False)).sum((1, 2)) / weight.sum()
+            return (weight * self._rows(agreement, params, frozen, tokens, False)).sum(
+                (1, 2)
+            ) / weight.sum()
 
         return jax.jit(mean)
 
@@ -278,24 +337,37 @@ class Distill:
         o = self.options
         found = []
         for i in range(o.eval_batches):
-            batch = *held_out_rows(self.held_out, i, _ROWS, o.sequence_length), np.ones(_ROWS, np.float32)
+            batch = (
+                *held_out_rows(self.held_out, i, _ROWS, o.sequence_length),
+                np.ones(_ROWS, np.float32),
+            )
             # Rows that fill up the mesh do not count: the same text is measured on every one.
             batch = lay_batch(filled(batch, row_parts(self.mesh)), self.mesh)
             found.append(to_host(self._measure(params, self.frozen, *batch)))
         kl, alpha, same = np.mean(found, axis=0)
-        report = {"held_out_kl": float(kl), "held_out_alpha": float(alpha), "held_out_same_argmax": float(same)}
+        report = {
+            "held_out_kl": float(kl),
+            "held_out_alpha": float(alpha),
+            "held_out_same_argmax": float(same),
+        }
         if o.eval_prompts:
             longest = o.sequence_length - o.eval_tokens
-            prompts = held_out_prompts(self.held_out, o.eval_prompts, o.sequence_length, o.sampled_prompt, longest)
+            prompts = held_out_prompts(
+                self.held_out, o.eval_prompts, o.sequence_length, o.sampled_prompt, longest
+            )
             room = max(map(len, prompts)) + o.eval_tokens + o.num_drafts
             decoder = self.speculator(room, self.target.eos)
-            report |= measure_tau(decoder, Params(self.frozen, params), prompts, o.eval_tokens, settings=o.settings)
+            report |= measure_tau(
+                decoder, Params(self.frozen, params), prompts, o.eval_tokens, settings=o.settings
+            )
         return report
 
     def show(self, batch: Any) -> tuple[np.ndarray, np.ndarray]:
         """Tokens, and which of them are learned: for --show-mask."""
         if self.options.online:
-            raise ValueError("--show-mask: with --online the draft learns from guesses that are made in the step")
+            raise ValueError(
+                "--show-mask: with --online the draft learns from guesses that are made in the step"
+            )
         return batch["tokens"], np.asarray(learned(batch["drawn"], self.options.learn_prompts))
 
     def goal(self, report: dict[str, float]) -> float:
@@ -309,7 +381,9 @@ class Distill:
 
 def filled(arrays: Any, parts: int) -> Any:
     """Arrays with rows of zeros behind, so that `parts` divides their number."""
-    return jax.tree.map(lambda x: np.pad(x, ((0, -len(x) % parts), *((0, 0),) * (x.ndim - 1))), arrays)
+    return jax.tree.map(
+        lambda x: np.pad(x, ((0, -len(x) % parts), *((0, 0),) * (x.ndim - 1))), arrays
+    )
 
 
 def annealing(options: DistillOptions) -> int:
@@ -346,7 +420,12 @@ def main(argv: list[str] | None = None) -> None:
             + ", and --online goes on from windows of text" * options.online
             + f": add a folder of text{cure}"
         )
-    if written is None and found.text is not None and options.sampled_fraction and not options.online:
+    if (
+        written is None
+        and found.text is not None
+        and options.sampled_fraction
+        and not options.online
+    ):
         sample(target, found.text, options, out / "sampled", model_hashes(options.target))
         rows = dataset.read_masked(out / "sampled", model_hashes(options.target))
         written = Written.of(rows, options.sequence_length)
@@ -355,12 +434,19 @@ def main(argv: list[str] | None = None) -> None:
     draft = make_model(options, target.model.vocab_size)
     sizes = {
         "target": target.num_params,
-        "draft": sum(x.size for x in jax.tree.leaves(jax.eval_shape(draft.init, jax.random.key(0)))),
+        "draft": sum(
+            x.size for x in jax.tree.leaves(jax.eval_shape(draft.init, jax.random.key(0)))
+        ),
     }
     print(f"parameters: {json.dumps(sizes)}", flush=True)
     assert target.tokenizer is not None
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    fit(Distill(options, draft, target, found.text, found.held_out, written, end, found.inputs, mesh), options)
+    fit(
+        Distill(
+            options, draft, target, found.text, found.held_out, written, end, found.inputs, mesh
+        ),
+        options,
+    )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,9 @@ def summarise(found: Measured) -> dict[str, Any]:
     c = found.counts
     return {
         "acceptance_rate": interval(c.accepted.sum(1), c.tested.sum(1)),
-        "acceptance_rate_by_depth": [interval(a, t) for a, t in zip(c.accepted.T, c.tested.T, strict=True)],
+        "acceptance_rate_by_depth": [
+            interval(a, t) for a, t in zip(c.accepted.T, c.tested.T, strict=True)
+        ],
         "accepted_per_pass": interval(c.accepted.sum(1), c.passes),
         "mean_accepted_length": interval(c.emitted, c.passes),
         "tokens_per_second": interval(c.emitted, found.seconds),
@@ -75,7 +77,9 @@ def table(figures: dict[str, Any]) -> str:
 
 def plot(figures: dict[str, Any], path: str) -> None:
     plt = pyplot()
-    points = [(k, *v) for k, v in enumerate(figures["acceptance_rate_by_depth"], start=1) if v is not None]
+    points = [
+        (k, *v) for k, v in enumerate(figures["acceptance_rate_by_depth"], start=1) if v is not None
+    ]
     depth, value, low, high = np.array(points).reshape(-1, 4).T
     figure, panel = plt.subplots(figsize=(5, 3.2))
     panel.errorbar(depth, value, yerr=[value - low, high - value], marker="o", capsize=3)
@@ -108,8 +112,14 @@ def main(argv: list[str] | None = None) -> None:
     figures = summarise(evaluate(prompts))
     print(table(figures), flush=True)
     if options.out is not None and leader():
-        facts = {"options": dataclasses.asdict(options), "hashes": model_hashes(options.target), "versions": versions()}
-        pathlib.Path(options.out).write_text(json.dumps({**figures, "prompts": len(prompts), **facts}, indent=2) + "\n")
+        facts = {
+            "options": dataclasses.asdict(options),
+            "hashes": model_hashes(options.target),
+            "versions": versions(),
+        }
+        pathlib.Path(options.out).write_text(
+            json.dumps({**figures, "prompts": len(prompts), **facts}, indent=2) + "\n"
+        )
     if options.plot is not None and leader():
         plot(figures, options.plot)
 

@@ -37,9 +37,15 @@ class ExportOptions:
     model: str = option(REQUIRED, "folder of a draft, or of Medusa heads")
     format: str = option(REQUIRED, "what to write", choices=(_DRAFT, *FORMATS))
     out: str = option(REQUIRED, "a new folder, or one that an export made")
-    source_format: str = option("specjax", "what the folder of Medusa heads is", choices=tuple(FORMATS))
-    target: str | None = option(None, "folder of the target; needed for heads, and a check of a draft's vocabulary")
-    base: str | None = option(None, "name of the target that heads are for; by default what their folder says")
+    source_format: str = option(
+        "specjax", "what the folder of Medusa heads is", choices=tuple(FORMATS)
+    )
+    target: str | None = option(
+        None, "folder of the target; needed for heads, and a check of a draft's vocabulary"
+    )
+    base: str | None = option(
+        None, "name of the target that heads are for; by default what their folder says"
+    )
 
     def __post_init__(self):
         if self.format == _DRAFT and self.source_format != "specjax":
@@ -47,14 +53,18 @@ class ExportOptions:
                 f"--source-format {self.source_format} is for Medusa heads, and --format {_DRAFT} for drafts"
             )
         if self.format in FORMATS and self.target is None:
-            raise ValueError("--target is missing: heads are checked against it, and some formats hold a part of it")
+            raise ValueError(
+                "--target is missing: heads are checked against it, and some formats hold a part of it"
+            )
         if self.format in (_DRAFT, "vllm") and "eagle" in self.out.lower():
             raise ValueError(
                 f"--out {self.out}: vLLM takes a folder with 'eagle' in its path for EAGLE; name it otherwise"
             )
         out = pathlib.Path(self.out)
         if out.exists() and not (out / _MARK).exists() and (not out.is_dir() or any(out.iterdir())):
-            raise ValueError(f"--out {self.out} holds something that no export made; choose a new folder")
+            raise ValueError(
+                f"--out {self.out} holds something that no export made; choose a new folder"
+            )
 
 
 def export_draft(options: ExportOptions) -> None:
@@ -67,7 +77,9 @@ def export_draft(options: ExportOptions) -> None:
     # float32 holds a mixture without loss.
     draft = load(folder, _DTYPES.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32")
     if draft.tokenizer is None:
-        raise ValueError(f"--model {options.model} has no tokenizer.json; put the target's beside the weights")
+        raise ValueError(
+            f"--model {options.model} has no tokenizer.json; put the target's beside the weights"
+        )
     if options.target is not None:
         check_vocabulary(draft, load(options.target))
     save(draft, options.out)
@@ -81,7 +93,9 @@ def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
             f"{target.model.vocab_size}; engines want equal numbers: train the draft with the target's vocabulary"
         )
     assert draft.tokenizer is not None
-    if target.tokenizer and vocabulary_digest(draft.tokenizer) != vocabulary_digest(target.tokenizer):
+    if target.tokenizer and vocabulary_digest(draft.tokenizer) != vocabulary_digest(
+        target.tokenizer
+    ):
         raise ValueError(
             f"the draft {draft.name!r} has other tokens than the target {target.name!r}, and vLLM and TensorRT-LLM "
             "would give it the target's: train a draft with the target's tokenizer"
@@ -122,10 +136,15 @@ def main(argv: list[str] | None = None) -> None:
     (export_draft if options.format == _DRAFT else export_heads)(options)
     written = SINGLE if options.format == _DRAFT else FORMATS[options.format].file
     for file in {row.file for row in FORMATS.values()} - {written}:
-        (out / file).unlink(missing_ok=True)  # of an export before: engines read whatever weights they find
+        (out / file).unlink(
+            missing_ok=True
+        )  # of an export before: engines read whatever weights they find
     facts = {"options": dataclasses.asdict(options), "versions": versions()}
     (out / _MARK).write_text(json.dumps(facts, indent=2) + "\n")
-    print(f"{options.format}: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}", flush=True)
+    print(
+        f"{options.format}: {', '.join(sorted(path.name for path in out.iterdir()))} in {out}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

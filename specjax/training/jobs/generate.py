@@ -25,12 +25,18 @@ from specjax.training.speculation import SpeculationOptions, load_speculation, r
 class GenerateOptions(SpeculationOptions, TextOptions):
     """The models, the prompts, and where it all goes."""
 
-    prompts: str | None = option(None, 'JSON lines, {"prompt": "..."} or {"messages": [...]}, to answer once each')
-    data: tuple[str, ...] = option((), "or folders (or files) of text, windows of which are continued")
+    prompts: str | None = option(
+        None, 'JSON lines, {"prompt": "..."} or {"messages": [...]}, to answer once each'
+    )
+    data: tuple[str, ...] = option(
+        (), "or folders (or files) of text, windows of which are continued"
+    )
     sequences: int = option(1024, "how many windows are continued")
     prompt_tokens: int = option(32, "tokens of a window")
     batch_size: int = option(16, "sequences at once, and in a file")
-    top_log_probs: int = option(0, "record the log-probabilities of so many likeliest tokens at each place")
+    top_log_probs: int = option(
+        0, "record the log-probabilities of so many likeliest tokens at each place"
+    )
     out: str = option("runs/data", "folder of the dataset")
 
     def __post_init__(self):
@@ -38,9 +44,13 @@ class GenerateOptions(SpeculationOptions, TextOptions):
         at_least(self, 1, "sequences", "prompt_tokens", "batch_size")
         at_least(self, 0, "top_log_probs")
         if not RULES[self.rule]().exact:
-            raise ValueError(f"--rule {self.rule} changes the distribution: the text would not be the target's own")
+            raise ValueError(
+                f"--rule {self.rule} changes the distribution: the text would not be the target's own"
+            )
         if bool(self.prompts) == bool(self.data):
-            raise ValueError("pass --prompts with a file of prompts, or --data with folders of text, and not both")
+            raise ValueError(
+                "pass --prompts with a file of prompts, or --data with folders of text, and not both"
+            )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -57,7 +67,9 @@ def main(argv: list[str] | None = None) -> None:
     def lines(target):
         return read_prompts(target, str(options.prompts))
 
-    target, decoder, params, prompts = load_speculation(options, lines if options.prompts else windows)
+    target, decoder, params, prompts = load_speculation(
+        options, lines if options.prompts else windows
+    )
     origin = hashlib.sha256()
     for ids in prompts:
         origin.update(json.dumps(ids).encode())
@@ -72,12 +84,21 @@ def main(argv: list[str] | None = None) -> None:
         origin.hexdigest(),
         options.dtype,
     )
-    dataset.write(out, request, decoder, params, lambda n: prompts[n * rows : (n + 1) * rows], target.tokenizer)
+    dataset.write(
+        out,
+        request,
+        decoder,
+        params,
+        lambda n: prompts[n * rows : (n + 1) * rows],
+        target.tokenizer,
+    )
     if leader():
         facts = {"options": dataclasses.asdict(options), "versions": versions()}
         write(out / "run.json", json.dumps(facts, indent=2) + "\n")
     found = json.loads((out / dataset.MANIFEST).read_text())
-    print(f"wrote {out}: {found['sequences']} sequences, {found['new_tokens']} new tokens", flush=True)
+    print(
+        f"wrote {out}: {found['sequences']} sequences, {found['new_tokens']} new tokens", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,14 @@ from specjax.drafters import MedusaAdapter
 from specjax.files import load, load_medusa, save, save_medusa
 from specjax.models import LanguageModel, LinenModel, MedusaHeads, head_matrix, medusa_features
 from specjax.parallel import TRAINING_RULES, hold, layout, module_shardings, put, row_parts, to_host
-from specjax.proposers import MedusaParams, NoProposer, best_tree, expected_length, measure_ranks, node_acceptance
+from specjax.proposers import (
+    MedusaParams,
+    NoProposer,
+    best_tree,
+    expected_length,
+    measure_ranks,
+    node_acceptance,
+)
 from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
 from specjax.training.corpus import TextOptions, starts_of_documents
@@ -52,22 +59,40 @@ class MedusaOptions(LoopOptions, TextOptions):
     target: str = option(REQUIRED, "folder of the target")
     num_heads: int = option(4, "heads")
     num_layers: int = option(1, "residual blocks a head")
-    own_heads: bool = option(False, "a linear map to the vocabulary for each head (version 1), not the target's")
+    own_heads: bool = option(
+        False, "a linear map to the vocabulary for each head (version 1), not the target's"
+    )
     head_decay: float = option(0.8, "weight of a head's loss, relative to the head before")
     soft: bool = option(False, "learn the target's distribution at each place, not the text")
-    initial: str | None = option(None, "folder of heads of this form to go on from; without it, the target's own head")
-    lora_rank: int = option(0, "of the target's changes, which learn beside the heads; 0: the target stays")
+    initial: str | None = option(
+        None, "folder of heads of this form to go on from; without it, the target's own head"
+    )
+    lora_rank: int = option(
+        0, "of the target's changes, which learn beside the heads; 0: the target stays"
+    )
     lora_alpha: float = option(16.0, "the changes are multiplied by alpha / rank")
     heads_weight: float = option(0.2, "of the heads' loss beside the target's own")
-    heads_ramp: str = option("constant", "how that weight comes, at once or along a sine", choices=("constant", "sine"))
-    head_rate: float = option(4.0, "the heads' learning rate over that of the changes, which --learning-rate says")
-    self_distil: bool = option(False, "hold the changed target to what it said before, not to the data")
-    isolate_documents: bool = option(False, "documents packed into a sequence do not see each other")
+    heads_ramp: str = option(
+        "constant", "how that weight comes, at once or along a sine", choices=("constant", "sine")
+    )
+    head_rate: float = option(
+        4.0, "the heads' learning rate over that of the changes, which --learning-rate says"
+    )
+    self_distil: bool = option(
+        False, "hold the changed target to what it said before, not to the data"
+    )
+    isolate_documents: bool = option(
+        False, "documents packed into a sequence do not see each other"
+    )
     tree_nodes: int = option(16, "nodes of the tree of choices, the root included")
-    written_sequences: int = option(32, "texts that the target writes, on which the tree is measured")
+    written_sequences: int = option(
+        32, "texts that the target writes, on which the tree is measured"
+    )
     written_prompt: int = option(32, "tokens of held-out text that it continues")
     eval_batches: int = option(8, "held-out batches per evaluation")
-    eval_prompts: int = option(0, "held-out prompts on which tau of a chain of guesses is measured, greedily; 0: none")
+    eval_prompts: int = option(
+        0, "held-out prompts on which tau of a chain of guesses is measured, greedily; 0: none"
+    )
     eval_tokens: int = option(64, "new tokens for each of them")
     learning_rate: float = option(1e-3, "peak learning rate of AdamW")
     warmup_steps: int = option(100, "steps of linear warm-up")
@@ -75,15 +100,27 @@ class MedusaOptions(LoopOptions, TextOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(self, 1, "num_heads", "num_layers", "written_sequences", "written_prompt", "eval_batches")
+        at_least(
+            self,
+            1,
+            "num_heads",
+            "num_layers",
+            "written_sequences",
+            "written_prompt",
+            "eval_batches",
+        )
         at_least(self, 1, "eval_tokens")
         at_least(self, 0, "lora_rank", "eval_prompts", "heads_weight")
         above(self, 0, "lora_alpha", "head_rate")
         within(self, 0, 1, "head_decay")
         if self.self_distil and not self.lora_rank:
-            raise ValueError("--self-distil holds a changed target to its old self: pass --lora-rank, too")
+            raise ValueError(
+                "--self-distil holds a changed target to its old self: pass --lora-rank, too"
+            )
         if self.tree_nodes < 2:
-            raise ValueError(f"--tree-nodes is {self.tree_nodes}; it counts the root too, so it must be at least 2")
+            raise ValueError(
+                f"--tree-nodes is {self.tree_nodes}; it counts the root too, so it must be at least 2"
+            )
         if self.eval_prompts and self.written_prompt + self.eval_tokens > self.sequence_length:
             raise ValueError(
                 f"--eval-tokens {self.eval_tokens} behind --written-prompt {self.written_prompt} are more than "
@@ -112,7 +149,9 @@ def labels_ahead(tokens: Array, mask: Array, head: int) -> tuple[Array, Array]:
     return labels, inside * jnp.roll(mask, -1 - head, axis=1)
 
 
-def _soft_cross_entropy(logits: Array, weight: Array, target_hidden: Array, target_head: Array) -> Array:
+def _soft_cross_entropy(
+    logits: Array, weight: Array, target_hidden: Array, target_head: Array
+) -> Array:
     """Sum over rows of weight * cross-entropy of the target's distribution.  Shapes [C, V], [C], [C, E], [E, V]."""
     target = jax.nn.softmax(mixed_dot_general(target_hidden, target_head, (((1,), (0,)), ((), ()))))
     return -jnp.sum(weight * jnp.sum(target * jax.nn.log_softmax(logits), axis=1))
@@ -148,7 +187,9 @@ class TrainMedusa:
         if self.mesh is None:
             made = jax.tree.map(jnp.copy, params)  # the loop donates them
         else:
-            at = module_shardings(heads, self.mesh, TRAINING_RULES, jnp.zeros((1, heads.hidden_size)))
+            at = module_shardings(
+                heads, self.mesh, TRAINING_RULES, jnp.zeros((1, heads.hidden_size))
+            )
             made = jax.tree.map(put, to_host(params), at)
         return {"heads": made, "lora": self.changes()} if self.joint else made
 
@@ -209,19 +250,29 @@ class TrainMedusa:
             own = heads["head"][k] if self.heads.own_heads else matrix
             if self.options.soft:
                 # The distribution of the token at t + 2 + k comes from the features at t + 1 + k.
-                ahead = jnp.roll(hidden.reshape(rows, length, -1), -1 - k, axis=1).reshape(hidden.shape)
-                loss = chunked(_soft_cross_entropy)(features[:, k], own, (weight.reshape(-1), ahead), (matrix,))
+                ahead = jnp.roll(hidden.reshape(rows, length, -1), -1 - k, axis=1).reshape(
+                    hidden.shape
+                )
+                loss = chunked(_soft_cross_entropy)(
+                    features[:, k], own, (weight.reshape(-1), ahead), (matrix,)
+                )
             else:
-                loss = chunked(cross_entropy)(features[:, k], own, (weight.reshape(-1), labels.reshape(-1)))
+                loss = chunked(cross_entropy)(
+                    features[:, k], own, (weight.reshape(-1), labels.reshape(-1))
+                )
             metrics[f"loss_head_{k}"] = loss / size
             total = total + self.options.head_decay**k * loss / size
         return total, metrics
 
-    def _loss_of_target(self, frozen: Any, hidden: Array, matrix: Array, tokens: Array, mask: Array) -> Array:
+    def _loss_of_target(
+        self, frozen: Any, hidden: Array, matrix: Array, tokens: Array, mask: Array
+    ) -> Array:
         weight = mask.reshape(-1)
         if self.options.self_distil:
             before = read(self.reader, frozen, tokens[:, :-1], self.end)
-            total = chunked(against(forward_kl))(hidden, matrix, (weight, before), (head_matrix(frozen),))
+            total = chunked(against(forward_kl))(
+                hidden, matrix, (weight, before), (head_matrix(frozen),)
+            )
         else:
             total = chunked(cross_entropy)(hidden, matrix, (weight, tokens[:, 1:].reshape(-1)))
         return total / jnp.maximum(weight.sum(), 1)
@@ -236,20 +287,28 @@ class TrainMedusa:
         """[places, K], where all that the heads guess is learned."""
         o, found = self.options, []
         for i in range(o.eval_batches):
-            tokens, drawn = held_out_rows(self.material.held_out, i, o.batch_size, o.sequence_length)
+            tokens, drawn = held_out_rows(
+                self.material.held_out, i, o.batch_size, o.sequence_length
+            )
             ranks = self._ranks(heads, target, tokens[:, :-1])
-            windows = np.lib.stride_tricks.sliding_window_view(np.asarray(learned(drawn))[:, 1:-1], o.num_heads, axis=1)
+            windows = np.lib.stride_tricks.sliding_window_view(
+                np.asarray(learned(drawn))[:, 1:-1], o.num_heads, axis=1
+            )
             found.append(ranks[windows.all(2)])
         ranks = np.concatenate(found)
         if not len(ranks):
-            raise ValueError(f"no held-out answer has the {o.num_heads + 1} tokens that {o.num_heads} heads guess at")
+            raise ValueError(
+                f"no held-out answer has the {o.num_heads + 1} tokens that {o.num_heads} heads guess at"
+            )
         return ranks
 
     def evaluate(self, params: Any) -> dict[str, float]:
         o = self.options
         heads, target = self.split(params, self.frozen)
         ranks = self._held_out_ranks(heads, target)
-        report = {f"held_out_top1_head_{k}": float((ranks[:, k] == 0).mean()) for k in range(o.num_heads)}
+        report = {
+            f"held_out_top1_head_{k}": float((ranks[:, k] == 0).mean()) for k in range(o.num_heads)
+        }
         report["held_out_length"] = expected_length(ranks, best_tree(ranks, o.tree_nodes))
         if o.eval_prompts:
             # A chain, and not the tree of the moment: that would be another program each time.
@@ -275,18 +334,27 @@ class TrainMedusa:
         ranks = ranks[np.arange(ranks.shape[1]) >= starts[:, None]]
         choices = best_tree(ranks, self.options.tree_nodes)
         acceptance = tuple(node_acceptance(ranks, choices)[1:].tolist())
-        print(f"greedy text: {expected_length(ranks, choices):.3f} tokens a pass by the choices {choices}", flush=True)
-        adapter = dataclasses.replace(self.adapter, params=heads, choices=choices, acceptance=acceptance)
+        print(
+            f"greedy text: {expected_length(ranks, choices):.3f} tokens a pass by the choices {choices}",
+            flush=True,
+        )
+        adapter = dataclasses.replace(
+            self.adapter, params=heads, choices=choices, acceptance=acceptance
+        )
         if not self.joint:
             save_medusa(folder, adapter, self.target.name, jnp.bfloat16)
             return
-        changed = dataclasses.replace(self.target, params=target, name=f"{self.target.name}-medusa-2")
+        changed = dataclasses.replace(
+            self.target, params=target, name=f"{self.target.name}-medusa-2"
+        )
         save(changed, folder / "target", dtype=jnp.bfloat16)
         save_medusa(folder / "heads", adapter, changed.name, jnp.bfloat16)
 
     def _prompts(self, count: int, longest: int) -> list[list[int]]:
         o = self.options
-        return held_out_prompts(self.material.held_out, count, o.sequence_length, o.written_prompt, longest)
+        return held_out_prompts(
+            self.material.held_out, count, o.sequence_length, o.written_prompt, longest
+        )
 
     def _write(self, target: Any) -> tuple[np.ndarray, np.ndarray]:
         """[written_sequences, sequence_length] tokens, held-out prompts that the target continues greedily; and how
@@ -309,7 +377,9 @@ def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapte
     Raises:
       ValueError: these have another form, or another target.
     """
-    made = MedusaAdapter.create(target, options.num_heads, num_layers=options.num_layers, own_heads=options.own_heads)
+    made = MedusaAdapter.create(
+        target, options.num_heads, num_layers=options.num_layers, own_heads=options.own_heads
+    )
     if options.initial is None:
         return made
     found = load_medusa(options.initial, target)
@@ -324,12 +394,19 @@ def main(argv: list[str] | None = None) -> None:
     target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
     material = gather(options, target)
     if material.text is not None and material.written is not None:
-        raise ValueError("--data holds text, and sequences with answers: heads learn from one of the two")
+        raise ValueError(
+            "--data holds text, and sequences with answers: heads learn from one of the two"
+        )
     assert target.tokenizer is not None
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     job = TrainMedusa(options, target, first_adapter(options, target), material, end, mesh)
-    parts = {"heads": job.adapter.params, **({"lora": jax.eval_shape(job.changes)} if job.joint else {})}
-    counts = {name: sum(leaf.size for leaf in jax.tree.leaves(part)) for name, part in parts.items()}
+    parts = {
+        "heads": job.adapter.params,
+        **({"lora": jax.eval_shape(job.changes)} if job.joint else {}),
+    }
+    counts = {
+        name: sum(leaf.size for leaf in jax.tree.leaves(part)) for name, part in parts.items()
+    }
     print(f"parameters: {json.dumps({'target': target.num_params, **counts})}", flush=True)
     fit(job, options)
 

@@ -20,7 +20,14 @@ from specjax.training.loop import LoopOptions, fit
 from specjax.training.losses import chunked, cross_entropy
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import at_least, option, parse, run
-from specjax.training.student import ModelOptions, check_initial, initial_params, make_model, read, save_student
+from specjax.training.student import (
+    ModelOptions,
+    check_initial,
+    initial_params,
+    make_model,
+    read,
+    save_student,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +86,14 @@ class Pretrain:
 
     def evaluate(self, params: Any) -> dict[str, float]:
         o = self.options
-        batches = (self.held_out.batch(i, o.batch_size, o.sequence_length, 0) for i in range(o.eval_batches))
+        batches = (
+            self.held_out.batch(i, o.batch_size, o.sequence_length, 0)
+            for i in range(o.eval_batches)
+        )
         return {
-            "held_out_loss": float(np.mean([self._measure(params, lay_batch(batch, self.mesh)) for batch in batches]))
+            "held_out_loss": float(
+                np.mean([self._measure(params, lay_batch(batch, self.mesh)) for batch in batches])
+            )
         }
 
     def goal(self, report: dict[str, float]) -> float:
@@ -96,7 +108,9 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(PretrainOptions, argv, __doc__)
     mesh = mesh_of_run(options)
     out = pathlib.Path(options.out)
-    tokenizer, train, held_out = prepare(options.source, out / "corpus", options.vocab_size, options.tokenizer)
+    tokenizer, train, held_out = prepare(
+        options.source, out / "corpus", options.vocab_size, options.tokenizer
+    )
     check_initial(
         options, tokenizer, tokenizer.get_vocab_size(), "the tokenizer of this run",
         f"pass --tokenizer {options.initial}/tokenizer.json and another --out, to go on with its tokens",
