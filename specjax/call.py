@@ -24,7 +24,7 @@ from specjax.processors import Processors, tokens_of, word_list
 from specjax.proposers import MedusaParams
 from specjax.request import Prompts, Request
 from specjax.rules import RULES, Match
-from specjax.sampling import Sampling
+from specjax.sampling import Sampling, make_key
 from specjax.text import Texts, render
 from specjax.types import DecodeState, Params
 
@@ -86,7 +86,7 @@ class Call:
             "prompt": self.prompt,
             "prompt_length": self.lengths,
             "sampling": self.sampling,
-            "key": jax.vmap(lambda seed, row: jax.random.fold_in(jax.random.key(seed), row))(
+            "key": jax.vmap(lambda seed, row: jax.random.fold_in(make_key(seed), row))(
                 seeds, rows
             ),
             "num_drafts": self.num_drafts,
@@ -154,8 +154,8 @@ def check(
     if least is not None and least.max() > new:
         raise ValueError(f"min_new_tokens={least.max()} is more than max_new_tokens={new}")
 
-    check_length("target", target, ids, new)
     drafter, drafts = choose_drafter(target, request, rows, mesh)
+    check_length("target", target, ids, new)
     if drafter.reader is not None:
         check_length("draft", drafter.reader, ids, new)
     make_arrays = drafter.for_rows(target, request.adapter, rows)

@@ -251,7 +251,7 @@ class Lookahead:
     """What a shape asks of its source."""
 
     depth: int  # drafts are at most this deep, so a step commits at most depth + 1 tokens
-    staged: int  # the most tokens behind the pending one that are staged at a time
+    staged: int  # the most tokens that are staged at a time, the pending one included
     is_chain: bool  # `extend` alone is called; otherwise `read_tree` alone
 
 

@@ -227,9 +227,11 @@ class Decoder:
         emitted, count, done = self._emit(state, accepted, num_accepted, verdict.next_token)
         # The root and all emitted tokens but the last are committed; the last one is pending now.
         cache = out.cache.commit(count) if self.proposer.is_chain else out.cache.commit(count, path)
-        hidden, features = (
-            x if x is None else jnp.take_along_axis(x, path[..., None], axis=1)
-            for x in (out.hidden, out.features)
+        hidden = jnp.take_along_axis(out.hidden, path[..., None], axis=1)
+        features = (
+            None
+            if out.features is None
+            else jnp.take_along_axis(out.features, path[..., None], axis=1)
         )
         block = Block(accepted, hidden, count, features)
         logprobs = self._record(state, path, emitted, out.logits, verification.logits)

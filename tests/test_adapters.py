@@ -239,7 +239,7 @@ SIZES = own_models.SIZES
             lambda: from_function(
                 own_models.cached, **SIZES, init_cache=lambda b, s: jnp.zeros((b, s))
             ),
-            "without length",
+            r"init_cache returns a \w+; return a specjax.KVCache, .* inherits from specjax.contract.Cache",
         ),
         (
             lambda: from_function(

@@ -63,14 +63,16 @@ class Chain(Shape):
             sure = jnp.take_along_axis(jax.nn.softmax(logits), tokens[-1][:, None], axis=1)[:, 0]
             going.append(going[-1] & (sure >= self.confidence_threshold))
 
-            def stay(reading: Any, token: Array, logits: Array = logits) -> tuple[Any, Array]:
-                return reading, logits
+            def stay(reading: Any, token: Array, last: Array) -> tuple[Any, Array]:
+                return reading, last
 
-            def extend(reading: Any, token: Array) -> tuple[Any, Array]:
+            def extend(reading: Any, token: Array, last: Array) -> tuple[Any, Array]:
                 return self.source.extend(params, reading, token)
 
             # Once no row goes on, the passes of the source are spared.
-            reading, logits = jax.lax.cond(going[-1].any(), extend, stay, reading, tokens[-1])
+            reading, logits = jax.lax.cond(
+                going[-1].any(), extend, stay, reading, tokens[-1], logits
+            )
         parent = jnp.broadcast_to(
             tree.chain(self.num_nodes), (len(context.pending), self.num_nodes)
         )

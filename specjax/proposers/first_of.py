@@ -96,7 +96,9 @@ class FirstOf(Proposer):
         def choose(a: Array, b: Array) -> Array:
             return jnp.where(found.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
-        logits = None if one.logits is None else choose(one.logits, two.logits)
+        logits = (
+            None if one.logits is None or two.logits is None else choose(one.logits, two.logits)
+        )
         tokens, parent = choose(one.tokens, two.tokens), choose(one.parent, two.parent)
         point_mass = one.point_mass and two.point_mass
         return Proposal(tokens, parent, logits, point_mass), (state_one, state_two)

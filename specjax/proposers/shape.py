@@ -14,6 +14,7 @@ class Shape(Proposer):
     """Parameters and state are the source's.  A shape says in which order the source is asked."""
 
     source: Source
+    _lookahead: Lookahead = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         if not isinstance(self.source, Source):

@@ -173,9 +173,7 @@ def _run(decoder: Decoder, top: int, params: Params, state: DecodeState) -> Any:
         # The i-th token of a step was drawn after the i-th node of the accepted path.
         log_probs, ids = jax.lax.top_k(jax.nn.log_softmax(info.logits), top)
         put = jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
-        news = (
-            jnp.take_along_axis(x, info.verdict.path[..., None], axis=1) for x in (ids, log_probs)
-        )
+        news = (jnp.take_along_axis(x, info.path[..., None], axis=1) for x in (ids, log_probs))
         return after, *(put(b, new, before.length) for b, new in zip(buffers, news, strict=True))
 
     shape = (*state.tokens.shape, top)

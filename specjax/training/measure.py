@@ -67,11 +67,9 @@ def count_steps(decoder: Decoder, params: Params, state: DecodeState) -> tuple[D
         after, info = decoder.step(params, before)
         place = jnp.arange(depth)
         inside = place < info.count[:, None]  # guesses behind an end or a limit do not count
-        asked = jax.vmap(tree.asked)(
-            info.proposal.parent, info.verdict.path, info.verdict.num_accepted
-        )
+        asked = jax.vmap(tree.asked)(info.proposal.parent, info.path, info.num_accepted)
         tested = asked[:, :depth] & inside
-        accepted = (place < info.verdict.num_accepted[:, None]) & inside
+        accepted = (place < info.num_accepted[:, None]) & inside
         return after, Counts(
             counts.passes + ~before.done,
             counts.emitted + info.count,

@@ -80,7 +80,7 @@ class TranslatedSource(Source):
             )
         tokens, count = spell(params.translation, prompt.tokens, prompt.count, width)
         tokens = jnp.concatenate([jnp.broadcast_to(start, (rows, len(start))), tokens], axis=1)
-        cache = empty_cache(self.model, rows, room, catch_up + lookahead.staged)
+        cache = empty_cache(self.model, rows, room, catch_up + lookahead.staged - 1)
         cache = read_prompt(self.model, params.model, tokens, count + len(start), cache)[-1]
         fresh = jnp.zeros((rows, depth + 1), jnp.int32)
         return TranslatedState(cache, fresh, jnp.zeros(rows, jnp.int32), room - cache.length)
