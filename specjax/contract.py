@@ -20,11 +20,7 @@ import jax
 from jax import Array
 
 from specjax.tree import Tree
-from specjax.types import Block, ModelOutput, Proposal, Verdict
-
-Arrays = Any
-"""A pytree of arrays: parameters, or a state.  Its structure belongs to the class that made it."""
-
+from specjax.types import Arrays, Block, ModelOutput, Proposal, Verdict
 
 class _Declared(abc.ABCMeta):
     """Refuses an instance that lacks an attribute which its contract declares without a default."""

@@ -21,6 +21,9 @@ from typing import Any
 from flax import struct
 from jax import Array
 
+Arrays = Any
+"""A pytree of arrays: parameters, or a state.  Its structure belongs to the class that made it."""
+
 ABSENT = -1
 """The parent of the root, and of a node that proposes nothing."""
 
