@@ -1,8 +1,10 @@
-"""What speculation gained: acceptance rate, mean accepted length, and the speed-up that they promise.
+"""What speculation gained: acceptance rate, mean accepted length, and the speed-up they promise.
 
-acceptance_rate (alpha)        accepted drafts / drafts that the target judged.  On a chain the target judges up to
-                               the first refusal; what lies behind it was neither right nor wrong.
-mean_accepted_length (tau)     new tokens / target passes, so 1 is plain decoding.
+acceptance_rate (alpha)       accepted drafts / drafts that the target judged.  On a chain the target
+                              judges up to the first rejection; what lies behind it was neither right
+                              nor wrong.  This is the alpha of the literature's formulas.  vLLM's
+                              "draft acceptance rate" divides by all proposed drafts, and is lower.
+mean_accepted_length (tau)    new tokens / target passes, so 1 is plain decoding; also tokens_per_pass.
 """
 
 from __future__ import annotations
@@ -25,11 +27,26 @@ class Summary:
     tokens: int  # new ones, without those behind a stop string
     accepted: int  # drafts
     tested: int  # drafts that the target judged
-    seconds: float  # prefill, decoding and, in the first call of a kind, compilation
+    seconds: float  # prefill and decoding
+    compile_seconds: float = 0.0  # compilation before that, in the first call of a kind
 
     @property
     def tokens_per_second(self) -> float:
+        """New tokens / seconds, without compilation."""
         return self.tokens / self.seconds
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """The mean accepted length under its plain name."""
+        return self.mean_accepted_length
+
+    def __str__(self) -> str:
+        alpha = "no drafts" if self.acceptance_rate is None else f"alpha {self.acceptance_rate:.3f}"
+        compiled = f", compiled in {self.compile_seconds:.1f} s" if self.compile_seconds else ""
+        return (
+            f"{self.tokens} tokens in {self.target_passes} passes, {self.tokens_per_second:.1f} tokens/s, "
+            f"{alpha}, tau {self.mean_accepted_length:.2f}{compiled}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {**dataclasses.asdict(self), "tokens_per_second": self.tokens_per_second}
@@ -47,7 +64,9 @@ def mean_accepted_length(stats: Stats) -> float:
     return int(np.sum(stats.emitted)) / passes if passes else 0.0
 
 
-def summarize(stats: Stats, tokens: int, seconds: float) -> Summary:
+def summarize(
+    stats: Stats, tokens: int, seconds: float, compile_seconds: float = 0.0
+) -> Summary:
     """The figures of a call that kept `tokens` new tokens."""
     return Summary(
         acceptance_rate=acceptance_rate(stats),
@@ -57,6 +76,7 @@ def summarize(stats: Stats, tokens: int, seconds: float) -> Summary:
         accepted=int(np.sum(stats.accepted)),
         tested=int(np.sum(stats.tested)),
         seconds=seconds,
+        compile_seconds=compile_seconds,
     )
 
 

@@ -6,13 +6,14 @@ import argparse
 import sys
 import warnings
 
-from specjax.commands import audit, bench, generate
+from specjax import __version__
+from specjax.commands import audit, bench, generate, train
 from specjax.commands.bench import Meter
 from specjax.parallel import join_from, leaving
 
 __all__ = ["COMMANDS", "Meter", "main"]
 
-COMMANDS = {"generate": generate, "bench": bench, "audit": audit}
+COMMANDS = {"generate": generate, "bench": bench, "audit": audit, "train": train}
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
 
 
@@ -21,6 +22,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="specjax", description="Lossless speculative decoding in JAX."
     )
+    parser.add_argument("--version", action="version", version=f"specjax {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, module in COMMANDS.items():
         command = commands.add_parser(
@@ -43,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> None:
                 f"specjax {arguments.command}: {message}", file=sys.stderr
             )
             COMMANDS[arguments.command].run(arguments)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, FloatingPointError) as error:
         print(f"specjax {arguments.command}: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

@@ -1,0 +1,37 @@
+"""`specjax train JOB`: pretrain, distil, fit heads, and measure; `python -m train.JOB` is the same."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+
+HELP = "train drafts and heads: specjax train JOB --help shows the options of a job"
+
+JOBS = {
+    "pretrain": "specjax.training.jobs.pretrain",
+    "distill": "specjax.training.jobs.distill",
+    "medusa": "specjax.training.jobs.medusa",
+    "generate": "specjax.training.jobs.generate",
+    "evaluate": "specjax.training.jobs.evaluate",
+    "export": "specjax.training.jobs.export",
+    "ablation": "specjax.training.jobs.ablation",
+    "prompts": "specjax.training.prompts",
+}
+"""Name -> module with `main(argv)`.  A module is imported when its job runs: it needs `specjax[train]`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", choices=list(JOBS), metavar="JOB", help=", ".join(JOBS))
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="of the job")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    try:
+        job = importlib.import_module(JOBS[arguments.job])
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "specjax":
+            raise
+        raise ImportError(f"{error.name} is not installed: pip install 'specjax[train]'") from None
+    sys.argv[0] = f"specjax train {arguments.job}"  # what the job's own usage and messages begin with
+    job.main(arguments.options)
