@@ -86,9 +86,7 @@ class Call:
             "prompt": self.prompt,
             "prompt_length": self.lengths,
             "sampling": self.sampling,
-            "key": jax.vmap(lambda seed, row: jax.random.fold_in(make_key(seed), row))(
-                seeds, rows
-            ),
+            "key": jax.vmap(lambda seed, row: jax.random.fold_in(make_key(seed), row))(seeds, rows),
             "num_drafts": self.num_drafts,
             "processors": self.processors,
             "eos": self.eos,

@@ -22,6 +22,7 @@ from jax import Array
 from specjax.tree import Tree
 from specjax.types import Arrays, Block, ModelOutput, Proposal, Verdict
 
+
 class _Declared(abc.ABCMeta):
     """Refuses an instance that lacks an attribute which its contract declares without a default."""
 

@@ -26,11 +26,17 @@ class Output:
     """New text, a row each."""
 
     text: list[str]  # empty strings where the target has no tokenizer
-    tokens: list[list[int]]  # the new ones; an end-of-text token is among them
+    tokens: list[list[int]]  # the new ones, an EOS included
     finish: list[str]  # "eos", "stop" or "limit"
     stats: Summary
     exact: bool  # does the rule keep the target's distribution?
-    logprobs: list[Logprobs] | None = None  # a row each, of `tokens`, where they were asked for
+    logprobs: list[Logprobs] | None = None  # a row each, of `tokens`, if the request asked for them
+
+    def __str__(self) -> str:
+        """The texts, and a line of figures."""
+        law = "lossless" if self.exact else "this rule changes the distribution"
+        rows = self.text if any(self.text) else list(map(str, self.tokens))
+        return "\n".join([*rows, f"[{self.stats}; {law}]"])
 
 
 class TextStream:
@@ -140,19 +146,40 @@ def decode(call: Call) -> Output | TextStream:
     if call.stream or call.texts.stops:
         pieces = _stream(call)
         return TextStream(pieces, call.single) if call.stream else _exhaust(pieces)
-    params, started = call.params, time.perf_counter()
+    params, compiled = call.params, compile_first(call)
+    started = time.perf_counter()
     state = jax.block_until_ready(call.decoder.run(params, call.prefill()))
-    return _output(call, state, time.perf_counter() - started)
+    return _output(call, state, time.perf_counter() - started, compiled)
 
 
-def _output(call: Call, state: DecodeState, seconds: float) -> Output:
+_compiled: set[Any] = set()
+
+
+def compile_first(call: Call) -> float:
+    """Compile what decoding will run, the first time that such a call is seen.
+
+    Returns:
+      Seconds of it; 0.0 if a call of the same shapes was seen before.
+    """
+    given = call.prompt, call.sampling, call.processors, call.eos, call.num_drafts
+    leaves, structure = jax.tree.flatten(given)
+    kind = (call.decoder, call.mesh, structure, tuple((x.shape, x.dtype.name) for x in leaves))
+    if kind in _compiled:
+        return 0.0
+    started = time.perf_counter()
+    call.compile()
+    _compiled.add(kind)
+    return time.perf_counter() - started
+
+
+def _output(call: Call, state: DecodeState, seconds: float, compiled: float) -> Output:
     text, tokens, finish, ends, lengths = [], [], [], to_host(state.eos), call.lengths
     for row, new in enumerate(_new_tokens(state, lengths)):
         kept, written, stopped = call.texts.cut(row, new)
         text.append(written)
         tokens.append(kept)
         finish.append("stop" if stopped else "eos" if kept and kept[-1] in ends[row] else "limit")
-    stats = summarize(to_host(state.stats), sum(map(len, tokens)), seconds)
+    stats = summarize(to_host(state.stats), sum(map(len, tokens)), seconds, compiled)
     found = to_host(state.logprobs)
     logprobs = found and [
         found.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)
@@ -168,6 +195,7 @@ def _new_tokens(state: DecodeState, lengths: np.ndarray) -> list[list[int]]:
 def _stream(call: Call) -> Generator[list[str], None, Output]:
     """Pieces of text as they become certain; the Output is the generator's return value."""
     texts, sent, params = call.texts, [""] * len(call.lengths), call.params
+    compiled = compile_first(call)
     seconds, started = 0.0, time.perf_counter()
     state = call.prefill()
     states = call.decoder.stream(params, state)
@@ -191,7 +219,7 @@ def _stream(call: Call) -> Generator[list[str], None, Output]:
             seconds += time.perf_counter() - started
             yield pieces
             started = time.perf_counter()
-    return _output(call, state, seconds + time.perf_counter() - started)
+    return _output(call, state, seconds + time.perf_counter() - started, compiled)
 
 
 def _exhaust(pieces: Generator[list[str], None, Output]) -> Output:

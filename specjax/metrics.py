@@ -64,9 +64,7 @@ def mean_accepted_length(stats: Stats) -> float:
     return int(np.sum(stats.emitted)) / passes if passes else 0.0
 
 
-def summarize(
-    stats: Stats, tokens: int, seconds: float, compile_seconds: float = 0.0
-) -> Summary:
+def summarize(stats: Stats, tokens: int, seconds: float, compile_seconds: float = 0.0) -> Summary:
     """The figures of a call that kept `tokens` new tokens."""
     return Summary(
         acceptance_rate=acceptance_rate(stats),

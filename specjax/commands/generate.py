@@ -25,7 +25,7 @@ from specjax.flags import (
     read_prompts,
     sampling,
 )
-from specjax.generate import decode, prepared
+from specjax.generate import compile_first, decode, prepared
 from specjax.parallel import add_process_arguments, leader
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
@@ -82,12 +82,12 @@ def run(arguments: argparse.Namespace) -> None:
         _plot(drafter, arguments.plot)
     # Each is decoded once, and that text and its figures are what a user sees: compilation comes before.
     with progress("compiling"):
-        call.compile()
+        compile_first(call)
     output = _show(call, prompts, arguments)
     baseline = None
     if plain is not None:
         with progress("decoding plainly, to compare"):
-            plain.compile()
+            compile_first(plain)
             baseline = _whole(decode(plain))
 
     stats = output.stats.to_json()

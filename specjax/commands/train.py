@@ -33,5 +33,7 @@ def run(arguments: argparse.Namespace) -> None:
         if error.name is None or error.name.partition(".")[0] == "specjax":
             raise
         raise ImportError(f"{error.name} is not installed: pip install 'specjax[train]'") from None
-    sys.argv[0] = f"specjax train {arguments.job}"  # what the job's own usage and messages begin with
+    sys.argv[0] = (
+        f"specjax train {arguments.job}"  # what the job's own usage and messages begin with
+    )
     job.main(arguments.options)

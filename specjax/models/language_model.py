@@ -9,35 +9,46 @@ from typing import Any
 import jax
 import tokenizers
 
+from specjax.models.base import LinenModel
+from specjax.models.transformer import Transformer
+
 OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sampling settings that leave the logits alone, and decode greedily."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """A model with its weights and its tokenizer: what `load` returns, `generate` takes and `save` writes."""
+    """A model with its weights and its tokenizer: what `load` returns and `save` writes."""
 
-    model: Any  # types.Model; LinenModel where `load` made it
+    model: Any  # a contract.Model; a LinenModel where `load` made it
     params: Any
     tokenizer: tokenizers.Tokenizer | None = None
     eos: tuple[int, ...] = ()  # ids that end a text
     name: str = "model"  # of its folder, for messages
-    defaults: Mapping[str, float] = dataclasses.field(
-        default_factory=dict
-    )  # how it wants to be sampled; {}: greedy
-    files: Mapping[str, bytes] = dataclasses.field(
-        default_factory=dict, repr=False
-    )  # of its folder, but for weights
+    # How the model's folder wants it sampled; {}: greedy.
+    defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # The files of its folder, without the weights.
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """One line; a dataclass would print every weight."""
+        types = sorted({leaf.dtype.name for leaf in jax.tree.leaves(self.params)})
+        words = "no tokenizer" if self.tokenizer is None else "with a tokenizer"
+        return (
+            f"LanguageModel({self.name!r}, {self.num_params / 1e6:.3g}M parameters in {', '.join(types)}, "
+            f"{self.model.vocab_size} tokens, {self.model.max_positions} positions, {words})"
+        )
 
     @property
     def num_params(self) -> int:
         """Parameters of the model; the copy of a tied embedding counts once."""
-        module = getattr(self.model, "module", None)  # a model of one's own may have none
-        twice = self.params["embedding"].size if getattr(module, "separate_head", False) else 0
+        module = self.model.module if isinstance(self.model, LinenModel) else None
+        is_twice = isinstance(module, Transformer) and module.separate_head
+        twice = self.params["embedding"].size if is_twice else 0
         return sum(leaf.size for leaf in jax.tree.leaves(self.params)) - twice
 
     def settings(self, **given: Any) -> dict[str, Any]:
-        """Temperature, filters and repetition penalty: what is given (not None), else the model's own, else greedy."""
+        """Temperature, filters and penalty: `given` if not None, else the model's own, else greedy."""
         return {
             **OFF,
             **self.defaults,
