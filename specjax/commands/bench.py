@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> None:
     settings, impossible = _settings(arguments, target, draft, prompts)
     report = {
         "device": jax.devices()[0].device_kind, "cores": os.cpu_count(), "jax": jax.__version__,
-        "dtype": arguments.dtype, "prompts": len(prompts), "max_new_tokens": arguments.max_new_tokens,
+        "dtype": target.model.dtype.name, "prompts": len(prompts), "max_new_tokens": arguments.max_new_tokens,
         "impossible": impossible, **_measure(target, prompts, settings, arguments.rounds),
     }  # fmt: skip
     if arguments.save and leader():

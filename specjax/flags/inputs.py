@@ -40,7 +40,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of Medusa heads for the target; without it, those beside the shipped target, if any",
     )
     parser.add_argument(
-        "--dtype", default="float32", help="of both models: float32, bfloat16 or float16"
+        "--dtype",
+        help="of both models: float32, bfloat16 or float16; by default float32 on a CPU, else bfloat16",
     )
     parser.add_argument(
         "--mesh",
