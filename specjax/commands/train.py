@@ -1,4 +1,4 @@
-"""`specjax train JOB`: pretrain, distil, fit heads, and measure; `python -m train.JOB` is the same."""
+"""`specjax train JOB`: pretrain, distil, fit heads, measure; `python -m train.JOB` is the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JOBS = {
     "ablation": "specjax.training.jobs.ablation",
     "prompts": "specjax.training.prompts",
 }
-"""Name -> module with `main(argv)`.  A module is imported when its job runs: it needs `specjax[train]`."""
+"""Name -> module with `main(argv)`, imported when its job runs: it needs `specjax[train]`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -56,9 +56,9 @@ def load(
 
     Args:
       path: a folder with `config.json` and `model.safetensors` (or a sharded index), or `org/name` on the Hugging Face
-        Hub, which goes through the Hub's own cache and obeys `HF_HUBOFFLINE`.  A folder never touches the network.
-      dtype: of the parameters and of the cache: float32 (the default, which is what a CPU is fast and exact in),
-        bfloat16 or float16.
+        Hub, which goes through the Hub's own cache and obeys `HF_HUB_OFFLINE`.  A folder never touches the network.
+      dtype: of the parameters and of the KV cache: float32 (the default on a CPU), bfloat16 (the
+        default on accelerators) or float16.
       revision: a branch, tag or commit on the Hub.
       mesh: split the parameters over its devices, as `specjax.parallel.sharding` says; each reads its own part.
       rules: how, as `specjax.parallel.sharding.RULES`; {} lays the whole model on every device, which suits a small draft.
@@ -67,7 +67,8 @@ def load(
       ValueError: what does not fit, and the cure.
       OSError: no such folder or model, or a file that is missing or cannot be read.
     """
-    dtype = _check_dtype(dtype or "float32")
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    dtype = _check_dtype(dtype or ("float32" if platform == "cpu" else "bfloat16"))
     folder = find_folder(path, revision)
     config, family, ours = read_config(folder)
     files = {name: read_bytes(folder / name) for name in _FILES if (folder / name).exists()}
@@ -76,7 +77,6 @@ def load(
     tokenizer = _tokenizer(folder, ours.vocab_size)
     # How a CPU multiplies fast: bfloat16 by kernels that stand as in the file, and as a tied embedding does; float32 by
     # turned ones, and there a turned copy of a tied embedding pays for itself.  Elsewhere memory is dearer.
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
     model = LinenModel(Transformer(ours, separate_head=separate, transposed=transposed), dtype)
