@@ -6,7 +6,8 @@
       / \\
   3 sat  4 ran             the ancestors of node 4, itself included: 0, 1, 4
 
-`Tree` holds what follows from the parents.  All functions are about one row; vmap them over a batch.
+`Tree` holds what follows from the parents.  All functions are about one row; vmap them over a
+batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from specjax.types import ABSENT
 
 @struct.dataclass
 class Tree:
-    """What follows from the parents of one row's tree; computed once a step (vmapped: a leading B)."""
+    """What follows from the parents of one row's tree, once a step (vmapped: a leading B)."""
 
     parent: Array  # [N] int32
     depth: Array  # [N] int32
@@ -32,7 +33,7 @@ class Tree:
 
     @classmethod
     def of(cls, parent: Array, max_depth: int, is_chain: bool = False) -> Self:
-        """From `parent` [N].  With `is_chain` every node has its index as depth, absent ones too."""
+        """From `parent` [N].  With `is_chain` the index of a node is its depth, even if absent."""
         num_nodes = parent.shape[0]
         node = jnp.arange(num_nodes, dtype=jnp.int32)
         if is_chain:
@@ -42,7 +43,7 @@ class Tree:
         return cls(parent, mask.sum(-1, dtype=jnp.int32) - 1, mask, _paths(mask, max_depth))
 
     def path_tokens(self, tokens: Array) -> Array:
-        """[N] -> [N, D] the tokens on the path to each node without the root, padded with ABSENT."""
+        """[N] -> [N, D] tokens on the path to each node, root excluded, padded with ABSENT."""
         below = jnp.arange(1, self.path.shape[-1]) <= self.depth[:, None]
         return jnp.where(below, tokens[self.path[:, 1:]], ABSENT)
 
@@ -100,7 +101,7 @@ def path(parent: Array, node: Array, max_depth: int) -> Array:
 
 
 def _paths(ancestors: Array, max_depth: int) -> Array:
-    """[N, N] -> [N, max_depth + 1]: ancestors in index order are the path, as parents come first."""
+    """[N, N] -> [N, max_depth + 1]: the path lists the ancestors in index order."""
     num_nodes = ancestors.shape[0]
     rank = jnp.cumsum(ancestors, axis=1) - 1  # [N, M]
     step = jnp.arange(max_depth + 1)[:, None]
@@ -115,7 +116,7 @@ def path_tokens(tokens: Array, parent: Array, max_depth: int) -> Array:
 
 
 def prune(parent: Array, known: Array) -> Array:
-    """[N], [N] -> [N]: the parents without nodes that are not `known` and without their descendants."""
+    """[N], [N] -> [N]: the parents, with unknown nodes and their descendants made absent."""
     whole = (known | ~ancestor_mask(parent)).all(-1)
     return jnp.where(whole, parent, ABSENT)
 
