@@ -46,7 +46,7 @@ def number(value: object) -> int | float | None:
 
 
 def items(value: object) -> list[Any] | None:
-    """The items of a list, a tuple or an array with axes; None for anything else, such as a text."""
+    """The items of a list, a tuple or an array with axes; None for others, such as a text."""
     if isinstance(value, type | str | bytes | bytearray | memoryview):
         return None
     if isinstance(value, Sequence):
@@ -104,7 +104,7 @@ def per_row(
     name: str,
     value: object,
     batch: int,
-    dtype: type[np.generic],
+    dtype: type[np.integer] | type[np.floating],
     accept: Callable[[float], bool],
     wanted: str,
 ) -> np.ndarray:
@@ -121,12 +121,14 @@ def per_row(
         values = given * batch
     else:
         values = each(name, value, batch, "row")
-    integer = np.issubdtype(dtype, np.integer)
-    greatest = np.iinfo(dtype).max if integer else float(np.finfo(dtype).max)
+    if issubclass(dtype, np.integer):
+        greatest = np.iinfo(dtype).max
+    else:
+        greatest = float(np.finfo(dtype).max)
     made = []
     for v in values:
         plain = number(v)
-        if plain is None or (integer and isinstance(plain, float)):
+        if plain is None or (issubclass(dtype, np.integer) and isinstance(plain, float)):
             fits = False
         else:
             fits = abs(plain) <= greatest and accept(plain)

@@ -55,7 +55,7 @@ class Sampling:
         def number(
             name: str,
             value: _Numbers,
-            dtype: type[np.generic],
+            dtype: type[np.integer] | type[np.floating],
             accept: Callable[[float], bool],
             wanted: str,
         ) -> np.ndarray:
