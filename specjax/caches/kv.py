@@ -80,7 +80,7 @@ def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) 
 
 
 def _seen(offset: Array, width: int, mask: Array | None) -> Array:
-    """`visible_slots`, where slot s of row b holds token `offset[b, s]`; 0 is the first staged one."""
+    """`visible_slots`; slot s of row b holds token `offset[b, s]`, 0 is the first staged."""
     if mask is None:
         return offset[:, None] <= jnp.arange(width)[:, None]
     staged = (offset >= 0) & (offset < width)
@@ -157,7 +157,7 @@ class KVCache(Cache):
         return seen & (positions[:, :, None] - slot_positions[:, None] < window)
 
     def _text_index(self, width: int) -> Array:
-        """[S or B, S] index in the row's text (`width` staged tokens included) of each slot's token."""
+        """[S or B, S] index in the row's text, `width` staged tokens included, by slot."""
         return jnp.arange(self.capacity)
 
     def _slots(self, index: Array) -> Array:
@@ -179,6 +179,6 @@ class KVCache(Cache):
             *(jnp.take_along_axis(leaf, slots, axis=2) for leaf in (*self.keys, *self.values))
         )
 
-    def rewind(self, to: Self) -> Self:
+    def rewind(self, to: Cache) -> Self:
         """`to`, an earlier value, in the buffers of this one, which can be updated in place."""
         return dataclasses.replace(self, length=to.length)

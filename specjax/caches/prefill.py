@@ -37,7 +37,7 @@ def read_prompt(
     cache: Cache,
     taps: tuple[int, ...] = (),
 ) -> tuple[Array, Array | None, Cache]:
-    """Read `tokens` [B, W] into an empty cache, and commit the first `count` [B] of each row.
+    """Read `tokens` [B, W] into an empty cache, and commit `count` [B] of each row.
 
     Up to `CHUNK` tokens are one pass.  More are a loop of passes of that size, and a shorter pass
     for the remainder.  A row that has ended stages after its own length, which is before the chunk,

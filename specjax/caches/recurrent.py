@@ -38,13 +38,13 @@ class RecurrentCache(Cache):
         """From the state before the first token, leaves [B, ...]."""
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
 
-    def stage(self, states: Arrays) -> Self:
+    def stage(self, states: Arrays) -> RecurrentCache:
         """Add the states after each of the N tokens of a pass, leaves [B, N, ...]."""
-        return type(self)(self.state, self.length, states)
+        return RecurrentCache(self.state, self.length, states)
 
     def scan(
         self, step: Callable[[Arrays, Arrays], tuple[Arrays, Arrays]], inputs: Arrays
-    ) -> tuple[Arrays, Self]:
+    ) -> tuple[Arrays, RecurrentCache]:
         """Run `step(state, input) -> (state, output)` along axis 1 of `inputs` [B, N, ...].
 
         The state after each input is staged.
@@ -63,20 +63,22 @@ class RecurrentCache(Cache):
         states, outputs = swap(jax.lax.scan(keep, self.state, swap(inputs))[1])
         return outputs, self.stage(states)
 
-    def commit(self, count: Array, path: Array | None = None) -> Self:
-        """The state after the first `count` [B] staged tokens; if that is 0, the state before them."""
+    def commit(self, count: Array, path: Array | None = None) -> RecurrentCache:
+        """The state after the first `count` [B] staged tokens; for 0 the state before them."""
         refuse_path(path)
         if self.staged is None:
             raise ValueError(
-                "nothing is staged: apply must return cache.stage(states), or the cache of cache.scan"
+                "nothing is staged: apply must return cache.stage(states), or the cache of "
+                "cache.scan"
             )
 
         def keep(before: Array, after: Array) -> Array:
             every = jnp.concatenate([before[:, None], after.astype(before.dtype)], axis=1)
             return jax.vmap(lambda row, n: row[n])(every, count)
 
-        return type(self)(jax.tree.map(keep, self.state, self.staged), self.length + count)
+        return RecurrentCache(jax.tree.map(keep, self.state, self.staged), self.length + count)
 
-    def rewind(self, to: Self) -> Self:
+    def rewind(self, to: Cache) -> Self:
         """`to` itself: states are small and can be copied."""
+        assert isinstance(to, type(self))
         return to
