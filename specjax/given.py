@@ -1,12 +1,11 @@
-"""What callers give to a `Decoder`, checked before anything is compiled."""
+"""Checks of the arguments of `Decoder.prefill` and `insert`, before anything is compiled."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.core import Tracer
 
 from specjax.contract import Model
@@ -15,25 +14,26 @@ from specjax.contract import Model
 def check_given(
     model: Model,
     capacity: int,
-    prompt: Any,
-    prompt_length: Any,
-    limit: Any,
-    num_drafts: Any,
+    prompt: Array | np.ndarray,
+    prompt_length: Array | np.ndarray,
+    limit: Array | np.ndarray,
+    num_drafts: Array | np.ndarray | None,
 ) -> None:
-    """Refuse what a decoder of `model` and `capacity` cannot decode.
+    """Refuse arguments of `Decoder.prefill` that do not fit `model` and `capacity`.
 
-    The others are arguments of `Decoder.prefill`.  Types and shapes are checked of traced arrays
-    too, numbers of those that this process holds.
+    Types and shapes are checked of traced arrays too; values only of arrays that this process
+    holds.
 
     Raises:
-      ValueError: the argument, its value, and the cure.
+      ValueError: the message has the argument, its value and the cure.
     """
     given = {"prompt": prompt, "prompt_length": prompt_length, "limit": limit}
-    given |= {} if num_drafts is None else {"num_drafts": num_drafts}
+    if num_drafts is not None:
+        given["num_drafts"] = num_drafts
     for name, value in given.items():
-        found = getattr(value, "dtype", type(value).__name__)
-        if not isinstance(value, jax.Array | np.ndarray) or not jnp.issubdtype(found, jnp.integer):
-            raise ValueError(f"{name} is of the type {found}; pass an array of int32")
+        kind = value.dtype if isinstance(value, jax.Array | np.ndarray) else type(value).__name__
+        if isinstance(kind, str) or not jnp.issubdtype(kind, jnp.integer):
+            raise ValueError(f"{name} is of the type {kind}; pass an array of int32")
         wanted = ("rows", "tokens") if name == "prompt" else ("rows",)
         if value.ndim != len(wanted) or len(value) != len(prompt) or value.size == 0:
             shape = ", ".join(wanted)
@@ -57,7 +57,9 @@ def check_given(
     if (limits := held.get("limit")) is not None:
         most = limits.max()
         if most > capacity:
-            raise ValueError(f"limit={most} is beyond the capacity of {capacity}: raise that")
+            raise ValueError(
+                f"limit={most} is beyond the capacity of {capacity}: raise the capacity"
+            )
         if most > model.max_positions:
             raise ValueError(
                 f"limit={most} is beyond the {model.max_positions} positions that the target "
@@ -66,7 +68,7 @@ def check_given(
     if (depths := held.get("num_drafts")) is not None and depths.min() < 0:
         raise ValueError(f"num_drafts={depths.min()}; it must be 0 (plain decoding) or more")
     if lengths is not None and "prompt" in held:
-        # Padding may be anything.
+        # Padding may hold any number.
         tokens = np.where(np.arange(width) < lengths[:, None], held["prompt"], 0)
         wrong = (tokens < 0) | (tokens >= model.vocab_size)
         if wrong.any():
@@ -77,20 +79,20 @@ def check_given(
             )
 
 
-def _is_held(value: Any) -> bool:
-    """Can this process read all of it?"""
+def _is_held(value: Array | np.ndarray) -> bool:
+    """Can this process read all of `value`?"""
     if isinstance(value, Tracer):
         return False
     return isinstance(value, np.ndarray) or value.is_fully_addressable
 
 
-def check_slot(slot: Any, rows: int, new: int) -> None:
-    """Refuse to insert `new` rows instead of one, or a concrete slot that is none of the `rows`."""
+def check_slot(slot: int | Array, rows: int, new: int) -> None:
+    """Refuse to insert `new` rows instead of one, or a concrete slot that is not in [0, rows)."""
     if new != 1:
         raise ValueError(f"row holds {new} rows, and insert takes one: prefill them one at a time")
     if isinstance(slot, Tracer):
         return
-    found = np.asarray(slot)
-    if found.ndim or not np.issubdtype(found.dtype, np.integer) or not 0 <= found < rows:
+    index = np.asarray(slot)
+    if index.ndim or not np.issubdtype(index.dtype, np.integer) or not 0 <= index < rows:
         last = rows - 1
         raise ValueError(f"slot={slot} is none of the {rows} rows; pass an integer, 0 to {last}")

@@ -1,12 +1,13 @@
-"""Logits processors: what a row wants of its text beyond `Sampling`, and therefore what depends on the text so far.
+"""Logits processors: settings of a row that depend on its text, such as penalties and banned words.
 
-A node of a proposal stands at the end of a text of its own: prompt, output, and the *path* of guesses from below the
-root down to it.  Every processor looks at that text alone, so it is exact at every node of a chain or a tree, and what
-a row emits does not depend on how it was guessed.
+The text of a node is the prompt, the output, and the *path* of drafts from below the root to the
+node.  Every processor reads that text only, so it is exact at every node of a chain or a tree, and
+the emitted text does not depend on the drafts.
 
-    logits -> bias -> penalties -> banned phrases -> no early end -> the user's function -> sampling.warp
+    logits -> bias -> penalties -> banned phrases -> min length -> user's function -> sampling.warp
 
-That is the order of transformers.  What is off is None: another structure, another program, and no cost.
+That is the order of transformers.  A processor that is off is None and costs nothing: states with
+and without it have different structures, and so different programs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,34 +29,38 @@ from specjax.types import ABSENT, DecodeState
 _LARGEST = float(np.finfo(np.float32).max)
 
 LogitsProcessor = Callable[[Array, Array, Array], Array]
-"""A user's function about ONE node: `(logits [V] float32, text [capacity] int32, counts [V] int32) -> logits [V]`.
+"""A user's function about ONE node, called under jit and vmap:
+`(logits [V] float32, text [capacity] int32, counts [V] int32) -> logits [V]`.
 
-`text` is prompt, output and path, flush right: `text[-1]` is the token at the node; on the left it is padded with
-ABSENT.  `counts` says how often each token stands in output and path.  The function is called under jit and vmap.
+`text` is prompt, output and path, padded on the left with ABSENT: `text[-1]` is the token at the
+node.  `counts` says how often each token occurs in output and path.
 """
+
+_Host = Array | np.ndarray  # settings are NumPy arrays on the host until `prefill`
+_T = TypeVar("_T")
+_Numbers = float | Sequence[float] | np.ndarray | Array
 
 
 @struct.dataclass
 class Penalties:
-    """Against repetition, per row."""
+    """Penalties against repetition, per row."""
 
-    repetition: Array  # [B] divides positive logits, multiplies negative ones, of all tokens of the text; 1 is off
-    presence: Array  # [B] subtracted once from each token of the output; 0 is off
-    frequency: Array  # [B] subtracted as often as a token stands in the output; 0 is off
-    in_prompt: Any = None  # [B, V] bool, once begun
+    # [B] divides positive logits and multiplies negative ones of all tokens of the text; 1 is off.
+    repetition: _Host
+    presence: _Host  # [B] subtracted once from each token of the output; 0 is off
+    frequency: _Host  # [B] subtracted as often as a token occurs in the output; 0 is off
+    in_prompt: Array | None = None  # [B, V] bool; `begin` fills it
 
 
 @struct.dataclass
 class Processors:
-    """Settings of every row, and what they remember of its text.  Law: axis 0 of every leaf is the row."""
+    """Settings of every row, and counts of its text.  Axis 0 of every leaf is the row."""
 
     penalties: Penalties | None = None
-    bias: Array | None = None  # [B, V] added to the logits; -inf bans a token
-    phrases: Array | None = (
-        None  # [B, W, K] banned token sequences, flush right, padded with ABSENT on the left
-    )
-    min_length: Array | None = None  # [B] of prompt and output; no end of text before it
-    counts: Array | None = None  # [B, V] int32; how often each token stands in the output
+    bias: _Host | None = None  # [B, V] added to the logits; -inf bans a token
+    phrases: _Host | None = None  # [B, W, K] banned token sequences, padded on the left with ABSENT
+    min_length: _Host | None = None  # [B] of prompt and output; no EOS before it
+    counts: Array | None = None  # [B, V] int32; how often each token occurs in the output
 
     @classmethod
     def create(
@@ -63,12 +68,12 @@ class Processors:
         batch: int,
         vocab_size: int,
         *,
-        repetition_penalty: Any = 1.0,
-        presence_penalty: Any = 0.0,
-        frequency_penalty: Any = 0.0,
+        repetition_penalty: _Numbers = 1.0,
+        presence_penalty: _Numbers = 0.0,
+        frequency_penalty: _Numbers = 0.0,
         logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None,
         bad_words: Sequence[Sequence[int]] = (),
-        min_new_tokens: Any = 0,
+        min_new_tokens: _Numbers = 0,
         every: bool = False,
     ) -> Processors | None:
         """Settings for `batch` rows, still on the host; None where all are off.
@@ -76,18 +81,26 @@ class Processors:
         Args:
           batch: B.
           vocab_size: V, of the target.
-          repetition_penalty: of prompt and output (Keskar et al. 2019, arXiv 1909.05858, section 4.1).
-          presence_penalty, frequency_penalty: of the output alone, as in OpenAI's API.
-          logit_bias: {token id: what is added}, for all rows or one a row; -inf bans.
-          bad_words: token sequences that no row may write: the last token of each is banned behind the others.
-          min_new_tokens: a row does not end before it has so many.
-          every: keep also what is off, so that rows of all kinds fit into one batch (`Decoder.insert`).
+          repetition_penalty: on the tokens of prompt and output (Keskar et al. 2019, arXiv
+            1909.05858, section 4.1).
+          presence_penalty, frequency_penalty: on the tokens of the output, as in OpenAI's API.
+          logit_bias: {token id: number to add to its logit}, for all rows or one a row; -inf bans.
+          bad_words: token sequences that no row may write: the last token of each is banned after
+            the others.
+          min_new_tokens: no EOS before a row has so many new tokens.
+          every: keep settings that are off, so that all rows fit into one batch (`Decoder.insert`).
 
         Raises:
           ValueError: a value outside its range, or a token outside the vocabulary.
         """
 
-        def number(name, value, accept, wanted, dtype: Any = np.float32):
+        def number(
+            name: str,
+            value: _Numbers,
+            accept: Callable[[float], bool],
+            wanted: str,
+            dtype: type[np.integer] | type[np.floating] = np.float32,
+        ) -> np.ndarray:
             return per_row(name, value, batch, dtype, accept, wanted)
 
         repetition = number(
@@ -112,16 +125,15 @@ class Processors:
                 "bad_words holds an empty sequence, which every text contains; remove it"
             )
         bias = _biases(batch, vocab_size, logit_bias, [word[0] for word in words if len(word) == 1])
-        phrases: Any = np.tile(
-            _flush_right([word for word in words if len(word) > 1]), (batch, 1, 1)
-        )
+        padded = _pad_left([word for word in words if len(word) > 1])
+        phrases = np.tile(padded, (batch, 1, 1))
 
-        def needed(default, *settings):
-            return every or any((setting != default).any() for setting in settings)
+        def needed(default: float, *settings: np.ndarray) -> bool:
+            return every or any(bool((setting != default).any()) for setting in settings)
 
-        punished = needed(1, repetition) or needed(0, presence, frequency)
+        penalised = needed(1, repetition) or needed(0, presence, frequency)
         made = cls(
-            penalties=Penalties(repetition, presence, frequency) if punished else None,
+            penalties=Penalties(repetition, presence, frequency) if penalised else None,
             bias=bias if needed(0, bias) else None,
             phrases=phrases if needed(ABSENT, phrases) else None,
             min_length=least if needed(0, least) else None,
@@ -131,7 +143,7 @@ class Processors:
     def begin(
         self, prompt: Array, prompt_length: Array, vocab_size: int, counted: bool
     ) -> Processors:
-        """What `prefill` adds: the memory of each row.  `counted` keeps counts for a user's function too."""
+        """For `prefill`: add the counts of each row; `counted` keeps them for a user's function."""
         made, rows = self, len(prompt)
         if self.penalties is not None:
             tokens = jnp.where(
@@ -152,21 +164,22 @@ class Processors:
         return made
 
     def observe(self, emitted: Array, count: Array) -> Processors:
-        """Count what was emitted: of `emitted` [B, T] the first `count` [B]."""
+        """Count the first `count` [B] of the tokens `emitted` [B, T]."""
         if self.counts is None:
             return self
         tokens = jnp.where(jnp.arange(emitted.shape[1]) < count[:, None], emitted, ABSENT)
         return dataclasses.replace(self, counts=_count(self.counts, tokens))
 
 
-def word_list(bad_words: Any) -> list[Any]:
-    """The entries of `bad_words`.  Raises ValueError where it is no list, such as a text alone."""
-    found = items(bad_words)
-    if found is None:
+def word_list(bad_words: Sequence[_T]) -> list[_T]:
+    """The entries of `bad_words`.  Raises ValueError if it is not a list, such as a single text."""
+    words = items(bad_words)
+    if words is None:
         raise ValueError(
-            f"bad_words={shown(bad_words)} is not allowed; pass a list of texts or of token-id lists"
+            f"bad_words={shown(bad_words)} is not allowed; "
+            "pass a list of texts or of token-id lists"
         )
-    return found
+    return words
 
 
 def process(
@@ -176,20 +189,23 @@ def process(
     function: LogitsProcessor | None = None,
     window: int = 0,
 ) -> Array:
-    """Logits [B, M, V] of M nodes, processed: float32.
+    """Apply the processors to the logits [B, M, V] of M nodes; the result is float32.
 
     Args:
-      state: of the rows, with `processors` that have begun.
+      state: of the rows; `Processors.begin` was called on its `processors`.
       logits: after each node.
-      path: [B, M, D] tokens from below the root to each node, padded with ABSENT on the right; None: all at the root.
-      function: a user's, the last to be applied.
-      window: how much of the text it sees, the decoder's capacity.
+      path: [B, M, D] tokens from below the root to each node, padded on the right with ABSENT;
+        None: every node is the root.
+      function: the user's, applied last.
+      window: length of the text that `function` gets: the decoder's capacity.
     """
-    processors, x = state.processors, jnp.asarray(logits, jnp.float32)
+    processors: Processors = state.processors
+    x = jnp.asarray(logits, jnp.float32)
     path = jnp.full((*logits.shape[:2], 0), ABSENT) if path is None else path
     if processors.bias is not None:
         x = x + processors.bias[:, None]
     if processors.penalties is not None:
+        assert processors.counts is not None  # `begin` made them
         x = _penalise(x, processors.penalties, processors.counts, path)
     if processors.phrases is not None:
         x = _ban_phrases(
@@ -200,13 +216,14 @@ def process(
         end = (state.eos[..., None] == jnp.arange(x.shape[-1])).any(1)
         x = jnp.where(early[..., None] & end[:, None], -jnp.inf, x)
     if function is not None:
+        assert processors.counts is not None
         counts = _count(jnp.repeat(processors.counts[:, None], x.shape[1], axis=1), path)
         x = jax.vmap(jax.vmap(function))(x, _text(state, path, window), counts).astype(jnp.float32)
     return x
 
 
 def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) -> None:
-    """Trace a user's function, without running or compiling it.  Raises ValueError unless it maps [V] to [V]."""
+    """Trace a user's function without running it.  Raises ValueError unless it maps [V] to [V]."""
     shapes = [((vocab_size,), jnp.float32), ((capacity,), jnp.int32), ((vocab_size,), jnp.int32)]
     wanted = "pass a JAX function (logits [V], text [capacity], counts [V]) -> logits [V]"
     hashable("logits_processor", function)
@@ -214,62 +231,67 @@ def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) ->
         out = jax.eval_shape(function, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
     except Exception as error:  # whatever a user's function may raise
         raise ValueError(
-            f"logits_processor={shown(function)} cannot be traced ({type(error).__name__}: {error}); {wanted}"
+            f"logits_processor={shown(function)} cannot be traced "
+            f"({type(error).__name__}: {error}); {wanted}"
         ) from error
-    found = out.shape if isinstance(out, jax.ShapeDtypeStruct) else type(out).__name__
-    if found != (vocab_size,):
+    shape = out.shape if isinstance(out, jax.ShapeDtypeStruct) else type(out).__name__
+    if shape != (vocab_size,):
         raise ValueError(
-            f"logits_processor returns {found} for logits of shape ({vocab_size},), but it must return as many logits: "
-            "it is about one node, and specjax maps it over nodes and rows"
+            f"logits_processor returns {shape} for logits of shape ({vocab_size},), but it must "
+            "return as many logits: it is about one node, and specjax maps it over nodes and rows"
         )
 
 
 def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -> Array:
-    """By the counts of the row, and then again where the path adds to them: no counts [B, M, V] are ever made."""
+    """Penalise by the counts of the row, then again the tokens of the path with their own counts.
 
-    def punish(x, seen, count):
+    This way no counts [B, M, V] are ever made.
+    """
+
+    def penalise(x: Array, seen: Array | bool, count: Array) -> Array:
         repetition, presence, frequency = (
             of[:, None, None]
             for of in (penalties.repetition, penalties.presence, penalties.frequency)
         )
-        # One division: a product would be contracted with the subtraction behind it, as in `_halves`.
+        # One division: XLA would fuse a product with the subtraction after it, as in `_halves`.
         divided = x / jnp.where(x < 0, 1 / repetition, repetition)
         x = jnp.where(seen | (count > 0), divided, x)
-        high, low = _halves(frequency)
+        high, low = _halves(jnp.asarray(frequency))
         return x - high * count - low * count - jnp.where(count > 0, presence, 0)
 
-    punished = punish(logits, penalties.in_prompt[:, None], counts[:, None])
+    assert penalties.in_prompt is not None  # `begin` made it
+    penalised = penalise(logits, penalties.in_prompt[:, None], counts[:, None])
     if path.shape[-1] == 0:
-        return punished
+        return penalised
     at = jnp.maximum(path, 0)
     on_path = (path[..., :, None] == path[..., None, :]).sum(-1, dtype=jnp.int32)
     count = counts[jnp.arange(len(counts))[:, None, None], at] + on_path
-    again = punish(jnp.take_along_axis(logits, at, axis=2), True, count)
-    return punished.at[*_places(path, logits.shape[-1])].set(again, mode="drop")
+    again = penalise(jnp.take_along_axis(logits, at, axis=2), True, count)
+    return penalised.at[*_index(path, logits.shape[-1])].set(again, mode="drop")
 
 
 def _halves(x: Array) -> tuple[Array, Array]:
-    """x = high + low, of 12 significant bits each: either times a count up to 4096 is exact.
+    """x = high + low, 12 significant bits each: products with counts up to 4096 are exact.
 
-    XLA contracts a product and the subtraction behind it into one rounding in some programs and
-    not in others.  Where the product is exact, both give the same bits.
+    XLA rounds a product and the subtraction after it once in some programs and twice in others.
+    With an exact product both give the same bits.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     high = jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFFF000), jnp.float32)
     return high, x - high
 
 
-def _ban_phrases(logits: Array, phrases: Array, text: Array) -> Array:
-    """Where `text` [B, M, K - 1] ends with all of a phrase but its last token, that token is banned."""
+def _ban_phrases(logits: Array, phrases: _Host, text: Array) -> Array:
+    """Ban the last token of a phrase where `text` [B, M, K - 1] ends with all tokens before it."""
     before, last = phrases[:, None, :, :-1], phrases[:, None, :, -1]
     meets = ((before == ABSENT) | (before == text[:, :, None])).all(-1)
-    return logits.at[*_places(jnp.where(meets, last, ABSENT), logits.shape[-1])].set(
+    return logits.at[*_index(jnp.where(meets, last, ABSENT), logits.shape[-1])].set(
         -jnp.inf, mode="drop"
     )
 
 
 def _text(state: DecodeState, path: Array, window: int) -> Array:
-    """[B, M, D] -> [B, M, window] the last tokens up to each node, flush right, padded with ABSENT."""
+    """[B, M, D] -> [B, M, window] the last tokens up to each node, left-padded with ABSENT."""
     slot = state.length[:, None] - window + jnp.arange(window)
     tail = jnp.where(
         slot >= 0, jnp.take_along_axis(state.tokens, jnp.maximum(slot, 0), axis=1), ABSENT
@@ -280,25 +302,29 @@ def _text(state: DecodeState, path: Array, window: int) -> Array:
 
 def _count(counts: Array, tokens: Array) -> Array:
     """Counts [..., V] and tokens [..., T], padded with ABSENT -> counts [..., V]."""
-    return counts.at[*_places(tokens, counts.shape[-1])].add(1, mode="drop")
+    return counts.at[*_index(tokens, counts.shape[-1])].add(1, mode="drop")
 
 
-def _places(tokens: Array, size: int) -> tuple[Array, ...]:
-    """Where [..., T] tokens stand in an array [..., V]; what is ABSENT lies beyond it, to be dropped."""
+def _index(tokens: Array, size: int) -> tuple[Array, ...]:
+    """Indices of tokens [..., T] in an array [..., V]; ABSENT is out of bounds, to be dropped."""
     lead = jnp.indices(tokens.shape, sparse=True)[:-1]
     return *lead, jnp.where(tokens < 0, size, tokens)
 
 
-def _biases(batch: int, vocab_size: int, biases: Any, banned: list[int]) -> Any:
-    """[batch, V] float32: what is added to the logits."""
-    found = np.zeros((batch, vocab_size), np.float32)
-    for row, bias in zip(
-        found, each("logit_bias", {} if biases is None else biases, batch, "row"), strict=True
-    ):
+def _biases(
+    batch: int,
+    vocab_size: int,
+    biases: Mapping[int, float] | Sequence[Mapping[int, float]] | None,
+    banned: list[int],
+) -> np.ndarray:
+    """[batch, V] float32 numbers to add to the logits."""
+    rows = np.zeros((batch, vocab_size), np.float32)
+    of_rows = each("logit_bias", {} if biases is None else biases, batch, "row")
+    for row, bias in zip(rows, of_rows, strict=True):
         if not isinstance(bias, Mapping):
             raise ValueError(
-                f"logit_bias={shown(bias)} is not allowed; it must be {{token id: what is added to its logit}}, "
-                "or a list of such, one a row"
+                f"logit_bias={shown(bias)} is not allowed; "
+                "it must be {token id: number to add to its logit}, or a list of them, one a row"
             )
         for token, value in zip(
             tokens_of("logit_bias", list(bias), vocab_size), bias.values(), strict=True
@@ -306,33 +332,35 @@ def _biases(batch: int, vocab_size: int, biases: Any, banned: list[int]) -> Any:
             added = number(value)
             if added is None or not (added == -math.inf or abs(added) <= _LARGEST):
                 raise ValueError(
-                    f"logit_bias={{{token}: {shown(value)}}} is not allowed; it must be finite, or -inf to ban"
+                    f"logit_bias={{{token}: {shown(value)}}} is not allowed; "
+                    "it must be finite, or -inf to ban"
                 )
             row[token] = added
-    found[:, banned] = -np.inf
-    return found
+    rows[:, banned] = -np.inf
+    return rows
 
 
-def _flush_right(words: list[list[int]]) -> Any:
-    """[W, K] padded with ABSENT on the left, and to powers of two: another list of words rarely compiles."""
+def _pad_left(words: list[list[int]]) -> np.ndarray:
+    """[W, K] padded on the left with ABSENT; sizes are powers of two, so that few are compiled."""
     width, count = max(map(len, words), default=2), max(len(words), 1)
-    found = np.full((max(4, _power_of_two(count)), max(4, _power_of_two(width))), ABSENT, np.int32)
-    for row, word in zip(found, words, strict=False):
+    shape = max(4, _power_of_two(count)), max(4, _power_of_two(width))
+    padded = np.full(shape, ABSENT, np.int32)
+    for row, word in zip(padded, words, strict=False):
         row[-len(word) :] = word
-    return found
+    return padded
 
 
 def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def tokens_of(name: str, tokens: Any, vocab_size: int) -> list[int]:
-    """A list of token ids.  Raises ValueError, with the name of the argument, for what is none."""
-    found = items(tokens)
-    if found is None:
+def tokens_of(name: str, tokens: object, vocab_size: int) -> list[int]:
+    """A list of token ids.  Raises ValueError, with the name of the argument, for anything else."""
+    listed = items(tokens)
+    if listed is None:
         raise ValueError(f"{name} holds {shown(tokens)}; pass a list of texts or of token-id lists")
     made = []
-    for token in found:
+    for token in listed:
         known = number(token)
         if not isinstance(known, int) or not 0 <= known < vocab_size:
             raise ValueError(

@@ -1,12 +1,13 @@
-"""Sampling settings as numbers per row, what they make of logits, and the noise that draws a token.
+"""Sampling settings as numbers per row, how they change logits, and the noise that draws a token.
 
-A token is drawn as argmax(warp(logits) + Gumbel noise), which is an exact sample of softmax(warp(logits)).  Greedy is
-the limit of temperature 0 and no other code path: warp leaves one token, whatever the noise.
+A token is drawn as argmax(warp(logits) + Gumbel noise), which is an exact sample of
+softmax(warp(logits)).  Greedy decoding is temperature 0 on the same code path: `warp` then leaves
+one token, and the noise does not matter.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,57 +22,52 @@ _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 _IMPLEMENTATION = "threefry2x32"
 
 _LEAST_TEMPERATURE = 1e-20
-"""Logits up to 3e18 stay finite when they are divided by it.  Only logits that are equal, or within
-1e-18 of each other, are still chosen between by the noise."""
+"""Logits up to 3e18 stay finite when they are divided by it.  The noise only decides between logits
+that are equal, or within 1e-18 of each other."""
+
+_Numbers = float | Sequence[float] | np.ndarray | Array
 
 
 @struct.dataclass
 class Sampling:
-    """One number a row, so that a new value never compiles and requests of several kinds share a batch."""
+    """One number a row: a new value never recompiles, and different requests can share a batch."""
 
-    temperature: Array  # [B] float32; 0 is greedy; what lies between 0 and 1e-20 counts as 1e-20
+    temperature: Array  # [B] float32; 0 is greedy; values between 0 and 1e-20 count as 1e-20
     top_k: Array  # [B] int32; 0 keeps all
     top_p: Array  # [B] float32; 1 keeps all, and the best token is always kept
     min_p: Array  # [B] float32; 0 keeps all
 
     @classmethod
     def create(
-        cls, batch: int, temperature: Any = 1.0, top_k: Any = 0, top_p: Any = 1.0, min_p: Any = 0.0
+        cls,
+        batch: int,
+        temperature: _Numbers = 1.0,
+        top_k: _Numbers = 0,
+        top_p: _Numbers = 1.0,
+        min_p: _Numbers = 0.0,
     ) -> Sampling:
-        """Settings for `batch` rows, each a number for all of them or a sequence of one a row.
+        """Settings for `batch` rows, each one number for all rows or a sequence with one a row.
 
         Raises:
           ValueError: a value outside its range.
         """
 
+        def number(
+            name: str,
+            value: _Numbers,
+            dtype: type[np.integer] | type[np.floating],
+            accept: Callable[[float], bool],
+            wanted: str,
+        ) -> np.ndarray:
+            return per_row(name, value, batch, dtype, accept, wanted)
+
+        top_k_wanted = "a whole number, 0 (off) or greater"
+        top_p_wanted, min_p_wanted = "in (0, 1]; 1 switches it off", "in [0, 1]; 0 switches it off"
         made = (
-            per_row(
-                "temperature",
-                temperature,
-                batch,
-                np.float32,
-                lambda v: v >= 0,
-                "0 (greedy) or greater",
-            ),
-            per_row(
-                "top_k", top_k, batch, np.int32, is_count, "a whole number, 0 (off) or greater"
-            ),
-            per_row(
-                "top_p",
-                top_p,
-                batch,
-                np.float32,
-                lambda v: 0 < v <= 1,
-                "in (0, 1]; 1 switches it off",
-            ),
-            per_row(
-                "min_p",
-                min_p,
-                batch,
-                np.float32,
-                lambda v: 0 <= v <= 1,
-                "in [0, 1]; 0 switches it off",
-            ),
+            number("temperature", temperature, np.float32, is_count, "0 (greedy) or greater"),
+            number("top_k", top_k, np.int32, is_count, top_k_wanted),
+            number("top_p", top_p, np.float32, lambda v: 0 < v <= 1, top_p_wanted),
+            number("min_p", min_p, np.float32, lambda v: 0 <= v <= 1, min_p_wanted),
         )
         return cls(*map(jnp.asarray, made))
 
@@ -80,19 +76,19 @@ def make_key(seed: int | Array | np.ndarray) -> Array:
     """A PRNG key of `seed` for decoding, whatever `jax_default_prng_impl` says.
 
     Under `vmap` JAX's "rbg" draws the numbers of all rows from the first key alone.  With
-    "threefry2x32" the noise of a row depends on its own key alone, as every exact rule requires.
+    "threefry2x32" the noise of a row depends only on its own key, as every exact rule requires.
     """
     return jax.random.key(seed, impl=_IMPLEMENTATION)
 
 
-def keys_of_rows(key: Any, rows: int) -> Array:
+def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
     """`key` as [rows] typed keys.
 
     Raw keys of `jax.random.PRNGKey`, [rows, 2] uint32, are wrapped: they give the same numbers.
 
     Raises:
-      ValueError: keys of another implementation than "threefry2x32", or of another shape (of traced
-        ones too).
+      ValueError: the keys, traced ones too, are not of the implementation "threefry2x32", or not
+        of the shape [rows].
     """
     cure = f"pass jax.random.split(specjax.make_key(seed), {rows})"
     if not isinstance(key, jax.Array | np.ndarray):
@@ -101,10 +97,10 @@ def keys_of_rows(key: Any, rows: int) -> Array:
         return jax.random.wrap_key_data(jnp.asarray(key), impl=_IMPLEMENTATION)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         raise ValueError(f"key is {key.dtype}{list(key.shape)}, and not {rows} PRNG keys; {cure}")
-    if (found := str(jax.random.key_impl(key))) != _IMPLEMENTATION:
+    if (implementation := str(jax.random.key_impl(key))) != _IMPLEMENTATION:
         raise ValueError(
-            f'key has the implementation "{found}", with which a text would depend on the rows '
-            f'beside it; decoding takes "{_IMPLEMENTATION}": {cure}'
+            f'key has the implementation "{implementation}", with which a text would depend on the '
+            f'other rows of its batch; decoding takes "{_IMPLEMENTATION}": {cure}'
         )
     if key.shape != (rows,):
         raise ValueError(f"key has the shape {key.shape} for {rows} rows; {cure}")
@@ -114,19 +110,21 @@ def keys_of_rows(key: Any, rows: int) -> Array:
 def argmax(x: Array) -> Array:
     """Index of the first maximum along the last axis, int32.
 
-    The maximum, then the smallest index that equals it: two passes that XLA:CPU vectorises, unlike jnp.argmax.
+    XLA:CPU vectorises these two passes (the maximum, then the smallest index that holds it), but
+    not jnp.argmax.
     """
     index = jnp.arange(x.shape[-1], dtype=jnp.int32)
     return jnp.min(jnp.where(x == x.max(-1, keepdims=True), index, x.shape[-1] - 1), axis=-1)
 
 
 def warp(logits: Array, sampling: Sampling) -> Array:
-    """Logits [B, N, V] -> float32 logits of the distribution that is sampled, -inf for what is left out.
+    """Logits [B, N, V] -> float32 logits of the sampled distribution; excluded tokens are -inf.
 
-    In the order of transformers: temperature, top-k, top-p, min-p.  Tokens that tie with the last one kept are kept.
+    The order is that of transformers: temperature, top-k, top-p, min-p.  Tokens that tie with the
+    last one kept are kept.
     """
 
-    def rows(x):
+    def rows(x: Array) -> Array:
         return x[:, None, None]
 
     greedy = rows(sampling.temperature == 0)
@@ -137,25 +135,25 @@ def warp(logits: Array, sampling: Sampling) -> Array:
         (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
     )
 
-    def keep_top_k(x):
+    def keep_top_k(x: Array) -> Array:
         size = x.shape[-1]
         top_k = rows(jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, size), size))
         return jnp.where(
             _largest(x, lambda kept: kept.sum(-1, keepdims=True) >= top_k), x, -jnp.inf
         )
 
-    def keep_top_p(x):
-        # Many devices take a subnormal number for 0, which the sum over no token at all reaches.
+    def keep_top_p(x: Array) -> Array:
+        # Many devices flush a subnormal top_p to 0, and then an empty set would be enough.
         least = jnp.finfo(jnp.float32).tiny
         probs, top_p = jax.nn.softmax(x), rows(jnp.maximum(sampling.top_p, least))
         kept = _largest(x, lambda kept: jnp.where(kept, probs, 0).sum(-1, keepdims=True) >= top_p)
         return jnp.where(kept | (top_p >= 1), x, -jnp.inf)
 
-    def keep_min_p(x):
+    def keep_min_p(x: Array) -> Array:
         floor = x.max(-1, keepdims=True) + jnp.log(rows(sampling.min_p))
         return jnp.where(x >= floor, x, -jnp.inf)
 
-    def filtered(x):
+    def filtered(x: Array) -> Array:
         for on, keep in ((sampling.top_k > 0, keep_top_k), (sampling.top_p < 1, keep_top_p)):
             x = jax.lax.cond(on.any(), keep, lambda x: x, x)
         return keep_min_p(x)
@@ -166,31 +164,32 @@ def warp(logits: Array, sampling: Sampling) -> Array:
 
 
 def scores(logits: Array, warped: Array, noise: Array | float) -> Array:
-    """What siblings are chosen by, greatest first, [..., V]: warped + noise, and below them the rest by `logits`.
+    """[..., V] scores by which siblings are chosen, greatest first.
 
-    So a row of temperature 0 has runners-up, and siblings are distinct where fewer tokens are left than wanted.
+    Tokens that `warped` keeps score warped + noise.  All others score below them, in the order of
+    `logits`: so a row at temperature 0 has runners-up, and siblings stay distinct even if `warped`
+    keeps fewer tokens than there are siblings.
     """
     kept = warped > -jnp.inf
     drawn = warped + noise
 
-    def lowest(x):
+    def lowest(x: Array) -> Array:
         return jnp.where(kept, x, jnp.inf).min(-1, keepdims=True)
 
     return jnp.where(kept, drawn, lowest(drawn) + jnp.minimum(logits - lowest(logits), 0))
 
 
-def _largest(x: Array, enough: Any) -> Array:
-    """The mask of the smallest set {x >= t} for which `enough(mask)` [..., 1] holds; everything if none does.
+def _largest(x: Array, enough: Callable[[Array], Array]) -> Array:
+    """The mask of the smallest set {x >= t} for which `enough(mask)` [..., 1] holds, else all of x.
 
-    Bisection over the 32 bits of t, 32 passes over x: on a CPU 15 to 30 times as fast as sorting, for vocabularies of
-    32 and 152 thousand (`bench/sampler.py`).
+    It bisects over the 32 bits of t, in 32 passes over x.  On a CPU that is 15 to 30 times as fast
+    as sorting, for vocabularies of 32 and 152 thousand (`bench/sampler.py`).
     """
     bits = jax.lax.bitcast_convert_type(x + 0.0, jnp.uint32)  # + 0.0: the two zeros are one value
-    order = jnp.where(
-        bits >> 31, ~bits, bits | jnp.uint32(1 << 31)
-    )  # as unsigned integers in the order of the floats
+    # Unsigned integers in the order of the floats.
+    order = jnp.where(bits >> 31, ~bits, bits | jnp.uint32(1 << 31))
 
-    def bit(i, threshold):
+    def bit(i: Array, threshold: Array) -> Array:
         candidate = threshold | (jnp.uint32(1 << 31) >> i.astype(jnp.uint32))
         return jnp.where(enough(order >= candidate), candidate, threshold)
 
@@ -199,16 +198,16 @@ def _largest(x: Array, enough: Any) -> Array:
 
 
 def _gumbel(key: Array, size: int) -> Array:
-    return jax.random.gumbel(
-        key, (size,), jnp.float32
-    )  # float32 under x64 too: the same key, the same tokens
+    # float32 even under x64: a key then always gives the same tokens.
+    return jax.random.gumbel(key, (size,), jnp.float32)
 
 
 @struct.dataclass
 class SharedDraw:
-    """Noise keyed by row and absolute position, the same for proposer and rule: what one draws, the other draws too.
+    """Noise keyed by row and absolute position, the same for proposer and rule.
 
-    With it the text of a row depends on its key alone (Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+    The text of a row then depends on its key and not on the proposer (Daliri, Musco, Suresh 2024,
+    arXiv 2408.07978).
     """
 
     gumbel: Array  # [B, D + 1, V]; for the token after a node of depth d
@@ -219,7 +218,7 @@ class SharedDraw:
     ) -> SharedDraw:
         """`position` [B] is the root's; `sampled` [] says whether any row needs noise at all."""
 
-        def noise():
+        def noise() -> Array:
             steps = jnp.arange(1, max_depth + 2)
             row = jax.vmap(lambda k, t: _gumbel(jax.random.fold_in(k, t), size), (None, 0))
             return jax.vmap(lambda k, p: row(k, p + steps))(key, position)
@@ -241,11 +240,9 @@ class SharedDraw:
 
 @struct.dataclass
 class IndependentDraw:
-    """Separate streams for the proposer's draws, the acceptance draws and the residual draw of one step."""
+    """Separate streams for the proposer's draws, the acceptance draws and the residual draw."""
 
-    key: (
-        Array  # [B] of row and position: a step has its own, since every step moves the position on
-    )
+    key: Array  # [B] of row and position; every step moves the position, so it has its own key
     size: int = struct.field(pytree_node=False)
 
     @classmethod
@@ -256,7 +253,7 @@ class IndependentDraw:
         return jax.random.fold_in(self.key, stream)
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """One row: Gumbel [M, V] that the children of the nodes `node` [M] are drawn with."""
+        """One row: Gumbel [M, V] noise for drawing the children of the nodes `node` [M]."""
         del depth
         stream = self._stream(_PROPOSE)
         return jax.vmap(lambda n: _gumbel(jax.random.fold_in(stream, n), self.size))(node)

@@ -1,4 +1,4 @@
-"""A tree of tokens is one array, `parent` [N]: the root is node 0, and every parent comes before its children.
+"""A tree of tokens is one array, `parent` [N]: node 0 is the root, and parents precede children.
 
             0 the          node    0  1  2  3  4  5
            / \\             parent -1  0  0  1  1 -1      (node 5 is absent)
@@ -6,8 +6,8 @@
       / \\
   3 sat  4 ran             the ancestors of node 4, itself included: 0, 1, 4
 
-Three formulas derive the rest, and two more read tokens and verdicts.  All are about one row; vmap
-them over a batch.
+`Tree` holds what follows from the parents.  All functions are about one row; vmap them over a
+batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specjax.types import ABSENT
 
 @struct.dataclass
 class Tree:
-    """What follows from the parents of one row's tree (vmapped: a leading B), computed once a step."""
+    """What follows from the parents of one row's tree, once a step (vmapped: a leading B)."""
 
     parent: Array  # [N] int32
     depth: Array  # [N] int32
@@ -33,7 +33,7 @@ class Tree:
 
     @classmethod
     def of(cls, parent: Array, max_depth: int, is_chain: bool = False) -> Self:
-        """From `parent` [N].  With `is_chain` every node has its index as depth, absent ones too."""
+        """From `parent` [N].  With `is_chain` the index of a node is its depth, even if absent."""
         num_nodes = parent.shape[0]
         node = jnp.arange(num_nodes, dtype=jnp.int32)
         if is_chain:
@@ -43,7 +43,7 @@ class Tree:
         return cls(parent, mask.sum(-1, dtype=jnp.int32) - 1, mask, _paths(mask, max_depth))
 
     def path_tokens(self, tokens: Array) -> Array:
-        """[N] -> [N, D] the tokens from below the root to each node, padded with ABSENT."""
+        """[N] -> [N, D] tokens on the path to each node, root excluded, padded with ABSENT."""
         below = jnp.arange(1, self.path.shape[-1]) <= self.depth[:, None]
         return jnp.where(below, tokens[self.path[:, 1:]], ABSENT)
 
@@ -54,12 +54,14 @@ def chain(num_nodes: int) -> np.ndarray:
 
 
 def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
-    """The parents of a static tree in Medusa's notation: (1, 0) is the best child of the root's second best child.
+    """The parents of a static tree in Medusa's notation.
 
-    Nodes are ordered by depth, then by choice; the root is added.
+    For example (1, 0) is the best child of the root's second best child.  Nodes are ordered by
+    depth, then by choice; the root is added.
 
     Raises:
-      ValueError: a choice whose parent, or whose better sibling, is not among the choices, or that stands twice.
+      ValueError: a choice occurs twice, or its parent or its better sibling is not among the
+        choices.
     """
     ordered = sorted(choices, key=lambda c: (len(c), c))
     index = {(): 0, **{choice: n for n, choice in enumerate(ordered, start=1)}}
@@ -89,7 +91,7 @@ def ancestor_mask(parent: Array) -> Array:
 
 
 def depth(parent: Array) -> Array:
-    """[N] -> [N] int32: a node is as deep as it has ancestors.  Absent nodes get 0."""
+    """[N] -> [N] int32: the number of ancestors of each node.  Absent nodes get 0."""
     return ancestor_mask(parent).sum(-1, dtype=jnp.int32) - 1
 
 
@@ -99,7 +101,7 @@ def path(parent: Array, node: Array, max_depth: int) -> Array:
 
 
 def _paths(ancestors: Array, max_depth: int) -> Array:
-    """[N, N] -> [N, max_depth + 1]: ancestors stand in index order, so the j-th is the j-th on the way."""
+    """[N, N] -> [N, max_depth + 1]: the path lists the ancestors in index order."""
     num_nodes = ancestors.shape[0]
     rank = jnp.cumsum(ancestors, axis=1) - 1  # [N, M]
     step = jnp.arange(max_depth + 1)[:, None]
@@ -109,21 +111,20 @@ def _paths(ancestors: Array, max_depth: int) -> Array:
 
 
 def path_tokens(tokens: Array, parent: Array, max_depth: int) -> Array:
-    """[N], [N] -> [N, max_depth] the tokens from below the root to each node, padded with ABSENT."""
+    """[N], [N] -> [N, max_depth]: as `Tree.path_tokens`."""
     return Tree.of(parent, max_depth).path_tokens(tokens)
 
 
 def prune(parent: Array, known: Array) -> Array:
-    """[N], [N] -> [N]: without the nodes that are not `known`, and without what hangs below them."""
+    """[N], [N] -> [N]: the parents, with unknown nodes and their descendants made absent."""
     whole = (known | ~ancestor_mask(parent)).all(-1)
     return jnp.where(whole, parent, ABSENT)
 
 
 def asked(parent: Array, way: Array, num_accepted: Array) -> Array:
-    """[D + 1] bool: at which depths did a verdict test a draft?
+    """[D + 1] bool: at which depths did the rule judge a draft?
 
-    Where its walk along `way` [D + 1], which is as deep as the accepted drafts, met a node with a
-    child.
+    It judged one wherever a node of the accepted path `way` [D + 1] has a child.
     """
     has_child = (parent[None, :] == way[:, None]).any(1)
     return has_child & (jnp.arange(len(way)) <= num_accepted)

@@ -10,7 +10,7 @@ tree.  `specjax.contract` has the classes of the parts that make these records.
 Dimension letters, used in every annotation of this package:
 
     B rows (requests)      N nodes of a proposal, root included     D greatest depth of a tree
-    T tokens of a block    V vocabulary                             E feature width
+    T tokens of a block    V vocabulary                             E width of hidden states
     S cache slots          L token buffer                           P prompt tokens, padded
 """
 
@@ -25,7 +25,7 @@ Arrays = Any
 """A pytree of arrays: parameters, or a state.  Its structure belongs to the class that made it."""
 
 ABSENT = -1
-"""The parent of the root, and of a node that proposes nothing."""
+"""The parent of the root, and of a node that proposes nothing; also pads lists of token ids."""
 
 
 @struct.dataclass
@@ -33,11 +33,10 @@ class ModelOutput:
     """What one pass of a model returns."""
 
     logits: Array  # [B, N, V]
-    hidden: Array  # [B, N, E] features of the last layer, after its final norm
-    cache: Any  # the cache with the N tokens staged, or None when the pass had no cache
-    features: Array | None = (
-        None  # [B, N, sum E] of the layers in `taps`, side by side; None without
-    )
+    hidden: Array  # [B, N, E] hidden states of the last layer, after its final norm
+    cache: Arrays  # the cache with the N tokens staged, or None when the pass had no cache
+    # [B, N, sum E] outputs of the layers in `taps`, side by side; None without taps.
+    features: Array | None = None
 
 
 @struct.dataclass
@@ -71,41 +70,37 @@ class Block:
     tokens: Array  # [B, T] int32, right-padded
     hidden: Array  # [B, T, E] the target's last hidden states at those tokens
     count: Array  # [B] int32
-    features: Array | None = None  # [B, T, sum E] of the layers in the proposer's `taps`
+    features: Array | None = None  # [B, T, sum E] outputs of the layers in the proposer's `taps`
 
 
 @struct.dataclass
 class Stats:
-    """Counts per row.  Rows that are done, and tokens behind an EOS, do not count."""
+    """Counts per row.  Rows that are done, and tokens after an EOS, do not count."""
 
     target_passes: Array  # [B] int32; speculative steps
     emitted: Array  # [B] int32; new tokens
     accepted: Array  # [B] int32; accepted drafts among them
-    tested: (
-        Array  # [B] int32; drafts that the target judged: the accepted, and a step's first rejected
-    )
+    tested: Array  # [B] int32; drafts that the target judged: the accepted and the first rejected
     proposed: Array  # [B] int32; nodes proposed, whether judged or not
 
 
 @struct.dataclass
 class DecodeState:
-    """Everything that a step needs.  Axis 0 of EVERY leaf is the row, so `insert` is one tree.map."""
+    """All that a step needs.  Axis 0 of EVERY leaf is the row, so `insert` is one tree.map."""
 
     tokens: Array  # [B, L] int32; prompt, then output
-    length: (
-        Array  # [B] int32; decided tokens; the last of them is pending (not yet read by the target)
-    )
+    length: Array  # [B] int32; decided tokens; the last is pending: the target has not read it
     limit: Array  # [B] int32; a row stops at this length
     num_drafts: Array  # [B] int32; a row's drafts are at most this deep; 0 decodes it plainly
     done: Array  # [B] bool
-    cache: Any  # the target's; cache.length == length - 1 always
-    proposer: Any  # the proposer's own state
-    rule: Any  # the rule, with its numbers as [B] arrays
+    cache: Arrays  # the target's `Cache`; cache.length == length - 1 always
+    proposer: Arrays  # the proposer's own state
+    rule: Arrays  # the rule, with its numbers as [B] arrays
     key: Array  # [B] PRNG keys, one a row; never consumed: noise is keyed by position
-    sampling: Any  # sampling.Sampling
+    sampling: Arrays  # sampling.Sampling
     eos: Array  # [B, ids] int32; tokens that end the row, padded with ABSENT
-    processors: Any  # processors.Processors, or None where all are off
-    logprobs: Any  # logprobs.Logprobs, or None where they are not recorded
+    processors: Arrays  # processors.Processors, or None where all are off
+    logprobs: Arrays  # logprobs.Logprobs, or None where they are not recorded
     stats: Stats
 
 
@@ -119,14 +114,12 @@ class StepInfo:
     path: Array  # [B, D + 1] int32; the accepted nodes, root first, padded with the last of them
     proposal: Proposal
     verdict: Verdict
-    logits: (
-        Array  # [B, N, V] float32; the target's after each node, warped: what the rule judged by
-    )
+    logits: Array  # [B, N, V] float32; the target's warped logits, by which the rule judged
 
 
 @struct.dataclass
 class Params:
-    """Arrays of the target and of the proposer.  Structure is in `Decoder`; only numbers are here."""
+    """Arrays of the target and of the proposer; their structure is in `Decoder`."""
 
-    target: Any
-    proposer: Any = None
+    target: Arrays
+    proposer: Arrays = None

@@ -1,4 +1,4 @@
-"""`Verification`: what a target's pass over a proposal says, between verify and commit."""
+"""`Verification`: the result of `Decoder.verify`, which `Decoder.commit` takes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specjax.types import ModelOutput, Verdict
 
 @struct.dataclass
 class Verification:
-    """What `Decoder.verify` found out about a proposal, and `Decoder.commit` goes by."""
+    """What a pass of the target says about a proposal."""
 
     verdict: Verdict  # of each row
-    tree: Tree  # of each row, without the drafts that are deeper than the row's `num_drafts`
-    output: ModelOutput  # of the target's pass, its cache with the proposal staged
-    logits: Array  # [B, N, V] float32; the target's after each node, warped
+    tree: Tree  # of each row, without drafts that are deeper than the row's `num_drafts`
+    output: ModelOutput  # of the target's pass; the proposal is staged in its cache
+    logits: Array  # [B, N, V] float32; the target's warped logits after each node

@@ -1,29 +1,31 @@
-"""The key/value cache is a transaction: a pass *stages* behind `length`, `commit` keeps.  There is no rollback.
+"""The KV cache is a transaction: a pass *stages* tokens after `length`, and `commit` keeps some.
 
     slots      0 . . . . . . length . . . . . . . . . . . capacity
                committed     | staged by the last pass | scratch
 
-A worked example, one row, length 3, a proposal of four nodes of which the root `r` and node `b` are accepted:
+An example of one row, length 3, and a proposal of four nodes of which the root `r` and the node `b`
+are accepted:
 
     staged              x y z r a b c . .      length 3
-    commit(2, [0, 2])   x y z r b b c . .      length 5     (what lies behind is scratch again)
+    commit(2, [0, 2])   x y z r b b c . .      length 5     (slots after it are scratch again)
 
-A chain keeps its first tokens, so its commit moves nothing: it only advances the length.  A draft that has committed
-its own guesses in order to read on takes the length back (`rewind`), and they are scratch, of which it commits again
-what the target keeps.
+The accepted part of a chain is its first tokens, so a commit moves nothing and only advances the
+length.  A draft model commits its own drafts in order to read on.  `rewind` then takes the length
+back, and the draft model commits again those that the target accepted.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 from jax.sharding import NamedSharding
+from jax.typing import DTypeLike
 
 from specjax.contract import Cache
 
@@ -33,18 +35,20 @@ _UNROLLED_ROWS = 16
 def stage(buffer: Array, new: Array, start: Array, sharding: NamedSharding | None = None) -> Array:
     """Write `new` [B, K, N, D] into `buffer` [B, K, S, D] at slots start[b] ... start[b] + N - 1.
 
-    The caller guarantees start + N <= S: a slice update would move to fit, over committed slots.  On a mesh the
-    buffer lies as `sharding` says, and stays so: what travels is the new tokens.
+    The caller guarantees start + N <= S: otherwise the slice update would move back and overwrite
+    committed slots.  On a mesh the buffer keeps `sharding`, and only the new tokens are sent.
     """
     new = new.astype(buffer.dtype)
     if sharding is None and buffer.shape[0] <= _UNROLLED_ROWS:
-        # One slice update a row stays in place; a vmapped one becomes a scatter, which a CPU runs element by element.
+        # One slice update per row is in place.  A vmapped one becomes a scatter, which a CPU runs
+        # element by element.
         if (
             buffer.dtype.itemsize == 2
             and len(buffer) > 1
             and jnp.issubdtype(buffer.dtype, jnp.floating)
         ):
-            # In a row of updates XLA:CPU turns a bfloat16 buffer into float32 and back around each; whole numbers stay.
+            # XLA:CPU converts a bfloat16 buffer to float32 and back around each update; it leaves
+            # integers as they are.
             words, new_words = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (buffer, new))
             written = stage(words, new_words, start)
             return jax.lax.bitcast_convert_type(written, buffer.dtype)
@@ -61,7 +65,7 @@ def stage(buffer: Array, new: Array, start: Array, sharding: NamedSharding | Non
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
-    """Which slots each staged token sees: the committed ones, and the staged ones that `mask` names.
+    """Which slots each staged token sees: all committed ones, and staged ones by `mask`.
 
     Args:
       length: [B] committed tokens.
@@ -76,7 +80,7 @@ def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) 
 
 
 def _seen(offset: Array, width: int, mask: Array | None) -> Array:
-    """`visible_slots` where slot s holds the token that stands `offset[b, s]` behind the first staged one."""
+    """`visible_slots`; slot s of row b holds token `offset[b, s]`, 0 is the first staged."""
     if mask is None:
         return offset[:, None] <= jnp.arange(width)[:, None]
     staged = (offset >= 0) & (offset < width)
@@ -89,23 +93,24 @@ def _seen(offset: Array, width: int, mask: Array | None) -> Array:
 
 @struct.dataclass
 class KVCache(Cache):
-    """Keys and values of every layer, each its own leaf so that a donated cache is updated in place."""
+    """Keys and values of every layer, each a leaf so that a donated cache is updated in place."""
 
     keys: tuple[Array, ...]  # a layer: [B, K, S, D]
     values: tuple[Array, ...]
     length: Array  # [B] int32
-    sharding: NamedSharding | None = struct.field(
-        pytree_node=False, default=None
-    )  # of the layers, on a mesh
+    # Of the layers, on a mesh.
+    sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)
 
     commits_paths = True
     keeps_scratch = True
 
     @classmethod
-    def zeros(cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: Any) -> Self:
+    def zeros(
+        cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: DTypeLike
+    ) -> Self:
         # Zeros, not empty memory: a masked slot is multiplied by zero, and zero times NaN is NaN.
-        # A slot more than asked for: `stage` may write a blank behind the last one.
-        def leaves():
+        # One slot more than `size`, since `stage` pads a single token to two.
+        def leaves() -> tuple[Array, ...]:
             return tuple(jnp.zeros((batch, heads, size + 1, dim), dtype) for _ in range(layers))
 
         return cls(leaves(), leaves(), jnp.zeros(batch, jnp.int32))
@@ -114,17 +119,17 @@ class KVCache(Cache):
     def capacity(self) -> int:
         return self.keys[0].shape[2]
 
-    def layer(self, index: int) -> KVCache:
-        """Of that layer alone."""
+    def layer(self, index: int) -> Self:
+        """The cache of a single layer."""
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
 
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """The keys and values [B, K, S, D] of a single layer, with new ones [B, K, N, D] behind the length."""
+        """The keys and values [B, K, S, D] of a single layer, with new ones [B, K, N, D] staged."""
         (old_keys,), (old_values,) = self.keys, self.values
         put = functools.partial(stage, start=self.length, sharding=self.sharding)
         if keys.shape[2] == 1:
-            # A single token is only a reshape away from its place, so that XLA:CPU would write it twice, for attention
-            # and for the next step, each time into a copy of the whole buffer.  A blank behind it keeps the write one.
+            # For N = 1 XLA:CPU copies the whole buffer twice, for attention and for the next step.
+            # Padding to two tokens avoids it.
             keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0))) for x in (keys, values))
         return put(old_keys, keys), put(old_values, values)
 
@@ -136,29 +141,31 @@ class KVCache(Cache):
         Args:
           positions: [B, N] of the staged tokens.
           mask: as for `visible_slots`.
-          window: of a layer with sliding-window attention: what lies as far before a token, or farther, is hidden.
+          window: of a layer with sliding-window attention: a token does not see tokens that are
+            `window` or more positions before it.
         """
         width = positions.shape[1]
-        place = self._places(width)
-        offset = place - self.length[:, None]
+        index = self._text_index(width)
+        offset = index - self.length[:, None]
         seen = _seen(offset, width, mask)
         if window is None:
             return seen
-        # A committed token's position is its place in the text; a node of a tree may stand before its own.
+        # The position of a committed token is its index in the text.  That of a tree's node is its
+        # depth, which may be less.
         staged = jnp.take_along_axis(positions, jnp.clip(offset, 0, width - 1), axis=1)
-        place = jnp.where((offset >= 0) & (offset < width), staged, place)
-        return seen & (positions[:, :, None] - place[:, None] < window)
+        slot_positions = jnp.where((offset >= 0) & (offset < width), staged, index)
+        return seen & (positions[:, :, None] - slot_positions[:, None] < window)
 
-    def _places(self, width: int) -> Array:
-        """[S or B, S] which token of the row's text, with `width` staged ones behind it, each slot of a layer holds."""
+    def _text_index(self, width: int) -> Array:
+        """[S or B, S] index in the row's text, `width` staged tokens included, by slot."""
         return jnp.arange(self.capacity)
 
-    def _slots(self, places: Array) -> Array:
-        """Where a layer holds them."""
-        return places
+    def _slots(self, index: Array) -> Array:
+        """The slots of a layer that hold the tokens at `index` of the row's text."""
+        return index
 
-    def commit(self, count: Array, path: Array | None = None) -> KVCache:
-        """Keep `count` [B] staged tokens: those at the nodes `path` [B, T] in that order, or the first ones."""
+    def commit(self, count: Array, path: Array | None = None) -> Self:
+        """Keep `count` [B] staged tokens: those at the nodes `path` [B, T], or the first ones."""
         cache = self
         if path is not None:
             kept = [self.layer(i)._keep(path) for i in range(len(self.keys))]
@@ -172,6 +179,6 @@ class KVCache(Cache):
             *(jnp.take_along_axis(leaf, slots, axis=2) for leaf in (*self.keys, *self.values))
         )
 
-    def rewind(self, to: KVCache) -> KVCache:
-        """`to`, an earlier value, in the buffers of this one, so that they can be updated in place."""
+    def rewind(self, to: Cache) -> Self:
+        """`to`, an earlier value, in the buffers of this one, which can be updated in place."""
         return dataclasses.replace(self, length=to.length)

@@ -1,56 +1,63 @@
 """Reading a prompt in chunks of a fixed size, so that activations do not grow with its length.
 
     prompt   . . . . . . . . . . . . . . .      15 tokens, chunks of 4
-             [read 0 ][read 1 ][read 2 ][3 ]    each stages behind what the row has committed so far
+             [read 0 ][read 1 ][read 2 ][3 ]    each stages after what the row has committed so far
 
-In chunks the tokens of a pass are bounded, and `models.attention` bounds the slots that it looks at at a time: what is
-left to grow are the cache and the features that proposers ask for.
+Chunks bound the tokens of a pass, and `models.attention` bounds the slots that it reads at a time.
+Only the cache and the hidden states and features of the prompt still grow with its length.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.contract import Model
+from specjax.contract import Cache, Model
+from specjax.types import Arrays
 
 CHUNK = 512
 
 
-def empty_cache(model: Model, rows: int, text: int, ahead: int) -> Any:
-    """A cache of `model` for texts of up to `text` tokens, with room behind them for the `ahead` that are scratch.
+def empty_cache(model: Model, rows: int, text: int, ahead: int) -> Cache:
+    """A cache of `model` for texts of up to `text` tokens, with room for `ahead` staged tokens.
 
-    Where it can be narrowed (`specjax.caches.ring`), a layer with a sliding window keeps that window alone.
+    If it can be narrowed (`specjax.caches.ring`), a layer with a sliding window keeps only that.
     """
     cache = model.init_cache(rows, text + ahead)
-    # Not the width of this prompt: rows of any prompt fit each other's batch.
+    # Not the width of this prompt, so that rows with any prompts fit into one batch.
     return cache.narrow(ahead, CHUNK)
 
 
 def read_prompt(
-    model: Model, params: Any, tokens: Array, count: Array, cache: Any, taps: tuple[int, ...] = ()
-) -> tuple[Array, Array | None, Any]:
-    """Read `tokens` [B, W] from the start of an empty cache, and commit the first `count` [B] of each row.
+    model: Model,
+    params: Arrays,
+    tokens: Array,
+    count: Array,
+    cache: Cache,
+    taps: tuple[int, ...] = (),
+) -> tuple[Array, Array | None, Cache]:
+    """Read `tokens` [B, W] into an empty cache, and commit `count` [B] of each row.
 
-    Up to `CHUNK` tokens are one pass.  More are a loop of passes of that size, and a shorter one for what is left over.
-    A row that has ended stages behind its own length, which is before the chunk, so that it needs no more room.
+    Up to `CHUNK` tokens are one pass.  More are a loop of passes of that size, and a shorter pass
+    for the remainder.  A row that has ended stages after its own length, which is before the chunk,
+    so it needs no more room.
 
     Returns:
       The hidden states [B, W, E], the features [B, W, sum E] of the layers in `taps` (None without),
       and the cache.
     """
-    named = {"taps": taps} if taps else {}  # a model without taps need not know the word
 
-    def read(cache: Any, start: Array | int, part: Array) -> tuple[Any, tuple[Array, Array | None]]:
+    def read(
+        cache: Cache, start: Array | int, part: Array
+    ) -> tuple[Cache, tuple[Array, Array | None]]:
         positions = jnp.broadcast_to(start + jnp.arange(part.shape[1]), part.shape)
-        out = model.apply(params, part, positions, cache, **named)
-        return out.cache.commit(jnp.clip(count - start, 0, part.shape[1])), (
-            out.hidden,
-            out.features,
-        )
+        if taps:
+            out = model.apply(params, part, positions, cache, taps=taps)
+        else:  # a model without taps may lack the parameter
+            out = model.apply(params, part, positions, cache)
+        committed = out.cache.commit(jnp.clip(count - start, 0, part.shape[1]))
+        return committed, (out.hidden, out.features)
 
     rows, width = tokens.shape
     whole = width // CHUNK * CHUNK

@@ -1,18 +1,18 @@
-"""The cache of a recurrent model: the state after the committed tokens, and, between pass and commit, one a token.
+"""The cache of a recurrent model: the state after the committed tokens, and after each staged one.
 
     state            s3                    length 3
     stage            s3 | s4 s5 s6 s7      the states after each of the four staged tokens
     commit(2)        s5                    length 5
 
-A state has forgotten how it came about, so nothing can be taken back and no path of a tree can be picked: what is
-needed of a pass is kept until the commit says which.  A sliding window or the inputs of a short convolution are such
-states too: a ring buffer is one leaf of them.
+A token cannot be removed from a state, so a pass keeps the state after each of its tokens, and the
+commit picks one of them.  It cannot commit a path through a tree.  A sliding window and the inputs
+of a short convolution are such states too: a ring buffer is one leaf of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,58 +20,65 @@ from flax import struct
 from jax import Array
 
 from specjax.contract import Cache, refuse_path
+from specjax.types import Arrays
+
+_Tree = TypeVar("_Tree")
 
 
 @struct.dataclass
 class RecurrentCache(Cache):
     """Holds any pytree of states; it commits the beginning of a chain, and no path."""
 
-    state: Any  # leaves [B, ...]
+    state: Arrays  # leaves [B, ...]
     length: Array  # [B] int32
-    staged: Any = None  # leaves [B, N, ...]
+    staged: Arrays = None  # leaves [B, N, ...]
 
     @classmethod
-    def create(cls, state: Any) -> RecurrentCache:
+    def create(cls, state: Arrays) -> RecurrentCache:
         """From the state before the first token, leaves [B, ...]."""
         return cls(state, jnp.zeros(len(jax.tree.leaves(state)[0]), jnp.int32))
 
-    def stage(self, states: Any) -> RecurrentCache:
-        """With the states after each of the N tokens of a pass, leaves [B, N, ...]."""
+    def stage(self, states: Arrays) -> RecurrentCache:
+        """Add the states after each of the N tokens of a pass, leaves [B, N, ...]."""
         return RecurrentCache(self.state, self.length, states)
 
     def scan(
-        self, step: Callable[[Any, Any], tuple[Any, Any]], inputs: Any
-    ) -> tuple[Any, RecurrentCache]:
-        """Run `step(state, input) -> (state, output)` along axis 1 of `inputs` [B, N, ...], and stage what it leaves.
+        self, step: Callable[[Arrays, Arrays], tuple[Arrays, Arrays]], inputs: Arrays
+    ) -> tuple[Arrays, RecurrentCache]:
+        """Run `step(state, input) -> (state, output)` along axis 1 of `inputs` [B, N, ...].
+
+        The state after each input is staged.
 
         Returns:
           The outputs [B, N, ...], and the cache.
         """
 
-        def keep(state, x):
+        def keep(state: Arrays, x: Arrays) -> tuple[Arrays, tuple[Arrays, Arrays]]:
             state, output = step(state, x)
             return state, (state, output)
 
-        def swap(tree):
+        def swap(tree: _Tree) -> _Tree:
             return jax.tree.map(lambda x: x.swapaxes(0, 1), tree)
 
         states, outputs = swap(jax.lax.scan(keep, self.state, swap(inputs))[1])
         return outputs, self.stage(states)
 
     def commit(self, count: Array, path: Array | None = None) -> RecurrentCache:
-        """The state after the first `count` [B] staged tokens; where that is 0, the state as it was."""
+        """The state after the first `count` [B] staged tokens; for 0 the state before them."""
         refuse_path(path)
         if self.staged is None:
             raise ValueError(
-                "nothing is staged: apply must return cache.stage(states), or what cache.scan returned"
+                "nothing is staged: apply must return cache.stage(states), or the cache of "
+                "cache.scan"
             )
 
-        def keep(before, after):
+        def keep(before: Array, after: Array) -> Array:
             every = jnp.concatenate([before[:, None], after.astype(before.dtype)], axis=1)
             return jax.vmap(lambda row, n: row[n])(every, count)
 
         return RecurrentCache(jax.tree.map(keep, self.state, self.staged), self.length + count)
 
-    def rewind(self, to: RecurrentCache) -> RecurrentCache:
-        """`to` itself: states are small, and copied."""
+    def rewind(self, to: Cache) -> Self:
+        """`to` itself: states are small and can be copied."""
+        assert isinstance(to, type(self))
         return to

@@ -1,20 +1,23 @@
-"""A layer with sliding-window attention keeps its window alone: its slots are a ring between two margins.
+"""KV caches whose layers with sliding-window attention keep only their window, in a ring of slots.
 
-    ring of 8, window 3, margins of 2; place p of the text lies in slot p % 8 of the ring
+    a ring of 8 with margins of 2, window 3; token p of the text is in slot p % 8 of the ring
 
-    slots    . .|8 9 a b 4 5 6 7|. .        a is the last committed token, b is staged; no token sees 4 ... 7 any more
+    slots    . .|8 9 a b 4 5 6 7|. .        a is the last committed token, b is staged; no token
+                                            sees 4 ... 7 any more
 
-A pass is written twice, each time as one slice: where it begins, running over into the right margin, and a turn of the
-ring before that, from inside the left one.  So nothing of the ring is read in order to be written, and it stays where
-it is.  Margins are as wide as a pass of decoding; a wider one, of a prompt, renews the whole ring.
+A pass is written twice, each time as one slice: once at its slot, where it may run over into the
+right margin, and once a full turn earlier, where it may begin in the left margin.  So a write reads
+nothing and is in place.  The margins are as wide as a decoding pass.  A prompt's pass is wider and
+rewrites the whole ring.
 
-What is staged overwrites what no token sees any more, also when it is scratch that is committed later: the ring holds
-the window and all that may be written before the length is taken back.
+Staged tokens overwrite only tokens that nobody sees any more, even if they become scratch that is
+committed later: the ring holds the window and all tokens that may be written before a rewind.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -28,19 +31,17 @@ _NOWHERE = -(2**30)  # before every window
 
 @struct.dataclass
 class WindowedCache(KVCache):
-    """Of a model in which some layers have a window."""
+    """The KV cache of a model in which some layers have a sliding window."""
 
     windows: tuple[int | None, ...] = struct.field(pytree_node=False, default=())  # by layer
-    rings: tuple[int | None, ...] = struct.field(
-        pytree_node=False, default=()
-    )  # by layer: R, or None: the whole text
+    # By layer: the slots of its ring, or None where it holds the whole text.
+    rings: tuple[int | None, ...] = struct.field(pytree_node=False, default=())
 
-    def narrow(self, ahead: int, widest: int) -> WindowedCache:
-        """This empty cache, with a ring in every layer whose window makes one that is smaller.
+    def narrow(self, ahead: int, widest: int) -> Self:
+        """This empty cache, with a ring in every layer in which that saves memory.
 
         Args:
-          ahead: the most tokens that are written behind the length before `rewind` takes it back, or a `commit` keeps
-            some of them.
+          ahead: the most tokens that are written after the length before a `commit` or `rewind`.
           widest: the most tokens of a pass over the prompt.
         """
 
@@ -58,59 +59,55 @@ class WindowedCache(KVCache):
 
         return dataclasses.replace(self, keys=cut(self.keys), values=cut(self.values), rings=rings)
 
-    def layer(self, index: int) -> WindowedCache:
-        own = {name: getattr(self, name)[index : index + 1] for name in ("windows", "rings")}
-        return dataclasses.replace(
-            self, keys=(self.keys[index],), values=(self.values[index],), **own
-        )
+    def layer(self, index: int) -> Self:
+        one = slice(index, index + 1)  # `rings` is empty before `narrow`
+        windows, rings = self.windows[one], self.rings[one]
+        return dataclasses.replace(super().layer(index), windows=windows, rings=rings)
 
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
         ring, margin, width = *self._ring, keys.shape[2]
         if ring is None:
             return super().stage(keys, values)
         if width > margin:
-            return self._renew(ring, margin, keys, self.keys[0]), self._renew(
-                ring, margin, values, self.values[0]
-            )
+            new_keys = self._rewrite(ring, margin, keys, self.keys[0])
+            return new_keys, self._rewrite(ring, margin, values, self.values[0])
         at = self.length % ring
-        found = KVCache.stage(dataclasses.replace(self, length=margin + at), keys, values)
+        first = dataclasses.replace(self, length=margin + at)
+        written = KVCache.stage(first, keys, values)
         if width == 1:
-            return found
-        # What has not come to the end of the ring lies in the margin, all of it.
+            return written
+        # A pass that does not cross the end of the ring lands entirely in the left margin.
         again = margin + jnp.maximum(at - ring, -width)
-        return KVCache.stage(
-            dataclasses.replace(self, keys=found[:1], values=found[1:], length=again), keys, values
-        )
+        second = dataclasses.replace(self, keys=written[:1], values=written[1:], length=again)
+        return KVCache.stage(second, keys, values)
 
-    def _renew(self, ring: int, margin: int, new: Array, buffer: Array) -> Array:
+    def _rewrite(self, ring: int, margin: int, new: Array, buffer: Array) -> Array:
         slot = jnp.arange(buffer.shape[2]) - margin
-        index = (slot - self.length[:, None]) % ring  # of the token that would lie there
+        index = (slot - self.length[:, None]) % ring  # of the new token for each slot
         written = (index < new.shape[2]) & (slot >= 0) & (slot < ring)
         new = jnp.take_along_axis(
             new, jnp.minimum(index, new.shape[2] - 1)[:, None, :, None], axis=2
         )
         buffer = jnp.where(written[:, None, :, None], new.astype(buffer.dtype), buffer)
-        return (
-            buffer
-            if self.sharding is None
-            else jax.lax.with_sharding_constraint(buffer, self.sharding)
-        )
+        if self.sharding is None:
+            return buffer
+        return jax.lax.with_sharding_constraint(buffer, self.sharding)
 
     @property
     def _ring(self) -> tuple[int | None, int]:
-        """Of a single layer: its slots, and those of each margin."""
+        """For a single layer: the slots of its ring, and of each margin."""
         ring = self.rings[0] if self.rings else None
         return ring, 0 if ring is None else (self.capacity - ring) // 2
 
-    def _places(self, width: int) -> Array:
+    def _text_index(self, width: int) -> Array:
         ring, margin = self._ring
         if ring is None:
-            return super()._places(width)
+            return super()._text_index(width)
         slot, last = jnp.arange(self.capacity) - margin, (self.length + width - 1)[:, None]
-        place = last - (last - slot) % ring
-        # Where the text has not come yet there is nothing, and nobody looks into the margins.
-        return jnp.where((place < 0) | (slot < 0) | (slot >= ring), _NOWHERE, place)
+        index = last - (last - slot) % ring
+        # Slots that hold no token yet and the margins are never visible.
+        return jnp.where((index < 0) | (slot < 0) | (slot >= ring), _NOWHERE, index)
 
-    def _slots(self, places: Array) -> Array:
+    def _slots(self, index: Array) -> Array:
         ring, margin = self._ring
-        return places if ring is None else margin + places % ring
+        return index if ring is None else margin + index % ring
