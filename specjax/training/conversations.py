@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-
 import numpy as np
 
 from specjax.models import LanguageModel
@@ -55,7 +53,7 @@ def encode_conversation(target: LanguageModel, messages: Messages) -> Row:
     """The token ids of a conversation in the target's template, and which the assistant says.
 
     Raises:
-      ValueError: it has no assistant turn, or the token ids do not show where a turn begins or ends.
+      ValueError: it has no assistant turn, or the tokens do not show where a turn begins or ends.
     """
     assert target.tokenizer is not None
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]

@@ -200,8 +200,8 @@ class Tokens:
         """Rows `first` ... `first + count - 1` of an endless order, [count, length + 1] int32.
 
         A row holds the inputs and, shifted by one, the labels.  The rows are a function of the
-        arguments, so a resumed run reads the same ones as an uninterrupted run.  Each epoch cuts the
-        stream into windows at another offset.
+        arguments, so a resumed run reads the same ones as an uninterrupted run.  Each epoch cuts
+        the stream into windows at another offset.
         """
         windows = (len(self.ids) - length - 1) // length
         if windows < 1:

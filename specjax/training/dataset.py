@@ -299,7 +299,7 @@ class Written:
             )
         if not full.all():
             print(
-                f"skipped {(~full).sum()} of {len(rows)} sequences: "
+                f"passed over {(~full).sum()} of {len(rows)} sequences: "
                 f"their prompts fill {length} tokens"
             )
         limit = np.full(len(rows), length) if cut is None else np.minimum(np.array(cut) - 1, length)
