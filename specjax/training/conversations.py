@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+
 import numpy as np
 
 from specjax.models import LanguageModel

@@ -1,4 +1,4 @@
-"""The training loop of all jobs.  A job has the data and the loss; the loop steps, saves and reports.
+"""The training loop.  A job has the data and the loss; the loop steps, saves and reports.
 
     Job.batch(step) -> jitted update (loss, gradient, Optax) -> at intervals: log, evaluate, save
 
@@ -115,7 +115,7 @@ class Job(Protocol):
         ...
 
     def show(self, batch: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens [B, T + 1] of a batch, and which [B, T] of them after the first are learned."""
+        """The tokens [B, T + 1] of a batch, and which [B, T] after the first are learned."""
         ...
 
 

@@ -20,8 +20,8 @@ from specjax.training import divergences
 from specjax.training.divergences import Divergence, blend
 from specjax.training.precision import mixed_dot_general
 
-Tuple = tuple[Arrays, ...]
-Saved = tuple[Array, Array, Tuple, Tuple]
+Operands = tuple[Arrays, ...]
+Saved = tuple[Array, Array, Operands, Operands]
 
 _LAST_FIRST = (((1,), (0,)), ((), ()))
 
@@ -41,18 +41,18 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
       gradients.
     """
 
-    def part(hidden: Array, head: Array, rows: Tuple, shared: Tuple) -> Array:
+    def part(hidden: Array, head: Array, rows: Operands, shared: Operands) -> Array:
         return loss(mixed_dot_general(hidden, head, _LAST_FIRST), *rows, *shared)
 
     @jax.custom_vjp
-    def total(hidden: Array, head: Array, rows: Tuple, shared: Tuple = ()) -> Array:
+    def total(hidden: Array, head: Array, rows: Operands, shared: Operands = ()) -> Array:
         return forward(hidden, head, rows, shared)[0]
 
     def forward(
-        hidden: Array, head: Array, rows: Tuple, shared: Tuple
+        hidden: Array, head: Array, rows: Operands, shared: Operands
     ) -> tuple[Array, tuple[Array, Array]]:
         def step(
-            carry: tuple[Array, Array], xs: tuple[Array, Tuple]
+            carry: tuple[Array, Array], xs: tuple[Array, Operands]
         ) -> tuple[tuple[Array, Array], Array]:
             value, (grad_hidden, grad_head) = jax.value_and_grad(part, (0, 1))(
                 xs[0], head, xs[1], shared
@@ -78,14 +78,16 @@ def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable
     """
 
     @jax.custom_vjp
-    def whole(hidden: Array, head: Array, rows: Tuple, shared: Tuple = ()) -> Array:
-        def step(_: None, xs: tuple[Array, Tuple]) -> tuple[None, Array]:
+    def whole(hidden: Array, head: Array, rows: Operands, shared: Operands = ()) -> Array:
+        def step(_: None, xs: tuple[Array, Operands]) -> tuple[None, Array]:
             return None, statistics(mixed_dot_general(xs[0], head, _LAST_FIRST), *xs[1], *shared)
 
         chunks = jax.lax.scan(step, None, _split((hidden, rows), chunk))[1]
         return _join(chunks)[: len(hidden)]
 
-    def forward(hidden: Array, head: Array, rows: Tuple, shared: Tuple) -> tuple[Array, Saved]:
+    def forward(
+        hidden: Array, head: Array, rows: Operands, shared: Operands
+    ) -> tuple[Array, Saved]:
         return whole(hidden, head, rows, shared), (hidden, head, rows, shared)
 
     def backward(saved: Saved, grad: Array) -> tuple[Array, Array, None, None]:
@@ -131,9 +133,9 @@ def log_target(logits: Array, sampling: Sampling | None = None) -> Array:
 def log_draft(logits: Array, sampling: Sampling | None = None) -> Array:
     """Log-probabilities [C, V] of the draft at the temperature it is served with.
 
-    At temperature 0, where there would be no gradient, 1 is used instead.  Filters such as top-k are
-    not applied, since the tokens they remove would have no gradient.  The draft learns the filtered
-    distribution of the target instead.
+    At temperature 0, where there would be no gradient, 1 is used instead.  Filters such as top-k
+    are not applied, since the tokens they remove would have no gradient.  The draft learns the
+    filtered distribution of the target instead.
     """
     if sampling is None:
         return jax.nn.log_softmax(logits)
