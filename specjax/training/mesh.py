@@ -1,8 +1,8 @@
 """A run on several devices: the same job, with its state and its batches on a mesh.
 
     data    each device reads its rows of a batch; gradients are summed
-    fsdp    rows are split in the same way, and so are parameters, gradients and the optimizer state;
-            a layer is gathered when it is read
+    fsdp    splits the rows in the same way, and also parameters, gradients and optimizer state; a
+            layer is gathered when it is read
     model   each device multiplies with its part of every layer; partial sums are exchanged
 
 `jax.jit` does the rest: the update is one program, partitioned by the shardings of its arguments.
@@ -135,7 +135,7 @@ def gathered(
 
 
 def lay_batch(batch: Arrays, mesh: Mesh | None) -> Arrays:
-    """A batch with its rows on the devices that read them.  Every process passes the whole batch."""
+    """A batch with its rows on the devices that read them.  Each process passes the whole batch."""
     if mesh is None:
         return batch
     return jax.tree.map(lambda leaf: put(np.asarray(leaf), by_row(mesh)), batch)
