@@ -16,7 +16,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -331,7 +331,7 @@ def _replace(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> Non
     together(f"wrote {folder}")
 
 
-def _by_name(batch: Arrays) -> dict[str, np.ndarray]:
+def _by_name(batch: Arrays) -> dict[str, Any]:
     """The leaves of a batch by their names, for `np.savez`."""
     leaves = jax.tree_util.tree_leaves_with_path(batch)
     return {

@@ -30,7 +30,7 @@ def adapted(params: Arrays, tied: bool) -> dict[tuple[str, ...], Array]:
     A tied output is not changed, since it is the embedding.  Neither are the experts and routers of
     a mixture of experts.
     """
-    leaves: dict[tuple[str, ...], Array] = flatten_dict(params)
+    leaves: Arrays = flatten_dict(params)  # by path
     return {
         path: leaf
         for path, leaf in leaves.items()
@@ -74,7 +74,7 @@ def _split_as(matrix: Array) -> dict[str, NamedSharding]:
 
 def merge(params: Arrays, lora: Lora, scale: float) -> Arrays:
     """The parameters with the changes added, in the types of the parameters."""
-    leaves: dict[tuple[str, ...], Array] = flatten_dict(params)
+    leaves: Arrays = flatten_dict(params)  # by path
     for name, change in lora.items():
         path = (*name.split("/"), _KERNEL)
         matrix = leaves[path]

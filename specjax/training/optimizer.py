@@ -210,7 +210,7 @@ def _update(
 def gradient(
     loss: Loss, parts: int, params: Arrays, frozen: Arrays, batch: Arrays
 ) -> tuple[Array, dict[str, Array], Arrays]:
-    """Loss, metrics and gradient of a batch that is read in `parts`, cut along axis 0 of every leaf.
+    """Loss, metrics and gradient of a batch that is read in `parts`, cut along axis 0 of its leaves.
 
     A loss that is a weighted mean returns its total weight as the metric `weight`, so that the mean
     over the parts equals the mean over the whole batch.  Without it all parts count the same.

@@ -67,7 +67,7 @@ def at_least(options: object, least: float, *names: str) -> None:
 
 
 def above(options: object, bound: float, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is not greater than `bound` and finite."""
+    """Raises ValueError for the first of these fields that is at most `bound`, infinite or NaN."""
     for name in names:
         value = _finite(options, name)
         if value <= bound:

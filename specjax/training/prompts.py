@@ -1,8 +1,8 @@
 """python -m train.prompts: prompts for measurements, from files that no job of `train` learns from.
 
-Each file gives one prompt.  It ends after the function header nearest to the middle of the file, and
-it starts at the beginning of a line, at least `--characters` earlier.  In a file without a function
-header it ends after the line in the middle.
+Each file gives one prompt.  It ends after the function header nearest to the middle of the file,
+and it starts at the beginning of a line, at least `--characters` earlier.  In a file without a
+function header it ends after the line in the middle.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def prompts(options: PromptOptions) -> Iterator[dict[str, str]]:
         wanted = {json.loads(line)["source"] for line in lines if line.strip()}
         if missing := sorted(wanted - texts.keys()):
             raise ValueError(
-                f"--like {options.like} names {len(missing)} files that are not held out of --data, "
-                f"{missing[0]} among them: other versions of a file have other hashes"
+                f"--like {options.like} names {len(missing)} files that are not held out of "
+                f"--data, {missing[0]} among them: other versions of a file have other hashes"
             )
         texts = {name: text for name, text in texts.items() if name in wanted}
     names = list(texts)
