@@ -77,10 +77,10 @@ def encode_conversation(target: LanguageModel, messages: Messages) -> Row:
                     "writes earlier messages differently when later ones are missing; let the "
                     "target answer with train.generate --prompts instead"
                 )
-        said = ids[len(begin) : len(end)]
+        turn = ids[len(begin) : len(end)]
         # Templates may add tokens after the EOS of a turn, which the target never generates.
         last = max(
-            (n for n, token in enumerate(said) if token in target.eos), default=len(said) - 1
+            (n for n, token in enumerate(turn) if token in target.eos), default=len(turn) - 1
         )
         learned[len(begin) : len(begin) + last + 1] = True
     return np.array(ids, np.int32), learned

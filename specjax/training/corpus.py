@@ -50,7 +50,7 @@ class TextOptions(Options):
     exclude: tuple[str, ...] = option((), "names of folders to leave out")
     max_bytes: int = option(200_000, "leave out and count larger files, which are mostly tables")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_bytes")
 
@@ -183,7 +183,7 @@ class Tokens:
     def ids(self) -> np.ndarray:
         return np.memmap(self.path, self.dtype, "r")
 
-    @property
+    @functools.cached_property
     def inputs(self) -> dict[str, str]:
         """Hashes of the tokenizer and of the text, by name."""
         return {"tokenizer": digest(self.path.parent / "tokenizer.json"), "text": digest(self.path)}

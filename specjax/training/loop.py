@@ -72,7 +72,7 @@ class LoopOptions(OptimizerOptions, MeshOptions):
         False, "resume even if options, text, tokenizer or target have changed", free=True
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "sequence_length", "log_every", "eval_every", "save_every")
         at_least(self, 0, "patience", "stop_at")

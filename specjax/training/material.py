@@ -93,8 +93,8 @@ def gather(
     if made or chats:
         rows = [row for path in made for row in dataset.read_masked(path, hashes, settings)]
         cuts = [cut for path in made for cut in dataset.cuts(path)]
-        said = [row for path in chats for row in read_conversations(target, path)]
-        written = Written.of(rows + said, length, cuts + [length + 1] * len(said))
+        answers = [row for path in chats for row in read_conversations(target, path)]
+        written = Written.of(rows + answers, length, cuts + [length + 1] * len(answers))
         inputs["dataset"] = digest(
             *(shard for path in made for shard in sorted(path.glob("*.safetensors"))), *chats
         )

@@ -55,7 +55,7 @@ class OptimizerOptions(Options):
         "decay of a moving average of the parameters, which is evaluated and exported; 0: none",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "steps", "batch_size", "accumulate")
         at_least(self, 0, "warmup_steps", "weight_decay")
@@ -133,7 +133,7 @@ def make_optimizer(
 
 
 def _times(rates: Mapping[str, float]) -> optax.GradientTransformation:
-    def scale(updates: Mapping[str, Arrays], _: Arrays) -> dict[str, Arrays]:
+    def scale(updates: Arrays, _: Arrays) -> Arrays:
         return {
             name: jax.tree.map(lambda u, rate=rates[name]: rate * u, branch)
             for name, branch in updates.items()
@@ -210,7 +210,7 @@ def _update(
 def gradient(
     loss: Loss, parts: int, params: Arrays, frozen: Arrays, batch: Arrays
 ) -> tuple[Array, dict[str, Array], Arrays]:
-    """Loss, metrics and gradient of a batch that is read in `parts`, cut along axis 0 of its leaves.
+    """Loss, metrics and gradient of a batch that is read in `parts`, cut along axis 0.
 
     A loss that is a weighted mean returns its total weight as the metric `weight`, so that the mean
     over the parts equals the mean over the whole batch.  Without it all parts count the same.

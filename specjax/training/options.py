@@ -13,9 +13,12 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specjax.parallel import join_from, leaving
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 REQUIRED = object()
 """The default of an option that must be given."""
@@ -33,7 +36,7 @@ class Options:
         pass
 
 
-T = TypeVar("T", bound=Options)
+T = TypeVar("T", bound="DataclassInstance")
 
 
 def option(
@@ -59,7 +62,7 @@ def flag(name: str) -> str:
 
 
 def at_least(options: object, least: float, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is less than `least`, infinite or NaN."""
+    """Raises ValueError for the first of these fields that is below `least`, infinite or NaN."""
     for name in names:
         value = _finite(options, name)
         if value < least:

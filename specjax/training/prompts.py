@@ -30,7 +30,7 @@ class PromptOptions(TextOptions):
     count: int = option(0, "most files, evenly spaced among those held out; 0: all")
     like: str | None = option(None, "a file of such prompts: use exactly the files that it names")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "characters")
         at_least(self, 0, "count")

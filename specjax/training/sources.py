@@ -90,9 +90,9 @@ def sources(options: MixOptions, step: int) -> tuple[list[int], list[int]]:
 def _taken(rows: int, target: float, draft: float) -> list[int]:
     """How many of the first `rows` sequences of a run come from each source.
 
-    The sum over all steps is rounded, since rounding each batch would turn a share of less than half
-    a sequence into zero.  The draft's rows are rounded among those that are not the target's, so no
-    count of a batch is ever negative.
+    The sum over all steps is rounded, since rounding each batch would turn a share of less than
+    half a sequence into zero.  The draft's rows are rounded among those that are not the target's,
+    so no count of a batch is ever negative.
     """
     written = math.floor(rows * target + 0.5)
     left = rows - written

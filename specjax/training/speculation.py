@@ -51,7 +51,7 @@ class SpeculationOptions(MeshOptions):
     min_p: float = option(0.0, "0: all tokens")
     seed: int = option(0, "seed of the sampling")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "num_drafts", "max_new_tokens")
         within(self, 0, 2**32 - 1, "seed")

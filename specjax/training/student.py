@@ -38,7 +38,7 @@ class ModelOptions(Options):
     )
     remat: bool = option(False, "recompute layers in the backward pass, to save memory")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "hidden_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads")
         if self.initial is not None:  # its head size may differ from hidden_size / num_heads
