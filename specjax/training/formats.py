@@ -40,7 +40,7 @@ class Form:
     num_layers: int
     own_heads: bool  # version 1
     base: str = ""  # the target's name
-    ours: dict[str, object] = dataclasses.field(default_factory=dict)  # what only specjax reads
+    ours: dict[str, Any] = dataclasses.field(default_factory=dict)  # what only specjax reads
 
 
 @dataclasses.dataclass(frozen=True)
