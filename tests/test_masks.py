@@ -156,7 +156,7 @@ def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "[u]hi<|endoftext|>[a]⟦yes<|endoftext|>⟧" in out
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="holds what anybody said, and this loss"):
+    with pytest.raises(ValueError, match="did not draw the answers in .*, and this loss"):
         distill.main([*command, "--loss", "accepted-length"])
     options = distill.DistillOptions(**{**{f.name: f.default for f in dataclasses.fields(distill.DistillOptions)},
                                         "target": "", "data": (), "online": True})  # fmt: skip

@@ -1,1 +1,4 @@
-"""Training: data, losses, the loop and the optimizer of drafts and heads; its jobs are in `specjax.training.jobs`."""
+"""Training of draft models and Medusa heads: data, losses, the loop and the optimizer.
+
+The jobs are in `specjax.training.jobs`.
+"""

@@ -1,19 +1,21 @@
-"""The expected accepted length of a chain, exactly, and with a gradient.
+"""The expected accepted length of a chain: its exact value, which can be differentiated.
 
-Speculative sampling keeps the guesses x_1 ... x_k with probability prod_i min(p, q)(x_i | x_<i).  For the number N of
-guesses kept out of gamma,
+Speculative sampling drafts x_1 ... x_k and accepts them all with probability
+prod_i min(p, q)(x_i | x_<i).  For the number N of accepted drafts out of gamma,
 
-    E[N] = sum_k P(N >= k) = sum_k E_{x ~ target} [ prod_{i<k} min(1, q(x_i | x_<i) / p(x_i | x_<i)) * alpha_k ]
+    E[N] = sum_k P(N >= k)
+         = sum_k E_{x ~ target} [ prod_{i<k} min(1, q(x_i | x_<i) / p(x_i | x_<i)) * alpha_k ]
 
-with alpha_k = sum_v min(p, q)(v | x_<k): the last of the k factors is summed over its token, the earlier ones are
-weighed by p.  So a mean over text that the *target* wrote, with the settings that it serves, is unbiased, and every
-factor has a gradient: neither guesses of the draft nor a score function are needed.  All anchors of a text share one
-pass, since q(x_i | x_<i) does not depend on where the chain began.
+with alpha_k = sum_v min(p, q)(v | x_<k): the last of the k factors is summed over all tokens, and
+the earlier ones are averaged under p.  So a mean over text that the *target* wrote, sampled with
+the settings it is served with, is unbiased.  Every factor has a gradient, so neither samples from
+the draft nor a score-function estimator are needed.  All chains in a text share one pass, since
+q(x_i | x_<i) does not depend on where the chain starts.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +26,8 @@ from specjax.training.divergences import acceptance, forward_kl
 from specjax.training.losses import log_draft, log_target
 from specjax.training.precision import mixed_dot_general
 
+ArrayT = TypeVar("ArrayT", Array, np.ndarray)
+
 
 def statistics(
     logits: Array,
@@ -32,8 +36,10 @@ def statistics(
     target_head: Array,
     sampling: Sampling | None = None,
 ) -> Array:
-    """For `chunked_rows`: [C, 3], the forward KL, min(1, q/p) of the label, and alpha.  Shapes as in `losses.against`,
-    labels [C]."""
+    """For `chunked_rows`: the forward KL, min(1, q/p) of the label, and alpha, as [C, 3].
+
+    Shapes are those of `losses.against`; labels are [C].
+    """
     target = log_target(
         mixed_dot_general(target_hidden, target_head, (((1,), (0,)), ((), ()))), sampling
     )
@@ -45,10 +51,11 @@ def statistics(
     )
 
 
-def starts(drawn: Any, limit: Any, num_drafts: int) -> Any:
-    """[B, T - gamma + 1] bool: a chain starts here and its places lie before the cut of its row.
+def starts(drawn: ArrayT, limit: ArrayT, num_drafts: int) -> ArrayT:
+    """Where a chain may start: [B, T - gamma + 1] bool.
 
-    Arguments as in `expected_accepted_length`.
+    All gamma positions of such a chain lie before the cut of its row.  The arguments are those of
+    `expected_accepted_length`.
     """
     width = drawn.shape[1] - num_drafts + 1
     return (drawn[:, :width] > 0) & (np.arange(width) + num_drafts <= limit[:, None])
@@ -57,20 +64,20 @@ def starts(drawn: Any, limit: Any, num_drafts: int) -> Any:
 def expected_accepted_length(
     ratio: Array, alpha: Array, drawn: Array, limit: Array, num_drafts: int
 ) -> tuple[Array, Array]:
-    """E[N] of the chains that start at each place, and which starts count.
+    """E[N] of the chain that starts at each position, and which of these starts count.
 
-    The decoder commits no guess behind an end of text, so N counts guesses up to the end, and a
-    chain that meets the end counts like any other: without it the mean would be one over texts that
-    go on.  A text that was cut, at a number of new tokens or at the length of a sequence, is
-    different: nobody knows what the target would have said next.  A start with fewer than gamma
-    places before the cut does not count, whether or not the text ended before.  That choice depends
-    on the place alone, so the mean over the other starts stays unbiased.
+    The decoder commits no draft after an EOS, so N counts drafts up to the EOS.  A chain that meets
+    the EOS counts like any other: without it the mean would cover only texts that go on.  This is
+    different for a text that was cut, by a limit on new tokens or by the sequence length, because
+    its continuation is unknown.  A start with fewer than gamma positions before the cut does not
+    count, whether or not the text ended before.  That choice depends on the position alone, so the
+    mean over the other starts stays unbiased.
 
     Args:
-      ratio: [B, T] min(1, q/p) of the token that follows; 0 where that token ends the text.
+      ratio: [B, T] min(1, q/p) of the token that follows; 0 where that token is an EOS.
       alpha: [B, T] sum_v min(p, q).
-      drawn: [B, T] 1 where the target drew the token that follows, 0 behind the end of the text.
-      limit: [B] places before the cut of each row, at most T: how far its text could have gone.
+      drawn: [B, T] 1 where the target drew the token that follows, 0 after the EOS.
+      limit: [B] positions before the cut of each row, at most T.
       num_drafts: gamma, at most T.
 
     Returns:
@@ -80,7 +87,7 @@ def expected_accepted_length(
     reached, length = jnp.ones_like(ratio[:, :width]), jnp.zeros_like(ratio[:, :width])
     for k in range(num_drafts):
         here = slice(k, k + width)
-        there = drawn[:, here] > 0
-        length = length + reached * alpha[:, here] * there
-        reached = reached * ratio[:, here] * there
+        is_drawn = drawn[:, here] > 0
+        length = length + reached * alpha[:, here] * is_drawn
+        reached = reached * ratio[:, here] * is_drawn
     return length, starts(drawn, limit, num_drafts).astype(ratio.dtype)

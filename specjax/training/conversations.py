@@ -1,35 +1,37 @@
-"""Conversations as training data: token ids, and which of them the assistant says.
+"""Conversations as training data: token ids, and a mask of the assistant's tokens.
 
-Only what the target itself is to say when it serves is learned: of every assistant's turn the tokens behind the opened
-turn, up to the token that ends it.  Where a turn begins and ends is found by writing the conversation up to there with
-the target's own template and comparing token ids; a template that writes an earlier turn differently later on, or whose
-boundary falls inside a token, is refused, since a mask would be a guess there.
+Only tokens that the target itself would generate are learned: in each assistant turn, the tokens
+after the generation prompt, up to and including the EOS.  To find where a turn begins and ends, the
+conversation up to there is rendered with the target's own template, and token ids are compared.
+A template that renders an earlier turn differently later on, or whose turn boundary falls inside a
+token, is refused, since the mask could be wrong.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
 
 import numpy as np
 
 from specjax.models import LanguageModel
-from specjax.text import render
+from specjax.text import Messages, render
 
 Row = tuple[np.ndarray, np.ndarray]
-"""Token ids [L], and of each whether it is learned, [L] bool."""
+"""Token ids [L], and a mask [L] bool of those that are learned."""
 
 SUFFIX = ".jsonl"
 
 
 def read_conversations(target: LanguageModel, path: pathlib.Path) -> list[Row]:
-    """The conversations of a file, a line each: {"messages": [{"role": "user", "content": "..."}, ...]}.
+    """The conversations of a file with one JSON object per line.
+
+    A line is {"messages": [{"role": "user", "content": "..."}, ...]}.
 
     Raises:
-      ValueError: the line, and what is wrong with it.
+      ValueError: a line is wrong; the message gives its number and the reason.
     """
-    found = []
+    rows = []
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         if not line.strip():
             continue
@@ -37,27 +39,29 @@ def read_conversations(target: LanguageModel, path: pathlib.Path) -> list[Row]:
             fields = json.loads(line)
             if not isinstance(fields, dict) or "messages" not in fields:
                 raise ValueError(
-                    'it must be an object like {"messages": [{"role": "user", "content": "..."}, ...]}'
+                    "it must be an object like "
+                    '{"messages": [{"role": "user", "content": "..."}, ...]}'
                 )
-            found.append(encode_conversation(target, fields["messages"]))
+            rows.append(encode_conversation(target, fields["messages"]))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
-    if not found:
+    if not rows:
         raise ValueError(f"{path} holds no conversation")
-    return found
+    return rows
 
 
-def encode_conversation(target: LanguageModel, messages: Any) -> Row:
-    """The token ids of a conversation as the target's template writes it, and which of them the assistant says.
+def encode_conversation(target: LanguageModel, messages: Messages) -> Row:
+    """The token ids of a conversation in the target's template, and which the assistant says.
 
     Raises:
-      ValueError: nobody answers in it, or the template has no place where an answer certainly begins or ends.
+      ValueError: it has no assistant turn, or the tokens do not show where a turn begins or ends.
     """
     assert target.tokenizer is not None
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
         raise ValueError(
-            "no message has the role assistant, so there is nothing to learn: answer with train.generate"
+            "no message has the role assistant, so there is nothing to learn: "
+            "answer with train.generate"
         )
     ids = _encode(target, messages, False)
     learned = np.zeros(len(ids), bool)
@@ -66,22 +70,23 @@ def encode_conversation(target: LanguageModel, messages: Any) -> Row:
             _encode(target, messages[:i], True) if i else [],
             _encode(target, messages[: i + 1], False),
         )
-        for place, part in (("begins", begin), ("ends", end)):
+        for boundary, part in (("begins", begin), ("ends", end)):
             if part != ids[: len(part)]:
                 raise ValueError(
-                    f"where message {i} {place} cannot be told from the tokens: the template writes what stands before "
-                    "it differently without what follows; let the target answer with train.generate --prompts instead"
+                    f"where message {i} {boundary} cannot be told from the tokens: the template "
+                    "writes earlier messages differently when later ones are missing; let the "
+                    "target answer with train.generate --prompts instead"
                 )
-        said = ids[len(begin) : len(end)]
-        # Templates may go on behind the token that ends a turn, and nobody says that.
+        turn = ids[len(begin) : len(end)]
+        # Templates may add tokens after the EOS of a turn, which the target never generates.
         last = max(
-            (n for n, token in enumerate(said) if token in target.eos), default=len(said) - 1
+            (n for n, token in enumerate(turn) if token in target.eos), default=len(turn) - 1
         )
         learned[len(begin) : len(begin) + last + 1] = True
     return np.array(ids, np.int32), learned
 
 
-def _encode(target: LanguageModel, messages: Any, opened: bool) -> list[int]:
+def _encode(target: LanguageModel, messages: Messages, opened: bool) -> list[int]:
     assert target.tokenizer is not None
     text = render(target.files, messages, add_generation_prompt=opened)
     return target.tokenizer.encode(text, add_special_tokens=False).ids

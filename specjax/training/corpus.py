@@ -1,7 +1,8 @@
-"""Text files become a tokenizer, a stream of token ids, and batches that depend on the step alone.
+"""From text files to a tokenizer, a stream of token ids, and batches that depend on the step alone.
 
-Every document is `<|endoftext|>` and then its text, so that the token which starts a prompt also ends a document.
-A file is held out when the hash of its text says so: the split does not depend on where the files are, nor on others.
+Every document is `<|endoftext|>` followed by its text, so that the token which starts a prompt also
+ends a document.  A hash of its text decides whether a file is held out, so the split depends
+neither on where the files are nor on the other files.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _HELD_OUT_OF = 100  # one file in a hundred
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where text comes from: files below `folders` that match `pattern`, not in a folder named in `exclude`."""
+    """Where text comes from: the files below `folders` that match `pattern`.
+
+    Files in a folder whose name is in `exclude` are left out.
+    """
 
     folders: tuple[str, ...]
     pattern: str = "*.py"
@@ -39,14 +43,14 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions(Options):
-    """A source of text, as options."""
+    """The options that describe a source of text."""
 
     data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
-    pattern: str = option("*.py", "which files below a folder")
+    pattern: str = option("*.py", "glob pattern of the files below a folder")
     exclude: tuple[str, ...] = option((), "names of folders to leave out")
-    max_bytes: int = option(200_000, "larger files are left out, and counted: most are tables")
+    max_bytes: int = option(200_000, "leave out and count larger files, which are mostly tables")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_bytes")
 
@@ -58,7 +62,7 @@ class TextOptions(Options):
 def read_documents(source: Source) -> Iterator[tuple[pathlib.Path, str]]:
     """The distinct text files of a source, in sorted order.
 
-    Binary and empty files are passed over, and large ones, whose number stands on stdout.
+    Binary, empty and large files are skipped.  The number of large files is printed.
 
     Raises:
       ValueError: a folder does not exist.
@@ -89,18 +93,18 @@ def read_documents(source: Source) -> Iterator[tuple[pathlib.Path, str]]:
 
 
 def _files(source: Source, pattern: str) -> Iterator[pathlib.Path]:
-    """The files of a source that match; one that `folders` names itself always does."""
+    """The files of a source that match `pattern`, and those that `folders` names itself."""
     for root in map(pathlib.Path, source.folders):
         if not root.exists():
             raise ValueError(f"--data: {root} does not exist")
         for path in [root] if root.is_file() else sorted(root.rglob(pattern)):
-            hidden = any(part in source.exclude for part in path.relative_to(root).parts[:-1])
-            if path.is_file() and not hidden:
+            excluded = any(part in source.exclude for part in path.relative_to(root).parts[:-1])
+            if path.is_file() and not excluded:
                 yield path
 
 
 def too_few(source: Source, count: int) -> str:
-    """That a source has so few texts, and what it has instead: for an error."""
+    """The error message for a source with too few texts, which says what it has instead."""
     large = sum(path.stat().st_size > source.max_bytes for path in _files(source, source.pattern))
     endings = collections.Counter(path.suffix or "no ending" for path in _files(source, "*"))
     kinds = ", ".join(f"{number} of {ending}" for ending, number in endings.most_common(5))
@@ -112,16 +116,16 @@ def too_few(source: Source, count: int) -> str:
 
 
 def held_out_texts(texts: list[str]) -> set[str]:
-    """One text in a hundred by its hash; at least one."""
+    """One text in a hundred, chosen by its hash, but at least one."""
 
-    def number(text):
+    def number(text: str) -> int:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
     return {text for text in texts if number(text) % _HELD_OUT_OF == 0} or {min(texts, key=number)}
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """A byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909) that puts END_OF_TEXT before what it encodes."""
+    """A byte-level BPE (Sennrich et al. 2016, arXiv 1508.07909) that prepends END_OF_TEXT."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore
     tokenizer.decoder = tokenizers.decoders.ByteLevel()  # pyright: ignore
@@ -140,32 +144,32 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> tokenizers.Tokeniz
 
 
 def end_of_text(tokenizer: tokenizers.Tokenizer) -> int | None:
-    """The id of END_OF_TEXT, if it has one."""
+    """The id of END_OF_TEXT, or None if the tokenizer has no such token."""
     return tokenizer.token_to_id(END_OF_TEXT)
 
 
 def starts_of_documents(tokenizer: tokenizers.Tokenizer, isolate: bool) -> int | None:
-    """The token that starts a document, if documents are to be isolated.
+    """The id of the token that starts a document, or None unless documents are isolated.
 
     Raises:
-      ValueError: the tokenizer has none.
+      ValueError: the tokenizer has no such token.
     """
-    found = end_of_text(tokenizer) if isolate else None
-    if isolate and found is None:
+    start = end_of_text(tokenizer) if isolate else None
+    if isolate and start is None:
         raise ValueError(
             f"--isolate-documents needs a tokenizer with {END_OF_TEXT}, which starts a document"
         )
-    return found
+    return start
 
 
 def digest(*paths: pathlib.Path) -> str:
-    """SHA-256 of a file, or of what several hold one after the other."""
-    found = hashlib.sha256()
+    """SHA-256 of the contents of the files, one after the other."""
+    sha256 = hashlib.sha256()
     for path in paths:
         with open(path, "rb") as file:
             while block := file.read(1 << 20):
-                found.update(block)
-    return found.hexdigest()
+                sha256.update(block)
+    return sha256.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,9 +183,9 @@ class Tokens:
     def ids(self) -> np.ndarray:
         return np.memmap(self.path, self.dtype, "r")
 
-    @property
+    @functools.cached_property
     def inputs(self) -> dict[str, str]:
-        """What a run depends on, as hashes: the tokenizer and the text."""
+        """Hashes of the tokenizer and of the text, by name."""
         return {"tokenizer": digest(self.path.parent / "tokenizer.json"), "text": digest(self.path)}
 
     @functools.lru_cache(maxsize=2)  # noqa: B019  (one Tokens lives as long as its run)
@@ -189,13 +193,16 @@ class Tokens:
         return np.random.default_rng((seed, epoch)).permutation(windows)
 
     def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray:
-        """The rows of a step, where every step reads as many."""
+        """The rows of a step, if every step reads `rows` of them."""
         return self.rows(step * rows, rows, length, seed)
 
     def rows(self, first: int, count: int, length: int, seed: int) -> np.ndarray:
-        """Rows `first` ... `first + count - 1` of an endless order, [count, length + 1] int32:
-        inputs and, one to the right, labels.  A function of the numbers, so a resumed run sees what
-        an uninterrupted one sees.  Each epoch cuts the stream at another offset."""
+        """Rows `first` ... `first + count - 1` of an endless order, [count, length + 1] int32.
+
+        A row holds the inputs and, shifted by one, the labels.  The rows are a function of the
+        arguments, so a resumed run reads the same ones as an uninterrupted run.  Each epoch cuts
+        the stream into windows at another offset.
+        """
         windows = (len(self.ids) - length - 1) // length
         if windows < 1:
             raise ValueError(
@@ -213,10 +220,14 @@ class Tokens:
 def prepare(
     source: Source, out: pathlib.Path, vocab_size: int, tokenizer: str | None
 ) -> tuple[tokenizers.Tokenizer, Tokens, Tokens]:
-    """Tokenise `source` into `out` (once: a second call, or process, reads what the first has written).
+    """Tokenise `source` into `out`, or read what an earlier call or the first process wrote there.
 
     Returns:
-      The tokenizer (`tokenizer.json`), training tokens (`train.bin`) and held-out tokens (`held_out.bin`).
+      The tokenizer (`tokenizer.json`), the training tokens (`train.bin`) and the held-out tokens
+      (`held_out.bin`).
+
+    Raises:
+      ValueError: `out` was made with other settings, or the source has fewer than two texts.
     """
     manifest = out / "corpus.json"
     settings = {
@@ -224,12 +235,13 @@ def prepare(
         "vocab_size": vocab_size,
         "tokenizer": tokenizer,
     }
-    settings = json.loads(json.dumps(settings))  # as it reads back: tuples are lists
+    settings = json.loads(json.dumps(settings))  # JSON turns tuples into lists
     if leader() and manifest.exists():
-        found = json.loads(manifest.read_text())["settings"]
-        if found != settings:
+        before = json.loads(manifest.read_text())["settings"]
+        if before != settings:
             raise ValueError(
-                f"{manifest} was made with {found}, not with {settings}: choose another --out, or delete it"
+                f"{manifest} was made with {before}, not with {settings}: "
+                "choose another --out, or delete it"
             )
     elif leader():
         out.mkdir(parents=True, exist_ok=True)
@@ -258,10 +270,15 @@ def prepare(
                 counts[part] += len(ids)
                 if part == "held_out":
                     held_out.append(str(path))
-        manifest.write_text(json.dumps({
-            "settings": settings, "files": len(documents), "tokens": counts, "held_out": held_out,
-            "sha256": {name: digest(out / name) for name in ("tokenizer.json", "train.bin", "held_out.bin")},
-        }, indent=1))  # fmt: skip
+        names = ("tokenizer.json", "train.bin", "held_out.bin")
+        facts = {
+            "settings": settings,
+            "files": len(documents),
+            "tokens": counts,
+            "held_out": held_out,
+            "sha256": {name: digest(out / name) for name in names},
+        }
+        manifest.write_text(json.dumps(facts, indent=1))
     together(f"read {out}")
     loaded = read_tokenizer(out / "tokenizer.json")
     dtype = _dtype(loaded)

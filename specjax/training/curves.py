@@ -1,20 +1,20 @@
-"""The curves of a run: each metric of `metrics.jsonl` against the step.  Needs matplotlib."""
+"""Plots of a run: each metric of `metrics.jsonl` against the step.  Needs matplotlib."""
 
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from types import ModuleType
 
 from specjax.training.record import read_metrics
 
 _COLUMNS = 3
 
 
-def pyplot() -> Any:
-    """matplotlib without a display.
+def pyplot() -> ModuleType:
+    """`matplotlib.pyplot`, set up to work without a display.
 
     Raises:
-      ValueError: it is not installed.
+      ValueError: matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -27,12 +27,15 @@ def pyplot() -> Any:
 
 
 def plot_curves(folder: pathlib.Path) -> pathlib.Path:
-    """Draw `metrics.jsonl` of a run's folder into `curves.png`: a panel for each metric, an interval as a band."""
+    """Plot `metrics.jsonl` of a run's folder into `curves.png`.
+
+    Each metric has a panel of its own, and its interval is drawn as a band.
+    """
     plt = pyplot()
     lines = read_metrics(folder / "metrics.jsonl")
-    found = {name for line in lines for name in line} - {"step"}
-    bands = {name for name in found if {f"{name}_low", f"{name}_high"} <= found}
-    names = sorted(found - {name + end for name in bands for end in ("_low", "_high")})
+    metrics = {name for line in lines for name in line} - {"step"}
+    bands = {name for name in metrics if {f"{name}_low", f"{name}_high"} <= metrics}
+    names = sorted(metrics - {name + end for name in bands for end in ("_low", "_high")})
     rows = -(-len(names) // _COLUMNS)
     figure, panels = plt.subplots(rows, _COLUMNS, figsize=(4 * _COLUMNS, 2.6 * rows), squeeze=False)
     for panel in panels.flat[len(names) :]:

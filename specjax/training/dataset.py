@@ -1,11 +1,14 @@
-"""What a target wrote, as a folder: `dataset.json`, shards of token ids, and lines of text.
+"""A dataset of sequences that a target wrote: a folder of these files.
 
-    dataset.json          by which target, with which tokenizer and settings; how much; is it complete?
-    00000.safetensors     tokens [R, L] int32; prompt_length, length [R] int32; and if asked, with the settings' warp,
-                          top_ids [R, L, k] int32 and top_log_probs [R, L, k] float32 of each new token's place
+    dataset.json          the request (target, tokenizer, settings), counts, and whether it is
+                          complete
+    00000.safetensors     a shard: tokens [R, L] int32; prompt_length, length [R] int32; on request
+                          also top_ids [R, L, k] int32 and top_log_probs [R, L, k] float32 of each
+                          new token, under the settings' warp
     text.jsonl            {"prompt", "text"} of each row
 
-A shard is a function of its number: an interrupted call goes on where it stopped.
+The content of a shard depends on its number alone, so an interrupted call continues where it
+stopped.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 import tokenizers
+from jax import Array
 from tqdm import tqdm
 
 from specjax.call import pad_rows
@@ -36,33 +40,38 @@ from specjax.training.mesh import together
 from specjax.training.record import write as write_text
 from specjax.types import DecodeState, Params
 
+Carry = tuple[DecodeState, Array, Array]
 MANIFEST = "dataset.json"
 
 
 def model_hashes(model: str | pathlib.Path) -> dict[str, str]:
-    """Of a model: its configuration and weights; its tokenizer and the template of its conversations."""
+    """Two hashes of a model's folder.
+
+    "target" covers the configuration and the weights, "tokenizer" the tokenizer and chat template.
+    """
     folder = find_folder(model)
-    weights, words = sorted(folder.glob("*.safetensors")), [folder / name for name in TOKENIZER]
+    weights = sorted(folder.glob("*.safetensors"))
+    texts = [folder / name for name in TOKENIZER]
     return {
         "target": digest(folder / "config.json", *weights),
-        "tokenizer": digest(*(path for path in words if path.exists())),
+        "tokenizer": digest(*(path for path in texts if path.exists())),
     }
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """How a target is to write.
+    """What a target is asked to write.
 
     Attributes:
-      hashes: of the target, from `model_hashes`.
-      sequences: how many.
-      batch: sequences at once, and in a shard.
-      new_tokens: at most, a sequence.
+      hashes: `model_hashes` of the target.
+      sequences: the number of sequences.
+      batch: sequences that are decoded at once, which form one shard.
+      new_tokens: the most new tokens of a sequence.
       settings: `temperature`, `top_k` and so on, as `Sampling.create` takes them.
-      seed: a sequence's noise depends on it and on the sequence's number.
-      top: record the log-probabilities of so many likeliest tokens.
-      prompts: hash of them, or of where they come from.
-      dtype: of the target.
+      seed: seed of the sampling; a sequence's noise depends on it and on the sequence's number.
+      top: how many of the likeliest tokens have their log-probabilities recorded.
+      prompts: a hash of the prompts, or a description of where they come from.
+      dtype: type of the target's weights.
     """
 
     hashes: dict[str, str]
@@ -80,21 +89,21 @@ def write(
     folder: pathlib.Path, request: Request, decoder: Decoder, params: Params,
     prompts: Callable[[int], Sequence[Sequence[int]]], tokenizer: tokenizers.Tokenizer | None,
 ) -> None:  # fmt: skip
-    """Let a target write, or go on doing so.  `prompts(number)` are those of a shard.
+    """Let a target write a dataset, or continue one.  `prompts(number)` are the prompts of a shard.
 
     Raises:
-      ValueError: the folder holds a dataset that another request made.
+      ValueError: the folder holds a dataset of another request.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, wanted = folder / MANIFEST, dataclasses.asdict(request)
-    if path.exists() and (found := json.loads(path.read_text())["request"]) != wanted:
+    if path.exists() and (before := json.loads(path.read_text())["request"]) != wanted:
         changes = [
-            f"{name} was {found.get(name)} and is {wanted[name]}"
+            f"{name} was {before.get(name)} and is {wanted[name]}"
             for name in wanted
-            if found.get(name) != wanted[name]
+            if before.get(name) != wanted[name]
         ]
         raise ValueError(
-            f"{folder} holds what another request made:\n  "
+            f"{folder} holds a dataset of another request:\n  "
             + "\n  ".join(changes)
             + "\nchoose another folder, or delete it"
         )
@@ -106,14 +115,14 @@ def write(
     for number in bar:
         shard = folder / f"{number:05d}.safetensors"
         if not shard.exists():
-            found = _write_shard(request, decoder, params, prompts(number), number)
+            arrays = _write_shard(request, decoder, params, prompts(number), number)
             if leader():
                 partial = shard.with_suffix(".partial")
-                safetensors.numpy.save_file(found, partial)
+                safetensors.numpy.save_file(arrays, partial)
                 partial.rename(shard)
         else:
-            found = safetensors.numpy.load_file(shard)
-        count += int((found["length"] - found["prompt_length"]).sum())
+            arrays = safetensors.numpy.load_file(shard)
+        count += int((arrays["length"] - arrays["prompt_length"]).sum())
         bar.set_postfix(new_tokens=count)
     if leader():
         if tokenizer is not None:
@@ -123,7 +132,11 @@ def write(
 
 
 def _describe(
-    path: pathlib.Path, request: dict[str, Any], complete: bool, sequences: int, new_tokens: int
+    path: pathlib.Path,
+    request: Mapping[str, object],
+    complete: bool,
+    sequences: int,
+    new_tokens: int,
 ) -> None:
     facts = {"complete": complete, "sequences": sequences, "new_tokens": new_tokens}
     write_text(path, json.dumps({"request": request, **facts}, indent=2) + "\n")
@@ -137,44 +150,51 @@ def _write_shard(
     number: int,
 ) -> dict[str, np.ndarray]:
     rows = len(prompts)
-    # The last shard is filled up with its first prompt, so that it needs no program of its own.
+    # Repeating its first prompt fills up the last shard, so that no other program is compiled.
     prompts = [*prompts, *[prompts[0]] * (request.batch - rows)]
     keys = jax.random.split(jax.random.fold_in(make_key(request.seed), number), request.batch)
     prompt, lengths = pad(prompts, min(width_for(prompts), decoder.capacity))
     limit = np.minimum(lengths + np.int32(request.new_tokens), decoder.capacity)
     sampling = Sampling.create(request.batch, **request.settings)
-    given = (prompt, lengths), {"limit": limit, "sampling": sampling, "key": keys}
-    places, names = pad_rows(given, -request.batch % row_parts(mesh_of(params.target)))
-    state, *top = _run(decoder, request.top, params, decoder.prefill(params, *places, **names))
+    arguments = (prompt, lengths), {"limit": limit, "sampling": sampling, "key": keys}
+    positional, named = pad_rows(arguments, -request.batch % row_parts(mesh_of(params.target)))
+    state, *top = _run(decoder, request.top, params, decoder.prefill(params, *positional, **named))
     tokens, ends, *top = (x[: request.batch] for x in to_host((state.tokens, state.length, *top)))
     width = ends[:rows].max()
-    place = np.arange(width)
-    new = (place >= lengths[:, None]) & (place < ends[:, None])
-    found = {
-        "tokens": np.where(place < ends[:, None], tokens[:, :width], 0),
+    slot = np.arange(width)
+    new = (slot >= lengths[:, None]) & (slot < ends[:, None])
+    arrays = {
+        "tokens": np.where(slot < ends[:, None], tokens[:, :width], 0),
         "prompt_length": lengths,
         "length": ends,
     }
     if request.top:
         names = ("top_ids", "top_log_probs")
-        found |= {
+        arrays |= {
             n: np.where(new[:, :, None], x[:, :width], 0) for n, x in zip(names, top, strict=True)
         }
-    return {name: np.ascontiguousarray(x[:rows]) for name, x in found.items()}
+    return {name: np.ascontiguousarray(x[:rows]) for name, x in arrays.items()}
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _run(decoder: Decoder, top: int, params: Params, state: DecodeState) -> Any:
-    """`decoder.run`, and the likeliest tokens at each place: the last state, ids and log-probabilities [B, L, top]."""
+def _run(decoder: Decoder, top: int, params: Params, state: DecodeState) -> Carry:
+    """`decoder.run`, which also records the likeliest tokens at each position.
 
-    def step(carry):
+    Returns:
+      The last state, and the ids and log-probabilities [B, L, top] of these tokens.
+    """
+
+    def step(carry: Carry) -> Carry:
         before, *buffers = carry
         after, info = decoder.step(params, before)
         # The i-th token of a step was drawn after the i-th node of the accepted path.
         log_probs, ids = jax.lax.top_k(jax.nn.log_softmax(info.logits), top)
         put = jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
-        news = (jnp.take_along_axis(x, info.path[..., None], axis=1) for x in (ids, log_probs))
-        return after, *(put(b, new, before.length) for b, new in zip(buffers, news, strict=True))
+        all_ids, all_log_probs = (
+            put(buffer, jnp.take_along_axis(x, info.path[..., None], axis=1), before.length)
+            for buffer, x in zip(buffers, (ids, log_probs), strict=True)
+        )
+        return after, all_ids, all_log_probs
 
     shape = (*state.tokens.shape, top)
     start = (state, jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
@@ -195,108 +215,111 @@ def _write_lines(folder: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
-    """The token ids of each sequence, and how many of them are its prompt."""
-    found = []
+    """The token ids [L] of each sequence, and the length of its prompt."""
+    sequences = []
     for shard in sorted(folder.glob("*.safetensors")):
         arrays = safetensors.numpy.load_file(shard)
         columns = (arrays[name] for name in ("tokens", "prompt_length", "length"))
-        found += [(tokens[:end], int(start)) for tokens, start, end in zip(*columns, strict=True)]
-    return found
+        sequences += [(ids[:end], int(start)) for ids, start, end in zip(*columns, strict=True)]
+    return sequences
 
 
 def cuts(folder: pathlib.Path) -> list[int]:
-    """The tokens, prompt included, at which each sequence of `read` was to be cut: the target ended
-    those that have fewer."""
+    """The largest length, prompt included, that each sequence of `read` could have reached.
+
+    A shorter sequence was ended by the target itself.
+    """
     new_tokens = json.loads((folder / MANIFEST).read_text())["request"]["new_tokens"]
     return [start + new_tokens for _, start in read(folder)]
 
 
 def read_masked(
-    folder: pathlib.Path, hashes: dict[str, str], settings: dict[str, Any] | None = None
-) -> list[Row]:  # fmt: skip
-    """The token ids [L] of each sequence, and of each token whether the target drew it, [L] bool.
+    folder: pathlib.Path, hashes: Mapping[str, str], settings: Mapping[str, float] | None = None
+) -> list[Row]:
+    """The token ids [L] of each sequence, and a mask [L] bool of the tokens that the target drew.
 
     Raises:
-      ValueError: the dataset is not complete, another target or tokenizer made it, or it was drawn with other
-        `settings` (None: with any).
+      ValueError: the dataset is not complete, another target or tokenizer made it, or it was drawn
+        with settings other than `settings` (None: any are accepted).
     """
-    found = json.loads((folder / MANIFEST).read_text())
-    if not found["complete"]:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    if not manifest["complete"]:
         raise ValueError(f"{folder} is not complete: run the train.generate that made it again")
+    made_with = manifest["request"]["hashes"]
     for name, wanted in hashes.items():
-        if found["request"]["hashes"][name] != wanted:
+        if made_with[name] != wanted:
             raise ValueError(
-                f"{folder} was made with another {name} (sha256 {found['request']['hashes'][name]:.12}) than "
+                f"{folder} was made with another {name} (sha256 {made_with[name]:.12}) than "
                 f"this one ({wanted:.12}): make it again with python -m train.generate"
             )
-    drawn_with = {"min_p": 0.0, **found["request"]["settings"]}
+    drawn_with = {"min_p": 0.0, **manifest["request"]["settings"]}
     for name, wanted in ({} if settings is None else {"min_p": 0.0, **settings}).items():
         if drawn_with[name] != wanted:
             raise ValueError(
-                f"{folder} was drawn with {name} {drawn_with[name]:g}, not {wanted:g}, and this loss is a mean "
-                "over text that was drawn as it is served: pass the same settings, or make it again"
+                f"{folder} was drawn with {name} {drawn_with[name]:g}, not {wanted:g}, and this "
+                "loss is a mean over text that was drawn with the settings it is served with: "
+                "pass the same settings, or make it again"
             )
     return [(ids, np.arange(len(ids)) >= start) for ids, start in read(folder)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Written:
-    """Sequences that a target wrote, or somebody else, as batches that depend on the step alone."""
+    """Sequences with masks, as batches that depend on the step alone."""
 
     tokens: np.ndarray  # [R, T + 1] int32, right-padded
-    drawn: (
-        np.ndarray
-    )  # [R, T] float32; 1 where the next token is to be learned: the target's own, an answer
-    limit: np.ndarray  # [R] int32; places before the cut: the target ended sequences with fewer
+    drawn: np.ndarray  # [R, T] float32; 1 where the next token is part of an answer, to be learned
+    limit: np.ndarray  # [R] int32; positions before the cut; the target ended shorter sequences
 
     @classmethod
     def of(cls, rows: Sequence[Row], length: int, cut: Sequence[int] | None = None) -> Written:
-        """From token ids [L] and masks [L] bool, each sequence cut or padded to `length` + 1 tokens.
+        """From token ids [L] and masks [L] bool, each cut or padded to `length` + 1 tokens.
 
-        A sequence of which nothing is left to learn is passed over; how many these are stands on stdout.
+        Sequences with nothing left to learn are skipped, and their number is printed.
 
         Args:
-          rows: token ids, and of each token whether it is learned.
+          rows: token ids, and a mask of the tokens that are learned.
           length: T.
-          cut: tokens at which each row was to be cut when it was written (`cuts`); None: at none.
+          cut: the largest length of each row when it was written (`cuts`); None: no limit.
 
         Raises:
-          ValueError: nothing is left of any.
+          ValueError: no sequence has anything left to learn.
         """
-        tokens, drawn = (
-            np.zeros((len(rows), length + 1), np.int32),
-            np.zeros((len(rows), length), np.float32),
-        )
+        tokens = np.zeros((len(rows), length + 1), np.int32)
+        drawn = np.zeros((len(rows), length), np.float32)
         for row, (ids, mask) in enumerate(rows):
-            kept = ids[: length + 1]
-            tokens[row, : len(kept)] = kept
-            drawn[row, : len(kept) - 1] = mask[1 : length + 1]
+            ids = ids[: length + 1]
+            tokens[row, : len(ids)] = ids
+            drawn[row, : len(ids) - 1] = mask[1 : length + 1]
         full = np.asarray(drawn.any(1))
         if not full.any():
             raise ValueError(
-                f"every prompt fills --sequence-length {length}: nothing of an answer is left to learn"
+                f"every prompt fills --sequence-length {length}: "
+                "nothing of an answer is left to learn"
             )
         if not full.all():
             print(
-                f"passed over {(~full).sum()} of {len(rows)} sequences: their prompts fill {length} tokens"
+                f"passed over {(~full).sum()} of {len(rows)} sequences: "
+                f"their prompts fill {length} tokens"
             )
         limit = np.full(len(rows), length) if cut is None else np.minimum(np.array(cut) - 1, length)
         return cls(tokens, drawn, limit.astype(np.int32)).at(full)
 
     def at(self, rows: np.ndarray) -> Written:
-        """Some of the rows, by a mask or by their numbers."""
+        """The rows of a mask, or with these numbers."""
         return Written(self.tokens[rows], self.drawn[rows], self.limit[rows])
 
     def split(self, out_of: int = 100) -> tuple[Written, Written]:
-        """Training rows, and one in `out_of` that is held out; at least one."""
+        """Training rows and held-out rows: one in `out_of` is held out, but at least one."""
         held = np.arange(len(self.tokens)) % out_of == 0
         return self.at(~held), self.at(held)
 
     def rows(self, first: int, count: int, seed: int) -> Written:
-        """Rows `first` ... `first + count - 1` of an endless order, shuffled anew each epoch."""
+        """Rows `first` ... `first + count - 1` of an endless order, reshuffled every epoch."""
         if not len(self.tokens):
             raise ValueError(
-                "no sequences of the target's are left for training: it must write more than one"
+                "the target wrote one sequence, which is held out, so none is left for training: "
+                "let it write more"
             )
         picked = []
         for number in range(first, first + count):

@@ -1,6 +1,9 @@
-"""How far a draft's distribution is from the target's: functions of log-probabilities [..., V], one number a row.
+"""Divergences of the draft's distribution from the target's.
 
-The target's may be -inf (tokens that top-k or top-p leave out), the draft's may not.  No gradient flows to the target.
+They are functions of log-probabilities [..., V] and return [...].  The target's log-probabilities
+may be -inf, for tokens that top-k or top-p leave out; the draft's may not.  Gradients are meant for
+the draft only.
+
 Reference: Zhou et al. 2023, DistillSpec, arXiv 2310.08461, section 3 and table 1.
 """
 
@@ -31,23 +34,24 @@ def jensen_shannon(target: Array, draft: Array) -> Array:
 
 
 def total_variation(target: Array, draft: Array) -> Array:
-    """1 - alpha: the chance that speculative sampling refuses a guess."""
+    """1 - alpha: the probability that speculative sampling rejects a draft."""
     return 1 - acceptance(target, draft)
 
 
 def acceptance(target: Array, draft: Array) -> Array:
-    """alpha = sum_v min(p, q), the chance that speculative sampling accepts a guess (Leviathan et al. 2022,
-    arXiv 2211.17192, corollary 3.6)."""
+    """alpha = sum_v min(p, q): the probability that speculative sampling accepts a draft.
+
+    Source: Leviathan et al. 2022, arXiv 2211.17192, corollary 3.6.
+    """
     return jnp.minimum(jnp.exp(target), jnp.exp(draft)).sum(-1)
 
 
 def _weighted(weight: Array, one: Array, other: Array) -> Array:
     """sum_v exp(weight) (one - other), where 0 times infinity is 0."""
     mass = jnp.exp(weight)
-    there = mass > 0
-    return jnp.sum(
-        jnp.where(there, mass * (jnp.where(there, one, 0) - jnp.where(there, other, 0)), 0), axis=-1
-    )
+    is_positive = mass > 0
+    difference = jnp.where(is_positive, one, 0) - jnp.where(is_positive, other, 0)
+    return jnp.sum(jnp.where(is_positive, mass * difference, 0), axis=-1)
 
 
 DIVERGENCES: dict[str, Divergence] = {
@@ -56,11 +60,11 @@ DIVERGENCES: dict[str, Divergence] = {
     "jensen-shannon": jensen_shannon,
     "total-variation": total_variation,
 }
-"""By their names on the command line."""
+"""The divergences by their names on the command line."""
 
 
 def blend(divergence: Divergence, share: Array | None) -> Divergence:
-    """From forward KL (`share` 0) to another divergence (`share` 1, or None)."""
+    """A blend of forward KL (`share` 0) with `divergence` (`share` 1, or None)."""
     if share is None:
         return divergence
     return lambda target, draft: (

@@ -1,10 +1,15 @@
-"""Folders of Medusa heads in any of `train.formats`, in and out; nothing but tensors is ever unpickled."""
+"""Reads and writes folders of Medusa heads in any of `formats.FORMATS`.
+
+Only tensors are ever unpickled.
+"""
 
 from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,15 +19,24 @@ import safetensors.numpy
 from specjax.files import read_json
 from specjax.training.formats import FORMATS, Form, Format, Heads
 
+if TYPE_CHECKING:
+    import torch
+
 _KINDS = ("float64", "float32", "float16", "bfloat16")
 
 
 def read_heads(folder: pathlib.Path, name: str, target_head: np.ndarray) -> Heads:
-    """Read a folder of the format `name`, for a target whose linear map to the vocabulary is `target_head` [V, E].
+    """Read a folder of the format `name`.
+
+    Args:
+      folder: the folder.
+      name: a key of `FORMATS`.
+      target_head: [V, E], the target's linear map to the vocabulary.
 
     Raises:
-      ValueError: all that is missing, left over or misshapen, at once; another target's map; a damaged file.
-      OSError: a file that is missing.
+      ValueError: tensors are missing, left over or have a wrong shape, all listed at once; the file
+        holds another target's map; or it is damaged.
+      OSError: a file is missing.
     """
     made, (vocab, size) = FORMATS[name], target_head.shape
     config = read_json(folder / "config.json")
@@ -30,17 +44,14 @@ def read_heads(folder: pathlib.Path, name: str, target_head: np.ndarray) -> Head
     for key, wanted in (("hidden_size", size), ("vocab_size", vocab)):
         if config.get(key, wanted) != wanted:
             raise ValueError(
-                f"{folder}: {key} is {config[key]}, and the target's {wanted}: pass the target of these heads"
+                f"{folder}: {key} is {config[key]}, and the target's {wanted}: "
+                "pass the target of these heads"
             )
     stored, names, faults = _load(folder / made.file), made.names(form), []
     for there, ours in names.items():
-        shape = (
-            (size,)
-            if ours.endswith("bias")
-            else (size, size)
-            if ".linear." in ours
-            else (vocab, size)
-        )
+        shape = (size,) if ours.endswith("bias") else (size, size)
+        if ".linear." not in ours:
+            shape = (vocab, size)
         if there not in stored:
             faults.append(f"{there} is missing (shape {list(shape)})")
         elif stored[there].shape != shape:
@@ -67,10 +78,12 @@ def read_heads(folder: pathlib.Path, name: str, target_head: np.ndarray) -> Head
 
 
 def write_heads(folder: pathlib.Path, name: str, heads: Heads, target_head: np.ndarray) -> None:
-    """Write a folder of the format `name`, config.json last; the target's map is rounded to the type of the heads.
+    """Write a folder of the format `name`, config.json last.
+
+    The target's linear map is rounded to the type of the heads.
 
     Raises:
-      ValueError: heads that the reader would take wrongly, and the cure.
+      ValueError: the reader of this format would misread these heads; the message has the cure.
     """
     made, (vocab, size), form = FORMATS[name], target_head.shape, heads.form
     fault = made.refuse(heads)
@@ -80,7 +93,7 @@ def write_heads(folder: pathlib.Path, name: str, heads: Heads, target_head: np.n
             f"--format {name}: {fault}; train heads with one block, or choose {others}"
         )
     kind = heads.tensors["0.0.linear.weight"].dtype
-    tensors = {  # a copy each: no two may share memory
+    tensors = {  # copies, since safetensors refuses tensors that share memory
         there: np.array(
             heads.tensors[ours] if ours in heads.tensors else target_head.astype(kind), order="C"
         )
@@ -88,7 +101,7 @@ def write_heads(folder: pathlib.Path, name: str, heads: Heads, target_head: np.n
     }
     folder.mkdir(parents=True, exist_ok=True)
     _save(folder / made.file, tensors)
-    # A file that repeats the target's map for each head does not say by itself that it is the target's.
+    # A file that repeats the target's map for each head looks like version 1 otherwise.
     ours = form.ours if form.own_heads else {**form.ours, "version": 2}
     config = {
         **made.write(form, size, vocab),
@@ -98,7 +111,7 @@ def write_heads(folder: pathlib.Path, name: str, heads: Heads, target_head: np.n
     (folder / "config.json").write_text(json.dumps(config) + "\n")
 
 
-def _form(path: pathlib.Path, config: dict[str, Any], made: Format) -> Form:
+def _form(path: pathlib.Path, config: Mapping[str, Any], made: Format) -> Form:
     try:
         ours = dict(config.get("specjax", {}))
         heads, layers, own = made.read(config)
@@ -112,7 +125,8 @@ def _form(path: pathlib.Path, config: dict[str, Any], made: Format) -> Form:
         raise ValueError(f"{path}: {error}") from None
     if min(form.num_heads, form.num_layers) < 1:
         raise ValueError(
-            f"{path} has {form.num_heads} heads of {form.num_layers} blocks; there must be one or more"
+            f"{path} has {form.num_heads} heads of {form.num_layers} blocks; "
+            "there must be one or more"
         )
     return form
 
@@ -126,15 +140,14 @@ def _load(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise FileNotFoundError(f"{path} is missing: is the folder of another format?")
     try:
         if path.suffix == ".pt":
-            found = _torch().load(
-                path, map_location="cpu", weights_only=True
-            )  # which executes nothing
-            return {name: _as_numpy(tensor) for name, tensor in found.items()}
+            # weights_only: loading executes no code from the file.
+            state = _torch().load(path, map_location="cpu", weights_only=True)
+            return {name: _as_numpy(tensor) for name, tensor in state.items()}
         with safetensors.safe_open(path, "np") as handle:
             return {name: handle.get_tensor(name) for name in handle.keys()}
     except ModuleNotFoundError:
         raise ValueError(f"{path} is read with PyTorch: pip install torch") from None
-    except Exception as error:  # each library has its own
+    except Exception as error:  # safetensors and torch raise errors of their own
         raise ValueError(f"{path} is damaged, or holds more than tensors ({error})") from None
 
 
@@ -155,14 +168,15 @@ def _save(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
     torch.save(made, path)
 
 
-def _as_numpy(tensor: Any) -> np.ndarray:
+def _as_numpy(tensor: torch.Tensor) -> np.ndarray:
+    # By way of bytes, since torch cannot convert bfloat16 to NumPy.
     kind = jnp.dtype(str(tensor.dtype).removeprefix("torch."))
-    found = np.empty(tuple(tensor.shape), kind)
-    found.reshape(-1).view(np.uint8)[:] = tensor.contiguous().view(-1).view(_torch().uint8).numpy()
-    return found
+    array = np.empty(tuple(tensor.shape), kind)
+    array.reshape(-1).view(np.uint8)[:] = tensor.contiguous().view(-1).view(_torch().uint8).numpy()
+    return array
 
 
-def _torch() -> Any:
+def _torch() -> ModuleType:
     import torch
 
     return torch

@@ -1,9 +1,9 @@
-"""The one training loop.  A job says what to learn and from what; the loop steps, saves, resumes and reports.
+"""The training loop.  A job has the data and the loss; the loop steps, saves and reports.
 
-    Job.batch(step) -> arrays --> jitted update (loss, gradient, Optax) --> every so often: evaluate, save
+    Job.batch(step) -> jitted update (loss, gradient, Optax) -> at intervals: log, evaluate, save
 
-What a step does depends on the options and the step number alone, so a run that was killed and resumed goes through
-the same states as one that was not.
+What a step does depends on the options and the step number alone, so a run that was killed and
+resumed goes through the same states as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import pathlib
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tokenizers
 from jax import Array
 from tqdm import tqdm
 
+from specjax.contract import Arrays
 from specjax.parallel import leader, mesh_of
 from specjax.training.curves import plot_curves, pyplot
 from specjax.training.masks import paint
@@ -43,34 +45,34 @@ from specjax.training.record import Metrics, describe
 
 @dataclasses.dataclass(frozen=True)
 class LoopOptions(OptimizerOptions, MeshOptions):
-    """What every job takes."""
+    """The options of every job."""
 
     out: str = option(
-        "runs/run", "folder of the run: checkpoints, metrics, and the model at its end", free=True
+        "runs/run", "folder of the run: checkpoints, metrics and the final model", free=True
     )
     sequence_length: int = option(512, "tokens per sequence")
-    seed: int = option(0, "of initialisation, data order and sampling")
+    seed: int = option(0, "seed of initialisation, data order and sampling")
     log_every: int = option(50, "steps between lines of metrics")
     eval_every: int = option(500, "steps between evaluations")
     save_every: int = option(500, "steps between checkpoints; the last three are kept", free=True)
     patience: int = option(
-        0, "stop after so many evaluations without a better one; 0: never", free=True
+        0, "stop after this many evaluations without improvement; 0: never", free=True
     )
     stop_at: int = option(
-        0, "stop and save after this step of `steps`, to go on later; 0: run to the end", free=True
+        0, "save and stop after this step, to be resumed later; 0: run to the end", free=True
     )
     tensorboard: bool = option(
         False, "write TensorBoard events too (needs tensorboardX)", free=True
     )
     curves: bool = option(False, "draw the metrics at the end (needs matplotlib)", free=True)
     show_mask: bool = option(
-        False, "print in colour what of a batch is learned, and end", free=True
+        False, "print the first batch with the learned tokens in colour, and exit", free=True
     )
     accept_changes: bool = option(
-        False, "resume although options, text, tokenizer or target have changed", free=True
+        False, "resume even if options, text, tokenizer or target have changed", free=True
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "sequence_length", "log_every", "eval_every", "save_every")
         at_least(self, 0, "patience", "stop_at")
@@ -78,55 +80,85 @@ class LoopOptions(OptimizerOptions, MeshOptions):
 
 
 class Job(Protocol):
-    """What a training job brings to the loop.  Hashed by identity: it is a static argument of the update.
+    """What a training job gives to the loop.
 
-    `show(batch)` are the tokens [B, T + 1] of a batch and which [B, T] of those behind the first are learned;
-    `tokenizer` writes them.
-
-    It may also have `inputs`, hashes by name of what it reads, which a resumed run must find unchanged; and
-    `goal(report)`, a number from an evaluation, the greater the better: the best model is kept, and patience asks it;
-    and `rates`, by which parts of its parameters learn faster (`optimizer.make_optimizer`).
+    A job is hashed by identity, since it is a static argument of the update.  It may also have the
+    attributes of `WithInputs`, `WithGoal` and `WithRates`.
     """
 
     @property
-    def frozen(self) -> Any:
-        """Arrays that the loss reads and nobody trains: a target's parameters, or None."""
+    def frozen(self) -> Arrays:
+        """Arrays that the loss reads but does not train: a target's parameters, or None."""
         ...
 
-    def init(self) -> Any:
-        """Fresh trainable parameters.  Where they lie on a mesh, the run is there."""
+    def init(self) -> Arrays:
+        """Fresh trainable parameters.  If they lie on a mesh, the run uses that mesh."""
         ...
 
-    def batch(self, step: int) -> Any:
-        """The data of a step: a pytree of arrays with the sequence as axis 0, a function of the step alone."""
+    def batch(self, step: int) -> Arrays:
+        """The data of a step, a function of the step alone.  Axis 0 of each leaf is the row."""
         ...
 
-    def loss(self, params: Any, frozen: Any, batch: Any) -> tuple[Array, dict[str, Array]]:
-        """Scalar loss and further metrics (`optimizer.gradient` says what `weight` among them means); traced once."""
+    def loss(self, params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
+        """Scalar loss and further metrics.  See `optimizer.gradient` for the metric `weight`."""
         ...
 
-    def evaluate(self, params: Any) -> dict[str, float]: ...
+    def evaluate(self, params: Arrays) -> dict[str, float]: ...
 
-    def export(self, params: Any, folder: pathlib.Path) -> None:
+    def export(self, params: Arrays, folder: pathlib.Path) -> None:
         """Write the finished model."""
         ...
 
     @property
-    def tokenizer(self) -> Any: ...
+    def tokenizer(self) -> tokenizers.Tokenizer | None:
+        """Decodes the tokens of `show`."""
+        ...
 
-    def show(self, batch: Any) -> tuple[Any, Any]: ...
+    def show(self, batch: Arrays) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens [B, T + 1] of a batch, and which [B, T] after the first are learned."""
+        ...
+
+
+@runtime_checkable
+class WithInputs(Protocol):
+    """A job that names its inputs."""
+
+    @property
+    def inputs(self) -> Mapping[str, str]:
+        """Hashes of what the job reads, by name.  They must not change in a resumed run."""
+        ...
+
+
+@runtime_checkable
+class WithGoal(Protocol):
+    """A job that ranks evaluations: the best model is kept, and `--patience` counts from it."""
+
+    def goal(self, report: dict[str, float]) -> float:
+        """A number from the report of an evaluation; greater is better."""
+        ...
+
+
+@runtime_checkable
+class WithRates(Protocol):
+    """A job with a learning rate for each part of its parameters."""
+
+    @property
+    def rates(self) -> Mapping[str, float] | None:
+        """Factors on the learning rate (see `optimizer.make_optimizer`); None: the same for all."""
+        ...
 
 
 def fit(job: Job, options: LoopOptions) -> dict[str, float]:
-    """Run a job to its end, or resume it.  Returns the last evaluation.
+    """Run a job to its end, or resume it.  Returns the report of the last evaluation.
 
-    Ctrl-C and SIGTERM finish the step, save, and stop: the same command goes on from there, also on another mesh and
-    with another number of processes.  Of several processes only the first writes, but for their parts of checkpoints.
+    Ctrl-C and SIGTERM finish the step, save and stop.  The same command then resumes the run, also
+    on another mesh or with another number of processes.  With several processes only the first one
+    writes files, except that each writes its own part of the checkpoints.
 
     Raises:
-      ValueError: the folder holds a run of other options or inputs.
+      ValueError: the folder holds a run with other options or inputs.
       FloatingPointError: the loss is not finite.
-      OSError: a checkpoint could not be written; the ones before it are whole.
+      OSError: a checkpoint could not be written; earlier ones are intact.
     """
     out = pathlib.Path(options.out).absolute()
     if options.show_mask:
@@ -134,14 +166,14 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
         return {}
     out.mkdir(parents=True, exist_ok=True)
     if options.curves:
-        pyplot()  # now, rather than after hours
+        pyplot()  # fails now, and not at the end of the run, if matplotlib is missing
     manager = ocp.CheckpointManager(
         out / "state",
         options=ocp.CheckpointManagerOptions(max_to_keep=3, enable_async_checkpointing=False),
     )
     resumed = manager.latest_step() is not None
-    optimizer = make_optimizer(options, getattr(job, "rates", None))
-    # `best` is the goal's greatest value so far, `since` how many evaluations ago.
+    optimizer = make_optimizer(options, job.rates if isinstance(job, WithRates) else None)
+    # `best` is the greatest value of the goal so far; `since` counts the evaluations after it.
     params = job.init()
     mesh = mesh_of(params)
     state = {
@@ -150,7 +182,8 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
         "since": jnp.int32(0),
     }
     state = lay_state(state, optimizer, mesh)
-    describe(out / "run.json", options, getattr(job, "inputs", {}), state, resumed)
+    inputs = job.inputs if isinstance(job, WithInputs) else {}
+    describe(out / "run.json", options, inputs, state, resumed)
     if resumed:
         state = dict(manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state)))
         print(f"resumed {out} at step {int(state['step'])} of {options.steps}", flush=True)
@@ -164,29 +197,32 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
         print(f"{asked} before the rate falls: it takes {warmup}", flush=True)
     bar = tqdm(total=options.steps, initial=step, unit="step", disable=None if leader() else True)
     report: dict[str, float] = {}
-    began, tokens, values = time.perf_counter(), 0, {}
+    values: dict[str, Array] = {}
+    began, tokens = time.perf_counter(), 0
 
-    def patient():
+    def patient() -> bool:
         return not options.patience or since < options.patience
 
-    def check(number, values):
+    def check(number: int, values: Mapping[str, Array]) -> None:
         if values and not np.isfinite([values["loss"], values["grad_norm"]]).all():
             if leader():
                 np.savez(out / "bad_batch.npz", **_by_name(job.batch(number - 1)))
             raise FloatingPointError(
-                f"the loss is {values['loss']} and its gradient's norm {values['grad_norm']} at step {number}, on "
-                f"batch {number - 1} (kept in {out / 'bad_batch.npz'}); {out / 'state'} holds the last good checkpoint "
-                f"(step {manager.latest_step()}): resume it with a lower --learning-rate and --accept-changes"
+                f"the loss is {values['loss']} and its gradient's norm {values['grad_norm']} at "
+                f"step {number}, on batch {number - 1} (kept in {out / 'bad_batch.npz'}); "
+                f"{out / 'state'} holds the last good checkpoint (step {manager.latest_step()}): "
+                "resume it with a lower --learning-rate and --accept-changes"
             )
 
-    def save():
+    def save() -> None:
         record = {"best": np.array(best, np.float32), "since": np.array(since, np.int32)}
         try:
             manager.save(step, args=ocp.args.StandardSave({**state, **record}))
-        except Exception as error:  # tensorstore and the operating system each have their own
+        except Exception as error:  # tensorstore and the operating system raise different types
             raise OSError(
-                f"the checkpoint of step {step} could not be written to {out / 'state'}: {error}\nThe last good one "
-                f"(step {manager.latest_step()}) is whole: make room, and the same command resumes"
+                f"the checkpoint of step {step} could not be written to {out / 'state'}: {error}\n"
+                f"The last good one (step {manager.latest_step()}) is whole: make room, "
+                "and the same command resumes"
             ) from error
 
     agreement = Agreement(mesh)
@@ -203,7 +239,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
                 values,
                 update(job, optimizer, options, state, job.frozen, batch),
             )
-            check(step, before)  # of the step before: this one runs meanwhile
+            check(step, before)  # the previous step's values: the host does not wait for this step
             step += 1
             bar.update()
             tokens += options.batch_size * options.sequence_length
@@ -222,13 +258,13 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
                 report = job.evaluate(averaged(state))
                 metrics.write(step, report)
                 bar.write(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in report.items()))
-                if hasattr(job, "goal"):
-                    found = float(np.float32(job.goal(report)))  # pyright: ignore[reportAttributeAccessIssue]
-                    best, since = (found, 0) if found > best else (best, since + 1)
+                if isinstance(job, WithGoal):
+                    goal = float(np.float32(job.goal(report)))
+                    best, since = (goal, 0) if goal > best else (best, since + 1)
                     if since == 0:
                         _replace(out / "best", functools.partial(job.export, averaged(state)))
                 began, tokens = time.perf_counter(), 0
-            # Read once: a signal that comes after this line ends the next step, not this one unsaved.
+            # Ask once per step: a later signal must not end the loop before the step is saved.
             ending = agreement.ask(bool(interrupted))
             if step % options.save_every == 0 or step == stop or ending or not patient():
                 check(step, values)
@@ -255,9 +291,10 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
 
 
 def show_mask(job: Job) -> str:
-    """The first batch of a job, what is learned of it in colour."""
+    """The text of the first batch of a job, with the learned tokens in colour."""
     tokens, learned = job.show(job.batch(0))
-    # What stands first in a sequence has nothing to be guessed from.
+    assert job.tokenizer is not None
+    # The first token of a sequence is never a label.
     masks = np.pad(np.asarray(learned, bool), ((0, 0), (1, 0)))
     return "\n".join(
         paint(row, mask, job.tokenizer) for row, mask in zip(np.asarray(tokens), masks, strict=True)
@@ -266,21 +303,21 @@ def show_mask(job: Job) -> str:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """A list that fills when somebody asks the process to end."""
-    found: list[int] = []
+    """A list of the signals SIGINT and SIGTERM that the process has received."""
+    received: list[int] = []
     previous = {
-        s: signal.signal(s, lambda number, _: found.append(number))
+        s: signal.signal(s, lambda number, _: received.append(number))
         for s in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        yield found
+        yield received
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _replace(folder: pathlib.Path, write: Any) -> None:
-    """Put what `write(folder)` writes in the place of `folder`, which is whole before and after."""
+def _replace(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
+    """Replace `folder` by what `write(folder)` writes, without ever leaving half of it there."""
     partial, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("partial", "old"))
     if leader():
         for leftover in (partial, old):
@@ -294,6 +331,10 @@ def _replace(folder: pathlib.Path, write: Any) -> None:
     together(f"wrote {folder}")
 
 
-def _by_name(batch: Any) -> dict[str, Any]:
+def _by_name(batch: Arrays) -> dict[str, Any]:
+    """The leaves of a batch by their names, for `np.savez`."""
     leaves = jax.tree_util.tree_leaves_with_path(batch)
-    return {jax.tree_util.keystr(path).strip("[]'") or "batch": leaf for path, leaf in leaves}
+    return {
+        jax.tree_util.keystr(path).strip("[]'") or "batch": np.asarray(leaf)
+        for path, leaf in leaves
+    }

@@ -1,14 +1,13 @@
-"""Low-rank changes of a target's weights: W + (alpha / rank) A B, with A [in, rank] random and B [rank, out] zero.
+"""Low-rank changes of a target's weights: W + (alpha / rank) A B.
 
-The change is added to the weights before a pass, so that a model with it is a model like any other, and its folder is
-the merged one; a dropout between A and the activations, which some recipes have, has no place there.
+A [in, rank] starts random and B [rank, out] starts at zero.  The change is added to the weights
+before a pass, so the changed model is an ordinary model, and it is saved with merged weights.  This
+leaves no place for the dropout between activations and A that some recipes use.
 
 Reference: Hu et al. 2021, LoRA, arXiv 2106.09685, section 4.1.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,20 +15,25 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
+from specjax.contract import Arrays
 from specjax.parallel import mesh_of
+
+Lora = dict[str, dict[str, Array]]
+"""{"layer_0/attention/q": {"a": [in, rank], "b": [rank, out]}, ...}"""
 
 _KERNEL, _ROUTER = "kernel", "router"
 
 
-def adapted(params: Any, tied: bool) -> dict[tuple[str, ...], Array]:
-    """The matrices [in, out] that change: of every linear map in a layer, and of the output.
+def adapted(params: Arrays, tied: bool) -> dict[tuple[str, ...], Array]:
+    """The matrices [in, out] that change: those of all linear maps in the layers, and the output.
 
-    A tied output is the embedding, which stays; so do the experts of a mixture, and what chooses among them.
+    A tied output is not changed, since it is the embedding.  Neither are the experts and routers of
+    a mixture of experts.
     """
-    found: Any = flatten_dict(params)
+    leaves: Arrays = flatten_dict(params)  # by path
     return {
         path: leaf
-        for path, leaf in found.items()
+        for path, leaf in leaves.items()
         if path[-1] == _KERNEL
         and leaf.ndim == 2
         and _ROUTER not in path
@@ -37,14 +41,14 @@ def adapted(params: Any, tied: bool) -> dict[tuple[str, ...], Array]:
     }
 
 
-def initial_lora(params: Any, rank: int, tied: bool, key: Array) -> dict[str, dict[str, Array]]:
-    """Changes of nothing yet: {"layer_0/attention/q": {"a": [in, rank], "b": [rank, out]}, ...}.
+def initial_lora(params: Arrays, rank: int, tied: bool, key: Array) -> Lora:
+    """Initial changes, whose products are zero.
 
-    On a mesh, A is split as the rows of the matrix that it changes, and B as its columns.
+    On a mesh, A is split like the rows of the matrix that it changes, and B like its columns.
     """
     matrices = adapted(params, tied)
 
-    def make(key: Array) -> dict[str, dict[str, Array]]:
+    def make(key: Array) -> Lora:
         made = {}
         for path, one in zip(sorted(matrices), jax.random.split(key, len(matrices)), strict=True):
             rows, columns = matrices[path].shape
@@ -54,11 +58,13 @@ def initial_lora(params: Any, rank: int, tied: bool, key: Array) -> dict[str, di
 
     at = None
     if mesh_of(matrices) is not None:
-        at = {"/".join(path[:-1]): _split_as(matrix.sharding) for path, matrix in matrices.items()}
+        at = {"/".join(path[:-1]): _split_as(matrix) for path, matrix in matrices.items()}
     return jax.jit(make, out_shardings=at)(key)
 
 
-def _split_as(at: Any) -> dict[str, NamedSharding]:
+def _split_as(matrix: Array) -> dict[str, NamedSharding]:
+    at = matrix.sharding
+    assert isinstance(at, NamedSharding)
     rows, columns = (*at.spec, None, None)[:2]
     return {
         "a": NamedSharding(at.mesh, PartitionSpec(rows, None)),
@@ -66,10 +72,11 @@ def _split_as(at: Any) -> dict[str, NamedSharding]:
     }
 
 
-def merge(params: Any, lora: dict[str, dict[str, Array]], scale: float) -> Any:
-    """The parameters with their changes, in the types that they have."""
-    found: Any = flatten_dict(params)
+def merge(params: Arrays, lora: Lora, scale: float) -> Arrays:
+    """The parameters with the changes added, in the types of the parameters."""
+    leaves: Arrays = flatten_dict(params)  # by path
     for name, change in lora.items():
         path = (*name.split("/"), _KERNEL)
-        found[path] = found[path] + (scale * (change["a"] @ change["b"])).astype(found[path].dtype)
-    return unflatten_dict(found)
+        matrix = leaves[path]
+        leaves[path] = matrix + (scale * (change["a"] @ change["b"])).astype(matrix.dtype)
+    return unflatten_dict(leaves)

@@ -1,45 +1,59 @@
-"""Losses on logits that are never all there: a chunk of tokens at a time.
+"""Losses that compute the logits one chunk of tokens at a time.
 
-The logits of a batch are its largest tensor by far (tokens x vocabulary).  `chunked` computes them a chunk at a time,
-takes the loss and its gradient while they are at hand, and keeps the gradients, which have the size of the inputs.
-`chunked_rows` is for numbers per token that something else combines, such as products along a text: its backward pass
-computes each chunk again.
+The logits of a batch are by far its largest tensor (tokens x vocabulary).  `chunked` computes them
+in chunks, takes the loss and the gradient of each chunk at once, and stores only the gradients,
+which have the size of the inputs.  `chunked_rows` returns numbers per token, for losses that
+combine them further, such as products along a text.  Its backward pass computes each chunk again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.contract import Arrays
 from specjax.sampling import Sampling, warp
 from specjax.training import divergences
 from specjax.training.divergences import Divergence, blend
 from specjax.training.precision import mixed_dot_general
 
+Operands = tuple[Arrays, ...]
+Saved = tuple[Array, Array, Operands, Operands]
+
 _LAST_FIRST = (((1,), (0,)), ((), ()))
 
 
 def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array]:
-    """Make `loss(logits [C, V], *rows [C, ...], *shared) -> sum` into `f(hidden [M, E], head [E, V], rows, shared)`.
+    """Turn a loss on logits into a loss on hidden states that works in chunks.
 
-    `rows` is a tuple of arrays [M, ...] that are cut into chunks with `hidden`, the first of them the rows' weights;
-    `shared` is a tuple of arrays that every chunk sees whole.  Gradients flow to `hidden` and `head` alone.  M is
-    padded up to whole chunks with zeros, so `loss` must give nothing for a row of weight 0.
+    Args:
+      loss: `loss(logits [C, V], *rows [C, ...], *shared)` returns a sum over rows.  It must be zero
+        for rows of weight 0, since M is padded with zeros to whole chunks.
+      chunk: the most rows of a chunk.
+
+    Returns:
+      A function `f(hidden [M, E], head [E, V], rows, shared=())`.  `rows` is a tuple of arrays
+      [M, ...] that are cut into chunks like `hidden`; the first holds the weights of the rows.
+      Every chunk sees all of the arrays in the tuple `shared`.  Only `hidden` and `head` have
+      gradients.
     """
 
-    def part(hidden, head, rows, shared):
+    def part(hidden: Array, head: Array, rows: Operands, shared: Operands) -> Array:
         return loss(mixed_dot_general(hidden, head, _LAST_FIRST), *rows, *shared)
 
     @jax.custom_vjp
-    def total(hidden, head, rows, shared=()):
+    def total(hidden: Array, head: Array, rows: Operands, shared: Operands = ()) -> Array:
         return forward(hidden, head, rows, shared)[0]
 
-    def forward(hidden, head, rows, shared):
-        def step(carry, xs):
+    def forward(
+        hidden: Array, head: Array, rows: Operands, shared: Operands
+    ) -> tuple[Array, tuple[Array, Array]]:
+        def step(
+            carry: tuple[Array, Array], xs: tuple[Array, Operands]
+        ) -> tuple[tuple[Array, Array], Array]:
             value, (grad_hidden, grad_head) = jax.value_and_grad(part, (0, 1))(
                 xs[0], head, xs[1], shared
             )
@@ -49,7 +63,7 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
         (value, grad_head), grad_hidden = jax.lax.scan(step, start, _split((hidden, rows), chunk))
         return value, (_join(grad_hidden)[: len(hidden)], grad_head.astype(head.dtype))
 
-    def backward(saved: Any, grad: Array):
+    def backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array, None, None]:
         return saved[0] * grad, saved[1] * grad, None, None
 
     total.defvjp(forward, backward)
@@ -57,26 +71,29 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
 
 
 def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable[..., Array]:
-    """Make `statistics(logits [C, V], *rows, *shared) -> [C, S]` into `f(hidden, head, rows, shared) -> [M, S]`.
+    """Turn `statistics(logits [C, V], *rows, *shared) -> [C, S]` into a function in chunks.
 
-    Arguments as in `chunked`, without weights: rows that pad a chunk are cut off again.
+    The function is `f(hidden, head, rows, shared=()) -> [M, S]`.  Its arguments are those of
+    `chunked`, but `rows` has no weights, since padding rows are removed from the result.
     """
 
     @jax.custom_vjp
-    def whole(hidden, head, rows, shared=()):
-        def step(_, xs):
+    def whole(hidden: Array, head: Array, rows: Operands, shared: Operands = ()) -> Array:
+        def step(_: None, xs: tuple[Array, Operands]) -> tuple[None, Array]:
             return None, statistics(mixed_dot_general(xs[0], head, _LAST_FIRST), *xs[1], *shared)
 
-        found = jax.lax.scan(step, None, _split((hidden, rows), chunk))[1]
-        return _join(found)[: len(hidden)]
+        chunks = jax.lax.scan(step, None, _split((hidden, rows), chunk))[1]
+        return _join(chunks)[: len(hidden)]
 
-    def forward(hidden, head, rows, shared):
+    def forward(
+        hidden: Array, head: Array, rows: Operands, shared: Operands
+    ) -> tuple[Array, Saved]:
         return whole(hidden, head, rows, shared), (hidden, head, rows, shared)
 
-    def backward(saved: Any, grad: Array):
+    def backward(saved: Saved, grad: Array) -> tuple[Array, Array, None, None]:
         hidden, head, rows, shared = saved
 
-        def pulled(logits, grad, *others):
+        def pulled(logits: Array, grad: Array, *others: Arrays) -> Array:
             return jnp.sum(grad * statistics(logits, *others))
 
         pull = jax.grad(chunked(pulled, chunk), (0, 1))
@@ -86,13 +103,13 @@ def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable
     return whole
 
 
-def _split(arrays: Any, chunk: int) -> Any:
-    """Arrays [M, ...] as chunks [K, C, ...], padded with zeros at the end.
+def _split(arrays: Arrays, chunk: int) -> Arrays:
+    """Arrays [M, ...] cut into chunks [K, C, ...], padded with zeros at the end.
 
-    Chunk k has the rows k, k + K, ...: on a mesh, of every device as many as of another, so that all read each chunk.
+    Chunk k has the rows k, k + K, ..., so on a mesh every device holds equally many rows of it.
     """
 
-    def split(x):
+    def split(x: Array) -> Array:
         size = min(chunk, len(x))
         padded = jnp.pad(x, [(0, -len(x) % size)] + [(0, 0)] * (x.ndim - 1))
         return padded.reshape(size, -1, *x.shape[1:]).swapaxes(0, 1)
@@ -101,19 +118,24 @@ def _split(arrays: Any, chunk: int) -> Any:
 
 
 def _join(chunks: Array) -> Array:
-    """What `_split` has cut, [K, C, E] as [M, E], padding too."""
+    """The inverse of `_split`, from [K, C, E] to [M, E]; M includes the padding."""
     return chunks.swapaxes(0, 1).reshape(-1, chunks.shape[-1])
 
 
 def log_target(logits: Array, sampling: Sampling | None = None) -> Array:
-    """Log-probabilities [C, V] that the target is sampled from with the settings (one row of them) that it serves."""
+    """Log-probabilities [C, V] of the target under the sampling settings it is served with.
+
+    `sampling` has one row.
+    """
     return jax.nn.log_softmax(logits if sampling is None else warp(logits[None], sampling)[0])
 
 
 def log_draft(logits: Array, sampling: Sampling | None = None) -> Array:
-    """Those of the draft, at the temperature that it serves; at 0, where nothing could be learned, at 1.
+    """Log-probabilities [C, V] of the draft at the temperature it is served with.
 
-    A filter would hide tokens from the gradient: the draft is to learn the target's, so that its own has nothing to do.
+    At temperature 0, where there would be no gradient, 1 is used instead.  Filters such as top-k
+    are not applied, since the tokens they remove would have no gradient.  The draft learns the
+    filtered distribution of the target instead.
     """
     if sampling is None:
         return jax.nn.log_softmax(logits)
@@ -131,11 +153,19 @@ def cross_entropy(logits: Array, weight: Array, labels: Array) -> Array:
 def against(divergence: Divergence) -> Callable[..., Array]:
     """A loss for `chunked`: the sum over rows of weight * divergence(target, draft).
 
-    Shapes logits [C, V], weight [C], target_hidden [C, E], target_head [E, V].  The target's logits are computed in
-    it, so that they too exist for one chunk only.  With a `share`, it is a blend with forward KL.
+    Shapes are logits [C, V], weight [C], target_hidden [C, E] and target_head [E, V].  The loss
+    computes the target's logits itself, so that they too exist for one chunk at a time.  With a
+    `share`, the divergence is blended with forward KL.
     """
 
-    def loss(logits, weight, target_hidden, target_head, sampling=None, share=None):
+    def loss(
+        logits: Array,
+        weight: Array,
+        target_hidden: Array,
+        target_head: Array,
+        sampling: Sampling | None = None,
+        share: Array | None = None,
+    ) -> Array:
         target = log_target(mixed_dot_general(target_hidden, target_head, _LAST_FIRST), sampling)
         return jnp.sum(weight * blend(divergence, share)(target, log_draft(logits, sampling)))
 
@@ -148,9 +178,10 @@ forward_kl = against(divergences.forward_kl)
 def agreement(
     logits: Array, target_hidden: Array, target_head: Array, sampling: Sampling | None = None
 ) -> Array:
-    """For `chunked_rows`: [C, 3], forward KL, alpha, and whether both have the same argmax.  Shapes as in `against`.
+    """For `chunked_rows`: forward KL, alpha, and whether both have the same argmax, as [C, 3].
 
-    Alpha is the acceptance rate of `rejection` where target and draft are both sampled with the settings, filters too.
+    Shapes are those of `against`.  Alpha is the acceptance rate of the rule `rejection` if target
+    and draft are both sampled with these settings, filters included.
     """
     logits_target = mixed_dot_general(target_hidden, target_head, _LAST_FIRST)
     target = log_target(logits_target, sampling)

@@ -1,10 +1,11 @@
-"""What a job with a target learns from: text, conversations, and what the target wrote."""
+"""Training data of a job with a target: text, conversations, and datasets that the target wrote."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,30 +16,55 @@ from specjax.files import find_folder
 from specjax.models import LanguageModel
 from specjax.training import dataset
 from specjax.training.conversations import SUFFIX, read_conversations
-from specjax.training.corpus import Tokens, digest, prepare
+from specjax.training.corpus import Source, Tokens, digest, prepare
 from specjax.training.dataset import Written, model_hashes
 
 
 @dataclasses.dataclass(frozen=True)
 class Material:
-    """Text as a stream, sequences with masks, what is held out of the two, and hashes of all that is read."""
+    """The data of a job."""
 
-    text: Tokens | None
-    written: Written | None
-    held_out: Tokens | Written
-    inputs: dict[str, str]
+    text: Tokens | None  # a stream of text
+    written: Written | None  # sequences with masks
+    held_out: Tokens | Written  # held-out text if there is text, else held-out sequences
+    inputs: dict[str, str]  # hashes of everything that was read, by name
 
 
-def gather(options: Any, target: LanguageModel, settings: dict[str, Any] | None = None) -> Material:
-    """Read `options.data`: folders and files of text, datasets of train.generate, and files of conversations (.jsonl).
+class DataOptions(Protocol):
+    """The options of a job that say where its data is."""
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def data(self) -> tuple[str, ...]: ...
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def out(self) -> str: ...
+
+    @property
+    def sequence_length(self) -> int: ...
+
+
+def gather(
+    options: DataOptions, target: LanguageModel, settings: Mapping[str, float] | None = None
+) -> Material:
+    """Read `options.data`.
+
+    It may name folders and files of text, datasets of train.generate, and conversations (.jsonl).
 
     Args:
-      options: of a job: `target`, `data`, `source`, `out` and `sequence_length`.
+      options: the options of the job.
       target: the model in `options.target`.
-      settings: those that the target must have drawn with (None: any, and conversations may be anybody's).
+      settings: the sampling settings that datasets must have been drawn with; conversations are
+        then refused.  None: any settings, and conversations too.
 
     Raises:
-      ValueError: a sequence that the target cannot read, data of another target, a file that is not what it should be.
+      ValueError: sequences longer than the target can read, data of another target, or a malformed
+        file.
     """
     out, length = pathlib.Path(options.out), options.sequence_length
     if target.tokenizer is None:
@@ -61,37 +87,40 @@ def gather(options: Any, target: LanguageModel, settings: dict[str, Any] | None 
         inputs = {**text.inputs, **hashes}
     if chats and settings is not None:
         raise ValueError(
-            f"{chats[0]} holds what anybody said, and this loss is a mean over what the target says: "
-            "let it answer them with train.generate --prompts"
+            f"the target did not draw the answers in {chats[0]}, and this loss is a mean over text "
+            "that it drew: let it answer them with train.generate --prompts"
         )
     if made or chats:
         rows = [row for path in made for row in dataset.read_masked(path, hashes, settings)]
         cuts = [cut for path in made for cut in dataset.cuts(path)]
-        said = [row for path in chats for row in read_conversations(target, path)]
-        written = Written.of(rows + said, length, cuts + [length + 1] * len(said))
+        answers = [row for path in chats for row in read_conversations(target, path)]
+        written = Written.of(rows + answers, length, cuts + [length + 1] * len(answers))
         inputs["dataset"] = digest(
             *(shard for path in made for shard in sorted(path.glob("*.safetensors"))), *chats
         )
         if held_out is None:
             written, held_out = written.split()
-    assert held_out is not None  # options have at least one thing to read
+    assert held_out is not None  # `data` is never empty
     return Material(text, written, held_out, inputs)
 
 
 def held_out_rows(
     held_out: Tokens | Written, index: int, rows: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [rows, length + 1] and `drawn` [rows, length], as in a batch; of text nothing is drawn."""
+    """Tokens [rows, length + 1] and `drawn` [rows, length], as in a batch; text has `drawn` = 0."""
     if isinstance(held_out, Written):
-        found = held_out.rows(index * rows, rows, 0)
-        return found.tokens, found.drawn
+        batch = held_out.rows(index * rows, rows, 0)
+        return batch.tokens, batch.drawn
     return held_out.batch(index, rows, length, 0), np.zeros((rows, length), np.float32)
 
 
 def held_out_prompts(
     held_out: Tokens | Written, count: int, length: int, prompt: int, longest: int
 ) -> list[list[int]]:
-    """Prompts to continue: `prompt` tokens of text, or what stands before an answer, at most `longest` tokens."""
+    """Prompts to continue: `prompt` tokens of text, or all tokens before an answer.
+
+    A prompt has at most `longest` tokens.
+    """
     tokens, drawn = held_out_rows(held_out, 0, count, length)
     starts = np.where(drawn.any(1), drawn.argmax(1) + 1, prompt)
     return [
@@ -100,10 +129,11 @@ def held_out_prompts(
     ]
 
 
-def learned(drawn: Any, prompts: bool = False) -> Array:
-    """[B, T] 1 where the next token is learned: what was drawn, and all of a sequence that is text.
+def learned(drawn: Array | np.ndarray, prompts: bool = False) -> Array:
+    """[B, T] 1 where the next token is learned.
 
-    Nothing of a prompt is, unless `prompts`, and nothing of what pads a sequence that ended.
+    These are the drawn tokens, and all tokens of a row that is text.  Prompts are learned only with
+    `prompts`, and padding after the EOS never is.
     """
     drawn = jnp.asarray(drawn)
     text = drawn.sum(1, keepdims=True) == 0

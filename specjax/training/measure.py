@@ -1,12 +1,11 @@
-"""What speculation does on prompts, through the decoder that serves: per prompt, and per depth."""
+"""Measures speculation on prompts with the real decoder: counts per prompt and per depth."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,30 +25,30 @@ _RESAMPLES = 2000
 
 @struct.dataclass
 class Counts:
-    """What happened to each row; D is the proposer's greatest depth."""
+    """Counts per row; D is the proposer's greatest depth."""
 
-    passes: Array  # [B] of the target
+    passes: Array  # [B] passes of the target
     emitted: Array  # [B] new tokens
-    tested: Array  # [B, D] guesses of this depth that the target judged, that is, whose parents it had accepted
-    accepted: Array  # [B, D] those of them that it accepted
+    tested: Array  # [B, D] verified drafts of each depth: those whose parents were accepted
+    accepted: Array  # [B, D] accepted drafts of each depth
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Of prompts, one after the other."""
+    """The measurements of `measure`, in the order of the prompts."""
 
     counts: Counts  # NumPy arrays, a row for each prompt
-    seconds: np.ndarray  # [B], prefill and decoding
-    tokens: list[list[int]]  # the new ones
+    seconds: np.ndarray  # [B] time of prefill and decoding
+    tokens: list[list[int]]  # the new tokens
 
 
 def width_for(prompts: Sequence[Sequence[int]]) -> int:
-    """The power of two that holds the longest of them, so that few programs are compiled."""
+    """The length of the longest prompt, rounded up to a power of two so that few shapes compile."""
     return max(_SMALLEST_WIDTH, 1 << (max(map(len, prompts)) - 1).bit_length())
 
 
 def pad(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids [B, width] and lengths [B]."""
+    """Token ids [B, width], padded on the right, and lengths [B]."""
     lengths = np.array([len(p) for p in prompts], np.int32)
     padded = np.zeros((len(prompts), width), np.int32)
     for row, prompt in zip(padded, prompts, strict=True):
@@ -59,17 +58,17 @@ def pad(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.nd
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
 def count_steps(decoder: Decoder, params: Params, state: DecodeState) -> tuple[DecodeState, Counts]:
-    """`decoder.run`, and what happened in it."""
+    """`decoder.run`, which also counts what happened."""
     rows, depth = len(state.length), decoder.proposer.max_depth
 
-    def step(carry):
+    def step(carry: tuple[DecodeState, Counts]) -> tuple[DecodeState, Counts]:
         before, counts = carry
         after, info = decoder.step(params, before)
-        place = jnp.arange(depth)
-        inside = place < info.count[:, None]  # guesses behind an end or a limit do not count
+        index = jnp.arange(depth)
+        inside = index < info.count[:, None]  # drafts after an EOS or a limit do not count
         asked = jax.vmap(tree.asked)(info.proposal.parent, info.path, info.num_accepted)
         tested = asked[:, :depth] & inside
-        accepted = (place < info.num_accepted[:, None]) & inside
+        accepted = (index < info.num_accepted[:, None]) & inside
         return after, Counts(
             counts.passes + ~before.done,
             counts.emitted + info.count,
@@ -84,45 +83,58 @@ def count_steps(decoder: Decoder, params: Params, state: DecodeState) -> tuple[D
 
 
 def measure(
-    decoder: Decoder, params: Params, prompts: Sequence[Sequence[int]], new_tokens: int, *, batch: int,
-    settings: dict[str, Any], seed: int,
-) -> Measured:  # fmt: skip
-    """Continue each prompt by `new_tokens`, `batch` at a time.
+    decoder: Decoder,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    new_tokens: int,
+    *,
+    batch: int,
+    settings: Mapping[str, float],
+    seed: int,
+) -> Measured:
+    """Continue each prompt by `new_tokens`, with `batch` prompts at a time.
 
     Args:
-      batch: on a mesh, rounded up to what divides its rows.
+      decoder, params: the decoder and its arrays.
+      prompts: token ids.
+      new_tokens: the most new tokens per prompt.
+      batch: rows of a batch; on a mesh, rounded up to a multiple of the parts of its rows.
       settings: `temperature`, `top_k` and so on, as `Sampling.create` takes them.
-      seed: a prompt's noise depends on it and on the prompt's number.
+      seed: seed of the sampling; a prompt's noise depends on it and on the prompt's number.
     """
     width, parts = min(width_for(prompts), decoder.capacity), row_parts(mesh_of(params.target))
     batch = -(-batch // parts) * parts
     keys = jax.vmap(lambda n: jax.random.fold_in(make_key(seed), n))(jnp.arange(len(prompts)))
     counts, seconds, tokens = [], [], []
     for first in range(0, len(prompts), batch):
-        # A last batch that is not full goes round, so that it needs no program of its own.
+        # A last batch that is not full is filled with the first prompts, to avoid a compilation.
         numbers = np.arange(first, first + batch) % len(prompts)
         padded, lengths = pad([prompts[n] for n in numbers.tolist()], width)
         began = time.perf_counter()
         state = decoder.prefill(
-            params, padded, lengths, limit=lengths + np.int32(new_tokens), sampling=Sampling.create(batch, **settings),
+            params,
+            padded,
+            lengths,
+            limit=lengths + np.int32(new_tokens),
+            sampling=Sampling.create(batch, **settings),
             key=keys[numbers],
-        )  # fmt: skip
-        state, found = jax.block_until_ready(count_steps(decoder, params, state))
-        kept = min(batch, len(prompts) - first)
-        seconds += [(time.perf_counter() - began) / kept] * kept
-        counts.append(jax.tree.map(lambda x, kept=kept: x[:kept], to_host(found)))
+        )
+        state, batch_counts = jax.block_until_ready(count_steps(decoder, params, state))
+        rows = min(batch, len(prompts) - first)
+        seconds += [(time.perf_counter() - began) / rows] * rows
+        counts.append(jax.tree.map(lambda x, rows=rows: x[:rows], to_host(batch_counts)))
         written, ends = to_host((state.tokens, state.length))
-        tokens += [written[row, lengths[row] : ends[row]].tolist() for row in range(kept)]
+        tokens += [written[row, lengths[row] : ends[row]].tolist() for row in range(rows)]
     return Measured(jax.tree.map(lambda *x: np.concatenate(x), *counts), np.array(seconds), tokens)
 
 
 def interval(
     above: Array | np.ndarray, below: Array | np.ndarray, seed: int = 0
 ) -> tuple[float, float, float] | None:
-    """sum(above) / sum(below) over prompts, and its 95 % interval; None where nothing is below.
+    """sum(above) / sum(below) over prompts and its 95 % interval; None if sum(below) is 0.
 
-    The bootstrap draws prompts with replacement (Efron and Tibshirani 1993, chapter 13): tokens of one prompt are not
-    independent.
+    The bootstrap draws whole prompts with replacement (Efron and Tibshirani 1993, chapter 13),
+    since the tokens of one prompt are not independent.
     """
     above, below = np.asarray(above), np.asarray(below)
     if not below.sum():
@@ -139,13 +151,13 @@ def measure_tau(
     params: Params,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
-    settings: dict[str, Any],
+    settings: Mapping[str, float],
 ) -> dict[str, float]:
-    """Tokens per pass of the target on prompts, with its interval: how a job validates."""
+    """The metrics tau, the tokens per pass of the target, and its interval tau_low, tau_high."""
     rows = min(len(prompts), 8)
     counts = measure(
         decoder, params, prompts, new_tokens, batch=rows, settings=settings, seed=0
     ).counts
-    found = interval(counts.emitted, counts.passes)
-    assert found is not None
-    return dict(zip(("tau", "tau_low", "tau_high"), found, strict=True))
+    tau = interval(counts.emitted, counts.passes)
+    assert tau is not None
+    return dict(zip(("tau", "tau_low", "tau_high"), tau, strict=True))

@@ -1,16 +1,17 @@
-"""A run on several devices: the same job, with its state and its batches laid onto a mesh.
+"""A run on several devices: the same job, with its state and its batches on a mesh.
 
     data    each device reads its rows of a batch; gradients are summed
-    fsdp    and keeps its part of parameters, gradients and optimizer; a layer is gathered when it is read
-    model   and multiplies its part of every layer; sums travel
+    fsdp    splits the rows in the same way, and also parameters, gradients and optimizer state; a
+            layer is gathered when it is read
+    model   each device multiplies with its part of every layer; partial sums are exchanged
 
-`jax.jit` does the rest: the update is one program, partitioned by how what it is given lies.
+`jax.jit` does the rest: the update is one program, partitioned by the shardings of its arguments.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -19,63 +20,76 @@ from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from specjax.contract import Arrays
 from specjax.parallel import by_row, make_mesh, parse_mesh, put, row_parts
 from specjax.training.options import Options, option
+
+if TYPE_CHECKING:
+    from specjax.training.loop import LoopOptions
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshOptions(Options):
-    """Devices and processes.  What they come to does not depend on them: a run may be resumed on others."""
+    """The devices and processes of a run, which may be resumed on others."""
 
     mesh: str | None = option(
         None,
-        "devices, as data=2,fsdp=2,model=2: rows, rows and parameters, parts of layers; none: one",
+        "devices along each axis, as data=2,fsdp=2,model=2; without it, one device",
         free=True,
     )
     coordinator: str | None = option(
         None,
-        "of several processes, HOST:PORT of the first, or auto: a cluster's environment says",
+        "HOST:PORT of the first of several processes, or auto: from the cluster's environment",
         free=True,
     )
-    num_processes: int | None = option(None, "how many; else JAX_NUM_PROCESSES", free=True)
+    num_processes: int | None = option(
+        None, "number of processes; by default JAX_NUM_PROCESSES", free=True
+    )
     process_id: int | None = option(
-        None, "which of them this is, from 0; else JAX_PROCESS_ID", free=True
+        None, "index of this process, from 0; by default JAX_PROCESS_ID", free=True
     )
 
 
 def mesh_sizes(options: MeshOptions) -> dict[str, int] | None:
-    """What `make_mesh` takes; without --mesh the devices of several processes along `data`, and of one process one.
+    """The sizes that `make_mesh` takes; None for a single device.
+
+    Without --mesh, one process uses one device, and several processes put all their devices along
+    `data`.
 
     Raises:
-      ValueError: --mesh has another form.
+      ValueError: --mesh is malformed.
     """
     if options.mesh is not None:
         return {"model": 1, **parse_mesh(options.mesh)}
     return None if jax.process_count() == 1 else {"data": jax.device_count(), "model": 1}
 
 
-def mesh_of_run(options: Any) -> Mesh | None:
-    """The mesh of the options.
+def mesh_of_run(options: LoopOptions) -> Mesh | None:
+    """The mesh of the options; None for a single device.
 
     Raises:
-      ValueError: it has not as many devices as there are, or does not divide the rows that are read at a time.
+      ValueError: it does not fit the devices, or does not divide the rows that are read at a time.
     """
     sizes = mesh_sizes(options)
     mesh = None if sizes is None else make_mesh(**sizes)
     rows, parts = options.batch_size // options.accumulate, row_parts(mesh)
     if rows % parts:
         raise ValueError(
-            f"--batch-size {options.batch_size} read in --accumulate {options.accumulate} parts is {rows} sequences at "
-            f"a time, which {parts} devices along data and fsdp do not divide: take a batch of "
+            f"--batch-size {options.batch_size} read in --accumulate {options.accumulate} parts "
+            f"is {rows} sequences at a time, which {parts} devices along data and fsdp do not "
+            "divide: take a batch of "
             f"{-(-rows // parts) * parts * options.accumulate}, or another --mesh"
         )
     return mesh
 
 
 def lay_state(
-    state: dict[str, Any], optimizer: optax.GradientTransformation, mesh: Mesh | None
-) -> dict[str, Any]:
-    """A state whose parameters lie on `mesh`, wholly there: what the optimizer keeps of each lies as it does."""
+    state: dict[str, Arrays], optimizer: optax.GradientTransformation, mesh: Mesh | None
+) -> dict[str, Arrays]:
+    """Lay all of a state onto the mesh of its parameters.
+
+    The optimizer's moments of a parameter are split like the parameter; the rest is replicated.
+    """
     if mesh is None:
         return state
     whole = NamedSharding(mesh, PartitionSpec())
@@ -84,24 +98,31 @@ def lay_state(
         name: like if name == "ema" else jax.tree.map(lambda _: whole, value)
         for name, value in state.items()
     }
-    at |= {"params": like, "optimizer": optax.tree_map_params(
-        optimizer, lambda _, place: place, state["optimizer"], like, transform_non_params=lambda _: whole
-    )}  # fmt: skip
+    at["params"] = like
+    at["optimizer"] = optax.tree_map_params(
+        optimizer,
+        lambda _, sharding: sharding,
+        state["optimizer"],
+        like,
+        transform_non_params=lambda _: whole,
+    )
     return jax.tree.map(
-        lambda leaf, place: leaf if leaf.sharding == place else put(leaf, place), state, at
+        lambda leaf, sharding: leaf if leaf.sharding == sharding else put(leaf, sharding),
+        state,
+        at,
     )
 
 
 def gathered(
     layout: tuple[NamedSharding | None, ...] | None,
 ) -> tuple[NamedSharding | None, ...] | None:
-    """As parameters lie while a step reads them: whole along `fsdp`.
+    """The shardings of parameters while a step reads them: not split along `fsdp`.
 
-    Left to itself, XLA would split the features of activations along `fsdp`, as the matrices that they meet are, and
-    send activations to and fro where their rows are split.
+    Without them XLA would split the last axis of activations along `fsdp`, like the matrices they
+    are multiplied with, and move activations between devices, since their rows are split too.
     """
 
-    def gather(at):
+    def gather(at: NamedSharding) -> NamedSharding:
         spec = (
             tuple(a for a in (part if isinstance(part, tuple) else (part,)) if a != "fsdp")
             for part in at.spec
@@ -113,23 +134,24 @@ def gathered(
     return None if layout is None else tuple(None if at is None else gather(at) for at in layout)
 
 
-def lay_batch(batch: Any, mesh: Mesh | None) -> Any:
-    """Rows of arrays, which every process can say, each on the devices that read it."""
-    return (
-        batch
-        if mesh is None
-        else jax.tree.map(lambda leaf: put(np.asarray(leaf), by_row(mesh)), batch)
-    )
+def lay_batch(batch: Arrays, mesh: Mesh | None) -> Arrays:
+    """A batch with its rows on the devices that read them.  Each process passes the whole batch."""
+    if mesh is None:
+        return batch
+    return jax.tree.map(lambda leaf: put(np.asarray(leaf), by_row(mesh)), batch)
 
 
 class Agreement:
-    """Does any process want to end?  All hear of it in the same step, one later than it was said."""
+    """Tells all processes in the same step that one of them wants to end.
 
-    def __init__(self, mesh: Mesh | None):
+    With several processes the answer comes one step late, so that no step waits for it.
+    """
+
+    def __init__(self, mesh: Mesh | None) -> None:
         self._mesh, self._said = mesh if jax.process_count() > 1 else None, None
 
     def ask(self, wanted: bool) -> bool:
-        """What was said at the last call, while this one's answer is on its way; of one process, at this one."""
+        """Whether any process passed True in the previous call; with one process, in this call."""
         if self._mesh is None:
             return wanted
         everywhere = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))
@@ -146,6 +168,6 @@ def _any(flags: Array) -> Array:
 
 
 def together(what: str) -> None:
-    """Wait until every process is here."""
+    """Wait until every process has reached this call."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(what)

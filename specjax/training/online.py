@@ -1,24 +1,27 @@
-"""Learning inside speculation: draft, verify, and learn from what the verification says.
+"""Learning inside speculation: draft, verify, and learn from the verification.
 
-The target's pass over a proposal gives its distribution after *every* guess, accepted or not, on the very text that the
-draft wrote.  These are labels of the kind that a draft needs most, and they are there anyway: no second pass of the
-target, no server, no file.
+The target's pass over a proposal gives its distribution after *every* draft, accepted or rejected,
+on the text that the draft model itself wrote.  These labels are the most useful ones for a draft
+model, and they cost no additional pass of the target.
 
-    text      p p p p a a b c c c d d          guesses of each step hang below its root; the draft reads text and
-                     \\g g  \\g g              guesses in one pass under a mask, and learns at every root and guess
+    text      p p p p a a b c c c d d
+                     \\g g  \\g g              g: drafts of a step, which follow its root
 
-Prior work: Liu et al. 2023, Online Speculative Decoding, arXiv 2310.07177, which learns at the first wrong guesses.
+The draft model reads the text and all drafts in one pass under a mask, and learns at every root and
+every draft.
+
+Prior work: Liu et al. 2023, Online Speculative Decoding, arXiv 2310.07177, which learns at the
+first rejected drafts.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.models import LinenModel
 from specjax.types import DecodeState, Params
@@ -26,55 +29,57 @@ from specjax.types import DecodeState, Params
 
 @struct.dataclass
 class Rollout:
-    """S steps of speculation."""
+    """The record of S steps of speculation."""
 
-    text: Array  # [B, L] tokens at the end
+    text: Array  # [B, L] tokens after the last step
     root: Array  # [B, S] slot of each step's pending token
-    guesses: Array  # [B, S, gamma]
-    logits: Array  # [B, S, gamma + 1, V] the target's, warped, after the root and after each guess
-    emitted: Array  # [B]
+    guesses: Array  # [B, S, gamma] drafts
+    logits: Array  # [B, S, gamma + 1, V] the target's, warped, after the root and after each draft
+    emitted: Array  # [B] new tokens
 
 
 def roll_out(decoder: Decoder, params: Params, state: DecodeState, steps: int) -> Rollout:
-    """Speculate for so many steps, with a proposer of chains.  No gradient flows into it."""
+    """Speculate for `steps` steps with a proposer of chains, without gradients."""
 
-    def step(state, _):
+    def step(state: DecodeState, _: None) -> tuple[DecodeState, tuple[Array, Array, Array]]:
         after, info = decoder.step(params, state)
         return after, (state.length - 1, info.proposal.tokens[:, 1:], info.logits)
 
     params = jax.lax.stop_gradient(params)
-    after, seen = jax.lax.scan(step, state, None, steps)
-    root, guesses, logits = (jnp.swapaxes(x, 0, 1) for x in seen)
+    after, records = jax.lax.scan(step, state, None, steps)
+    root, drafts, logits = (jnp.swapaxes(x, 0, 1) for x in records)
     return Rollout(
         after.tokens[:, : decoder.capacity],
         root,
-        guesses,
+        drafts,
         logits,
         after.stats.emitted - state.stats.emitted,
     )
 
 
-def read_branches(model: LinenModel, params: Any, rollout: Rollout) -> Array:
-    """The features [B, S, gamma + 1, E] of a draft at every root and guess, in one pass over all of them."""
+def read_branches(model: LinenModel, params: Arrays, rollout: Rollout) -> Array:
+    """The draft model's hidden states at every root and every draft, computed in one pass.
+
+    Returns:
+      [B, S, gamma + 1, E].
+    """
     rows, length = rollout.text.shape
     _, steps, gamma = rollout.guesses.shape
-    place, step, depth = (
-        jnp.arange(length),
-        jnp.arange(steps * gamma) // gamma,
-        jnp.arange(steps * gamma) % gamma + 1,
-    )
+    slot = jnp.arange(length)
+    step = jnp.arange(steps * gamma) // gamma
+    depth = jnp.arange(steps * gamma) % gamma + 1
     root = rollout.root[:, step]  # [B, steps * gamma]
-    text_sees = jnp.pad(place[:, None] >= place, ((0, 0), (0, steps * gamma)))
+    text_sees = jnp.pad(slot[:, None] >= slot, ((0, 0), (0, steps * gamma)))
     same_chain = (step[:, None] == step) & (depth[:, None] >= depth)
-    guesses_see = jnp.concatenate(
-        [root[:, :, None] >= place, jnp.broadcast_to(same_chain, (rows, *same_chain.shape))], axis=2
+    drafts_see = jnp.concatenate(
+        [root[:, :, None] >= slot, jnp.broadcast_to(same_chain, (rows, *same_chain.shape))], axis=2
     )
     mask = jnp.concatenate(
-        [jnp.broadcast_to(text_sees, (rows, *text_sees.shape)), guesses_see], axis=1
+        [jnp.broadcast_to(text_sees, (rows, *text_sees.shape)), drafts_see], axis=1
     )
     tokens = jnp.concatenate([rollout.text, rollout.guesses.reshape(rows, -1)], axis=1)
-    positions = jnp.concatenate([jnp.broadcast_to(place, (rows, length)), root + depth], axis=1)
+    positions = jnp.concatenate([jnp.broadcast_to(slot, (rows, length)), root + depth], axis=1)
     hidden = model.apply(params, tokens, positions, None, mask).hidden
     at_roots = jnp.take_along_axis(hidden[:, :length], rollout.root[:, :, None], axis=1)
-    at_guesses = hidden[:, length:].reshape(rows, steps, gamma, -1)
-    return jnp.concatenate([at_roots[:, :, None], at_guesses], axis=2)
+    at_drafts = hidden[:, length:].reshape(rows, steps, gamma, -1)
+    return jnp.concatenate([at_roots[:, :, None], at_drafts], axis=2)

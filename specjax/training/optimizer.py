@@ -1,52 +1,61 @@
-"""Schedule, AdamW, accumulation and averaging: one update of a job's parameters, a function of state and batch."""
+"""The update of a job's parameters: schedule, AdamW, gradient accumulation and averaging."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
+from jax.sharding import NamedSharding
 
+from specjax.contract import Arrays
 from specjax.parallel import hold, layout
 from specjax.training.mesh import gathered
 from specjax.training.options import Options, above, at_least, option, within
+
+Layout = tuple[NamedSharding | None, ...] | None
+State = dict[str, Arrays]
+Loss = Callable[[Arrays, Arrays, Arrays], tuple[Array, dict[str, Array]]]
+"""`loss(params, frozen, batch)` returns a scalar and further metrics."""
 
 SCHEDULES = ("wsd", "cosine")
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions(Options):
-    """How parameters follow gradients."""
+    """The options of the optimizer."""
 
     steps: int = option(1000, "optimizer steps", free=True)
     batch_size: int = option(4, "sequences per step")
     accumulate: int = option(
-        1, "parts that a batch is read in, one after the other, to need less memory"
+        1, "parts that a batch is read in, one after the other, to save memory"
     )
     learning_rate: float = option(2e-3, "peak learning rate of AdamW")
     schedule: str = option(
-        "wsd", "of the learning rate: constant and at the end linear, or cosine", choices=SCHEDULES
+        "wsd",
+        "of the learning rate; wsd: constant, then a linear decay at the end",
+        choices=SCHEDULES,
     )
-    warmup_steps: int = option(200, "steps of linear warm-up; fewer in a run that is too short")
+    warmup_steps: int = option(200, "steps of linear warm-up; fewer if the run is too short")
     warmup_fraction: float = option(
-        0.0, "part of the run that is warm-up, instead; 0: so many steps"
+        0.0, "fraction of the run that is warm-up; 0: --warmup-steps decides"
     )
     decay_fraction: float = option(
-        0.2, "last part of the run, which no warm-up takes; a wsd rate falls linearly to zero in it"
+        0.2, "last fraction of the run, in which a wsd rate falls linearly to zero"
     )
-    weight_decay: float = option(0.1, "of AdamW, on matrices only")
+    weight_decay: float = option(0.1, "weight decay of AdamW, on matrices only")
     clip: float = option(1.0, "largest norm of the gradient")
     ema: float = option(
         0.0,
-        "decay of a moving average of the parameters, which is then evaluated and kept; 0: none",
+        "decay of a moving average of the parameters, which is evaluated and exported; 0: none",
     )
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "steps", "batch_size", "accumulate")
         at_least(self, 0, "warmup_steps", "weight_decay")
@@ -58,21 +67,22 @@ class OptimizerOptions(Options):
             raise ValueError(f"--ema is {self.ema}; it must lie in [0, 1): 1 averages nothing")
         if self.batch_size % self.accumulate:
             raise ValueError(
-                f"--accumulate is {self.accumulate}; it must divide --batch-size, which is {self.batch_size}"
+                f"--accumulate is {self.accumulate}; "
+                f"it must divide --batch-size, which is {self.batch_size}"
             )
 
     @property
     def warmup(self) -> int:
-        """Steps of warm-up that are asked for."""
+        """The requested steps of warm-up."""
         by_fraction = round(self.steps * self.warmup_fraction)
         return by_fraction if self.warmup_fraction else self.warmup_steps
 
 
 def phases(options: OptimizerOptions) -> tuple[int, int]:
-    """Steps of warm-up and of the decay at the end of a wsd run.
+    """The steps of warm-up, and of the decay at the end of a wsd run.
 
-    They never overlap.  A warm-up that does not fit gives way to the decay, but not beyond half of
-    the run, and the decay has what is left.
+    They never overlap.  If both do not fit, the warm-up is shortened, but to no less than half of
+    the run, and the decay takes the rest.
     """
     steps = options.steps
     decay = max(1, round(steps * options.decay_fraction))
@@ -81,11 +91,13 @@ def phases(options: OptimizerOptions) -> tuple[int, int]:
 
 
 def make_schedule(options: OptimizerOptions) -> optax.Schedule:
-    """The learning rate of each step, from 0: warm-up, then cosine, or constant and then linear
-    ("WSD", Hu et al. 2024, arXiv 2404.06395, equation 1).  It is 0 behind the last step.
+    """The learning rate of each step, counted from 0.
 
-    Where warm-up and decay fit, a wsd rate does not depend on `steps` until the decay starts, so a
-    run can be resumed with more of them.
+    After the warm-up it follows a cosine, or it is constant and then decays linearly ("WSD", Hu et
+    al. 2024, arXiv 2404.06395, equation 1).  After the last step it is 0.
+
+    If warm-up and decay fit, a wsd rate does not depend on `steps` until the decay starts, so a run
+    can be resumed with more steps.
     """
     rate, (warmup, decay) = options.learning_rate, phases(options)
     if options.schedule == "cosine":
@@ -105,7 +117,8 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101) after clipping by the global norm.
 
-    With `rates`, parameters are a dict, and those below each name learn at so many times the rate.
+    With `rates`, the parameters are a dict, and `rates` has a factor on the learning rate for each
+    of its keys.
     """
     return optax.chain(
         optax.clip_by_global_norm(options.clip),
@@ -120,7 +133,7 @@ def make_optimizer(
 
 
 def _times(rates: Mapping[str, float]) -> optax.GradientTransformation:
-    def scale(updates, _):
+    def scale(updates: Arrays, _: Arrays) -> Arrays:
         return {
             name: jax.tree.map(lambda u, rate=rates[name]: rate * u, branch)
             for name, branch in updates.items()
@@ -130,34 +143,57 @@ def _times(rates: Mapping[str, float]) -> optax.GradientTransformation:
 
 
 def start(
-    optimizer: optax.GradientTransformation, options: OptimizerOptions, params: Any
-) -> dict[str, Any]:
-    """The state of step 0."""
+    optimizer: optax.GradientTransformation, options: OptimizerOptions, params: Arrays
+) -> State:
+    """The state before the first step."""
     state = {"params": params, "optimizer": optimizer.init(params), "step": jnp.int32(0)}
     return state | ({"ema": jax.tree.map(jnp.copy, params)} if options.ema else {})
 
 
-def averaged(state: dict[str, Any]) -> Any:
-    """The parameters to use: their moving average, where there is one."""
+def averaged(state: State) -> Arrays:
+    """The parameters to evaluate and export: the moving average if there is one."""
     return state.get("ema", state["params"])
 
 
+class HasLoss(Protocol):
+    """The part of a `loop.Job` that an update needs."""
+
+    def loss(
+        self, params: Arrays, frozen: Arrays, batch: Arrays
+    ) -> tuple[Array, dict[str, Array]]: ...
+
+
 def update(
-    job: Any,
+    job: HasLoss,
     optimizer: optax.GradientTransformation,
     options: OptimizerOptions,
-    state: dict,
-    frozen: Any,
-    batch: Any,
-) -> tuple[dict, dict]:
-    """One step of a `loop.Job`: state and metrics.  The state is donated, and lies afterwards as it did."""
+    state: State,
+    frozen: Arrays,
+    batch: Arrays,
+) -> tuple[State, dict[str, Array]]:
+    """One step of a `loop.Job`.
+
+    The state is donated, and the new state has the same shardings.
+
+    Returns:
+      The new state and the metrics.
+    """
     read = gathered(layout(state["params"])), gathered(layout(frozen))
     return _update(job, optimizer, options, layout(state), read, state, frozen, batch)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=5)
-def _update(job, optimizer, options, layout, read, state, frozen, batch):
-    def loss_of(params, frozen, batch):
+def _update(
+    job: HasLoss,
+    optimizer: optax.GradientTransformation,
+    options: OptimizerOptions,
+    layout: Layout,
+    read: tuple[Layout, Layout],
+    state: State,
+    frozen: Arrays,
+    batch: Arrays,
+) -> tuple[State, dict[str, Array]]:
+    def loss_of(params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
         return job.loss(hold(params, read[0]), hold(frozen, read[1]), batch)
 
     loss, metrics, grads = gradient(loss_of, options.accumulate, state["params"], frozen, batch)
@@ -172,16 +208,16 @@ def _update(job, optimizer, options, layout, read, state, frozen, batch):
 
 
 def gradient(
-    loss: Any, parts: int, params: Any, frozen: Any, batch: Any
-) -> tuple[Array, dict[str, Array], Any]:
-    """Loss, metrics and gradient of a batch that is read in `parts`, cut along axis 0 of every leaf.
+    loss: Loss, parts: int, params: Arrays, frozen: Arrays, batch: Arrays
+) -> tuple[Array, dict[str, Array], Arrays]:
+    """Loss, metrics and gradient of a batch that is read in `parts`, cut along axis 0.
 
-    A loss that is a mean over what its batch holds says of how much, as the metric `weight`: the parts then count as
-    they do in the whole.
+    A loss that is a weighted mean returns its total weight as the metric `weight`, so that the mean
+    over the parts equals the mean over the whole batch.  Without it all parts count the same.
     """
     differentiate = jax.value_and_grad(loss, has_aux=True)
 
-    def read(part):
+    def read(part: Arrays) -> tuple[Array, dict[str, Array], Arrays]:
         (value, metrics), grads = differentiate(params, frozen, part)
         metrics = {"loss": value, **metrics}
         weight = jnp.asarray(metrics.pop("weight", 1.0), jnp.float32)
@@ -191,11 +227,11 @@ def gradient(
         _, metrics, grads = read(batch)
         return metrics.pop("loss"), metrics, grads
 
-    def add(total, part):
+    def add(total: Arrays, part: Arrays) -> tuple[Arrays, tuple[Array, dict[str, Array]]]:
         weight, metrics, grads = read(part)
         return jax.tree.map(lambda t, g: t + weight * g, total, grads), (weight, metrics)
 
-    # Part i has the rows i, i + parts, ...: on a mesh, of every device as many as of another.
+    # Part i has the rows i, i + parts, ..., so on a mesh every device holds equally many of them.
     batch = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
     zeros = jax.tree.map(jnp.zeros_like, params)
     total, (weights, metrics) = jax.lax.scan(add, zeros, batch)

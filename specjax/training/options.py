@@ -1,4 +1,4 @@
-"""A frozen dataclass as a command line and as a file: one field, one option, its comment the help text."""
+"""Command lines and option files from frozen dataclasses: each field is an option."""
 
 from __future__ import annotations
 
@@ -11,27 +11,45 @@ import sys
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specjax.parallel import join_from, leaving
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 REQUIRED = object()
+"""The default of an option that must be given."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What classes of options share, so that the checks of all of them run where a job has several:
-    each calls `super().__post_init__()`."""
+    """The base of all option classes.
 
-    def __post_init__(self):
+    A job inherits from several of them, and each calls `super().__post_init__()`, so that all of
+    their checks run.
+    """
+
+    def __post_init__(self) -> None:
         pass
 
 
-def option(default: Any, text: str, *, free: bool = False, choices: Any = None) -> Any:
-    """A dataclass field with a help text.  A tuple becomes an option that takes several values;
-    `REQUIRED` as default makes it obligatory; `free` says that it may change when a run is resumed."""
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def option(
+    default: object, text: str, *, free: bool = False, choices: Sequence[str] | None = None
+) -> Any:
+    """A dataclass field with a help text.  A tuple becomes an option that takes several values.
+
+    Args:
+      default: the default, or `REQUIRED`.
+      text: the help text.
+      free: may the option change when a run is resumed?
+      choices: the allowed values; None: any.
+    """
     metadata = {"help": text, "free": free, "choices": choices}
     if default is REQUIRED:
         return dataclasses.field(kw_only=True, metadata=metadata)
@@ -39,27 +57,27 @@ def option(default: Any, text: str, *, free: bool = False, choices: Any = None) 
 
 
 def flag(name: str) -> str:
-    """The option of a field."""
+    """The command-line option of a field."""
     return "--" + name.replace("_", "-")
 
 
-def at_least(options: Any, least: float, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is smaller, infinite or NaN."""
+def at_least(options: object, least: float, *names: str) -> None:
+    """Raises ValueError for the first of these fields that is below `least`, infinite or NaN."""
     for name in names:
         value = _finite(options, name)
         if value < least:
             raise ValueError(f"{flag(name)} is {value}; it must be at least {least}")
 
 
-def above(options: Any, bound: float, *names: str) -> None:
-    """Raises ValueError for the first of these fields that is not greater, infinite or NaN."""
+def above(options: object, bound: float, *names: str) -> None:
+    """Raises ValueError for the first of these fields that is at most `bound`, infinite or NaN."""
     for name in names:
         value = _finite(options, name)
         if value <= bound:
             raise ValueError(f"{flag(name)} is {value}; it must be greater than {bound}")
 
 
-def within(options: Any, low: float, high: float, *names: str) -> None:
+def within(options: object, low: float, high: float, *names: str) -> None:
     """Raises ValueError for the first of these fields that does not lie in [low, high]."""
     for name in names:
         value = _finite(options, name)
@@ -67,9 +85,11 @@ def within(options: Any, low: float, high: float, *names: str) -> None:
             raise ValueError(f"{flag(name)} is {value}; it must lie in [{low}, {high}]")
 
 
-def matching(options: Any, found: Any, origin: str, *names: str) -> None:
-    """Raises ValueError where `found` has other values in fields that options of the same names ask
-    for.  The message names these fields alone."""
+def matching(options: object, found: object, origin: str, *names: str) -> None:
+    """Raises ValueError if `options` and `found` differ in any of these fields.
+
+    The message names the fields that differ; `origin` says in it where `found` comes from.
+    """
     other = {name: getattr(found, name) for name in names}
     other = {name: value for name, value in other.items() if value != getattr(options, name)}
     if other:
@@ -78,14 +98,14 @@ def matching(options: Any, found: Any, origin: str, *names: str) -> None:
         raise ValueError(f"{origin} does not fit {asked}: pass {cure}")
 
 
-def as_argument(name: str, value: Any) -> str:
-    """An option with its value, as on a command line."""
+def as_argument(name: str, value: object) -> str:
+    """An option with its value, as written on a command line."""
     if isinstance(value, bool):
         return flag(name) if value else "--no-" + flag(name)[2:]
     return f"{flag(name)} {value}"
 
 
-def _finite(options: Any, name: str) -> float:
+def _finite(options: object, name: str) -> float:
     value = getattr(options, name)
     if not math.isfinite(value):
         raise ValueError(f"{flag(name)} is {value}; it must be a finite number")
@@ -96,11 +116,12 @@ def parse(
     cls: type[T],
     argv: list[str] | None = None,
     description: str | None = None,
-    presets: Mapping[str, Mapping[str, Any]] | None = None,
+    presets: Mapping[str, Mapping[str, object]] | None = None,
 ) -> T:
-    """Read `cls` from the command line, over what `--config` says, over what `--preset` (one of `presets`) says.
+    """Read `cls` from a command line.
 
-    `ValueError`s of its checks become usage errors.
+    Options of the command line override those of `--config`, which override those of `--preset`
+    (one of `presets`).  A `ValueError` of a check becomes a usage error.
     """
     parser = argparse.ArgumentParser(
         description=description,
@@ -108,16 +129,16 @@ def parse(
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--config", help="a YAML, TOML or JSON file of options; those of the command line win"
+        "--config", help="a YAML, TOML or JSON file of options; the command line overrides it"
     )
     if presets is not None:
         parser.add_argument(
             "--preset",
             choices=sorted(presets),
-            help="a published recipe; other options win over it",
+            help="a published recipe; all other options override it",
         )
     hints = typing.get_type_hints(cls)
-    fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
+    fields = dataclasses.fields(cls)
     for field in fields:
         kind = hints[field.name]
         if isinstance(kind, types.UnionType):
@@ -142,7 +163,7 @@ def parse(
             arguments = _preset_first(parser, arguments, presets)
         values = vars(parser.parse_args(arguments))
         values = {name: value for name, value in values.items() if name not in ("config", "preset")}
-        # Before JAX is asked anything, which a check of the options may do.
+        # Processes must join before JAX is first used, which the checks of the options may do.
         join_from(values)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
     except (ValueError, OSError) as error:
@@ -150,7 +171,10 @@ def parse(
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a job from the command line.  What a user can mend ends in its message and exit status 2."""
+    """Run a job from the command line.
+
+    An error that the user can fix is printed as a message, and the exit status is 2.
+    """
     with leaving():
         try:
             main()
@@ -160,34 +184,34 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _file_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> list[str] | None:
-    """The command line with the options of `--config` before its own, so that these win."""
+    """The command line, preceded by the options of `--config`, which it overrides."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config")
-    found, rest = finder.parse_known_args(argv)
-    if found.config is None:
+    named, rest = finder.parse_known_args(argv)
+    if named.config is None:
         return argv
-    return _arguments(parser, f"--config {found.config}", _read(pathlib.Path(found.config))) + rest
+    return _arguments(parser, f"--config {named.config}", _read(pathlib.Path(named.config))) + rest
 
 
 def _preset_first(
     parser: argparse.ArgumentParser,
     argv: list[str] | None,
-    presets: Mapping[str, Mapping[str, Any]],
+    presets: Mapping[str, Mapping[str, object]],
 ) -> list[str] | None:
-    """The command line with the options of `--preset` before its own."""
+    """The command line, preceded by the options of `--preset`, which it overrides."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--preset")
-    found, rest = finder.parse_known_args(argv)
-    if found.preset not in presets:
-        return argv  # where an unknown one is an error that lists them
-    return _arguments(parser, f"--preset {found.preset}", presets[found.preset]) + rest
+    named, rest = finder.parse_known_args(argv)
+    if named.preset not in presets:
+        return argv  # the parser reports an unknown preset, and lists the known ones
+    return _arguments(parser, f"--preset {named.preset}", presets[named.preset]) + rest
 
 
 def _arguments(
-    parser: argparse.ArgumentParser, origin: str, values: Mapping[str, Any]
+    parser: argparse.ArgumentParser, origin: str, values: Mapping[str, object]
 ) -> list[str]:
-    """Options by name as a command line."""
-    known, found = {action.dest: action for action in parser._actions}, []
+    """A command line from options by name."""
+    known, arguments = {action.dest: action for action in parser._actions}, []
     for name, value in values.items():
         dest = str(name).replace("-", "_")
         if dest not in known or dest in ("config", "help"):
@@ -195,13 +219,13 @@ def _arguments(
         if isinstance(value, bool):
             if not isinstance(known[dest], argparse.BooleanOptionalAction):
                 raise ValueError(f"{origin}: {name} is {value}, but it is not a switch")
-            found.append(as_argument(dest, value))
+            arguments.append(as_argument(dest, value))
         elif value is not None:
-            found += [flag(dest), *map(str, value if isinstance(value, list) else [value])]
-    return found
+            arguments += [flag(dest), *map(str, value if isinstance(value, list) else [value])]
+    return arguments
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def _read(path: pathlib.Path) -> dict[str, object]:
     text = path.read_text()
     try:
         if path.suffix in (".yaml", ".yml"):
@@ -212,16 +236,17 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
             values = json.loads(text)
         else:
             raise ValueError(f"it must end in .yaml, .toml or .json, not in {path.suffix!r}")
-    except Exception as error:  # each format has its own
+    except Exception as error:  # each parser has errors of its own
         raise ValueError(f"--config {path}: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(
-            f"--config {path} holds a {type(values).__name__}; it must hold options and their values"
+            f"--config {path} holds a {type(values).__name__}; "
+            "it must hold options and their values"
         )
     return values
 
 
-def _yaml() -> Any:
+def _yaml() -> ModuleType:
     try:
         import yaml
     except ModuleNotFoundError:

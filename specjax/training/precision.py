@@ -1,9 +1,12 @@
-"""Matrix products in bfloat16 with float32 sums, while parameters, activations and gradients stay float32."""
+"""Matrix products in bfloat16 with float32 sums.
+
+Parameters, activations and gradients stay float32.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,26 +14,31 @@ from jax import Array
 
 from specjax.models import float32_dot_general
 
+Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+"""The `dimension_numbers` of `jax.lax.dot_general`."""
 
-def mixed_dot_general(x: Array, kernel: Array, dimensions: Any) -> Array:
+
+def mixed_dot_general(x: Array, kernel: Array, dimensions: Dimensions) -> Array:
     """`jax.lax.dot_general` of activations [..., in] and a kernel, both rounded to bfloat16.
 
-    The backward products round too where the hardware gains by it; XLA:CPU has a fast bfloat16 path for the
-    forward product only, so there they are float32.
+    The backward products are rounded too, except on CPU, where they are float32: XLA:CPU has a fast
+    bfloat16 path for the forward product only.
     """
     return _mixed(x, kernel, dimensions)  # pyright: ignore[reportReturnType]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _mixed(x: Array, kernel: Array, dimensions: Any) -> Array:
+def _mixed(x: Array, kernel: Array, dimensions: Dimensions) -> Array:
     return float32_dot_general(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), dimensions)
 
 
-def _forward(x: Array, kernel: Array, dimensions: Any):
+def _forward(x: Array, kernel: Array, dimensions: Dimensions) -> tuple[Array, tuple[Array, Array]]:
     return _mixed(x, kernel, dimensions), (x, kernel)
 
 
-def _backward(dimensions: Any, saved: tuple[Array, Array], grad: Array):
+def _backward(
+    dimensions: Dimensions, saved: tuple[Array, Array], grad: Array
+) -> tuple[Array, Array]:
     x, kernel = saved
     ((_, (kernel_axis,)), _) = dimensions
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16

@@ -1,7 +1,8 @@
 """python -m train.prompts: prompts for measurements, from files that no job of `train` learns from.
 
-One prompt a file: what stands before the end of the function header nearest to the file's middle, from the beginning
-of a line at least `--characters` before it.  A file without such a header is cut behind the line in its middle.
+Each file gives one prompt.  It ends after the function header nearest to the middle of the file,
+and it starts at the beginning of a line, at least `--characters` earlier.  In a file without a
+function header it ends after the line in the middle.
 """
 
 from __future__ import annotations
@@ -20,18 +21,16 @@ _HEADER = re.compile(r"^[ \t]*def .*:\n", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class PromptOptions(TextOptions):
-    """The text, which of its files, and how much of each."""
+    """The options of `train.prompts`."""
 
-    out: str = option(REQUIRED, "file for JSON lines with `source` and `prompt`")
+    out: str = option(REQUIRED, "output file of JSON lines with `source` and `prompt`")
     characters: int = option(
-        500, "of a prompt at least, where the file has as many; 3 to 4 make a token"
+        500, "least length of a prompt, if the file has as many; a token has 3 to 4"
     )
-    count: int = option(0, "at most so many files, evenly spaced among those held out; 0: all")
-    like: str | None = option(
-        None, "a file of such prompts: take the files that it names, and no others"
-    )
+    count: int = option(0, "most files, evenly spaced among those held out; 0: all")
+    like: str | None = option(None, "a file of such prompts: use exactly the files that it names")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "characters")
         at_least(self, 0, "count")
@@ -57,29 +56,29 @@ def prompts(options: PromptOptions) -> Iterator[dict[str, str]]:
     """`source` and `prompt` of each file, in the order of the corpus.
 
     Raises:
-      ValueError: `like` names files that are not among those held out.
+      ValueError: `like` names files that are not held out.
     """
     documents = list(read_documents(options.source))
     chosen = held_out_texts([text for _, text in documents]) if documents else set()
-    found = {_name(path, options.data): text for path, text in documents if text in chosen}
+    texts = {_name(path, options.data): text for path, text in documents if text in chosen}
     if options.like is not None:
         lines = pathlib.Path(options.like).read_text().splitlines()
         wanted = {json.loads(line)["source"] for line in lines if line.strip()}
-        if missing := sorted(wanted - found.keys()):
+        if missing := sorted(wanted - texts.keys()):
             raise ValueError(
-                f"--like {options.like} names {len(missing)} files that are not held out of --data, {missing[0]} among "
-                "them: other versions of a file have other hashes"
+                f"--like {options.like} names {len(missing)} files that are not held out of "
+                f"--data, {missing[0]} among them: other versions of a file have other hashes"
             )
-        found = {name: text for name, text in found.items() if name in wanted}
-    names = list(found)
+        texts = {name: text for name, text in texts.items() if name in wanted}
+    names = list(texts)
     if 0 < options.count < len(names):
         names = [names[index * len(names) // options.count] for index in range(options.count)]
     for name in names:
-        yield {"source": name, "prompt": cut(found[name], options.characters)}
+        yield {"source": name, "prompt": cut(texts[name], options.characters)}
 
 
 def _name(path: pathlib.Path, folders: tuple[str, ...]) -> str:
-    """From the folder of `--data` on; a package names itself."""
+    """The path of a file from its folder of `--data` on, without "site-packages/"."""
     root = max(
         (root for root in map(pathlib.Path, folders) if path.is_relative_to(root)),
         key=lambda r: len(r.parts),
@@ -89,12 +88,12 @@ def _name(path: pathlib.Path, folders: tuple[str, ...]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(PromptOptions, argv, __doc__)
-    found = list(prompts(options))
-    if not found:
+    lines = list(prompts(options))
+    if not lines:
         raise ValueError(too_few(options.source, 0))
-    text = "".join(json.dumps(prompt) + "\n" for prompt in found)
+    text = "".join(json.dumps(prompt) + "\n" for prompt in lines)
     pathlib.Path(options.out).write_text(text)
-    print(f"wrote {options.out}: {len(found)} prompts", flush=True)
+    print(f"wrote {options.out}: {len(lines)} prompts", flush=True)
 
 
 if __name__ == "__main__":

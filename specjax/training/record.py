@@ -1,4 +1,4 @@
-"""What a run writes beside its checkpoints: `run.json`, `metrics.jsonl`, and TensorBoard's events if asked."""
+"""The records of a run beside its checkpoints: `run.json`, `metrics.jsonl`, TensorBoard events."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import json
 import pathlib
 import platform
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
 
 import jax
 
+from specjax.contract import Arrays
 from specjax.parallel import leader
 from specjax.training.options import flag
+
+if TYPE_CHECKING:
+    from specjax.training.loop import LoopOptions
 
 _PACKAGES = (
     "jax",
@@ -28,27 +33,31 @@ _PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Of everything that could change the numbers of a run."""
+    """The versions of everything that could change the numbers of a run."""
     import specjax
 
-    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
     device = jax.devices()[0]
     return {
         "specjax": specjax.__version__,
         "python": platform.python_version(),
-        **found,
+        **packages,
         "device": f"{jax.device_count()} x {device.device_kind} ({device.platform})",
     }
 
 
 def describe(
-    path: pathlib.Path, options: Any, inputs: dict[str, str], state: Any, resumed: bool
+    path: pathlib.Path,
+    options: LoopOptions,
+    inputs: Mapping[str, str],
+    state: Arrays,
+    resumed: bool,
 ) -> None:
-    """Write `run.json`: the resolved options, the versions, the hashes of what the run reads, and its state's shapes.
+    """Write `run.json`: options, versions, hashes of the inputs, and the shapes of the state.
 
     Raises:
-      ValueError: a resumed run has a state of other shapes; or it has other inputs, or other values of options that
-        may not change in a run, and no `options.accept_changes`.
+      ValueError: a resumed run has a state of other shapes; or its inputs or its fixed options have
+        changed, without `options.accept_changes`.
     """
     shapes = {
         jax.tree_util.keystr(p): list(x.shape)
@@ -57,13 +66,14 @@ def describe(
     now = {
         "options": dataclasses.asdict(options),
         "versions": versions(),
-        "inputs": inputs,
+        "inputs": dict(inputs),
         "shapes": shapes,
     }
-    now = json.loads(json.dumps(now))  # as it reads back: tuples are lists
+    now = json.loads(json.dumps(now))  # JSON turns tuples into lists
     if resumed and path.exists() and json.loads(path.read_text())["shapes"] != shapes:
         raise ValueError(
-            f"{path.parent} is a run of another job, or of a model of other sizes: choose another --out"
+            f"{path.parent} is a run of another job, or of a model of other sizes: "
+            "choose another --out"
         )
     if resumed and path.exists() and not options.accept_changes:
         before = json.loads(path.read_text())
@@ -75,7 +85,8 @@ def describe(
             if before["options"][name] != now["options"][name]
         ]
         changes += [
-            f"the {name} has changed: sha256 {before['inputs'].get(name, 'none'):.12}, {inputs.get(name, 'none'):.12}"
+            f"the {name} has changed: "
+            f"sha256 {before['inputs'].get(name, 'none'):.12}, {inputs.get(name, 'none'):.12}"
             for name in sorted({*before["inputs"], *inputs})
             if before["inputs"].get(name) != inputs.get(name)
         ]
@@ -83,49 +94,58 @@ def describe(
             raise ValueError(
                 f"{path.parent} cannot be resumed as it is:\n  "
                 + "\n  ".join(changes)
-                + "\nchoose another --out, or pass --accept-changes to go on with what is there now"
+                + "\nchoose another --out, or pass --accept-changes to continue with the changes"
             )
     if leader():
         write(path, json.dumps(now, indent=2) + "\n")
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Replace a file by a whole one, whenever the process ends."""
+    """Write a file atomically: a process that is killed leaves the old file or the new one."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)
     partial.replace(path)
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`; the last one may have been cut off."""
-    found = []
+    """The lines of a `metrics.jsonl`, without a last line that was cut off."""
+    lines = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            found.append(json.loads(line))
+            lines.append(json.loads(line))
         except json.JSONDecodeError:
             break
-    return found
+    return lines
+
+
+class EventWriter(Protocol):
+    """The part of `tensorboardX.SummaryWriter` that is used."""
+
+    def add_scalar(self, tag: str, scalar_value: float, step: int, *, walltime: float) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Metrics:
-    """`metrics.jsonl`: a JSON object a line.  Lines past the step that a run resumes from are dropped.
+    """Writes `metrics.jsonl`, with one JSON object per line.
 
-    Of several processes the first writes.
+    Lines after the step that a run resumes from are removed.  With several processes only the first
+    one writes.
     """
 
-    def __init__(self, path: pathlib.Path, step: int, tensorboard: bool = False):
+    def __init__(self, path: pathlib.Path, step: int, tensorboard: bool = False) -> None:
         self._path, self._events = None, None
         if not leader():
             return
-        kept = [line for line in read_metrics(path) if line["step"] <= step]
-        write(path, "".join(json.dumps(line) + "\n" for line in kept))
+        earlier = [line for line in read_metrics(path) if line["step"] <= step]
+        write(path, "".join(json.dumps(line) + "\n" for line in earlier))
         self._path = path
         self._events = _event_writer(path.parent / "tensorboard", step) if tensorboard else None
 
-    def write(self, step: int, values: dict[str, Any]) -> None:
+    def write(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
         if self._path is None:
             return
-        # By digits and not by places: a learning rate may be smaller than a millionth.
+        # Significant digits, not decimal places: a learning rate may be less than a millionth.
         rounded = {name: float(f"{float(value):.7g}") for name, value in values.items()}
         with open(self._path, "a") as file:
             file.write(json.dumps({"step": step, **rounded}) + "\n")
@@ -138,11 +158,12 @@ class Metrics:
             self._events.close()
 
 
-def _event_writer(folder: pathlib.Path, step: int) -> Any:
+def _event_writer(folder: pathlib.Path, step: int) -> EventWriter:
     try:
         import tensorboardX  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
         raise ValueError(
-            "--tensorboard needs the package tensorboardX: pip install tensorboardX; metrics.jsonl holds the same"
+            "--tensorboard needs the package tensorboardX: pip install tensorboardX; "
+            "metrics.jsonl holds the same metrics"
         ) from None
     return tensorboardX.SummaryWriter(str(folder), purge_step=step + 1)

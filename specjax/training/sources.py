@@ -1,13 +1,13 @@
-"""Where the sequences of a distillation come from: text, the target, and the draft.
+"""The three sources of the sequences of a distillation: text, the target, and the draft.
 
-A part of the data has its share of the sequences over the steps of a run, however small a batch is.
+Over the steps of a run each source gets its share of the sequences, however small a batch is.
 """
 
 from __future__ import annotations
 
 import math
 import pathlib
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,26 +23,76 @@ from specjax.types import Params
 TEXT, TARGET, DRAFT = range(3)
 
 
-def sources(options: Any, step: int) -> tuple[list[int], list[int]]:
-    """Which rows of TEXT, TARGET and DRAFT a batch reads: the first of each, and how many.  It is a
-    function of the step."""
+class MixOptions(Protocol):
+    """The options of a distillation that choose the sources of its sequences."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def sampled_fraction(self) -> float: ...
+
+    @property
+    def draft_fraction(self) -> float: ...
+
+    @property
+    def online(self) -> bool: ...
+
+    @property
+    def mix(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
+class SampleOptions(Protocol):
+    """The options of a distillation for text that the target writes."""
+
+    @property
+    def sequence_length(self) -> int: ...
+
+    @property
+    def isolate_documents(self) -> bool: ...
+
+    @property
+    def sampled_sequences(self) -> int: ...
+
+    @property
+    def sampled_prompt(self) -> int: ...
+
+    @property
+    def sampled_batch(self) -> int: ...
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
+def sources(options: MixOptions, step: int) -> tuple[list[int], list[int]]:
+    """The rows that the batch of a step reads from TEXT, TARGET and DRAFT.
+
+    Returns:
+      For each source the number of its first row, and the number of rows.
+    """
     rows, shares = options.batch_size, (options.sampled_fraction, options.draft_fraction)
     if options.online or options.mix == "batch":
         drawn = np.random.default_rng((options.seed, 2, step)).random()
-        part = TARGET if drawn < shares[0] else DRAFT if drawn < sum(shares) else TEXT
+        source = TARGET if drawn < shares[0] else DRAFT if drawn < sum(shares) else TEXT
         counts = [0, 0, 0]
-        counts[TEXT if options.online else part] = rows
+        counts[TEXT if options.online else source] = rows
         return [step * count for count in counts], counts
     before, after = (_taken(number * rows, *shares) for number in (step, step + 1))
     return before, [b - a for a, b in zip(before, after, strict=True)]
 
 
 def _taken(rows: int, target: float, draft: float) -> list[int]:
-    """How many of the first `rows` sequences of a run are of each part, to within one sequence.
+    """How many of the first `rows` sequences of a run come from each source.
 
-    The sum over steps is rounded, and not each batch, which would round a share of less than half a
-    sequence to nothing.  The draft's rows are rounded among those that the target leaves: so no
-    part of a batch is ever negative.
+    The sum over all steps is rounded, since rounding each batch would turn a share of less than
+    half a sequence into zero.  The draft's rows are rounded among those that are not the target's,
+    so no count of a batch is ever negative.
     """
     written = math.floor(rows * target + 0.5)
     left = rows - written
@@ -51,20 +101,30 @@ def _taken(rows: int, target: float, draft: float) -> list[int]:
 
 
 def sample(
-    target: LanguageModel, text: Tokens, options: Any, folder: pathlib.Path, hashes: Any
+    target: LanguageModel,
+    text: Tokens,
+    options: SampleOptions,
+    folder: pathlib.Path,
+    hashes: dict[str, str],
 ) -> None:
     """Let the target continue windows of text into a dataset."""
     o, length = options, options.sequence_length + 1
-    # An end of text ends a sequence only where documents are isolated; else the next document
-    # follows, as in the text.
+    # An EOS ends a sequence only if documents are isolated.  Otherwise the target goes on with the
+    # next document, as the text does.
     eos = target.eos if o.isolate_documents else ()
     decoder = Decoder(target.model, NoProposer(), Match(), eos, length)
     request = Request(
-        hashes, o.sampled_sequences, o.sampled_batch, length - o.sampled_prompt, o.settings, o.seed, 0,
-        f"{o.sampled_prompt} tokens of {text.inputs['text']}",
-    )  # fmt: skip
+        hashes=hashes,
+        sequences=o.sampled_sequences,
+        batch=o.sampled_batch,
+        new_tokens=length - o.sampled_prompt,
+        settings=o.settings,
+        seed=o.seed,
+        top=0,
+        prompts=f"{o.sampled_prompt} tokens of {text.inputs['text']}",
+    )
 
-    def prompts(number):
+    def prompts(number: int) -> list[list[int]]:
         rows = min(o.sampled_batch, o.sampled_sequences - number * o.sampled_batch)
         return text.batch(number, o.sampled_batch, o.sampled_prompt - 1, o.seed + 1)[:rows].tolist()
 
@@ -72,18 +132,18 @@ def sample(
 
 
 def with_starts(written: Written, num_drafts: int) -> Written:
-    """The rows in which a chain of guesses starts; the number of the others stands on stdout.
+    """The rows in which a chain of drafts may start.  The number of the others is printed.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no such row.
     """
-    there = accepted.starts(written.drawn, written.limit, num_drafts).any(1)
-    if not there.any():
+    long = np.asarray(accepted.starts(written.drawn, written.limit, num_drafts).any(1))
+    if not long.any():
         raise ValueError(
-            f"--num-drafts {num_drafts}: every text of the target's is cut before so many tokens; "
+            f"--num-drafts {num_drafts}: every text of the target is cut before that many tokens; "
             "write longer ones (train.generate --max-new-tokens), or raise --sequence-length"
         )
-    if not there.all():
-        short = f"{(~there).sum()} of {len(there)} sequences"
+    if not long.all():
+        short = f"{(~long).sum()} of {len(long)} sequences"
         print(f"passed over {short}: they are cut before --num-drafts {num_drafts} tokens")
-    return written.at(there)
+    return written.at(long)

@@ -1,4 +1,4 @@
-"""A target with a proposer, as options: what jobs that decode have in common."""
+"""The options that jobs which decode have in common: a target with a proposer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 from specjax.call import check_length, conversations, encode
@@ -22,32 +22,36 @@ from specjax.types import Params
 
 @dataclasses.dataclass(frozen=True)
 class SpeculationOptions(MeshOptions):
-    """The models, and how they decode; named as in `specjax bench`."""
+    """The models, and how they decode; the options are named as in `specjax bench`."""
 
     target: str = option(REQUIRED, "folder of the target, or org/name on the Hub")
-    draft: str | None = option(None, "of the draft, likewise; one with other tokens is translated")
+    draft: str | None = option(
+        None, "folder of the draft, likewise; if it has other tokens, they are translated"
+    )
     adapter: str | None = option(None, "folder of Medusa heads")
-    dtype: str = option("float32", "of both models", choices=("float32", "bfloat16", "float16"))
+    dtype: str = option(
+        "float32", "type of both models", choices=("float32", "bfloat16", "float16")
+    )
     proposer: str | None = option(
-        None, "by default what there is a folder for, else ngram", choices=KINDS
+        None, "by default the one that --draft or --adapter is for, else ngram", choices=KINDS
     )
-    num_drafts: int = option(4, "guesses per step (gamma), or depth")
-    branching: tuple[int, ...] = option((3, 2, 1), "tree: children a node, by level")
-    width: int = option(4, "dynamic-tree: nodes expanded a level, and children of each")
-    num_nodes: int = option(16, "dynamic-tree: nodes kept, the root included")
+    num_drafts: int = option(4, "drafts per step (gamma), or depth of a tree")
+    branching: tuple[int, ...] = option((3, 2, 1), "tree: children of a node, by level")
+    width: int = option(4, "dynamic-tree: nodes that are expanded per level, and children of each")
+    num_nodes: int = option(16, "dynamic-tree: nodes of the proposal, root included")
     exit_layer: int | None = option(
-        None, "early-exit: layers of the target that guess; by default half"
+        None, "early-exit: layers of the target that draft; by default half"
     )
-    confidence_threshold: float = option(0.0, "end a chain behind a guess less probable than this")
-    rule: str = option("match", "which guesses are kept", choices=sorted(RULES))
-    max_new_tokens: int = option(128, "per prompt")
-    temperature: float = option(0.0, "0 is greedy")
-    top_k: int = option(0, "0 keeps all tokens")
-    top_p: float = option(1.0, "1 keeps all tokens")
-    min_p: float = option(0.0, "0 keeps all tokens")
-    seed: int = option(0, "of the sampling")
+    confidence_threshold: float = option(0.0, "end a chain after a draft less probable than this")
+    rule: str = option("match", "rule that accepts drafts", choices=sorted(RULES))
+    max_new_tokens: int = option(128, "most new tokens per prompt")
+    temperature: float = option(0.0, "0: greedy")
+    top_k: int = option(0, "0: all tokens")
+    top_p: float = option(1.0, "1: all tokens")
+    min_p: float = option(0.0, "0: all tokens")
+    seed: int = option(0, "seed of the sampling")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "num_drafts", "max_new_tokens")
         within(self, 0, 2**32 - 1, "seed")
@@ -55,21 +59,26 @@ class SpeculationOptions(MeshOptions):
 
     @property
     def settings(self) -> dict[str, Any]:
+        """The sampling settings, as `Sampling.create` takes them."""
         return {name: getattr(self, name) for name in ("temperature", "top_k", "top_p", "min_p")}
 
 
 def load_speculation(
-    options: SpeculationOptions, prompts: Any
+    options: SpeculationOptions, prompts: Callable[[LanguageModel], list[list[int]]]
 ) -> tuple[LanguageModel, Decoder, Params, list[list[int]]]:
-    """The target, a decoder with room for the prompts and what follows them, its arrays, and the prompts.
+    """Load the models, and make a decoder that has room for the prompts and the new tokens.
 
     Args:
-      prompts: a function from the target to token ids.
+      options: the options.
+      prompts: a function that returns the token ids of the prompts for a target.
+
+    Returns:
+      The target, the decoder, its arrays, and the token ids of the prompts.
 
     Raises:
-      ValueError: models, proposer and prompts that do not fit together, and the cure.
+      ValueError: models, proposer and prompts do not fit together; the message has the cure.
     """
-    # A number at its default was not asked for: it may belong to another proposer.
+    # A number at its default counts as not given, since it may belong to another proposer.
     fields = dataclasses.asdict(options).items()
     asked = argparse.Namespace(
         **{k: v for k, v in fields if k not in NUMBERS or v != NUMBERS[k].default}
@@ -91,26 +100,28 @@ def load_speculation(
 
 
 def read_prompts(target: LanguageModel, path: str) -> list[list[int]]:
-    """Token ids of each line: of its `prompt`, or of its `messages` as the target's chat template writes them.
+    """The token ids of each line of a file.
+
+    A line has a `prompt`, or `messages`, which the target's chat template renders.
 
     Raises:
-      ValueError: a line is something else, or there is none.
+      ValueError: a line has neither, or the file has no lines.
     """
-    found: list[Sequence[int]] = []
+    prompts: list[list[int]] = []
     for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), start=1):
         if not line.strip():
             continue
         try:
             fields = json.loads(line)
             if "messages" in fields:
-                found += conversations(target, None, [fields["messages"]])
+                prompts += conversations(target, None, [fields["messages"]])
             else:
-                found += encode(target, [fields["prompt"]])
+                prompts += encode(target, [fields["prompt"]])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f'{path}, line {number}: it must be an object like {{"prompt": "..."}} or {{"messages": [...]}} '
-                f"({error!r})"
+                f"{path}, line {number}: it must be an object like "
+                f'{{"prompt": "..."}} or {{"messages": [...]}} ({error!r})'
             ) from None
-    if not found:
+    if not prompts:
         raise ValueError(f"{path} holds no prompt")
-    return [list(ids) for ids in found]
+    return prompts
