@@ -1,4 +1,4 @@
-"""`python -m train.distill`: the job that `specjax train distill` runs, too."""
+"""`python -m train.distill` runs the job `specjax.training.jobs.distill`."""
 
 from specjax.training.jobs.distill import main
 

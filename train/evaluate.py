@@ -1,4 +1,4 @@
-"""`python -m train.evaluate`: the job that `specjax train evaluate` runs, too."""
+"""`python -m train.evaluate` runs the job `specjax.training.jobs.evaluate`."""
 
 from specjax.training.jobs.evaluate import main
 

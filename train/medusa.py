@@ -1,4 +1,4 @@
-"""`python -m train.medusa`: the job that `specjax train medusa` runs, too."""
+"""`python -m train.medusa` runs the job `specjax.training.jobs.medusa`."""
 
 from specjax.training.jobs.medusa import main
 

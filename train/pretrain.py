@@ -1,4 +1,4 @@
-"""`python -m train.pretrain`: the job that `specjax train pretrain` runs, too."""
+"""`python -m train.pretrain` runs the job `specjax.training.jobs.pretrain`."""
 
 from specjax.training.jobs.pretrain import main
 
