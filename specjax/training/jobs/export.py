@@ -50,8 +50,8 @@ class ExportOptions:
     def __post_init__(self):
         if self.format == _DRAFT and self.source_format != "specjax":
             raise ValueError(
-                f"--source-format {self.source_format} is for Medusa heads, and --format {_DRAFT} for "
-                "drafts"
+                f"--source-format {self.source_format} is for Medusa heads, and --format "
+                f"{_DRAFT} for drafts"
             )
         if self.format in FORMATS and self.target is None:
             raise ValueError(
@@ -101,8 +101,8 @@ def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
     if draft.model.vocab_size != target.model.vocab_size:
         raise ValueError(
             f"the draft {draft.name!r} has {draft.model.vocab_size} tokens and the target "
-            f"{target.name!r} {target.model.vocab_size}; engines need equal numbers: train the draft "
-            "with the target's vocabulary"
+            f"{target.name!r} {target.model.vocab_size}; engines need equal numbers: train the "
+            "draft with the target's vocabulary"
         )
     assert draft.tokenizer is not None
     if target.tokenizer and vocabulary_digest(draft.tokenizer) != vocabulary_digest(
