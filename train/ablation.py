@@ -1,4 +1,4 @@
-"""`python -m train.ablation` runs the job `specjax.training.jobs.ablation`."""
+"""`python -m train.ablation`: the job that `specjax train ablation` runs, too."""
 
 from specjax.training.jobs.ablation import main
 

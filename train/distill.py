@@ -1,4 +1,4 @@
-"""`python -m train.distill` runs the job `specjax.training.jobs.distill`."""
+"""`python -m train.distill`: the job that `specjax train distill` runs, too."""
 
 from specjax.training.jobs.distill import main
 

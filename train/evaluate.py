@@ -1,4 +1,4 @@
-"""`python -m train.evaluate` runs the job `specjax.training.jobs.evaluate`."""
+"""`python -m train.evaluate`: the job that `specjax train evaluate` runs, too."""
 
 from specjax.training.jobs.evaluate import main
 

@@ -1,4 +1,4 @@
-"""`python -m train.export` runs the job `specjax.training.jobs.export`."""
+"""`python -m train.export`: the job that `specjax train export` runs, too."""
 
 from specjax.training.jobs.export import main
 

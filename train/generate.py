@@ -1,4 +1,4 @@
-"""`python -m train.generate` runs the job `specjax.training.jobs.generate`."""
+"""`python -m train.generate`: the job that `specjax train generate` runs, too."""
 
 from specjax.training.jobs.generate import main
 

@@ -1,4 +1,4 @@
-"""`python -m train.medusa` runs the job `specjax.training.jobs.medusa`."""
+"""`python -m train.medusa`: the job that `specjax train medusa` runs, too."""
 
 from specjax.training.jobs.medusa import main
 

@@ -1,4 +1,4 @@
-"""`python -m train.pretrain` runs the job `specjax.training.jobs.pretrain`."""
+"""`python -m train.pretrain`: the job that `specjax train pretrain` runs, too."""
 
 from specjax.training.jobs.pretrain import main
 

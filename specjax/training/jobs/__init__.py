@@ -1,1 +1,4 @@
-"""The jobs: each is a module with `main(argv)`, which `python -m train.NAME` runs."""
+"""The jobs: each is a module with `main(argv)`.
+
+`python -m train.NAME` and `specjax train NAME` run them.
+"""
