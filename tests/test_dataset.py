@@ -196,7 +196,7 @@ def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
     assert found["target_passes"] == stats.target_passes
     assert found["acceptance_rate"][0] == pytest.approx(stats.acceptance_rate)
     assert found["mean_accepted_length"][0] == pytest.approx(stats.mean_accepted_length)
-    assert "| alpha of guess 4 |" in capsys.readouterr().out
+    assert "| alpha of draft 4 |" in capsys.readouterr().out
     evaluate.main(
         [*common, "--draft", str(trained.target()), "--num-drafts", "2", "--batch-size", "2"]
     )

@@ -160,5 +160,5 @@ def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
         distill.main([*command, "--loss", "accepted-length"])
     options = distill.DistillOptions(**{**{f.name: f.default for f in dataclasses.fields(distill.DistillOptions)},
                                         "target": "", "data": (), "online": True})  # fmt: skip
-    with pytest.raises(ValueError, match="with --online the draft learns from guesses"):
+    with pytest.raises(ValueError, match="with --online the draft learns from drafts"):
         distill.Distill.show(types.SimpleNamespace(options=options), {})  # pyright: ignore

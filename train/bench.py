@@ -1,10 +1,13 @@
-"""python -m train.bench: steps of distillation and of Medusa heads, beside a plain PyTorch loop, and what losses keep.
+"""python -m train.bench: time training steps beside a plain PyTorch loop, and measure their memory.
 
-One process, the same weights and the same batch; contestants take turns, and samples that other processes disturbed are
-dropped.  MFU is the share of the peak that the model's own products would need, without what is computed twice: 2 a
-parameter and token forward, twice that backward, and causal attention.  From a checkout, since it measures with bench/.
+The jobs are distillation and Medusa heads.  All contestants run in one process on the same weights
+and the same batch, in turn, and samples that other processes disturbed are dropped.  MFU is the
+share of the machine's peak that the model's own products need, without recomputation: 2 operations
+per parameter and token forward, twice that backward, plus causal attention.  It runs from a
+checkout, because it measures with bench/.
 
-Memory is what XLA's compiled program of a loss and its gradients holds beside arguments and results, a token.
+Memory is what XLA's compiled program of a loss and its gradients needs beside its arguments and
+results, per token.
 """
 
 from __future__ import annotations
@@ -15,24 +18,30 @@ import os
 import pathlib
 import sys
 import tempfile
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import DTypeLike
 
 from bench import machine
 from bench.contestants import Contestant
 from bench.timing import Timed, alternate
 from bench.weights import SIZES, random_folders
+from specjax.contract import Arrays
 from specjax.drafters import MedusaAdapter
 from specjax.files import load
 from specjax.models import LanguageModel, LinenModel, TransformerConfig
 from specjax.training import accepted
 from specjax.training.dataset import Written
 from specjax.training.divergences import forward_kl
-from specjax.training.jobs.distill import Distill, DistillOptions
-from specjax.training.jobs.medusa import MedusaOptions, TrainMedusa
+from specjax.training.jobs.distill import Distill
+from specjax.training.jobs.distill_options import DistillOptions
+from specjax.training.jobs.medusa import TrainMedusa
+from specjax.training.jobs.medusa_options import MedusaOptions
 from specjax.training.losses import against, chunked, chunked_rows, cross_entropy
 from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer, start, update
@@ -44,61 +53,95 @@ _RATE, _DECAY = 1e-4, 0.8
 _JOBS = ("distill", "medusa", "memory")
 
 
+class Speed(TypedDict):
+    """The speed of one contestant; None where other processes left too few samples."""
+
+    job: str
+    library: str
+    name: str
+    tokens_per_second: float | None
+    flops_per_token: float
+    mfu: float | None
+    peak: float
+    spread: float | None
+    samples: int
+    dropped: int
+    first_call_seconds: float
+    first_losses: list[float]
+
+
+class Memory(TypedDict):
+    """The memory of one loss, in bytes per token."""
+
+    loss: str
+    vocab_size: int
+    plain: float
+    chunked: float
+    ratio: float
+
+
+class Report(TypedDict):
+    """The `--out` file."""
+
+    machine: dict[str, object]
+    options: dict[str, object]
+    speed: list[Speed]
+    memory: list[Memory]
+
+
 @dataclasses.dataclass(frozen=True)
 class BenchOptions:
     """What is measured, and how often."""
 
     only: tuple[str, ...] = option(_JOBS, "what to measure", choices=_JOBS)
     size: str = option("15m", "random target and draft of this size", choices=sorted(SIZES))
-    target: str | None = option(None, "folder of a target instead")
+    target: str | None = option(None, "folder of a target to use instead")
     draft: str | None = option(None, "folder of its draft")
-    vocab_size: int = option(4096, "of random weights")
-    dtype: str = option("float32", "of the frozen target", choices=("float32", "bfloat16"))
+    vocab_size: int = option(4096, "vocabulary size of the random models")
+    dtype: str = option(
+        "float32", "type of the frozen target's weights", choices=("float32", "bfloat16")
+    )
     num_heads: int = option(4, "Medusa heads")
     batch_size: int = option(4, "sequences")
-    sequence_length: int = option(256, "tokens of each")
-    steps: int = option(2, "steps of a sample")
+    sequence_length: int = option(256, "tokens per sequence")
+    steps: int = option(2, "steps per sample")
     rounds: int = option(5, "samples")
     precisions: tuple[str, ...] = option(
-        ("float32", "bfloat16"), "of PyTorch's products", choices=("float32", "bfloat16")
+        ("float32", "bfloat16"), "precisions of PyTorch's products", choices=("float32", "bfloat16")
     )
-    compiled: bool = option(False, "PyTorch's models under torch.compile")
+    compiled: bool = option(False, "run PyTorch's models under torch.compile")
     peak: float = option(
-        0.0, "of the machine in TFLOP/s, for MFU; 0: a matrix product, as measured here"
+        0.0, "peak of the machine in TFLOP/s, for MFU; 0: measured with a matrix product"
     )
     memory_vocab: tuple[int, ...] = option(
-        (4096, 32000, 128256), "vocabularies of the table of memory"
+        (4096, 32000, 128256), "vocabulary sizes of the memory table"
     )
-    memory_size: int = option(1024, "features in it")
-    memory_tokens: int = option(4096, "tokens in it")
+    memory_size: int = option(1024, "hidden size of the memory table")
+    memory_tokens: int = option(4096, "tokens of the memory table")
     weights: str = option(
-        str(pathlib.Path(tempfile.gettempdir()) / "specjax-bench"), "folder of random weights"
+        str(pathlib.Path(tempfile.gettempdir()) / "specjax-bench"), "folder for the random models"
     )
     out: str | None = option(None, "a .json file for the figures")
 
     def __post_init__(self):
-        at_least(
-            self,
-            1,
-            "vocab_size",
-            "num_heads",
-            "batch_size",
-            "steps",
-            "rounds",
-            "memory_tokens",
-            "memory_size",
-        )
+        at_least(self, 1, "vocab_size", "num_heads", "batch_size", "steps", "rounds")
+        at_least(self, 1, "memory_tokens", "memory_size")
         at_least(self, 4 + self.num_heads, "sequence_length")
         at_least(self, 0, "peak")
         if (self.target is None) != (self.draft is None):
             raise ValueError("pass --target and --draft, or neither")
 
 
-def forward_flops(config: TransformerConfig, params: Any, length: int, head: bool = True) -> float:
-    """Floating-point operations a token of a forward pass over sequences of so many tokens, which see half of them."""
-    found = jax.tree_util.tree_leaves_with_path(params)
+def forward_flops(
+    config: TransformerConfig, params: Arrays, length: int, head: bool = True
+) -> float:
+    """Floating-point operations per token of a forward pass over sequences of `length` tokens.
+
+    A token sees half of its sequence on average.  `head` includes the map to the vocabulary.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
     inner = sum(
-        x.size for path, x in found if x.ndim == 2 and "layer_" in jax.tree_util.keystr(path)
+        x.size for path, x in leaves if x.ndim == 2 and "layer_" in jax.tree_util.keystr(path)
     )
     attention = length * config.num_heads * config.head_dim * config.num_layers
     return 2.0 * (inner + attention + head * config.vocab_size * config.hidden_size)
@@ -107,28 +150,33 @@ def forward_flops(config: TransformerConfig, params: Any, length: int, head: boo
 def step_flops(
     job: str, options: BenchOptions, target: LanguageModel, draft: LanguageModel
 ) -> float:
-    """Of a step, a token: the frozen target forward, what learns forward and backward."""
+    """Operations of a step per token: the target forward, the trained part forward and backward."""
     wide, length = target.model.module.config, options.sequence_length
     if job == "distill":
         small = draft.model.module.config
-        return forward_flops(wide, target.params, length) + 3 * forward_flops(
-            small, draft.params, length
-        )
+        once = forward_flops(wide, target.params, length)
+        return once + 3 * forward_flops(small, draft.params, length)
     size, vocab = wide.hidden_size, wide.vocab_size
-    # The shared map is passed forward and back, and does not learn.
+    # Gradients flow through the target's output matrix, but it has none of its own.
     head = 3 * 2 * size * size + 2 * 2 * size * vocab
     return forward_flops(wide, target.params, length, head=False) + options.num_heads * head
 
 
 def our_job(
     job: str, options: BenchOptions, target: LanguageModel, draft: LanguageModel
-) -> tuple[Any, Any]:
-    """A job of the trainer with the batch to come, and its options."""
+) -> tuple[Distill, DistillOptions] | tuple[TrainMedusa, MedusaOptions]:
+    """A job of the trainer, whose data are placeholders, and its options."""
     o = options
     common: dict[str, Any] = {
-        "target": "", "data": (), "batch_size": o.batch_size, "sequence_length": o.sequence_length,
-        "learning_rate": _RATE, "warmup_steps": 0, "decay_fraction": 0.0, "steps": 1 << 20,
-    }  # fmt: skip
+        "target": "",
+        "data": (),
+        "batch_size": o.batch_size,
+        "sequence_length": o.sequence_length,
+        "learning_rate": _RATE,
+        "warmup_steps": 0,
+        "decay_fraction": 0.0,
+        "steps": 1 << 20,
+    }
     nothing = Written(
         np.zeros((o.batch_size, o.sequence_length + 1), np.int32),
         np.zeros((o.batch_size, o.sequence_length), np.float32),
@@ -146,12 +194,12 @@ def our_job(
 def ours(
     job: str, options: BenchOptions, target: LanguageModel, draft: LanguageModel
 ) -> Contestant:
+    """A job of this library."""
     made, asked = our_job(job, options, target, draft)
-    params = (
-        made.init()
-        if job == "medusa"
-        else {name: draft.params[name] for name in jax.eval_shape(made.init)}
-    )
+    if job == "medusa":
+        params = made.init()
+    else:
+        params = {name: draft.params[name] for name in jax.eval_shape(made.init)}
     optimizer = make_optimizer(asked)
     states = [start(optimizer, asked, jax.tree.map(jnp.copy, params))]
 
@@ -170,6 +218,7 @@ def ours(
 def theirs(
     job: str, precision: str, options: BenchOptions, folders: tuple[pathlib.Path, pathlib.Path]
 ) -> Contestant:
+    """The same job as a PyTorch loop."""
     o = options
     if job == "distill":
         steps = peers.distill(*folders, o.dtype, precision, _RATE, o.compiled)
@@ -178,15 +227,13 @@ def theirs(
     return Contestant(f"{job} {precision}", "torch", 0, steps)
 
 
-def speed(options: BenchOptions) -> list[dict[str, Any]]:
-    """A row a contestant."""
+def speed(options: BenchOptions) -> list[Speed]:
+    """A row for each contestant."""
     o = options
     if o.target is not None and o.draft is not None:
         folders = pathlib.Path(o.target), pathlib.Path(o.draft)
     else:
-        found = random_folders(o.size, o.vocab_size, pathlib.Path(o.weights), "float32")
-        assert found[1] is not None
-        folders = found[0], found[1]
+        folders = random_folders(o.size, o.vocab_size, pathlib.Path(o.weights), "float32")
     target, draft = load(folders[0], o.dtype), load(folders[1])
     shape = (o.batch_size, o.sequence_length + 1)
     tokens = np.random.default_rng(0).integers(1, target.model.vocab_size, shape, dtype=np.int32)
@@ -208,60 +255,85 @@ def speed(options: BenchOptions) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(
-    timed: Timed, job: str, options: BenchOptions, flops: float, peak: float
-) -> dict[str, Any]:
+def _row(timed: Timed, job: str, options: BenchOptions, flops: float, peak: float) -> Speed:
     count = options.batch_size * options.sequence_length * options.steps
     rate = count / timed.median if timed.median else None
     return {
-        "job": job, "library": timed.contestant.library, "name": timed.contestant.name, "tokens_per_second": rate,
-        "flops_per_token": flops, "mfu": rate and rate * flops / peak, "peak": peak, "spread": timed.spread,
-        "samples": len(timed.seconds[0]), "dropped": timed.dropped, "first_call_seconds": timed.first,
+        "job": job,
+        "library": timed.contestant.library,
+        "name": timed.contestant.name,
+        "tokens_per_second": rate,
+        "flops_per_token": flops,
+        "mfu": rate and rate * flops / peak,
+        "peak": peak,
+        "spread": timed.spread,
+        "samples": len(timed.seconds[0]),
+        "dropped": timed.dropped,
+        "first_call_seconds": timed.first,
         "first_losses": timed.tokens[0][:2].tolist(),
-    }  # fmt: skip
+    }
 
 
-def memory(vocab: int, size: int, tokens: int) -> list[dict[str, Any]]:
-    """A row a loss: bytes a token of a plain loss and its gradients, and of the chunked one."""
+Args = tuple[jax.ShapeDtypeStruct, ...]
+Loss = Callable[..., Array]
 
-    def array(*shape, dtype=jnp.float32):
+
+def memory(vocab: int, size: int, tokens: int) -> list[Memory]:
+    """A row for each loss: bytes per token of the plain and of the chunked loss, with gradients."""
+
+    def array(*shape: int, dtype: DTypeLike = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     rows, labels, weight = array(tokens, size), array(tokens, dtype=jnp.int32), array(tokens)
     head = array(size, vocab)
-    losses: dict[str, tuple[Any, Any, Any]] = {
+    losses: dict[str, tuple[Loss, Args, Args]] = {
         "cross-entropy": (cross_entropy, (weight, labels), ()),
         "forward-kl": (against(forward_kl), (weight, rows), (head,)),
         "accepted-length": (accepted.statistics, (labels, rows), (head,)),
     }
-    found = []
+    measured = []
     for name, (loss, each, shared) in losses.items():
+        chunk = chunked_rows if name == "accepted-length" else chunked
 
-        def plain(hidden, matrix, each, shared, loss=loss):
-            return loss(
-                mixed_dot_general(hidden, matrix, (((1,), (0,)), ((), ()))), *each, *shared
-            ).sum()
-
-        def cut(hidden, matrix, each, shared, name=name, loss=loss):
-            return (chunked_rows if name == "accepted-length" else chunked)(loss)(
-                hidden, matrix, each, shared
-            ).sum()
-
-        held = {}
-        for kind, function in (("plain", plain), ("chunked", cut)):
-            made: Any = (
-                jax.jit(jax.value_and_grad(function, (0, 1)))
-                .lower(rows, head, each, shared)
-                .compile()
+        needed = [
+            _temporary_bytes(_total(function), rows, head, each, shared) / tokens
+            for function in (_whole(loss), chunk(loss))
+        ]
+        measured.append(
+            Memory(
+                loss=name,
+                vocab_size=vocab,
+                plain=needed[0],
+                chunked=needed[1],
+                ratio=needed[0] / needed[1],
             )
-            held[kind] = made.memory_analysis().temp_size_in_bytes / tokens
-        found.append(
-            {"loss": name, "vocab_size": vocab, **held, "ratio": held["plain"] / held["chunked"]}
         )
-    return found
+    return measured
 
 
-def table(report: dict[str, Any]) -> str:
+def _whole(loss: Loss) -> Loss:
+    """The loss of all logits at once, with the arguments of a chunked one."""
+
+    def of_hidden(hidden: Array, matrix: Array, each: Arrays, shared: Arrays) -> Array:
+        logits = mixed_dot_general(hidden, matrix, (((1,), (0,)), ((), ())))
+        return loss(logits, *each, *shared)
+
+    return of_hidden
+
+
+def _total(loss: Loss) -> Loss:
+    return lambda *arguments: loss(*arguments).sum()
+
+
+def _temporary_bytes(loss: Loss, *arguments: Arrays) -> int:
+    """What the compiled loss and its gradients need beside arguments and results."""
+    program = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arguments).compile()
+    analysis = program.memory_analysis()
+    assert analysis is not None
+    return analysis.temp_size_in_bytes
+
+
+def table(report: Report) -> str:
     """The report as Markdown."""
 
     def cell(value: float | None, form: str) -> str:
@@ -275,10 +347,10 @@ def table(report: dict[str, Any]) -> str:
         ]
     for row in report["speed"]:
         products = row["name"].removeprefix(row["job"]).strip() or "bfloat16"
+        rate, mfu = cell(row["tokens_per_second"], ".0f"), cell(row["mfu"], ".1%")
         lines.append(
-            f"| {row['job']} | {row['library']} | {products} | {cell(row['tokens_per_second'], '.0f')} "
-            f"| {cell(row['mfu'], '.1%')} | {cell(row['spread'], '.2f')} | {row['samples']} "
-            f"| {row['first_losses'][0]:.4f} |"
+            f"| {row['job']} | {row['library']} | {products} | {rate} | {mfu} "
+            f"| {cell(row['spread'], '.2f')} | {row['samples']} | {row['first_losses'][0]:.4f} |"
         )
     if report["memory"]:
         lines += [
@@ -288,17 +360,17 @@ def table(report: dict[str, Any]) -> str:
         ]
     for row in report["memory"]:
         lines.append(
-            f"| {row['loss']} | {row['vocab_size']} | {row['plain'] / 1e3:.1f} | {row['chunked'] / 1e3:.1f} "
-            f"| {row['ratio']:.1f} |"
+            f"| {row['loss']} | {row['vocab_size']} | {row['plain'] / 1e3:.1f} "
+            f"| {row['chunked'] / 1e3:.1f} | {row['ratio']:.1f} |"
         )
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(BenchOptions, argv, __doc__)
-    # On an accelerator both libraries must fit; this is read when JAX first touches it.
+    # Both libraries must fit into an accelerator's memory; JAX reads this when it starts.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    report = {
+    report: Report = {
         "machine": machine.describe(),
         "options": dataclasses.asdict(options),
         "speed": speed(options) if {"distill", "medusa"} & set(options.only) else [],

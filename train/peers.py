@@ -1,19 +1,23 @@
-"""Steps of training as a plain PyTorch loop takes them: what `train.bench` stands beside.  Needs torch, transformers.
+"""Training steps of a plain PyTorch loop, which `train.bench` compares with.
 
-The usual loop: whole logits, autocast, the fused cross-entropy and divergence of PyTorch, AdamW over float32 masters,
-clipping.  What is learned, and from what, is as in `train.distill` with forward KL and in `train.medusa` version 2.
+Needs torch and transformers.  It is the usual loop: full logits, autocast, PyTorch's fused
+cross-entropy and KL divergence, AdamW over float32 masters, clipping.  The models learn the same as
+in `train.distill` with forward KL and in `train.medusa` version 2.
 """
 
 from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    import torch
+
 Run = Callable[[np.ndarray, int], np.ndarray]
-"""Tokens [B, T + 1] and a number of steps -> their losses; all work is done when it returns."""
+"""Tokens [B, T + 1] and a number of steps -> the losses.  All work is done when it returns."""
 
 
 def distill(
@@ -24,20 +28,19 @@ def distill(
     rate: float,
     compiled: bool,
 ) -> Run:
-    """Forward KL from a frozen target; `dtype` of its weights, `precision` of the products."""
+    """Forward KL from a frozen target.  `dtype` is of its weights, `precision` of the products."""
     import torch
     from torch.nn import functional
 
     teacher, student = _load(target, dtype, compiled), _load(draft, "float32", compiled)
     teacher.requires_grad_(False)
 
-    def loss(ids: Any) -> Any:
+    def loss(ids: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            wanted = functional.log_softmax(teacher(ids[:, :-1]).logits.float(), -1)
-        found = functional.log_softmax(student(ids[:, :-1]).logits.float(), -1)
-        return functional.kl_div(found, wanted, log_target=True, reduction="sum") / (
-            found.shape[0] * found.shape[1]
-        )
+            p = functional.log_softmax(teacher(ids[:, :-1]).logits.float(), -1)
+        q = functional.log_softmax(student(ids[:, :-1]).logits.float(), -1)
+        total = functional.kl_div(q, p, log_target=True, reduction="sum")
+        return total / (q.shape[0] * q.shape[1])
 
     return _loop(loss, list(student.parameters()), precision, rate, 0.1)
 
@@ -51,7 +54,7 @@ def medusa(
     rate: float,
     compiled: bool,
 ) -> Run:
-    """Cross-entropy of heads that share the linear map of a frozen target."""
+    """Cross-entropy of heads that share the output matrix of a frozen target."""
     import torch
     from torch.nn import functional
 
@@ -62,7 +65,7 @@ def medusa(
     for leaf in blocks.parameters():
         torch.nn.init.zeros_(leaf)
 
-    def loss(ids: Any) -> Any:
+    def loss(ids: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             hidden = model.model(ids[:, :-1]).last_hidden_state
         total = torch.zeros((), device=device)
@@ -79,29 +82,33 @@ def medusa(
 
 
 def _load(folder: pathlib.Path, dtype: str, compiled: bool) -> Any:
+    """A transformers model; the classes of the families share no useful type."""
     import torch
     import transformers
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype)
-    )
-    model = model.to(device)
+    families: Any = transformers.AutoModelForCausalLM
+    model = families.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
     if compiled:
         model.forward = torch.compile(model.forward)
     return model
 
 
 def _loop(
-    loss: Callable[[Any], Any], leaves: list[Any], precision: str, rate: float, decay: float
+    loss: Callable[[torch.Tensor], torch.Tensor],
+    leaves: list[torch.nn.Parameter],
+    precision: str,
+    rate: float,
+    decay: float,
 ) -> Run:
+    """Steps of AdamW on `leaves`, from their state now."""
     import torch
 
     device = leaves[0].device
     optimizer = torch.optim.AdamW(leaves, rate, betas=(0.9, 0.95), weight_decay=decay)
 
     def run(tokens: np.ndarray, steps: int) -> np.ndarray:
-        ids, found = torch.from_numpy(tokens).long().to(device), []
+        ids, losses = torch.from_numpy(tokens).long().to(device), []
         for _ in range(steps):
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 value = loss(ids)
@@ -109,7 +116,7 @@ def _loop(
             torch.nn.utils.clip_grad_norm_(leaves, 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            found.append(value.detach())
-        return torch.stack(found).cpu().numpy()
+            losses.append(value.detach())
+        return torch.stack(losses).cpu().numpy()
 
     return run

@@ -1,1 +1,4 @@
-"""The jobs, a module each with `main(argv)`: `python -m train.NAME` and `specjax train NAME` run them."""
+"""The jobs: each is a module with `main(argv)`.
+
+`python -m train.NAME` and `specjax train NAME` run them.
+"""

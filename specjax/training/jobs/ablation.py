@@ -1,15 +1,17 @@
-"""python -m train.ablation: a draft for each loss and each kind of data, with the same budget, by measured tau.
+"""python -m train.ablation: train a draft per loss and kind of data, and compare their tau.
 
-    python -m train.ablation --target T --data FOLDERS --prompts held_out.jsonl --out runs/ablation -- --steps 500 ...
+    python -m train.ablation --target T --data FOLDERS --prompts held_out.jsonl \\
+        --out runs/ablation -- --steps 500 ...
 
-What stands behind `--` goes to `train.distill` as it is, the same for every cell.  Tokens of the corpus and the text
-that the target writes (at the temperature that the loss is taken at) are made once.  Then a cell at a time is trained
-in its own folder and measured on the prompts at each temperature; a cell that is there is not made again, one that was
-interrupted goes on.  `ablation.json` and `ablation.md` hold what there is after every cell.  With `--initial` behind
-`--` the model that all cells go on from is measured too: a row of its own, before any training.
+The options after `--` are passed to `train.distill` and are the same for every cell (a loss with a
+kind of data).  The corpus is tokenised once, and the target writes its text once, at the
+temperature of the loss.  Each cell is then trained in its own folder and measured on the prompts at
+each temperature.  A finished cell is not trained again, and an interrupted one resumes.
+`ablation.json` and `ablation.md` are written after every cell.  If `--initial` is among the options
+after `--`, the initial model is measured too, as a row without training.
 
-tau            tokens per pass of the target, and its 95 % interval over prompts
-gain           tau over that of forward KL on fixed text, minus 1, on the same prompts, with its interval
+tau            tokens per pass of the target, with its 95 % interval over prompts
+gain           relative gain in tau over forward KL on text, on the same prompts, with its interval
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import json
 import math
 import pathlib
 import sys
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -32,7 +35,7 @@ from specjax.rules import RULES
 from specjax.training.corpus import TextOptions
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
-from specjax.training.jobs.distill import ACCEPTED_LENGTH
+from specjax.training.jobs.distill_options import ACCEPTED_LENGTH
 from specjax.training.measure import interval, measure
 from specjax.training.mesh import MeshOptions, mesh_sizes, together
 from specjax.training.options import REQUIRED, at_least, flag, option, parse, run
@@ -41,6 +44,15 @@ from specjax.training.speculation import read_prompts
 from specjax.types import Params
 
 MESH = tuple(field.name for field in dataclasses.fields(MeshOptions))
+_SHARED = (
+    "temperature",
+    "num_drafts",
+    "sequence_length",
+    "anneal_steps",
+    "sampled_prompt",
+    "sampled_fraction",
+)
+"""Options of train.distill that are set for all cells."""
 
 MODES: dict[str, tuple[str, ...]] = {
     "text": ("--sampled-fraction", "0"),
@@ -49,12 +61,24 @@ MODES: dict[str, tuple[str, ...]] = {
     "mixture": ("--sampled-fraction", "0.5", "--draft-fraction", "0.25"),
     "online": ("--online",),
 }
-"""Kinds of data, as options of train.distill: fixed text, written by the target, by the draft, a quarter text and a
-quarter the draft's beside half of the target's, and inside speculation."""
+"""Kinds of data, as options of train.distill: fixed text, text of the target, text of the draft, a
+mixture (a half by the target, a quarter by the draft, a quarter fixed text), and speculation."""
 
 LOSSES = (*DIVERGENCES, ACCEPTED_LENGTH)
 BASELINE = ("forward-kl", "text")
 INITIAL = ("none", "--initial")
+
+Counts = dict[str, list[int]]
+"""New tokens (`emitted`) and passes of the target (`passes`) of each prompt."""
+Json = dict[str, Any]
+
+
+class Measured(TypedDict, total=False):
+    """`measured.json`, the result of one cell."""
+
+    failure: str | None  # the message of a training that failed
+    facts: dict[str, float]
+    counts: dict[str, Counts]  # by temperature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,42 +87,34 @@ class AblationOptions(MeshOptions, TextOptions):
 
     target: str = option(REQUIRED, "folder of the target")
     prompts: str = option(REQUIRED, 'held-out JSON lines, {"prompt": "..."}')
-    out: str = option("runs/ablation", "folder of it all")
-    losses: tuple[str, ...] = option(LOSSES, "rows", choices=LOSSES)
-    modes: tuple[str, ...] = option(tuple(MODES), "columns", choices=tuple(MODES))
-    temperatures: tuple[float, ...] = option((0.0, 1.0), "at which tau is measured")
-    rule: str = option("match", "by which guesses are kept", choices=sorted(RULES))
-    num_drafts: int = option(4, "guesses a step, in training and in measuring")
-    temperature: float = option(1.0, "at which the target writes, and the loss is taken")
+    out: str = option("runs/ablation", "folder of all cells and the report")
+    losses: tuple[str, ...] = option(LOSSES, "losses to compare", choices=LOSSES)
+    modes: tuple[str, ...] = option(tuple(MODES), "kinds of data to compare", choices=tuple(MODES))
+    temperatures: tuple[float, ...] = option((0.0, 1.0), "temperatures at which tau is measured")
+    rule: str = option("match", "rule that accepts or rejects drafts", choices=sorted(RULES))
+    num_drafts: int = option(4, "drafts per step, in training and in measuring")
+    temperature: float = option(1.0, "temperature of the target's text and of the loss")
     anneal_steps: int | None = option(
-        None, "steps in which a loss goes over from forward KL; by default as train.distill has it"
+        None, "steps over which a loss changes from forward KL; default: that of train.distill"
     )
-    written_sequences: int = option(1024, "that the target writes")
-    written_prompt: int = option(32, "tokens of text that it, or the draft, goes on from")
-    written_batch: int = option(16, "that it writes at once")
-    sequence_length: int = option(512, "tokens a sequence, in training")
-    limit_prompts: int = option(0, "measure on the first so many prompts only; 0: all")
-    max_new_tokens: int = option(128, "for each of them")
+    written_sequences: int = option(1024, "sequences that the target writes")
+    written_prompt: int = option(32, "tokens of text that the target or the draft continues")
+    written_batch: int = option(16, "sequences that the target writes at once")
+    sequence_length: int = option(512, "tokens per sequence, in training")
+    limit_prompts: int = option(0, "measure only on this many first prompts; 0: all")
+    max_new_tokens: int = option(128, "new tokens per prompt")
     batch_size: int = option(8, "prompts measured at once")
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(
-            self,
-            1,
-            "num_drafts",
-            "written_sequences",
-            "written_prompt",
-            "written_batch",
-            "max_new_tokens",
-        )
-        at_least(self, 1, "batch_size", "sequence_length")
+        at_least(self, 1, "num_drafts", "written_sequences", "written_prompt", "written_batch")
+        at_least(self, 1, "max_new_tokens", "batch_size", "sequence_length")
         at_least(self, 0, "temperature", "limit_prompts")
         if self.anneal_steps is not None:
             at_least(self, 0, "anneal_steps")
         for heat in self.temperatures:
             if not 0 <= heat < math.inf:
-                raise ValueError(f"--temperatures: {heat}; each must be at least 0, and finite")
+                raise ValueError(f"--temperatures: {heat}; each must be finite and at least 0")
         if self.temperature == 0 and "reverse-kl" in self.losses:
             raise ValueError("--losses: reverse-kl is infinite at --temperature 0; leave it out")
         if self.written_prompt >= self.sequence_length:
@@ -108,29 +124,32 @@ class AblationOptions(MeshOptions, TextOptions):
 
 
 def cells(losses: tuple[str, ...], modes: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Loss and kind of data; the baseline first.  The accepted length is a mean over the target's text alone."""
-    found = [(loss, mode) for loss in losses for mode in modes]
-    kept = [cell for cell in found if cell[0] != ACCEPTED_LENGTH or cell[1] == "target"]
-    return [BASELINE, *(cell for cell in kept if cell != BASELINE)]
+    """The cells of a table, as (loss, kind of data), the baseline first.
+
+    The accepted length is a mean over the target's text, so it is combined with no other data.
+    """
+    pairs = [(loss, mode) for loss in losses for mode in modes]
+    valid = [cell for cell in pairs if cell[0] != ACCEPTED_LENGTH or cell[1] == "target"]
+    return [BASELINE, *(cell for cell in valid if cell != BASELINE)]
 
 
 def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> str | None:
-    """Train a cell, or go on with it.  What went wrong with its numbers, if anything did."""
+    """Train a cell, or resume it.
+
+    Returns:
+      The message of the error if its loss was not finite, else None.
+
+    Raises:
+      KeyboardInterrupt: the training was interrupted, and has saved a checkpoint.
+    """
     o, out = options, pathlib.Path(options.out)
     (loss, mode), folder = cell, _folder(out, cell)
     folder.mkdir(parents=True, exist_ok=True)
     if leader() and not (folder / "corpus").exists():
         (folder / "corpus").symlink_to(pathlib.Path("..") / "written" / "corpus")
-    needs_written = mode in ("target", "mixture")
+    written = [str(out / "written")] if mode in ("target", "mixture") else []
     command = [
-        *(
-            "--target",
-            o.target,
-            "--data",
-            *o.data,
-            *([str(out / "written")] * needs_written),
-            *_text(o),
-        ),
+        *("--target", o.target, "--data", *o.data, *written, *_text(o)),
         *("--out", str(folder), "--loss", loss, *MODES[mode], "--temperature", str(o.temperature)),
         *("--num-drafts", str(o.num_drafts), "--sampled-prompt", str(o.written_prompt)),
         *("--sequence-length", str(o.sequence_length)),
@@ -144,74 +163,73 @@ def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> s
     except FloatingPointError as error:
         return str(error)
     if not (folder / "model").exists():
-        raise KeyboardInterrupt  # it was asked to stop, and has saved
+        raise KeyboardInterrupt  # the run was told to stop, and has saved a checkpoint
     return None
 
 
 def _text(options: AblationOptions) -> list[str]:
-    """Options of the source of text, as they were given."""
+    """The options of the source of text, as a command line."""
     o = options
     exclude = ["--exclude", *o.exclude] if o.exclude else []
     return ["--pattern", o.pattern, "--max-bytes", str(o.max_bytes), *exclude]
 
 
 def _mesh(options: AblationOptions) -> list[str]:
-    """For jobs of processes that have found each other already."""
+    """The mesh, as a command line; the processes are already connected, so it names none."""
     return [] if options.mesh is None else ["--mesh", options.mesh]
 
 
-def tau(
-    options: AblationOptions, target: LanguageModel, folder: pathlib.Path
-) -> dict[str, dict[str, list[int]]]:
-    """By temperature: new tokens and passes of the target, for each prompt."""
-    o, found = options, {}
+def tau(options: AblationOptions, target: LanguageModel, folder: pathlib.Path) -> dict[str, Counts]:
+    """The counts of each prompt with the draft in `folder`, by temperature."""
+    o, measured = options, {}
     prompts = read_prompts(target, o.prompts)
     prompts = prompts[: o.limit_prompts or len(prompts)]
     draft = load(folder, mesh=mesh_of(target.params))
     proposer = DraftModel(draft.model, target.model.vocab_size, o.num_drafts)
     room = max(map(len, prompts)) + o.max_new_tokens + o.num_drafts
     decoder = Decoder(target.model, proposer, RULES[o.rule](), target.eos, room)
+    params, rows = Params(target.params, draft.params), min(o.batch_size, len(prompts))
     for temperature in o.temperatures:
         counts = measure(
-            decoder, Params(target.params, draft.params), prompts, o.max_new_tokens,
-            batch=min(o.batch_size, len(prompts)), settings={"temperature": temperature}, seed=0,
-        ).counts  # fmt: skip
-        found[str(temperature)] = {
+            decoder,
+            params,
+            prompts,
+            o.max_new_tokens,
+            batch=rows,
+            settings={"temperature": temperature},
+            seed=0,
+        ).counts
+        measured[str(temperature)] = {
             "emitted": counts.emitted.tolist(),
             "passes": counts.passes.tolist(),
         }
-    return found
+    return measured
 
 
-def gain(
-    cell: dict[str, list[int]], baseline: dict[str, list[int]], seed: int = 0
-) -> tuple[float, float, float]:
-    """tau of a cell over the baseline's, minus 1, and its 95 % interval: a bootstrap that draws prompts for both."""
+def gain(cell: Counts, baseline: Counts, seed: int = 0) -> tuple[float, float, float]:
+    """tau of a cell over the baseline's, minus 1, with its 95 % interval.
+
+    The bootstrap is paired: each resample draws the same prompts for both.
+    """
     columns = [
         np.array(counts[name]) for counts in (cell, baseline) for name in ("emitted", "passes")
     ]
     size = len(columns[0])
     drawn = np.random.default_rng(seed).integers(size, size=(2000, size))
 
-    def ratio(a, b, c, d):
+    def ratio(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
         return (a / b) / (c / d) - 1
 
     low, high = np.quantile(ratio(*(column[drawn].sum(1) for column in columns)), [0.025, 0.975])
     return float(ratio(*(column.sum() for column in columns))), float(low), float(high)
 
 
-def report(
-    options: AblationOptions, found: dict[tuple[str, str], dict[str, Any]]
-) -> dict[str, Any]:
-    """What there is so far, as plain data."""
-    rows, baseline = [], found.get(BASELINE, {}).get("counts", {})
+def report(options: AblationOptions, found: Mapping[tuple[str, str], Measured]) -> Json:
+    """The results so far, and the cells that are left, as plain data."""
+    rows, baseline = [], found.get(BASELINE, Measured()).get("counts", {})
     for (loss, mode), cell in found.items():
-        row: dict[str, Any] = {
-            "loss": loss,
-            "data": mode,
-            "failure": cell.get("failure"),
-            **cell.get("facts", {}),
-        }
+        facts = cell.get("facts", {})
+        row: Json = {"loss": loss, "data": mode, "failure": cell.get("failure"), **facts}
         for temperature, counts in cell.get("counts", {}).items():
             row[f"tau_{temperature}"] = interval(
                 np.array(counts["emitted"]), np.array(counts["passes"])
@@ -219,16 +237,16 @@ def report(
             if temperature in baseline and (loss, mode) != BASELINE:
                 row[f"gain_{temperature}"] = gain(counts, baseline[temperature])
         rows.append(row)
-    left = [".".join(cell) for cell in cells(options.losses, options.modes) if cell not in found]
+    wanted = cells(options.losses, options.modes)
     return {
         "options": dataclasses.asdict(options),
         "versions": versions(),
-        "left": left,
+        "left": [".".join(cell) for cell in wanted if cell not in found],
         "rows": rows,
     }
 
 
-def table(made: dict[str, Any]) -> str:
+def table(made: Json) -> str:
     """The report as Markdown."""
     heats = made["options"]["temperatures"]
     names = [f"{name} at {t:g}" for t in heats for name in ("tau", "gain")]
@@ -239,15 +257,14 @@ def table(made: dict[str, Any]) -> str:
     for row in made["rows"]:
         parts = []
         for t in heats:
-            found, more = row.get(f"tau_{t}"), row.get(f"gain_{t}")
-            parts.append("" if found is None else "{:.3f} ({:.3f} to {:.3f})".format(*found))
+            value, more = row.get(f"tau_{t}"), row.get(f"gain_{t}")
+            parts.append("" if value is None else "{:.3f} ({:.3f} to {:.3f})".format(*value))
             parts.append("" if more is None else "{:+.1%} ({:+.1%} to {:+.1%})".format(*more))
         if row["failure"]:
             parts = [row["failure"].split(",")[0], *[""] * (len(parts) - 1)]
         rate = row.get("tokens_per_second")
-        lines.append(
-            f"| {row['loss']} | {row['data']} | {' | '.join(parts)} | {'' if rate is None else f'{rate:.0f}'} |"
-        )
+        speed = "" if rate is None else f"{rate:.0f}"
+        lines.append(f"| {row['loss']} | {row['data']} | {' | '.join(parts)} | {speed} |")
     if made["left"]:
         lines += ["", f"still to come: {', '.join(made['left'])}"]
     return "\n".join(lines) + "\n"
@@ -257,42 +274,23 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     cut = argv.index("--") if "--" in argv else len(argv)
     options, more = parse(AblationOptions, argv[:cut], __doc__), argv[cut + 1 :]
-    for taken in (
-        "--out",
-        "--loss",
-        "--target",
-        "--data",
-        "--prompts",
-        *map(flag, (*_shared(), *MESH)),
-    ):
-        if taken in more:
-            raise ValueError(f"{taken} belongs before the --, since it is the same for all cells")
+    own = ("--out", "--loss", "--target", "--data", "--prompts", *map(flag, (*_SHARED, *MESH)))
+    for name in own:
+        if name in more:
+            raise ValueError(f"{name} belongs before the --, since it is the same for all cells")
     o, out = options, pathlib.Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    asked = {"options": dataclasses.asdict(options), "distill": more}
-    asked = json.loads(json.dumps(asked))
-    # Rows and columns may be added; all else would make cells that cannot be compared.
-    fixed = out / "asked.json"
-    before = json.loads(fixed.read_text()) if fixed.exists() else asked
-    for name in sorted(set(asked["options"]) - {"losses", "modes", "out", *MESH}):
-        if before["options"].get(name) != asked["options"][name]:
-            was, is_now = before["options"].get(name), asked["options"][name]
-            raise ValueError(
-                f"{out} was begun with {flag(name)} {was}, not {is_now}: choose another --out"
-            )
-    if before["distill"] != more:
-        raise ValueError(
-            f"{out} was begun with -- {' '.join(before['distill'])}: choose another --out"
-        )
-    if leader():
-        write(fixed, json.dumps(asked, indent=1) + "\n")
-    generate.main([
-        *("--target", o.target, "--data", *o.data, *_text(o), "--out", str(out / "written"), "--proposer", "ngram"),
-        *("--temperature", str(o.temperature), "--sequences", str(o.written_sequences)),
-        *("--prompt-tokens", str(o.written_prompt), "--max-new-tokens"),
-        str(o.sequence_length - o.written_prompt),
-        *("--batch-size", str(o.written_batch)), *_mesh(o),
-    ])  # fmt: skip
+    _check_asked(options, more)
+    generate.main(
+        [
+            *("--target", o.target, "--data", *o.data, *_text(o), "--out", str(out / "written")),
+            *("--proposer", "ngram", "--temperature", str(o.temperature)),
+            *("--sequences", str(o.written_sequences), "--prompt-tokens", str(o.written_prompt)),
+            *("--max-new-tokens", str(o.sequence_length - o.written_prompt)),
+            *("--batch-size", str(o.written_batch)),
+            *_mesh(o),
+        ]
+    )
     sizes = mesh_sizes(o)
     target = load(o.target, mesh=None if sizes is None else make_mesh(**sizes))
     initial = more[more.index("--initial") + 1] if "--initial" in more else None
@@ -306,20 +304,18 @@ def main(argv: list[str] | None = None) -> None:
             try:
                 failure = None if cell == INITIAL else train(o, cell, more)
             except KeyboardInterrupt:
-                print(f"stopped; the same command goes on with {folder}", flush=True)
+                print(f"stopped; the same command resumes {folder}", flush=True)
                 return
-            rates = [line["tokens_per_second"] for line in read_metrics(folder / "metrics.jsonl")
-                     if "tokens_per_second" in line]  # fmt: skip
+            metrics = read_metrics(folder / "metrics.jsonl")
+            rates = [row["tokens_per_second"] for row in metrics if "tokens_per_second" in row]
             facts = {"tokens_per_second": float(np.median(rates))} if rates else {}
             model = pathlib.Path(initial) if cell == INITIAL and initial else folder / "model"
             counts = {} if failure else tau(o, target, model)
             if leader():
-                write(
-                    result,
-                    json.dumps({"failure": failure, "facts": facts, "counts": counts}) + "\n",
-                )
+                measured = Measured(failure=failure, facts=facts, counts=counts)
+                write(result, json.dumps(measured) + "\n")
             together(f"measured {folder}")
-        # What an earlier call made stays in the table.
+        # The table also holds the cells of earlier calls.
         done = {cell: _folder(out, cell) / "measured.json" for cell in whole}
         made = report(
             o, {cell: json.loads(path.read_text()) for cell, path in done.items() if path.exists()}
@@ -330,19 +326,34 @@ def main(argv: list[str] | None = None) -> None:
     print((out / "ablation.md").read_text(), flush=True)
 
 
+def _check_asked(options: AblationOptions, more: list[str]) -> None:
+    """Write `asked.json`, or compare these options with those that the folder was begun with.
+
+    Cells may be added later; any other change would make them incomparable.
+
+    Raises:
+      ValueError: an option has changed.
+    """
+    out, path = pathlib.Path(options.out), pathlib.Path(options.out) / "asked.json"
+    asked = {"options": dataclasses.asdict(options), "distill": more}
+    asked = json.loads(json.dumps(asked))  # tuples become lists, as in the file
+    before = json.loads(path.read_text()) if path.exists() else asked
+    for name in sorted(set(asked["options"]) - {"losses", "modes", "out", *MESH}):
+        was, is_now = before["options"].get(name), asked["options"][name]
+        if was != is_now:
+            raise ValueError(
+                f"{out} was begun with {flag(name)} {was}, not {is_now}: choose another --out"
+            )
+    if before["distill"] != more:
+        raise ValueError(
+            f"{out} was begun with -- {' '.join(before['distill'])}: choose another --out"
+        )
+    if leader():
+        write(path, json.dumps(asked, indent=1) + "\n")
+
+
 def _folder(out: pathlib.Path, cell: tuple[str, str]) -> pathlib.Path:
     return out / ("initial" if cell == INITIAL else ".".join(cell))
-
-
-def _shared() -> tuple[str, ...]:
-    return (
-        "temperature",
-        "num_drafts",
-        "sequence_length",
-        "anneal_steps",
-        "sampled_prompt",
-        "sampled_fraction",
-    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""python -m train.evaluate: what speculation with a target and a proposer does on prompts, with intervals.
+"""python -m train.evaluate: measure speculation with a target and a proposer on prompts.
 
-alpha          accepted guesses / guesses that the target judged
-alpha by depth the same for the k-th guess of a step, that is, where the k - 1 before it were accepted
-N, tau         accepted guesses, and new tokens, per pass of the target: tau = N + 1 but for ends and limits
+alpha          accepted drafts / drafts that the target verified
+alpha by depth the same for the k-th draft of a step, among those whose first k - 1 were accepted
+N              accepted drafts per pass of the target
+tau            new tokens per pass of the target: N + 1, less where an EOS or a limit cuts a step
 
-Intervals are of 95 %, from a bootstrap over prompts.
+Intervals are 95 %, from a bootstrap over prompts.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
+from specjax.models import LanguageModel
 from specjax.parallel import leader
 from specjax.training.curves import pyplot
 from specjax.training.dataset import model_hashes
@@ -27,11 +29,11 @@ from specjax.training.speculation import SpeculationOptions, load_speculation, r
 
 @dataclasses.dataclass(frozen=True)
 class EvaluateOptions(SpeculationOptions):
-    """The models, the prompts, and what is written."""
+    """The models, the prompts, and the output files."""
 
     prompts: str = option(REQUIRED, 'JSON lines, {"prompt": "..."} or {"messages": [...]}')
-    limit_prompts: int = option(0, "use the first so many only; 0: all")
-    batch_size: int = option(1, "prompts at once")
+    limit_prompts: int = option(0, "use only this many first prompts; 0: all")
+    batch_size: int = option(1, "prompts decoded at once")
     out: str | None = option(None, "a .json file for the figures")
     plot: str | None = option(None, "a .png or .svg file for alpha by depth (needs matplotlib)")
 
@@ -41,8 +43,24 @@ class EvaluateOptions(SpeculationOptions):
         at_least(self, 0, "limit_prompts")
 
 
-def summarise(found: Measured) -> dict[str, Any]:
-    """Each figure as [value, low, high], or None where nothing was judged."""
+Interval = tuple[float, float, float] | None
+"""A value with the ends of its interval; None where there was nothing to count."""
+
+
+class Figures(TypedDict):
+    """The results, named as in the `--out` file."""
+
+    acceptance_rate: Interval
+    acceptance_rate_by_depth: list[Interval]
+    accepted_per_pass: Interval
+    mean_accepted_length: Interval
+    tokens_per_second: Interval
+    new_tokens: int
+    target_passes: int
+
+
+def summarise(found: Measured) -> Figures:
+    """The figures of all prompts together."""
     c = found.counts
     return {
         "acceptance_rate": interval(c.accepted.sum(1), c.tested.sum(1)),
@@ -57,10 +75,10 @@ def summarise(found: Measured) -> dict[str, Any]:
     }
 
 
-def table(figures: dict[str, Any]) -> str:
-    """As Markdown."""
+def table(figures: Figures) -> str:
+    """The figures as Markdown."""
 
-    def row(name, value, digits):
+    def row(name: str, value: Interval, digits: int) -> str:
         if value is None:
             return f"| {name} | | |"
         middle, low, high = (f"{x:.{digits}f}" for x in value)
@@ -68,14 +86,15 @@ def table(figures: dict[str, Any]) -> str:
 
     lines = [row("acceptance rate (alpha)", figures["acceptance_rate"], 3)]
     for k, value in enumerate(figures["acceptance_rate_by_depth"], start=1):
-        lines.append(row(f"alpha of guess {k}", value, 3))
-    lines.append(row("accepted guesses per target pass (N)", figures["accepted_per_pass"], 2))
+        lines.append(row(f"alpha of draft {k}", value, 3))
+    lines.append(row("accepted drafts per target pass (N)", figures["accepted_per_pass"], 2))
     lines.append(row("tokens per target pass (tau)", figures["mean_accepted_length"], 2))
     lines.append(row("tokens/s", figures["tokens_per_second"], 0))
     return "\n".join(["| | value | 95 % interval |", "|---|---|---|", *lines])
 
 
-def plot(figures: dict[str, Any], path: str) -> None:
+def plot(figures: Figures, path: str) -> None:
+    """Draw alpha by depth."""
     plt = pyplot()
     points = [
         (k, *v) for k, v in enumerate(figures["acceptance_rate_by_depth"], start=1) if v is not None
@@ -83,7 +102,7 @@ def plot(figures: dict[str, Any], path: str) -> None:
     depth, value, low, high = np.array(points).reshape(-1, 4).T
     figure, panel = plt.subplots(figsize=(5, 3.2))
     panel.errorbar(depth, value, yerr=[value - low, high - value], marker="o", capsize=3)
-    panel.set(xlabel="guess", ylabel="accepted, if those before were", ylim=(0, 1), xticks=depth)
+    panel.set(xlabel="draft", ylabel="accepted, if those before were", ylim=(0, 1), xticks=depth)
     panel.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -93,22 +112,27 @@ def plot(figures: dict[str, Any], path: str) -> None:
 def main(argv: list[str] | None = None) -> None:
     options = parse(EvaluateOptions, argv, __doc__)
     if options.plot is not None:
-        pyplot()  # now, rather than after the measurement
+        pyplot()  # fails before the measurement if matplotlib is missing
 
-    def read(target):
+    def read(target: LanguageModel) -> list[list[int]]:
         prompts = read_prompts(target, options.prompts)
         return prompts[: options.limit_prompts or len(prompts)]
 
     _, decoder, params, prompts = load_speculation(options, read)
     rows = min(options.batch_size, len(prompts))
 
-    def evaluate(prompts):
+    def evaluate(prompts: list[list[int]]) -> Measured:
         return measure(
-            decoder, params, prompts, options.max_new_tokens, batch=rows, settings=options.settings,
+            decoder,
+            params,
+            prompts,
+            options.max_new_tokens,
+            batch=rows,
+            settings=options.settings,
             seed=options.seed,
-        )  # fmt: skip
+        )
 
-    evaluate([max(prompts, key=len)] * rows)  # compiles
+    evaluate([max(prompts, key=len)] * rows)  # warm-up, which compiles
     figures = summarise(evaluate(prompts))
     print(table(figures), flush=True)
     if options.out is not None and leader():

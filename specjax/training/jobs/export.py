@@ -1,10 +1,11 @@
-"""python -m train.export: a draft or Medusa heads for an engine, and heads of an engine for specjax.
+"""python -m train.export: convert a draft or Medusa heads for an engine, or heads for specjax.
 
-    --format hf              a draft, with all that transformers, vLLM, SGLang and TensorRT-LLM want beside it
+    --format hf              a draft, with the files that transformers, vLLM, SGLang and
+                             TensorRT-LLM expect beside it
     --format vllm, tgi, ...  Medusa heads
     --format specjax         Medusa heads of another --source-format, for specjax
 
-Numbers are carried bit for bit.
+Numbers are copied bit for bit.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from typing import Any
 
 import numpy as np
 import safetensors
@@ -32,33 +32,36 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 @dataclasses.dataclass(frozen=True)
 class ExportOptions:
-    """What is read, and what is written."""
+    """The input, the output, and their formats."""
 
     model: str = option(REQUIRED, "folder of a draft, or of Medusa heads")
-    format: str = option(REQUIRED, "what to write", choices=(_DRAFT, *FORMATS))
-    out: str = option(REQUIRED, "a new folder, or one that an export made")
+    format: str = option(REQUIRED, "output format", choices=(_DRAFT, *FORMATS))
+    out: str = option(REQUIRED, "a new folder, or one that an earlier export wrote")
     source_format: str = option(
-        "specjax", "what the folder of Medusa heads is", choices=tuple(FORMATS)
+        "specjax", "format of the folder of Medusa heads", choices=tuple(FORMATS)
     )
     target: str | None = option(
-        None, "folder of the target; needed for heads, and a check of a draft's vocabulary"
+        None, "folder of the target; needed for heads, and used to check a draft's vocabulary"
     )
     base: str | None = option(
-        None, "name of the target that heads are for; by default what their folder says"
+        None, "name of the target of the heads; by default the name in their folder"
     )
 
     def __post_init__(self):
         if self.format == _DRAFT and self.source_format != "specjax":
             raise ValueError(
-                f"--source-format {self.source_format} is for Medusa heads, and --format {_DRAFT} for drafts"
+                f"--source-format {self.source_format} is for Medusa heads, and --format "
+                f"{_DRAFT} for drafts"
             )
         if self.format in FORMATS and self.target is None:
             raise ValueError(
-                "--target is missing: heads are checked against it, and some formats hold a part of it"
+                "--target is missing: heads are checked against it, and some formats include its "
+                "linear map to the vocabulary"
             )
         if self.format in (_DRAFT, "vllm") and "eagle" in self.out.lower():
             raise ValueError(
-                f"--out {self.out}: vLLM takes a folder with 'eagle' in its path for EAGLE; name it otherwise"
+                f"--out {self.out}: vLLM takes a folder with 'eagle' in its path for EAGLE; choose "
+                "another name"
             )
         out = pathlib.Path(self.out)
         if out.exists() and not (out / _MARK).exists() and (not out.is_dir() or any(out.iterdir())):
@@ -68,13 +71,17 @@ class ExportOptions:
 
 
 def export_draft(options: ExportOptions) -> None:
-    """Raises ValueError for a draft that an engine would take wrongly beside `options.target`."""
+    """Write a draft as a Hugging Face folder.
+
+    Raises:
+      ValueError: the draft has no tokenizer, or does not fit `options.target` in an engine.
+    """
     folder = find_folder(options.model)
     kinds = set()
     for file in weight_files(folder):
         with safetensors.safe_open(file, "np") as handle:
             kinds |= {handle.get_slice(name).get_dtype() for name in handle.keys()}
-    # float32 holds a mixture without loss.
+    # A folder of several types is stored as float32, which holds all of them exactly.
     draft = load(folder, _DTYPES.get(kinds.pop(), "float32") if len(kinds) == 1 else "float32")
     if draft.tokenizer is None:
         raise ValueError(
@@ -86,30 +93,39 @@ def export_draft(options: ExportOptions) -> None:
 
 
 def check_vocabulary(draft: LanguageModel, target: LanguageModel) -> None:
-    """Raises ValueError for a draft that speaks other tokens; says on stdout where it reads less than the target."""
+    """Check that the draft shares the target's tokens; print a note if its context is shorter.
+
+    Raises:
+      ValueError: the draft has other tokens, or another number of them.
+    """
     if draft.model.vocab_size != target.model.vocab_size:
         raise ValueError(
-            f"the draft {draft.name!r} has {draft.model.vocab_size} tokens and the target {target.name!r} "
-            f"{target.model.vocab_size}; engines want equal numbers: train the draft with the target's vocabulary"
+            f"the draft {draft.name!r} has {draft.model.vocab_size} tokens and the target "
+            f"{target.name!r} {target.model.vocab_size}; engines need equal numbers: train the "
+            "draft with the target's vocabulary"
         )
     assert draft.tokenizer is not None
     if target.tokenizer and vocabulary_digest(draft.tokenizer) != vocabulary_digest(
         target.tokenizer
     ):
         raise ValueError(
-            f"the draft {draft.name!r} has other tokens than the target {target.name!r}, and vLLM and TensorRT-LLM "
-            "would give it the target's: train a draft with the target's tokenizer"
+            f"the draft {draft.name!r} has other tokens than the target {target.name!r}, and vLLM "
+            "and TensorRT-LLM would feed it the target's: train a draft with the target's tokenizer"
         )
     if draft.model.max_positions < target.model.max_positions:
         print(
-            f"note: the draft reads {draft.model.max_positions} positions and the target {target.model.max_positions}; "
-            "vLLM serves the smaller number",
+            f"note: the draft reads {draft.model.max_positions} positions and the target "
+            f"{target.model.max_positions}; vLLM serves the smaller number",
             flush=True,
         )
 
 
 def export_heads(options: ExportOptions) -> None:
-    """Raises ValueError for heads of another target, or that the format cannot say."""
+    """Write Medusa heads in another format.
+
+    Raises:
+      ValueError: the heads belong to another target, or the format cannot represent them.
+    """
     assert options.target is not None
     target = load(options.target)
     matrix = np.asarray(head_matrix(target.params)).T
@@ -123,7 +139,7 @@ def export_heads(options: ExportOptions) -> None:
 def _check_marks(heads: Heads, target: LanguageModel, name: str) -> None:
     """Raises ValueError for heads that specjax trained for another target of the same shape."""
     vocab, size = target.model.vocab_size, head_matrix(target.params).shape[0]
-    marks: Any = tuple(heads.form.ours.get("target", ()))
+    marks = tuple(map(float, heads.form.ours.get("target", ())))
     form = MedusaHeads(heads.form.num_heads, size, vocab)
     MedusaAdapter(name=name, heads=form, marks=marks).check(target)
 
@@ -136,9 +152,8 @@ def main(argv: list[str] | None = None) -> None:
     (export_draft if options.format == _DRAFT else export_heads)(options)
     written = SINGLE if options.format == _DRAFT else FORMATS[options.format].file
     for file in {row.file for row in FORMATS.values()} - {written}:
-        (out / file).unlink(
-            missing_ok=True
-        )  # of an export before: engines read whatever weights they find
+        # Weights of an earlier export: engines would read them too.
+        (out / file).unlink(missing_ok=True)
     facts = {"options": dataclasses.asdict(options), "versions": versions()}
     (out / _MARK).write_text(json.dumps(facts, indent=2) + "\n")
     print(

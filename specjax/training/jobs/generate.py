@@ -1,6 +1,7 @@
-"""python -m train.generate: the target continues prompts, or windows of text, into a dataset to train a draft on.
+"""python -m train.generate: the target writes a dataset to train a draft on.
 
-It decodes with speculation: the rule `match` writes the same tokens with any proposer, or none, only faster.
+It continues prompts or windows of text.  It decodes with speculation: with the rule `match` every
+proposer gives the same tokens as none, only faster.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import pathlib
 
 from specjax.files import find_folder
+from specjax.models import LanguageModel
 from specjax.parallel import leader
 from specjax.rules import RULES
 from specjax.training import dataset
@@ -23,19 +25,19 @@ from specjax.training.speculation import SpeculationOptions, load_speculation, r
 
 @dataclasses.dataclass(frozen=True)
 class GenerateOptions(SpeculationOptions, TextOptions):
-    """The models, the prompts, and where it all goes."""
+    """The models, the prompts, and the output folder."""
 
     prompts: str | None = option(
         None, 'JSON lines, {"prompt": "..."} or {"messages": [...]}, to answer once each'
     )
     data: tuple[str, ...] = option(
-        (), "or folders (or files) of text, windows of which are continued"
+        (), "folders (or files) of text whose windows are continued, instead of --prompts"
     )
-    sequences: int = option(1024, "how many windows are continued")
-    prompt_tokens: int = option(32, "tokens of a window")
-    batch_size: int = option(16, "sequences at once, and in a file")
+    sequences: int = option(1024, "number of windows to continue")
+    prompt_tokens: int = option(32, "tokens per window")
+    batch_size: int = option(16, "sequences decoded at once, and per file")
     top_log_probs: int = option(
-        0, "record the log-probabilities of so many likeliest tokens at each place"
+        0, "record this many of the most likely tokens at each position, with log-probabilities"
     )
     out: str = option("runs/data", "folder of the dataset")
 
@@ -45,11 +47,11 @@ class GenerateOptions(SpeculationOptions, TextOptions):
         at_least(self, 0, "top_log_probs")
         if not RULES[self.rule]().exact:
             raise ValueError(
-                f"--rule {self.rule} changes the distribution: the text would not be the target's own"
+                f"--rule {self.rule} changes the distribution: the text would not be the target's"
             )
         if bool(self.prompts) == bool(self.data):
             raise ValueError(
-                "pass --prompts with a file of prompts, or --data with folders of text, and not both"
+                "pass --prompts with a file of prompts or --data with folders of text, not both"
             )
 
 
@@ -57,14 +59,14 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(GenerateOptions, argv, __doc__)
     out, rows = pathlib.Path(options.out), options.batch_size
 
-    def windows(target):
+    def windows(target: LanguageModel) -> list[list[int]]:
         tokenizer = str(find_folder(options.target) / "tokenizer.json")
         _, text, _ = prepare(options.source, out / "corpus", target.model.vocab_size, tokenizer)
         shards = range(-(-options.sequences // rows))
         batches = (text.batch(n, rows, options.prompt_tokens - 1, options.seed) for n in shards)
         return [row for batch in batches for row in batch.tolist()][: options.sequences]
 
-    def lines(target):
+    def lines(target: LanguageModel) -> list[list[int]]:
         return read_prompts(target, str(options.prompts))
 
     target, decoder, params, prompts = load_speculation(
@@ -95,10 +97,9 @@ def main(argv: list[str] | None = None) -> None:
     if leader():
         facts = {"options": dataclasses.asdict(options), "versions": versions()}
         write(out / "run.json", json.dumps(facts, indent=2) + "\n")
-    found = json.loads((out / dataset.MANIFEST).read_text())
-    print(
-        f"wrote {out}: {found['sequences']} sequences, {found['new_tokens']} new tokens", flush=True
-    )
+    made = json.loads((out / dataset.MANIFEST).read_text())
+    counts = f"{made['sequences']} sequences, {made['new_tokens']} new tokens"
+    print(f"wrote {out}: {counts}", flush=True)
 
 
 if __name__ == "__main__":

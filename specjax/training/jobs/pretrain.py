@@ -1,11 +1,11 @@
-"""python -m train.pretrain: a tokenizer and a causal language model from a folder of text files."""
+"""python -m train.pretrain: train a tokenizer and a causal language model on text files."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import pathlib
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
+from specjax.contract import Arrays
 from specjax.models import LinenModel, head_matrix
 from specjax.training.corpus import TextOptions, Tokens, end_of_text, prepare, starts_of_documents
 from specjax.training.loop import LoopOptions, fit
@@ -34,35 +35,37 @@ from specjax.training.student import (
 class PretrainOptions(LoopOptions, ModelOptions, TextOptions):
     """The data, the model's sizes, and the loop."""
 
-    tokenizer: str | None = option(None, "an existing tokenizer.json; without it one is trained")
-    vocab_size: int = option(4096, "of the tokenizer that is trained")
+    tokenizer: str | None = option(
+        None, "an existing tokenizer.json; without it a new one is trained"
+    )
+    vocab_size: int = option(4096, "vocabulary size of a new tokenizer")
     eval_batches: int = option(32, "held-out batches per evaluation")
 
     def __post_init__(self):
         super().__post_init__()
         at_least(self, 1, "eval_batches")
-        if self.tokenizer is None:  # one with every byte, and the token that ends a text
+        if self.tokenizer is None:  # a byte-level BPE has 256 bytes and the end-of-text token
             at_least(self, 257, "vocab_size")
 
 
 @dataclasses.dataclass(eq=False)
 class Pretrain:
-    """Cross-entropy on windows of text."""
+    """A language model, trained by cross-entropy on windows of text."""
 
     options: PretrainOptions
     model: LinenModel
     train: Tokens
     held_out: Tokens
     tokenizer: tokenizers.Tokenizer
-    end: int | None = None  # the token that starts a document, where documents are isolated
-    frozen: Any = None
+    end: int | None = None  # the token that starts a document, if documents are isolated
+    frozen: Arrays = None
     mesh: Mesh | None = None
 
     @property
     def inputs(self) -> dict[str, str]:
         return self.train.inputs
 
-    def init(self) -> Any:
+    def init(self) -> Arrays:
         return initial_params(self.model, self.options, self.mesh)
 
     def batch(self, step: int) -> np.ndarray:
@@ -70,10 +73,10 @@ class Pretrain:
         return self.train.batch(step, o.batch_size, o.sequence_length, o.seed)
 
     def show(self, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of text every token is learned."""
+        """The tokens, all of which are learned, for --show-mask."""
         return batch, np.ones_like(batch[:, 1:])
 
-    def loss(self, params: Any, frozen: Any, batch: Array) -> tuple[Array, dict[str, Array]]:
+    def loss(self, params: Arrays, frozen: Arrays, batch: Array) -> tuple[Array, dict[str, Array]]:
         del frozen
         hidden = read(self.model, params, batch[:, :-1], self.end)
         labels = batch[:, 1:].reshape(-1)
@@ -81,25 +84,21 @@ class Pretrain:
         return total / len(labels), {}
 
     @functools.cached_property
-    def _measure(self):
+    def _measure(self) -> Callable[[Arrays, Array], Array]:
         return jax.jit(lambda params, batch: self.loss(params, None, batch)[0])
 
-    def evaluate(self, params: Any) -> dict[str, float]:
+    def evaluate(self, params: Arrays) -> dict[str, float]:
         o = self.options
-        batches = (
-            self.held_out.batch(i, o.batch_size, o.sequence_length, 0)
-            for i in range(o.eval_batches)
-        )
-        return {
-            "held_out_loss": float(
-                np.mean([self._measure(params, lay_batch(batch, self.mesh)) for batch in batches])
-            )
-        }
+        losses = []
+        for i in range(o.eval_batches):
+            batch = self.held_out.batch(i, o.batch_size, o.sequence_length, 0)
+            losses.append(self._measure(params, lay_batch(batch, self.mesh)))
+        return {"held_out_loss": float(np.mean(losses))}
 
     def goal(self, report: dict[str, float]) -> float:
         return -report["held_out_loss"]
 
-    def export(self, params: Any, folder: pathlib.Path) -> None:
+    def export(self, params: Arrays, folder: pathlib.Path) -> None:
         end = end_of_text(self.tokenizer)
         save_student(folder, self.model, params, self.tokenizer, () if end is None else (end,))
 
@@ -112,9 +111,13 @@ def main(argv: list[str] | None = None) -> None:
         options.source, out / "corpus", options.vocab_size, options.tokenizer
     )
     check_initial(
-        options, tokenizer, tokenizer.get_vocab_size(), "the tokenizer of this run",
-        f"pass --tokenizer {options.initial}/tokenizer.json and another --out, to go on with its tokens",
-    )  # fmt: skip
+        options,
+        tokenizer,
+        tokenizer.get_vocab_size(),
+        "the tokenizer of this run",
+        f"pass --tokenizer {options.initial}/tokenizer.json and another --out, "
+        "to go on with its tokens",
+    )
     model = make_model(options, tokenizer.get_vocab_size())
     end = starts_of_documents(tokenizer, options.isolate_documents)
     fit(Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh), options)

@@ -1,0 +1,132 @@
+"""The options of `train.distill`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+from specjax.sampling import Sampling
+from specjax.training.corpus import TextOptions
+from specjax.training.divergences import DIVERGENCES
+from specjax.training.loop import LoopOptions
+from specjax.training.options import REQUIRED, at_least, option, within
+from specjax.training.student import ModelOptions
+
+ACCEPTED_LENGTH = "accepted-length"
+_FLAT = ("total-variation", ACCEPTED_LENGTH)
+"""Losses whose gradient nearly vanishes where draft and target share little probability."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DistillOptions(LoopOptions, ModelOptions, TextOptions):
+    """The target, the data, the draft's sizes, and the loop."""
+
+    target: str = option(REQUIRED, "folder of the target")
+    loss: str = option("forward-kl", "training loss", choices=(*DIVERGENCES, ACCEPTED_LENGTH))
+    anneal_steps: int | None = option(
+        None,
+        "steps over which the loss changes linearly from forward KL to --loss; 0: none; by default "
+        "4/5 of --steps for total-variation and accepted-length without --initial, else none",
+    )
+    num_drafts: int = option(
+        4, "drafts per step (gamma), for accepted-length, --online and --eval-prompts"
+    )
+    temperature: float = option(
+        1.0, "temperature that the target will be served with; used for its text and in the loss"
+    )
+    top_k: int = option(0, "top-k that the target will be served with; 0: off")
+    top_p: float = option(1.0, "top-p that the target will be served with; 1: off")
+    sampled_fraction: float = option(0.5, "fraction of the sequences that the target wrote")
+    draft_fraction: float = option(
+        0.0, "fraction of the sequences that the draft writes during the training step"
+    )
+    learn_prompts: bool = option(False, "learn the prompts of sequences with answers, too")
+    mix: str = option(
+        "sequence",
+        "whether every batch mixes the sources, or each batch has a single source",
+        choices=("sequence", "batch"),
+    )
+    online: bool = option(
+        False,
+        "learn only from the verification inside speculation, after accepted and rejected drafts",
+    )
+    sampled_sequences: int = option(1024, "how many sequences the target writes")
+    sampled_prompt: int = option(32, "tokens of text that the target or the draft continues")
+    sampled_batch: int = option(16, "sequences that the target writes at once")
+    eval_batches: int = option(32, "held-out batches per evaluation")
+    eval_prompts: int = option(
+        0, "held-out prompts on which tau is measured with the decoder; 0: none"
+    )
+    eval_tokens: int = option(64, "new tokens for each of them")
+    hidden_size: int = option(128, "hidden size")
+    mlp_size: int = option(352, "hidden size of the MLP")
+    num_layers: int = option(1, "layers")
+    num_heads: int = option(2, "query heads")
+    num_kv_heads: int = option(1, "key and value heads")
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_batch")
+        at_least(self, 1, "eval_batches", "eval_tokens")
+        at_least(self, 0, "eval_prompts")
+        if self.anneal_steps is not None:
+            at_least(self, 0, "anneal_steps")
+        within(self, 0, 1, "sampled_fraction", "draft_fraction")
+        Sampling.create(1, **self.settings)
+        if not 0 < self.sampled_prompt < self.sequence_length:
+            raise ValueError(
+                f"--sampled-prompt is {self.sampled_prompt}; it must be at least 1 and "
+                f"shorter than a sequence (--sequence-length {self.sequence_length})"
+            )
+        if self.sampled_fraction + self.draft_fraction > 1:
+            raise ValueError(
+                f"--sampled-fraction {self.sampled_fraction} and --draft-fraction "
+                f"{self.draft_fraction} are more than 1 together"
+            )
+        if self.loss == "reverse-kl" and (self.temperature == 0 or self.top_k or self.top_p < 1):
+            raise ValueError(
+                "--loss reverse-kl is infinite where the target gives a token no probability "
+                "(--temperature 0, --top-k, --top-p): take jensen-shannon or total-variation"
+            )
+        if self.loss == ACCEPTED_LENGTH and (self.online or self.sampled_fraction < 1):
+            raise ValueError(
+                "--loss accepted-length is a mean over text that the target wrote: pass "
+                "--sampled-fraction 1, and neither --online nor --draft-fraction"
+            )
+        if self.num_drafts > self.sequence_length or (self.online and not self.online_steps):
+            raise ValueError(
+                f"--sequence-length {self.sequence_length} has no room for --num-drafts "
+                f"{self.num_drafts}"
+                + f" behind --sampled-prompt {self.sampled_prompt}"
+                * self.online
+            )
+        if self.eval_prompts and self.sampled_prompt + self.eval_tokens > self.sequence_length:
+            raise ValueError(
+                f"--sampled-prompt {self.sampled_prompt} and --eval-tokens {self.eval_tokens} "
+                f"together are more than --sequence-length {self.sequence_length}"
+            )
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The settings that the target is served with, as `Sampling.create` takes them."""
+        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+    @property
+    def online_steps(self) -> int:
+        """Steps of speculation that fit into a sequence even if every draft is accepted."""
+        return (self.sequence_length - self.sampled_prompt) // (self.num_drafts + 1)
+
+
+def annealing(options: DistillOptions) -> int:
+    """`--anneal-steps`, or its default.
+
+    A resumed run keeps the number that it began with.  A new run without `--initial` anneals for
+    4/5 of its steps if its loss needs it, because a random draft shares little with the target.
+    """
+    if options.anneal_steps is not None:
+        return options.anneal_steps
+    out = pathlib.Path(options.out)
+    if any((out / "state").glob("[0-9]*")):
+        return json.loads((out / "run.json").read_text())["options"]["anneal_steps"] or 0
+    return options.steps * 4 // 5 if options.loss in _FLAT and options.initial is None else 0
