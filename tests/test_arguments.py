@@ -34,16 +34,19 @@ class Unhashable:
 
 
 ATOMS = [
-    None, True, False, np.True_, math.nan, math.inf, -math.inf, -1, 0, 1, 2, 7, 2.5, 0.5, 1.0, -0.5, 1e39, -1e39,
-    10**30, -(10**30), 10**400, 10**5000, 319, 320, 513, 2**32 - 1, 2**32, "x", "", "match", "the cat", "\ud800", b"x",
-    b"", bytearray(b"ab"), 1 + 2j, ..., NotImplemented, object(), int, specjax.NGram, specjax.Match, len,
-    lambda logits: logits, Unhashable(), range(2), range(0), fractions.Fraction(1, 2), datetime.date(2026, 1, 1),
-    np.float16(0.5), np.float64(0.25), np.int8(-3), np.uint32(5), np.array(3), np.array(2.5), np.array(True),
-    np.array([1, 2]), np.array([0.5, 1.0]), np.array([1.5, np.nan]), np.zeros((2, 2)), np.ones((2, 2), int),
-    np.array([True, False]), np.array(["a", "b"]), np.array([1 + 2j]), np.array([None, 1], object), np.array("x"),
-    np.array([], int), np.datetime64("2026-01-01"), jnp.int32(3), jnp.bfloat16(0.5), jnp.arange(2), jnp.ones((2, 3)),
-    {}, {1: 2.0}, {1.5: 1}, {"a": 1}, {5: math.nan}, {5: -math.inf}, {5: math.inf}, {320: 1.0}, {5: 1e39}, {True: 1},
-    {3: "x"}, set(), {1}, (i for i in ()), {"role": "user", "content": "hi"}, {"role": 5}, {"content": "hi"},
+    None, True, False, np.True_, math.nan, math.inf, -math.inf, -1, 0, 1, 2, 7, 2.5, 0.5, 1.0, -0.5,
+    1e39, -1e39, 10**30, -(10**30), 10**400, 10**5000, 319, 320, 513, 2**32 - 1, 2**32, "x", "",
+    "match", "the cat", "\ud800", b"x", b"", bytearray(b"ab"), 1 + 2j, ..., NotImplemented,
+    object(), int, specjax.NGram, specjax.Match, len, lambda logits: logits, Unhashable(), range(2),
+    range(0), fractions.Fraction(1, 2), datetime.date(2026, 1, 1), np.float16(0.5),
+    np.float64(0.25), np.int8(-3), np.uint32(5), np.array(3), np.array(2.5), np.array(True),
+    np.array([1, 2]), np.array([0.5, 1.0]), np.array([1.5, np.nan]), np.zeros((2, 2)),
+    np.ones((2, 2), int), np.array([True, False]), np.array(["a", "b"]), np.array([1 + 2j]),
+    np.array([None, 1], object), np.array("x"), np.array([], int), np.datetime64("2026-01-01"),
+    jnp.int32(3), jnp.bfloat16(0.5), jnp.arange(2), jnp.ones((2, 3)), {}, {1: 2.0}, {1.5: 1},
+    {"a": 1}, {5: math.nan}, {5: -math.inf}, {5: math.inf}, {320: 1.0}, {5: 1e39}, {True: 1},
+    {3: "x"}, set(), {1}, (i for i in ()), {"role": "user", "content": "hi"}, {"role": 5},
+    {"content": "hi"},
 ]  # fmt: skip
 
 
@@ -55,7 +58,7 @@ def odd(rng, depth=0):
     return ATOMS[rng.integers(len(ATOMS))]
 
 
-# --- what a value means, by hand -------------------------------------------------------------------------------------
+# --- what a value means, by hand ------------------------------------------------------------------
 
 
 def listed(value):
@@ -230,7 +233,10 @@ def anything(call, wanted):
 # Each argument: what a value means or REFUSED, and does the checked call hold it?
 MEANINGS = {
     "target": (only(), anything),
-    "prompts": (prompts, lambda c, w: [c.prompt[i, :n].tolist() for i, n in enumerate(c.lengths)] == w),
+    "prompts": (
+        prompts,
+        lambda c, w: [c.prompt[i, :n].tolist() for i, n in enumerate(c.lengths)] == w,
+    ),
     "messages": (messages, lambda c, w: len(c.lengths) == len(w)),
     "draft": (only(None), lambda c, w: c.decoder.proposer.max_depth == 0),
     "draft_dtype": (only(None), anything),
@@ -242,12 +248,22 @@ MEANINGS = {
         lambda c, w: c.num_drafts is None if w is None else c.num_drafts.tolist() == w,
     ),
     "max_new_tokens": (count(1, CONTEXT - 3), lambda c, w: c.new == w),
-    "temperature": (or_none(setting(lambda n: n >= 0), [0] * ROWS), same_numbers(lambda c: c.sampling.temperature)),
-    "top_k": (
-        or_none(setting(lambda n: 0 <= n < 2**31, whole=True), [0] * ROWS), same_numbers(lambda c: c.sampling.top_k),
+    "temperature": (
+        or_none(setting(lambda n: n >= 0), [0] * ROWS),
+        same_numbers(lambda c: c.sampling.temperature),
     ),
-    "top_p": (or_none(setting(lambda n: 0 < n <= 1), [1] * ROWS), same_numbers(lambda c: c.sampling.top_p)),
-    "min_p": (or_none(setting(lambda n: 0 <= n <= 1), [0] * ROWS), same_numbers(lambda c: c.sampling.min_p)),
+    "top_k": (
+        or_none(setting(lambda n: 0 <= n < 2**31, whole=True), [0] * ROWS),
+        same_numbers(lambda c: c.sampling.top_k),
+    ),
+    "top_p": (
+        or_none(setting(lambda n: 0 < n <= 1), [1] * ROWS),
+        same_numbers(lambda c: c.sampling.top_p),
+    ),
+    "min_p": (
+        or_none(setting(lambda n: 0 <= n <= 1), [0] * ROWS),
+        same_numbers(lambda c: c.sampling.min_p),
+    ),
     "repetition_penalty": (or_none(setting(lambda n: n > 0), [1] * ROWS), penalty("repetition", 1)),
     "presence_penalty": (setting(lambda n: True), penalty("presence", 0)),
     "frequency_penalty": (setting(lambda n: True), penalty("frequency", 0)),
@@ -260,18 +276,23 @@ MEANINGS = {
     ),
     "eos": (
         or_none(eos, [[0]] * ROWS),
-        lambda c, w: [sorted(set(row[row >= 0].tolist())) for row in c.eos] == [sorted(set(row)) for row in w],
+        lambda c, w: (
+            [sorted(set(row[row >= 0].tolist())) for row in c.eos]
+            == [sorted(set(row)) for row in w]
+        ),
     ),
     "seed": (
-        setting(lambda n: 0 <= n < 2**32, whole=True, lists_of_one=False), lambda c, w: c.seeds[0].tolist() == w,
+        setting(lambda n: 0 <= n < 2**32, whole=True, lists_of_one=False),
+        lambda c, w: c.seeds[0].tolist() == w,
     ),
     "stop": (or_none(stop, []), lambda c, w: list(c.texts.stops) == w),
     "logprobs": (or_none(count(0, VOCAB)), lambda c, w: c.decoder.num_logprobs == w),
     "stream": (
-        lambda v: bool(v) if type(v) in (bool, np.bool_) else REFUSED, lambda c, w: c.stream is w,
+        lambda v: bool(v) if type(v) in (bool, np.bool_) else REFUSED,
+        lambda c, w: c.stream is w,
     ),
     "mesh": (only(None), lambda c, w: c.mesh is None),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Folders that do not fit: what is wrong is named, with the cure, before anything is compiled."""
+"""Invalid folders are refused with the fault and the cure, before anything is compiled."""
 
 import json
 import shutil
@@ -14,13 +14,13 @@ import specjax
 
 @pytest.fixture
 def folder(tmp_path):
-    """A good folder, to be spoilt."""
+    """A valid folder that a test may damage."""
     return shutil.copytree(folders.target(), tmp_path / "model")
 
 
 @pytest.fixture
 def shards(tmp_path):
-    """A good folder of several files, and its weight map."""
+    """A valid folder of several weight files, and its weight map."""
     folders.random_llama(5).save_pretrained(tmp_path / "shards", max_shard_size="60KB")
     index = json.loads((tmp_path / "shards" / "model.safetensors.index.json").read_text())
     return tmp_path / "shards", index["weight_map"]
@@ -43,7 +43,7 @@ def refused():
 
 
 def test_missing_folder(refused, tmp_path):
-    """A folder that is not there is named."""
+    """The missing folder is named."""
     refused(
         FileNotFoundError,
         tmp_path / "nowhere",
@@ -54,20 +54,20 @@ def test_missing_folder(refused, tmp_path):
 
 
 def test_missing_config(refused, folder):
-    """A folder without config.json."""
+    """A folder without config.json is refused."""
     (folder / "config.json").unlink()
     refused(FileNotFoundError, folder, str(folder / "config.json"), "missing")
 
 
 @pytest.mark.parametrize("text", ["{", "", "\xff\xfe", "weights: yes"])
 def test_config_is_not_json(refused, folder, text):
-    """A config.json that is not JSON."""
+    """A config.json that is not JSON is refused."""
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     refused(ValueError, folder, str(folder / "config.json"), "not JSON")
 
 
 def test_config_is_no_object(refused, folder):
-    """A config.json that is JSON, and no object."""
+    """A config.json that is JSON but not an object is refused."""
     (folder / "config.json").write_text("[1]")
     refused(ValueError, folder, str(folder / "config.json"), "list")
 
@@ -76,13 +76,13 @@ def test_config_is_no_object(refused, folder):
     "key", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"]
 )
 def test_config_lacks_a_key(refused, folder, key):
-    """The key is named, and the model_type that needs it."""
+    """The error names the key and the model_type that needs it."""
     folders.edit(folder, drop=(key,))
     refused(ValueError, folder, str(folder / "config.json"), key, "llama")
 
 
 def test_rope_lacks_a_key(refused, folder):
-    """A scaled rope without its factor."""
+    """A scaled rope without its factor is refused."""
     folders.edit(folder, rope_parameters={"rope_type": "linear", "rope_theta": 1e4})
     refused(ValueError, folder, str(folder / "config.json"), "factor")
 
@@ -97,7 +97,7 @@ def test_rope_lacks_a_key(refused, folder):
     ],
 )
 def test_config_value_of_another_kind(refused, folder, key, value):
-    """The key and its value."""
+    """The error names the key and its value."""
     folders.edit(folder, **{key: value})
     refused(ValueError, folder, str(folder / "config.json"), key, repr(value))
 
@@ -106,7 +106,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 def named(value):
-    """The words of a refusal: the value as the file has it, and what the field must be."""
+    """The words of an error: the value as the file has it, and the requirement."""
     return f"is {json.dumps(value)}", "finite number"
 
 
@@ -119,7 +119,8 @@ def named(value):
     ],
 )
 def test_a_number_out_of_its_range(refused, folder, key, value):
-    """The key and its value: computed with, many of them decode to one token for ever."""
+    """The error names key and value; with many of these values decoding would repeat one token
+    for ever."""
     folders.edit(folder, **{key: value})
     refused(ValueError, folder, str(folder / "config.json"), key, *named(value))
 
@@ -127,7 +128,7 @@ def test_a_number_out_of_its_range(refused, folder, key, value):
 @pytest.mark.parametrize("value", [NAN, INFINITY, 0, 1.0, -1e4, "1e4"])
 @pytest.mark.parametrize("form", ["new", "old"])
 def test_a_base_out_of_its_range(refused, folder, form, value):
-    """`rope_theta`, where transformers 5 writes it and where files before it have it."""
+    """`rope_theta` is checked both where transformers 5 writes it and where older files have it."""
     if form == "new":
         folders.edit(folder, rope_parameters={"rope_type": "default", "rope_theta": value})
     else:
@@ -137,7 +138,7 @@ def test_a_base_out_of_its_range(refused, folder, form, value):
 
 @pytest.mark.parametrize("value", [NAN, 0, 1.5])
 def test_a_fraction_out_of_its_range(refused, folder, value):
-    """The share of a head's features that are turned."""
+    """The share of a head's dimensions that are rotated is checked."""
     folders.edit(folder, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": value})
     refused(ValueError, folder, str(folder / "config.json"), "partial_rotary_factor", *named(value))
 
@@ -161,7 +162,7 @@ ROPES = {
     ],
 )
 def test_a_number_of_a_rope_out_of_its_range(refused, folder, kind, key, value):
-    """Those that stretch the positions, in every way that there is."""
+    """The numbers that scale the positions are checked in every rope type."""
     rope = {"rope_type": kind, "rope_theta": 1e4, **ROPES[kind]}
     rope["original_max_position_embeddings"] = 64
     specjax.load(folders.edit(folder, rope_parameters=rope))
@@ -177,7 +178,7 @@ def test_a_number_of_a_rope_out_of_its_range(refused, folder, kind, key, value):
     ],
 )
 def test_another_value_of_a_long_rope(refused, folder, key, value, message):
-    """Each of the factors, and the length that they stretch."""
+    """Each factor, and the original length that the factors scale, is checked."""
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64}
     folders.edit(folder, rope_parameters={**rope, **ROPES["longrope"], key: value})
     refused(ValueError, folder, message)
@@ -186,45 +187,45 @@ def test_another_value_of_a_long_rope(refused, folder, key, value, message):
 @pytest.mark.parametrize("key", ["tie_word_embeddings", "attention_bias", "mlp_bias"])
 @pytest.mark.parametrize("value", ["false", "true", 0, None])
 def test_a_switch_is_true_or_false(refused, folder, key, value):
-    """The string "false" would count as true."""
+    """The string "false" would count as true, so only JSON booleans are accepted."""
     folders.edit(folder, **{key: value})
     refused(ValueError, folder, f"{key} is {json.dumps(value)}; it must be true or false")
 
 
 @pytest.mark.parametrize("kind", ["mamba", None])
 def test_unknown_model_type(refused, folder, kind):
-    """The type, and the types that are read."""
+    """The error names the type and the supported types."""
     folders.edit(folder, model_type=kind)
     refused(ValueError, folder, repr(kind), "llama")
 
 
 def test_unknown_rope(refused, folder):
-    """The rope type, and those that are read."""
+    """The error names the rope type and the supported ones."""
     folders.edit(folder, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
     refused(ValueError, folder, "'dynamic'", "default", "linear", "llama3")
 
 
 def test_unknown_activation(refused, folder):
-    """The activation, and the one that is read."""
+    """The error names the activation and the supported one."""
     folders.edit(folder, hidden_act="quick_gelu")
     refused(ValueError, folder, "'quick_gelu'", "silu")
 
 
 def test_heads_do_not_divide(refused, folder):
-    """Query heads that are no multiple of the key heads."""
+    """The number of query heads must be a multiple of the number of key heads."""
     folders.edit(folder, num_key_value_heads=3)
     refused(ValueError, folder, "num_heads=4", "num_kv_heads=3")
 
 
 def test_quantised(refused, folder):
-    """A quantised folder."""
+    """A quantised folder is refused."""
     folders.edit(folder, quantization_config={"quant_method": "gptq", "bits": 4})
     refused(ValueError, folder, "quantization_config", "unquantised")
 
 
 @pytest.mark.parametrize("kind", ["llama", "their_own"])
 def test_code_is_never_executed(refused, folder, kind):
-    """`auto_map` is refused whatever the model_type, and the folder's code does not run."""
+    """`auto_map` is refused for every model_type, and the folder's code does not run."""
     marker = folder / "ran"
     (folder / "modeling_evil.py").write_text(
         f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n"
@@ -236,7 +237,7 @@ def test_code_is_never_executed(refused, folder, kind):
 
 @pytest.mark.parametrize("file", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_pickles_are_never_read(refused, folder, file):
-    """Pickled weights are refused, with the way to convert them, and not opened."""
+    """Pickled weights are not opened, and the error says how to convert them."""
     marker = folder / "ran"
 
     class Evil:
@@ -250,13 +251,13 @@ def test_pickles_are_never_read(refused, folder, file):
 
 
 def test_no_weights(refused, folder):
-    """A folder without any weights."""
+    """A folder without any weights is refused."""
     (folder / "model.safetensors").unlink()
     refused(FileNotFoundError, folder, str(folder), "model.safetensors.index.json")
 
 
 def test_all_that_does_not_fit_is_named_at_once(refused, folder):
-    """Missing, misshapen and unexpected tensors are one error."""
+    """One error lists missing, misshapen and unexpected tensors."""
 
     def spoil(tensors):
         del tensors["model.norm.weight"], tensors["model.layers.1.mlp.up_proj.weight"]
@@ -279,7 +280,7 @@ def test_all_that_does_not_fit_is_named_at_once(refused, folder):
 
 
 def test_bias_without_its_tensor(refused, folder):
-    """`attention_bias` promises four tensors a layer."""
+    """`attention_bias` requires four tensors per layer."""
     folders.edit(folder, attention_bias=True)
     message = refused(
         ValueError, folder, "model.layers.1.self_attn.o_proj.bias is missing (shape [48])"
@@ -289,14 +290,14 @@ def test_bias_without_its_tensor(refused, folder):
 
 @pytest.mark.parametrize("kept", [0, 4, 100, 10_000])
 def test_truncated(refused, folder, kept):
-    """A file of which only the beginning is there."""
+    """A file that was cut off is refused."""
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
     refused(ValueError, folder, str(file), "truncated", "download it again")
 
 
 def test_missing_shards(refused, shards):
-    """The shards that are not there, all of them, and those alone."""
+    """The error names all missing shards and no others."""
     folder, weight_map = shards
     first, second, *rest = sorted(set(weight_map.values()))
     (folder / first).unlink()
@@ -306,7 +307,7 @@ def test_missing_shards(refused, shards):
 
 
 def test_tensor_in_two_shards(refused, shards):
-    """Which of two is meant cannot be known."""
+    """A tensor that is in two shards is ambiguous."""
     folder, weight_map = shards
     home = weight_map["model.norm.weight"]
     other = next(file for file in weight_map.values() if file != home)
@@ -318,7 +319,7 @@ def test_tensor_in_two_shards(refused, shards):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "float8"])
 def test_weights_are_no_floats(refused, folder, dtype):
-    """Quantised numbers without their scales are not weights, whatever config.json says."""
+    """Quantised numbers without their scales are refused, whatever config.json says."""
     name = "model.layers.0.mlp.up_proj.weight"
     folders.change_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
     refused(ValueError, folder, name)
@@ -326,7 +327,7 @@ def test_weights_are_no_floats(refused, folder, dtype):
 
 @pytest.mark.parametrize("value", [NAN, INFINITY])
 def test_weights_are_not_finite(refused, folder, value):
-    """Of a run that diverged: the tensors, and the cure.  They decode to one token for ever."""
+    """The error names the tensors and the cure; such weights would repeat one token for ever."""
     names = "model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"
 
     def spoil(tensors):
@@ -339,13 +340,13 @@ def test_weights_are_not_finite(refused, folder, value):
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "vocab.json"])
 def test_tokenizer_of_an_older_format(refused, folder, name):
-    """It is not taken for none: the file, and the way to convert it."""
+    """Other tokenizer formats are not ignored: the error names the file and how to convert it."""
     (folder / "tokenizer.json").rename(folder / name)
     refused(ValueError, folder, name, "tokenizer.json", "save_pretrained")
 
 
 def test_tokenizer_larger_than_the_embedding(refused, tmp_path):
-    """The tokenizer of another model."""
+    """The tokenizer belongs to another model."""
     folder = shutil.copytree(folders.foreign(), tmp_path / "model")
     shutil.copy(folders.tokenizer_file(), folder / "tokenizer.json")
     refused(
@@ -354,7 +355,7 @@ def test_tokenizer_larger_than_the_embedding(refused, tmp_path):
 
 
 def test_an_added_token_beyond_the_embedding(tmp_path):
-    """Gemma 3 has one; it loads, and is refused where it is used."""
+    """Gemma 3 has such a token: the folder loads, and a prompt that uses the token is refused."""
     tokenizer = folders.tokenizer()
     size = tokenizer.get_vocab_size()
     folders.random_llama(2, vocab_size=size).save_pretrained(tmp_path)
@@ -368,14 +369,15 @@ def test_an_added_token_beyond_the_embedding(tmp_path):
     "name", ["config.json", "model.safetensors", "tokenizer.json", "generation_config.json"]
 )
 def test_files_that_cannot_be_read(refused, folder, name):
-    """A folder in the place of a file; where the user is not root, a file without permission."""
+    """The file is replaced by a folder, which even root cannot read as a file."""
     (folder / name).unlink()
     (folder / name).mkdir()
     refused(IsADirectoryError, folder, str(folder / name), "cannot be read")
 
 
 def test_without_permission(refused, folder, monkeypatch):
-    """The system's refusal names the file, and says what to do.  (It would not refuse root.)"""
+    """The error names the file and says what to do. `open` is patched, since root may read every
+    file."""
 
     def forbid(file, *_):
         raise PermissionError(13, "Permission denied", str(file))
@@ -388,18 +390,18 @@ def test_without_permission(refused, folder, monkeypatch):
 
 @pytest.mark.parametrize("value", ["warm", True, [0.5]])
 def test_sampling_default_of_another_kind(refused, folder, value):
-    """The setting and its value."""
+    """The error names the setting and its value."""
     folders.edit(folder, "generation_config.json", do_sample=True, temperature=value)
     refused(ValueError, folder, "temperature", repr(value))
 
 
 def test_damaged_tokenizer(refused, folder):
-    """A tokenizer.json that is none."""
+    """A tokenizer.json that is not a tokenizer is refused."""
     (folder / "tokenizer.json").write_text("{")
     refused(ValueError, folder, str(folder / "tokenizer.json"))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64", "complex64", "foo"])
 def test_unsupported_dtype(refused, folder, dtype):
-    """The dtype, and those that are supported."""
+    """The error names the dtype and the supported ones."""
     refused(ValueError, folder, dtype, "float32", "bfloat16", "float16", dtype=dtype)

@@ -1,4 +1,4 @@
-"""The command line, as a user types it, on the tiny checkpoint."""
+"""The command line on the tiny checkpoint, as a user types it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(capsys, *arguments):
 
 
 def failure(capsys, *arguments):
-    """What a user reads on stderr when a command cannot go on."""
+    """What a user reads on stderr when a command fails."""
     with pytest.raises(SystemExit) as exit_:
         main([str(a) for a in arguments])
     assert exit_.value.code == 2
@@ -37,7 +37,7 @@ def failure(capsys, *arguments):
 
 
 def test_generate_prints_text_and_table(capsys):
-    """The prompt and its continuation, then what speculation gained."""
+    """It prints the prompt with its continuation, and then the gain of speculation."""
     out = run(capsys, "generate", "def main(", *PAIR, *SHORT).out
     text = specjax.generate(specjax.load(TINY / "target"), "def main(", max_new_tokens=24).text[0]
     assert out.startswith("def main(" + text)
@@ -55,14 +55,14 @@ def test_generate_prints_text_and_table(capsys):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("proposer", [["--proposer", "draft", *PAIR[2:]], ["--proposer", "ngram"]])
 def test_json_is_one_object(capsys, temperature, proposer):
-    """Every field that is promised, nothing else on stdout, and the same tokens as plain decoding."""
+    """stdout is one JSON object with every promised field and the same tokens as plain decoding."""
     arguments = ["--json", "--temperature", temperature, "--seed", 3, *SHORT]
     found = run(capsys, "generate", "import os\n", "class A", *PAIR[:2], *proposer, *arguments)
     result = json.loads(found.out)
     assert set(result) == {"text", "tokens", "finish", "exact", "stats"}
     assert {
-        "acceptance_rate", "mean_accepted_length", "target_passes", "tokens", "seconds", "tokens_per_second",
-        "baseline_tokens_per_second", "speedup", "same_tokens",
+        "acceptance_rate", "mean_accepted_length", "target_passes", "tokens", "seconds",
+        "tokens_per_second", "baseline_tokens_per_second", "speedup", "same_tokens",
     } <= set(result["stats"])  # fmt: skip
     assert result["stats"]["same_tokens"] is True
     assert result["stats"]["tokens"] == sum(map(len, result["tokens"]))
@@ -91,7 +91,7 @@ def test_json_is_one_object(capsys, temperature, proposer):
     ids=lambda arguments: arguments[0],
 )
 def test_other_proposers(capsys, arguments):
-    """They find their weights, guess, and change no token."""
+    """Each proposer loads its weights, drafts, and changes no token."""
     found = run(
         capsys, "generate", "import os\n", *PAIR[:2], "--json", *SHORT, "--proposer", *arguments
     )
@@ -124,7 +124,7 @@ def test_medusa_and_its_picture(capsys, tmp_path):
 
 
 def test_no_compare(capsys):
-    """Plain decoding is not run, and what depends on it is null."""
+    """Plain decoding does not run, and the figures that need it are null."""
     stats = json.loads(run(capsys, "generate", "x", *PAIR, *SHORT, "--json", "--no-compare").out)[
         "stats"
     ]
@@ -138,8 +138,9 @@ def test_no_compare(capsys):
 def test_the_whole_sampler(capsys):
     """Every setting of `generate` has an option, and log-probabilities are printed as JSON."""
     arguments = [
-        "--repetition-penalty", 1.5, "--presence-penalty", 0.2, "--frequency-penalty", 0.1, "--min-new-tokens", 9,
-        "--logit-bias", "5=-2.5", "--logit-bias", "9=1", "--bad-word", "self", "--stop", "xyz", "--logprobs", 2,
+        "--repetition-penalty", 1.5, "--presence-penalty", 0.2, "--frequency-penalty", 0.1,
+        "--min-new-tokens", 9, "--logit-bias", "5=-2.5", "--logit-bias", "9=1", "--bad-word",
+        "self", "--stop", "xyz", "--logprobs", 2,
     ]  # fmt: skip
     found = json.loads(
         run(
@@ -147,8 +148,9 @@ def test_the_whole_sampler(capsys):
         ).out
     )
     settings = {
-        "repetition_penalty": 1.5, "presence_penalty": 0.2, "frequency_penalty": 0.1, "min_new_tokens": 9,
-        "logit_bias": {5: -2.5, 9: 1.0}, "bad_words": ["self"], "stop": "xyz", "logprobs": 2,
+        "repetition_penalty": 1.5, "presence_penalty": 0.2, "frequency_penalty": 0.1,
+        "min_new_tokens": 9, "logit_bias": {5: -2.5, 9: 1.0}, "bad_words": ["self"], "stop": "xyz",
+        "logprobs": 2,
     }  # fmt: skip
     wanted = specjax.generate(
         specjax.load(TINY / "target"), "import os\n", max_new_tokens=24, **settings
@@ -165,7 +167,7 @@ def test_the_whole_sampler(capsys):
 
 
 def test_num_speculative_tokens_is_num_drafts(capsys):
-    """The name that users of other engines know."""
+    """It is the name that users of other engines know."""
     one, two = (
         json.loads(
             run(capsys, "generate", "x", *PAIR, *SHORT, "--json", "--no-compare", name, 2).out
@@ -177,7 +179,7 @@ def test_num_speculative_tokens_is_num_drafts(capsys):
 
 @pytest.mark.parametrize("proposer", ["draft", "ngram"])
 def test_no_drafts_is_plain_decoding(capsys, proposer):
-    """For every proposer that reads the number."""
+    """Zero drafts is plain decoding for every proposer that reads the number."""
     arguments = [
         *PAIR[: 4 if proposer == "draft" else 2],
         "--proposer",
@@ -190,7 +192,7 @@ def test_no_drafts_is_plain_decoding(capsys, proposer):
 
 
 def test_rejection_says_what_it_keeps(capsys):
-    """Other tokens at temperature 1 are no fault of a rule that keeps the distribution; the table says so."""
+    """At temperature 1 the table does not blame a lossless rule for different tokens."""
     arguments = ["--rule", "rejection", "--temperature", 1, "--max-new-tokens", 48]
     out = run(capsys, "generate", "def main(", *PAIR, *arguments).out
     assert "lossless rule                  yes" in out
@@ -198,7 +200,8 @@ def test_rejection_says_what_it_keeps(capsys):
 
 
 def test_an_inexact_rule_says_so(capsys):
-    """In the table, in both forms of the output, and in what stands above the figures; its numbers are options."""
+    """The table, both forms of the output and the heading of the figures say so; its numbers are
+    options."""
     arguments = ["--rule", "threshold", "--threshold", "0.05", "--mean", "--temperature", 1, *SHORT]
     out = run(capsys, "generate", "def main(", *PAIR, *arguments).out
     assert "lossless rule                  no" in out
@@ -220,7 +223,7 @@ AUDIT = [*PAIR, "--samples", 128, "--max-new-tokens", 8]
 
 
 def test_audit(capsys):
-    """A table, and no exit status but 0 where nothing is broken."""
+    """It prints a table, and its exit status is 0 if no claim is broken."""
     out = run(capsys, "audit", *AUDIT).out
     lines = [line.split()[:3] for line in out.splitlines()]
     for name in (
@@ -235,7 +238,7 @@ def test_audit(capsys):
 
 
 def test_audit_fails_with_status_1(capsys, monkeypatch):
-    """A rule that claims what it does not keep."""
+    """A rule that claims to be exact and is not fails the audit."""
     boastful = type("Boastful", (specjax.Threshold,), {"exact": True})
     monkeypatch.setitem(specjax.RULES, "threshold", boastful)
     with pytest.raises(SystemExit) as exit_:
@@ -259,7 +262,7 @@ def test_audit_fails_with_status_1(capsys, monkeypatch):
     ],
 )
 def test_audit_refuses_mistakes(capsys, arguments, words):
-    """In one line, before anything is compiled."""
+    """The error is one line, before anything is compiled."""
     message = failure(capsys, "audit", *AUDIT, *arguments)
     assert message.count("\n") == 1
     for word in words:
@@ -267,7 +270,7 @@ def test_audit_refuses_mistakes(capsys, arguments, words):
 
 
 def test_prompt_file(capsys, tmp_path):
-    """A text file is one prompt, JSON lines are a batch."""
+    """A text file is one prompt, and JSON lines are a batch."""
     (tmp_path / "one.txt").write_text("def f(\n")
     (tmp_path / "two.jsonl").write_text('{"prompt": "def f("}\n\n{"prompt": "class A"}\n')
     for name, count in (("one.txt", 1), ("two.jsonl", 2)):
@@ -285,7 +288,8 @@ def test_prompt_file(capsys, tmp_path):
 
 
 def test_bench(capsys):
-    """A row for plain decoding, and one for every proposer and number of drafts; the tokens are the same."""
+    """There is a row for plain decoding and for every proposer and number of drafts, with equal
+    tokens."""
     arguments = ["--num-drafts", 1, 3, "--rounds", 1, "--json"]
     report = json.loads(run(capsys, "bench", "def f(", "import ", *PAIR, *SHORT, *arguments).out)
     names = [(row["proposer"], row["num_drafts"]) for row in report["rows"]]
@@ -297,11 +301,13 @@ def test_bench(capsys):
 
 
 def test_bench_of_trees_rules_and_temperatures(capsys, tmp_path):
-    """A table a temperature; what cannot be paired is named; tokens are compared where they must be the same."""
+    """There is a table per temperature; impossible pairs are named; tokens are compared where
+    they must agree."""
     picture, file = tmp_path / "bars.png", tmp_path / "report.json"
     arguments = [
         "--proposers", "tree", "--branching", 1, "--branching", 3, "--rules", "rejection", "block",
-        "--temperatures", 0, 1, "--max-new-tokens", 8, "--rounds", 0, "--save", file, "--plot", picture,
+        "--temperatures", 0, 1, "--max-new-tokens", 8, "--rounds", 0, "--save", file, "--plot",
+        picture,
     ]  # fmt: skip
     out = run(capsys, "bench", "def f(", "import ", *PAIR, *arguments).out
     assert "not possible: tree 3 with block, which judges chains only" in out
@@ -325,7 +331,7 @@ def test_bench_of_trees_rules_and_temperatures(capsys, tmp_path):
 
 @pytest.mark.filterwarnings("default:the draft .* speaks other tokens")
 def test_bench_of_a_draft_with_other_tokens(capsys):
-    """It is translated, and its acceptance is measured without timing."""
+    """The draft is translated, and its acceptance is measured without timing."""
     draft = ROOT / "checkpoints" / "pycode" / "draft"
     arguments = [
         "--proposers",
@@ -367,7 +373,7 @@ def test_bench_of_a_draft_with_other_tokens(capsys):
     ],
 )
 def test_bench_refuses_mistakes(capsys, arguments, words):
-    """In one line, before anything is compiled."""
+    """The error is one line, before anything is compiled."""
     message = failure(capsys, "bench", "def f(", *PAIR, *arguments)
     assert message.count("\n") == 1
     for word in words:
@@ -427,7 +433,7 @@ def test_bench_refuses_mistakes(capsys, arguments, words):
     ],
 )
 def test_mistakes_end_in_one_line(capsys, arguments, words):
-    """What is wrong, its value, and the cure."""
+    """The error is one line with the fault, its value and the cure."""
     message = failure(capsys, "generate", *arguments)
     assert message.count("\n") == 1
     for word in words:
@@ -435,7 +441,7 @@ def test_mistakes_end_in_one_line(capsys, arguments, words):
 
 
 def test_a_bad_line_in_a_prompt_file(capsys, tmp_path):
-    """JSON lines that are none are named."""
+    """A line of the wrong form is named."""
     (tmp_path / "bad.jsonl").write_text('"just a text"\n')
     assert "bad.jsonl: every line must be an object" in failure(
         capsys, "generate", "--prompt-file", tmp_path / "bad.jsonl", *PAIR
@@ -443,13 +449,14 @@ def test_a_bad_line_in_a_prompt_file(capsys, tmp_path):
 
 
 def test_without_the_shipped_checkpoint(capsys, monkeypatch, tmp_path):
-    """An installed package has no checkpoint: say what to pass."""
+    """An installed package has no checkpoint, so the error says what to pass."""
     monkeypatch.setattr(inputs, "_SHIPPED", tmp_path / "nowhere")
     assert "pass --target" in failure(capsys, "generate", "x")
 
 
 def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
-    """Heads beside the shipped target are taken without an option; where there are none, their place is named."""
+    """Heads beside the shipped target are used without an option; if missing, their folder is
+    named."""
     monkeypatch.setattr(inputs, "_SHIPPED", tmp_path)
     (tmp_path / "target").symlink_to(TINY / "target")
     arguments = [
@@ -477,7 +484,7 @@ def test_the_shipped_pair_is_the_default(capsys):
 
 
 def test_every_command_has_help(capsys):
-    """`--help` names each option of each command."""
+    """Every command has a help page that names --target."""
     for name in COMMANDS:
         with pytest.raises(SystemExit) as exit_:
             main([name, "--help"])
@@ -486,7 +493,7 @@ def test_every_command_has_help(capsys):
 
 
 def test_python_m_specjax():
-    """The module runs, and progress stays off a stderr that is no terminal."""
+    """The module runs, and shows no progress on a stderr that is not a terminal."""
     command = [
         sys.executable,
         "-m",
@@ -504,7 +511,7 @@ def test_python_m_specjax():
 
 
 def test_x64_changes_no_token(capsys):
-    """A process that runs JAX with 64-bit types gets the same text for the same key."""
+    """With JAX's 64-bit types the same key gives the same text."""
     arguments = [
         "generate",
         "import os\n",

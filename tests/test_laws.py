@@ -1,6 +1,6 @@
-"""The laws of decoding, for every proposer and every rule: a proposal may change how fast a text comes, never the text.
+"""The laws of decoding for every proposer and rule: a proposal changes the speed, never the text.
 
-Where a law needs a draft that is always right, the target's own weights stand in for the draft's.
+Where a law needs a perfect draft, the target's own weights serve as the draft's.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from specjax.proposers import Chain
 
 PERFECT = Params(toys.weights(), toys.weights())
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
-GAMMA = 3  # of "draft 3"
+GAMMA = 3  # num_drafts of "draft 3"
 
 
 @functools.cache
@@ -33,7 +33,8 @@ def run(case, rule, arrays=None, **changes):
 
 
 def test_every_proposer_has_a_case():
-    """A proposer that is added to the table is tested, alone and in batches; so is a shape over another source."""
+    """New proposers, and new shapes over a source, must be added to the cases, alone and in
+    batches."""
     assert set(toys.TABLE) == set(PROPOSERS)
     alone = {case for case, _ in toys.ALONE}
     assert all(set(cases) & alone for cases in toys.TABLE.values())
@@ -47,10 +48,10 @@ def test_every_proposer_has_a_case():
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_greedy_speculation_is_greedy_decoding(case, rule):
-    """Temperature 0, ragged prompts, one of a single token, other limits: the tokens of a decoder without a cache."""
+    """Greedy texts of ragged prompts equal those of a decoder without a cache."""
     texts, state = toys.decoded(case, rule)
     assert texts == naive()
-    # The prompts exercise what they should: an end of text, limits, and guesses both right and wrong.
+    # The prompts cover EOS, limits, and drafts both accepted and rejected.
     assert [text[-1] == toys.EOS for text in texts] == [False, False, False, True]
     assert [len(text) for text in texts[:3]] == toys.LIMITS[:3].tolist()
     if state.stats.proposed.sum():
@@ -76,7 +77,8 @@ def single_tokens(prompts):
 @pytest.mark.parametrize("case", toys.CASES)
 @pytest.mark.parametrize("rule", SHARED)
 def test_same_key_same_tokens(case, rule):
-    """Under shared noise every proposer, number of drafts and tree gives the text of no proposer, at temperature 1."""
+    """At temperature 1 with shared noise, the text does not depend on proposer, num_drafts or
+    tree."""
     texts, state = toys.decoded(case, rule, 1.0)
     assert texts == toys.decoded("none", rule, 1.0)[0]
     assert texts != naive()
@@ -100,7 +102,8 @@ FILTERED = {
 @pytest.mark.parametrize("case", toys.CASES)
 @pytest.mark.parametrize("rule", SHARED)
 def test_same_key_same_tokens_under_filters(case, rule):
-    """Also where every row has its own temperature and filters; the greedy row among them is greedy."""
+    """This also holds if every row has its own temperature and filters; the greedy row stays
+    greedy."""
     texts = toys.texts(run(case, rule, **FILTERED))
     assert texts == plain_filtered(rule)
     assert texts[2] == naive()[2]
@@ -108,7 +111,7 @@ def test_same_key_same_tokens_under_filters(case, rule):
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_a_greedy_row_of_a_sampled_batch_is_greedy(case, rule):
-    """Settings are a row's own."""
+    """Settings belong to a row."""
     texts = toys.texts(run(case, rule, temperature=[1.0, 0.0, 1.5, 0.0]))
     assert [texts[1], texts[3]] == [naive()[1], naive()[3]]
     assert texts[0] == toys.decoded(case, rule, 1.0)[0][0]
@@ -116,7 +119,7 @@ def test_a_greedy_row_of_a_sampled_batch_is_greedy(case, rule):
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_keys_decide(case, rule):
-    """Other keys, other texts; the same keys, the same texts."""
+    """Other keys give other texts, and the same keys the same texts."""
     again = toys.texts(run(case, rule, temperature=1.0))
     assert again == toys.decoded(case, rule, 1.0)[0]
     others = toys.texts(run(case, rule, temperature=1.0, key=toys.keys(seed=4)))
@@ -125,7 +128,7 @@ def test_keys_decide(case, rule):
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_the_order_of_rows_does_not_matter(case, rule):
-    """A permuted batch gives the permuted texts, sampled."""
+    """A permuted batch gives the permuted texts, also when sampled."""
     order = [2, 0, 3, 1]
     texts = toys.decoded(case, rule, 1.0)[0]
     assert toys.texts(run(case, rule, rows=order, temperature=1.0)) == [texts[row] for row in order]
@@ -134,7 +137,7 @@ def test_the_order_of_rows_does_not_matter(case, rule):
 @pytest.mark.parametrize(("case", "rule"), toys.ALONE)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_alone_is_that_row_in_a_batch(case, rule, temperature):
-    """Its text does not depend on the rows beside it."""
+    """The text of a row does not depend on the rows beside it."""
     for row in range(toys.ROWS):
         alone = run(case, rule, rows=[row], temperature=temperature)
         assert toys.texts(alone) == toys.decoded(case, rule, temperature)[0][row : row + 1]
@@ -142,7 +145,7 @@ def test_a_row_alone_is_that_row_in_a_batch(case, rule, temperature):
 
 @pytest.mark.parametrize(("case", "rule"), toys.ALONE)
 def test_an_inserted_row_is_that_row_alone(case, rule):
-    """Put into a running batch, over a row in the middle of its text, it decodes as alone, and the others go on."""
+    """A row inserted into a running batch decodes as alone, and the other rows go on unchanged."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0), 2)
     assert not state.done.all()
@@ -156,7 +159,7 @@ def test_an_inserted_row_is_that_row_alone(case, rule):
 
 @pytest.mark.parametrize(("case", "rule"), toys.ALONE)
 def test_a_row_inserted_into_an_idle_batch(case, rule):
-    """A finished batch comes to life with a new row, and its finished rows stay as they were."""
+    """A finished batch decodes a newly inserted row, and its finished rows stay as they were."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     state = dec.run(arrays, toys.prefill(dec, arrays))
     before = toys.texts(state)
@@ -167,7 +170,8 @@ def test_a_row_inserted_into_an_idle_batch(case, rule):
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_a_step_commits_what_it_emits(case, rule):
-    """After each step the cache holds all but the pending token; live rows grow by 1 to D + 1, done rows not at all."""
+    """After each step the cache holds all but the pending token; only live rows grow, by 1 to D
+    + 1."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     state = toys.prefill(dec, arrays, temperature=[0.0, 1.0, 0.0, 1.0])
     np.testing.assert_array_equal(state.cache.length, state.length - 1)
@@ -211,7 +215,7 @@ def read_plainly(tokens):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_an_end_inside_a_block_ends_the_row(rule):
-    """Whichever place of a block the end of text takes, nothing behind it is emitted, committed or counted."""
+    """EOS anywhere in a block ends the row: nothing behind it is emitted, committed or counted."""
     text = naive()[3]
     prompts = np.zeros_like(toys.PROMPTS)
     lengths = np.arange(1, 5, dtype=np.int32)
@@ -242,7 +246,7 @@ def test_an_end_inside_a_block_ends_the_row(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_limit_inside_a_block_cuts_it(rule):
-    """A row stops at its limit to the token, whatever was accepted beyond."""
+    """A row stops exactly at its limit, whatever was accepted beyond it."""
     limits = toys.LENGTHS + np.array([1, 2, 3, 4], np.int32)
     state = run("draft 3", rule, PERFECT, limit=limits)
     assert toys.texts(state) == [text[:limit] for text, limit in zip(naive(), limits, strict=True)]
@@ -253,7 +257,8 @@ def test_a_limit_inside_a_block_cuts_it(rule):
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_the_whole_capacity_can_be_used(case, rule):
-    """Rows that fill their buffers to the last slot are still exact, though the last blocks reach beyond it."""
+    """Rows that fill their buffers to the last slot are exact, though the last blocks reach
+    beyond it."""
     state = run(case, rule, limit=np.full(toys.ROWS, toys.CAPACITY, np.int32))
     assert toys.texts(state) == full()
     assert [len(text) for text in full()[:3]] == [toys.CAPACITY] * 3
@@ -266,7 +271,7 @@ def full():
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_rows_that_are_done_at_the_start_stay_as_they_are(case, rule):
-    """Limits that are already reached: no step, no token, and nothing in the figures."""
+    """If the limits are already reached, there is no step, no token, and all figures are 0."""
     limits = toys.LENGTHS - np.array([0, 1, 0, 1], np.int32)
     state = run(case, rule, limit=limits)
     assert toys.texts(state) == [
@@ -280,7 +285,8 @@ def test_rows_that_are_done_at_the_start_stay_as_they_are(case, rule):
     [(name, t) for name, rule in RULES.items() for t in (0.0, 1.0) if rule.exact or t == 0],
 )
 def test_a_perfect_draft_is_always_accepted(rule, temperature):
-    """alpha = 1 and tau = gamma + 1, also after full acceptance, when the draft has a token more to catch up with.
+    """alpha = 1 and tau = gamma + 1, also after full acceptance, when the draft must read one more
+    token.
 
     The last row is padding, done from the start, and does not count.
     """
@@ -305,7 +311,8 @@ NO_END = {"match": 5, "rejection": 5, "block": 5}
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_figures_add_up(case, rule):
-    """Emitted tokens are the new ones; each pass emits one more than it accepts, but for a cut at the end."""
+    """Emitted tokens are the new ones; a pass emits one more than it accepts, except for a cut
+    at the end."""
     texts, state = toys.decoded(case, rule, 1.0)
     stats = state.stats
     assert stats.emitted.tolist() == [
@@ -322,7 +329,7 @@ def test_figures_add_up(case, rule):
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_stream_equals_run(case, rule):
-    """In chunks of three steps the same text comes, and what was there stays."""
+    """In chunks of three steps the text is the same, and tokens once streamed stay."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     texts = toys.decoded(case, rule, 1.0)[0]
     seen, passes = None, 0
@@ -336,7 +343,7 @@ def test_stream_equals_run(case, rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_stream_stops_rows_that_it_is_told_to(rule):
-    """A stopped row stays as it is; the others go on as before."""
+    """A stopped row stays as it is, and the others go on as before."""
     dec, arrays = toys.decoder("draft 3", rule), toys.params("draft 3")
     stream = dec.stream(arrays, toys.prefill(dec, arrays, temperature=1.0), steps_per_chunk=1)
     part = toys.texts(next(stream))
@@ -349,17 +356,17 @@ def test_stream_stops_rows_that_it_is_told_to(rule):
 
 
 def transposed(params):
-    """Those of a `Transformer(transposed=True)`."""
+    """The parameters in the layout of `Transformer(transposed=True)`."""
     flat = flatten_dict(params)
-    return unflatten_dict({
-        (*path[:-1], "weight") if path[-1] == "kernel" else path: leaf.T if path[-1] == "kernel" else leaf
-        for path, leaf in flat.items()
-    })  # fmt: skip
+    kernels = {path: flat.pop(path) for path in list(flat) if path[-1] == "kernel"}
+    turned = {(*path[:-1], "weight"): kernel.T for path, kernel in kernels.items()}
+    return unflatten_dict({**flat, **turned})
 
 
 @functools.cache
 def state_in(dtype, case):
-    """The last state under `match`, at temperature 1, with weights and caches in `dtype`, as `load` lays them."""
+    """The last state under `match` at temperature 1, with weights and caches in `dtype`, laid
+    out as by `load`."""
     if dtype == jnp.float32:
         return toys.decoded(case, "match", 1.0)[1]
     net, proposer = toys.model(dtype=dtype), toys.CASES[case][0]
@@ -378,7 +385,8 @@ def state_in(dtype, case):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_bit_exact_mode(dtype):
-    """A chain equals plain decoding at the same width bit for bit: its tokens, and the target's cache."""
+    """A chain has the same bits as plain decoding of the same width: its tokens and the target's
+    cache."""
     padded, drafted = state_in(dtype, "none padded"), state_in(dtype, "draft 3")
     assert toys.CASES["none padded"][0] == NoProposer(num_nodes=GAMMA + 1)
     assert drafted.stats.accepted.sum() > 10
@@ -395,7 +403,7 @@ def test_bit_exact_mode(dtype):
 @pytest.mark.parametrize("size", [toys.VOCAB - 5, toys.VOCAB + 6])
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.exact])
 def test_a_draft_may_have_another_padded_vocabulary(rule, size):
-    """A smaller one cannot propose every token, a larger one would like to propose too many: the text stays."""
+    """Neither a smaller nor a larger draft vocabulary changes the text."""
     proposer = DraftModel(toys.model(size, num_layers=1), toys.VOCAB, 2)
     dec = Decoder(toys.model(), proposer, RULES[rule](), (toys.EOS,), toys.CAPACITY)
     arrays = Params(toys.weights(), toys.revocabulated(size))
@@ -411,7 +419,8 @@ def test_a_draft_may_have_another_padded_vocabulary(rule, size):
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if toys.judges(rule, "tree")])
 def test_a_step_tells_what_it_did(rule):
-    """StepInfo is the emission; on a tree, verdicts leave the first branch, and the state follows them."""
+    """StepInfo describes the emission; on a tree, paths leave the first branch and the state
+    follows them."""
     dec, arrays = toys.decoder("tree", rule), toys.params("tree")
     step = jax.jit(dec.step)
     state = toys.prefill(dec, arrays, temperature=1.0)

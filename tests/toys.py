@@ -1,7 +1,8 @@
-"""Tiny models, ragged prompts, a case for every proposer, and a decoder without a cache: what the law tests share.
+"""Tiny models, ragged prompts, a case for every proposer, and a decoder without a cache for the law
+tests.
 
-Compilation dominates these tests, so that they all use the same few shapes: `ROWS` prompts padded to `WIDTH` tokens,
-or one of them, in decoders of `CAPACITY`.
+Compilation dominates these tests, so they all use the same few shapes: `ROWS` prompts padded to
+`WIDTH` tokens, or one of them, in decoders of `CAPACITY`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def model(vocab_size: int = VOCAB, num_layers: int = 2, dtype: Any = jnp.float32
         num_kv_heads=2,
         head_dim=8,
         max_positions=64,
-        # At 0.02 the distributions of so small a model are all but uniform.
+        # With 0.02 the distributions of so small a model would be almost uniform.
         init_scale=0.35,
     )
     return LinenModel(Transformer(config), dtype)
@@ -77,7 +78,7 @@ def model(vocab_size: int = VOCAB, num_layers: int = 2, dtype: Any = jnp.float32
 
 @functools.cache
 def weights(vocab_size: int = VOCAB, num_layers: int = 2, noise: float = 0.0) -> Any:
-    """Parameters of `model`; with `noise` a copy that agrees often, but not always."""
+    """Parameters of `model`; `noise` makes a copy that agrees often, but not always."""
     params = model(vocab_size, num_layers).init(jax.random.key(0))
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(1), len(leaves))
@@ -89,7 +90,7 @@ def weights(vocab_size: int = VOCAB, num_layers: int = 2, noise: float = 0.0) ->
 
 @functools.cache
 def flat(vocab_size: int, noise: float = 0.0, keep: int | None = None, layers: int = 1) -> Any:
-    """Those of few layers with a flatter head, so that every text is likely enough; cut to `keep` tokens."""
+    """Parameters with a flatter head, so that every text is likely enough; cut to `keep` tokens."""
     params = weights(vocab_size, layers, noise)
     head = {"kernel": 0.4 * params["head"]["kernel"][:, :keep]}
     return {**params, "embedding": params["embedding"][:keep], "head": head}
@@ -101,7 +102,7 @@ def truncated() -> Any:
 
 
 def revocabulated(vocab_size: int) -> Any:
-    """That, cut or padded to another vocabulary; whatever is added would be a favourite."""
+    """`truncated`, cut or padded to another vocabulary; added tokens would be favourites."""
     params = truncated()
     extra = max(vocab_size - VOCAB, 0)
     embedding = jnp.pad(params["embedding"], ((0, extra), (0, 0)))[:vocab_size]
@@ -115,10 +116,11 @@ OTHER_VOCAB = VOCAB + 4
 
 
 def translation() -> Translation:
-    """To another vocabulary of `OTHER_VOCAB` tokens, made by hand.
+    """A hand-made translation to another vocabulary of `OTHER_VOCAB` tokens.
 
-    Most tokens have another id there; two are spelt in three pieces, both in the same ones, two in two, of which one is
-    a token that is shared, one in one that stands for another token, and two not at all.
+    Most tokens have another id there. Two tokens are spelt in the same three pieces, one in two
+    unshared pieces, one in two of which one is a shared token, one as a token that stands for
+    another, and two cannot be spelt.
     """
     to_draft = np.random.default_rng(6).permutation(OTHER_VOCAB)[:VOCAB].astype(np.int32)
     letters = sorted(set(range(OTHER_VOCAB)) - set(to_draft.tolist()))
@@ -140,7 +142,8 @@ def translation() -> Translation:
 
 
 def respelt(params: Any, tables: Translation) -> Any:
-    """Parameters in which token v is called `tables.to_draft[v]`; the tokens that are added would be favourites."""
+    """Parameters in which token v is called `tables.to_draft[v]`; added tokens would be
+    favourites."""
     names = np.asarray(tables.to_draft)
     shared = names >= 0
     embedding = 0.5 * jax.random.normal(
@@ -161,12 +164,12 @@ def _read(net: LinenModel, arrays: Any, tokens: Array) -> ModelOutput:
 
 
 def plain_output(tokens: Any, net: LinenModel | None = None, arrays: Any = None) -> ModelOutput:
-    """[B, T] by one pass without a cache."""
+    """Read tokens [B, T] in one pass without a cache."""
     return _read(net or model(), weights() if arrays is None else arrays, jnp.asarray(tokens))
 
 
 def plain_logits(tokens: Any, net: LinenModel | None = None, arrays: Any = None) -> np.ndarray:
-    """[B, T] -> [B, T, V] by one pass without a cache."""
+    """Logits [B, T, V] of tokens [B, T], by one pass without a cache."""
     return np.asarray(plain_output(tokens, net, arrays).logits)
 
 
@@ -204,14 +207,15 @@ CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 0))
 
 @functools.cache
 def greedy_texts() -> np.ndarray:
-    """[16, CAPACITY] tokens that the target wrote behind random prompts."""
+    """[16, CAPACITY] tokens that the target wrote after random prompts."""
     prompts = np.random.default_rng(0).integers(1, VOCAB, (4, ROWS, WIDTH))
     full = np.full(ROWS, WIDTH), np.full(ROWS, CAPACITY)
     return np.concatenate([naive_greedy(some, *full, eos=()) for some in prompts])
 
 
 def noisy_heads(heads: MedusaHeads, seed: int, scale: float = 0.2) -> dict[str, np.ndarray]:
-    """Random parameters; with `own_heads` the linear maps are fitted to `greedy_texts`, right now and then."""
+    """Random parameters; own linear maps are fitted to `greedy_texts`, so that they are right
+    now and then."""
     rng = np.random.default_rng(seed)
     stack, size = (heads.num_layers, heads.num_heads), heads.hidden_size
     params = {
@@ -236,7 +240,8 @@ def noisy_heads(heads: MedusaHeads, seed: int, scale: float = 0.2) -> dict[str, 
 
 @functools.cache
 def medusa_params(own: bool) -> MedusaParams:
-    """A bank of one adapter with linear maps of its own, or of three with the target's, of which the last is free."""
+    """A bank of one adapter with own linear maps, or of three with the target's, the last one
+    free."""
     if own:
         bank = [noisy_heads(OWN, 0)]
     else:
@@ -256,7 +261,7 @@ def _small() -> DraftSource:
 
 
 def _translated() -> tuple[TranslatedSource, TranslatedParams]:
-    """With room for one draft token a token: the longest rows outgrow it."""
+    """A translated draft with room for one draft token per token, which the longest rows exceed."""
     params = TranslatedParams(respelt(weights(noise=NOISE), translation()), translation())
     return TranslatedSource(model(OTHER_VOCAB), VOCAB, expansion=1), params
 
@@ -308,12 +313,12 @@ CASES: dict[str, tuple[Proposer, Any]] = {
     "translated dynamic tree": (DynamicTree(_translated()[0], 2, 2, 5), _translated()[1]),
     "tree": (SampledTree(model(), SHAPES), weights(noise=NOISE)),
 }
-"""Those, the shapes over sources that no name makes, and a tree whose shape changes from step to step, with absent
-nodes."""
+"""Those of `TABLE`, shapes over sources that have no name, and a tree whose shape changes each
+step and has absent nodes."""
 
 
 def kind(proposer: Proposer) -> tuple[type, ...]:
-    """Its class, and for a shape that of its source."""
+    """The proposer's class, and for a shape also that of its source."""
     return (
         (type(proposer), type(proposer.source))
         if isinstance(proposer, Shape)
@@ -322,7 +327,7 @@ def kind(proposer: Proposer) -> tuple[type, ...]:
 
 
 def _shipped(base: type) -> list[type]:
-    """The classes of the package that inherit from `base`, without what only others inherit from."""
+    """The concrete classes of the package that inherit from `base`."""
     below = [one for found in base.__subclasses__() for one in _shipped(found)]
     own = base.__module__.startswith("specjax.") and not inspect.isabstract(base)
     return [base, *below] if own else below
@@ -335,7 +340,8 @@ KINDS = {
 """What the package can propose with: every shape over every source, and what is no shape."""
 
 NOISE_KINDS = ("match", "rejection")
-"""A rule for each kind of noise: every proposer meets these.  The others, about one row as they are, meet one."""
+"""A rule for each kind of noise, with which every proposer is tested. The others meet one
+proposer."""
 
 
 def judges(rule: str, case: str) -> bool:
@@ -385,13 +391,13 @@ def keys(rows: int = ROWS, seed: int = 3) -> Array:
 def prefill(
     dec: Decoder, arrays: Params, rows: Any = None, temperature: Any = 0.0, **changes: Any
 ) -> DecodeState:
-    """The prompts, or those of `rows`; `changes` replace what else `Decoder.prefill` takes, or settings."""
+    """Prefill the prompts, or those of `rows`; `changes` replace other arguments or settings."""
     settings = {name: changes.pop(name) for name in ("top_k", "top_p", "min_p") if name in changes}
     processors = changes.pop("processors", None)
     fields = {"prompt": PROMPTS, "prompt_length": LENGTHS, "limit": LIMITS, "key": keys()} | changes
     if rows is not None:
         fields, processors = jax.tree.map(lambda value: value[np.array(rows)], (fields, processors))
-    # A copy: `run` donates what it is given.
+    # Copy, since `run` donates its arguments.
     fields, processors = jax.tree.map(jnp.array, (fields, processors))
     sampling = Sampling.create(len(fields["prompt"]), temperature, **settings)
     prompt, length = fields.pop("prompt"), fields.pop("prompt_length")
@@ -406,7 +412,7 @@ def texts(state: DecodeState) -> list[list[int]]:
 
 @functools.cache
 def decoded(case: str, rule: str, temperature: float = 0.0) -> tuple[list[list[int]], DecodeState]:
-    """The texts and the last state of a whole run over the prompts.  Do not pass the state to `run`: it is shared."""
+    """The texts and last state of a whole run. The state is shared, so do not pass it to `run`."""
     dec = decoder(case, rule)
     state = dec.run(params(case), prefill(dec, params(case), temperature=temperature))
     return texts(state), jax.device_get(state.replace(key=None))
