@@ -8,13 +8,17 @@ import json
 import pathlib
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
+import pytest
 import safetensors.torch
 import tokenizers
 import torch
 import transformers
+
+import specjax
 
 END = "<|endoftext|>"
 TEXT = "the cat sat on the mat and the dog ate the hat of that cat, then the rat ran to the den "
@@ -188,3 +192,14 @@ def change_tensors(
 def random_tokens(length: int, seed: int = 0, vocab_size: int = 320) -> np.ndarray:
     """[1, length] int32, without <|endoftext|>."""
     return np.random.default_rng(seed).integers(1, vocab_size, (1, length), dtype=np.int32)
+
+
+def refused(error: type[Exception], folder: pathlib.Path, *words: str, **options: Any) -> str:
+    """Check that `load` raises with every word in its message and compiles nothing."""
+    jax.random.key(0)  # its own programs do not count
+    before = compilations()
+    with pytest.raises(error) as caught:
+        specjax.load(folder, **options)
+    assert compilations() == before
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+    return str(caught.value)
