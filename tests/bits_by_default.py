@@ -1,7 +1,8 @@
-"""The bits of speculation in programs that XLA optimises as it does by default: python tests/bits_by_default.py CASE.
+"""Compare the bits of speculation with plain decoding: python tests/bits_by_default.py CASE.
 
-The tests compile without optimisation, and what only optimised code rounds otherwise does not show there.  So
-`tests/test_bits.py` starts this in a process of its own.  Prints how many rows were compared and how many differ.
+The tests compile without optimisation, so they cannot see rounding that only optimised code has.
+`tests/test_bits.py` therefore starts this script in a process of its own, where XLA optimises as it
+does by default. It prints how many rows were compared and how many differ.
 """
 
 import sys
@@ -21,21 +22,22 @@ ROWS, WIDTH, NEW = 64, 64, 12
 
 
 def medusa(dtype) -> tuple[int, int]:
-    """A chain of heads against plain decoding of its width: texts, and the target's caches."""
+    """Compare a chain of Medusa heads with plain decoding of the same width: texts and target
+    caches."""
     net, heads = toys.model(dtype=dtype), MedusaHeads(2, 32, toys.VOCAB)
     weights = jax.tree.map(lambda x: x.astype(dtype), toys.weights())
     bank = initial_medusa(heads, weights["head"]["kernel"])
     bank = jax.tree.map(lambda x: jnp.asarray(x, dtype)[None], bank)
     of_heads = MedusaParams(bank, jnp.int32(0), {"head": weights["head"]})
-    # XLA treats the prompt of a proposer that reads features otherwise only where there is much of it.
+    # Only with this many rows does XLA compile the prompt differently when hidden states are read.
     tokens = np.random.default_rng(0).integers(1, toys.VOCAB, (ROWS, WIDTH), dtype=np.int32)
     lengths = np.full(ROWS, toys.model().max_positions - NEW, np.int32)
     found = []
     for proposer, arrays in ((NoProposer(3), None), (Medusa(heads), of_heads)):
         decoder = Decoder(net, proposer, Match(), (), WIDTH)
         state = decoder.prefill(
-            Params(weights, arrays), tokens, lengths, limit=lengths + np.int32(NEW), key=toys.keys(ROWS),
-            sampling=Sampling.create(ROWS, 1.0),
+            Params(weights, arrays), tokens, lengths, limit=lengths + np.int32(NEW),
+            key=toys.keys(ROWS), sampling=Sampling.create(ROWS, 1.0),
         )  # fmt: skip
         state = decoder.run(Params(weights, arrays), state)
         found.append(jax.device_get(state.replace(key=None)))
@@ -52,14 +54,15 @@ def bits(state, row: int) -> bytes:
 
 
 class Rows(NamedTuple):
-    """What `process` asks of a state."""
+    """The fields that `process` reads of a state."""
 
     processors: Processors
     length: jax.Array
 
 
 def penalties() -> tuple[int, int]:
-    """A token that is counted in the output against one on the path of a guess, at several widths of a pass."""
+    """Compare a token counted in the output with the same token on a draft's path, at several
+    widths."""
     rows, size, times = 64, 512, 6
     rng = np.random.default_rng(0)
     logits = jnp.asarray(rng.normal(size=(rows, 1, size)) * 5, jnp.float32)

@@ -1,17 +1,18 @@
-"""Every test runs on the CPU, in full precision; compiled programs are shared through the toys of `toys.py`.
+"""Every test runs on the CPU in full precision; compiled programs are shared through `toys.py`.
 
-The tests compile some thousand small programs, once each: optimising them would take longer than all else.  What the
-README's commands run in CI is optimised as usual, the auditor with its comparison of bits among it.
+The tests compile thousands of small programs once each, so optimising them would take longer than
+everything else. The README's commands, among them the auditor with its comparison of bits, run in
+CI with the usual optimisation.
 """
 
 import os
 import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# No optimisation; emitters that compile in half the time; few memory mappings a program (see below).
+# Unoptimised code, emitters that compile in half the time, and few memory mappings per program.
 os.environ["XLA_FLAGS"] = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 "
-    + os.environ.get("XLA_FLAGS", "")
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1 " + os.environ.get("XLA_FLAGS", "")
 )
 
 import jax
@@ -23,7 +24,7 @@ jax.config.update("jax_default_matmul_precision", "float32")
 
 @pytest.fixture(scope="module", autouse=True)
 def _room_for_programs():
-    """Every compiled program holds memory mappings, of which Linux allows a process 65530: beyond them XLA crashes."""
+    """Drop programs before XLA crashes: each holds memory mappings, and Linux allows 65530."""
     yield
     mappings = pathlib.Path("/proc/self/maps")
     if mappings.exists() and len(mappings.read_text().splitlines()) > 20_000:

@@ -1,7 +1,8 @@
-"""Folders of Medusa heads as every engine's loader reads them.
+"""Read folders of Medusa heads as every engine's loader reads them.
 
-The engines skip in silence what they do not know and leave at random what they miss.  So `READERS` states again, from
-their loaders and apart from `train.formats`, which tensors each takes; here more or fewer of them are an error.
+The engines silently skip tensors that they do not know and leave missing heads random. So `READERS`
+states again, from the loaders' source and independently of `train.formats`, which tensors each one
+takes; here missing or extra tensors are an error.
 """
 
 import itertools
@@ -20,7 +21,7 @@ OURS = {"choices": [[0], [1], [0, 0]], "acceptance": [0.5, 0.25, 0.125], "target
 
 
 def heads_of(layers, own, kind="bfloat16", size=E, vocab=V, repeated=False):
-    """Three heads of random numbers, under the authors' names."""
+    """Three random heads under the authors' tensor names."""
     rng, tensors = np.random.default_rng(layers), {}
     for h in range(3):
         for k in range(layers):
@@ -35,11 +36,11 @@ def heads_of(layers, own, kind="bfloat16", size=E, vocab=V, repeated=False):
     return Heads(Form(3, layers, own, "some/target", OURS), cast)
 
 
-# What the loaders take.  Each gives, for head after head, its blocks [(W, b), ...] and its map to the vocabulary.
+# Each reader returns, per head, its blocks [(W, b), ...] and its map to the vocabulary.
 
 
 def take(stored, wanted):
-    """The tensors `wanted`, name -> shape, and no others, all of one floating type."""
+    """Take exactly the tensors of `wanted`, name -> shape, all of one floating type."""
     assert set(stored) == set(wanted)
     assert {name: tuple(tensor.shape) for name, tensor in stored.items()} == wanted
     assert len({str(tensor.dtype) for tensor in stored.values()}) == 1
@@ -57,14 +58,19 @@ def authors_heads(stored, heads, layers, own, prefix=""):
     wanted |= {f"{prefix}{h}.{layers}.weight": (V, E) for h in range(heads) if own}
     found = take(stored, wanted)
     return [
-        ([(found[f"{prefix}{h}.{k}.linear.weight"], found[f"{prefix}{h}.{k}.linear.bias"]) for k in range(layers)],
-         found[f"{prefix}{h}.{layers}.weight"] if own else None)
+        (
+            [
+                (found[f"{prefix}{h}.{k}.linear.weight"], found[f"{prefix}{h}.{k}.linear.bias"])
+                for k in range(layers)
+            ],
+            found[f"{prefix}{h}.{layers}.weight"] if own else None,
+        )
         for h in range(heads)
-    ]  # fmt: skip
+    ]
 
 
 def original_reader(folder):
-    """The authors': version "2" is a string, and one block is repeated."""
+    """The authors' loader: version is the string "2", and one block is repeated."""
     config = config_of(folder)
     assert config["base_model_name_or_path"]
     own = config.get("version") != "2"
@@ -73,7 +79,7 @@ def original_reader(folder):
 
 
 def tgi_reader(folder):
-    """TGI and LoRAX: the latter swaps adapters of a number 2 or more; version 2 has one block."""
+    """TGI and LoRAX: LoRAX swaps adapters whose version is 2 or higher; version 2 has one block."""
     config = config_of(folder)
     assert config["base_model_name_or_path"]
     assert isinstance(config["version"], int | float)
@@ -85,7 +91,8 @@ def tgi_reader(folder):
 
 
 def vllm_reader(folder):
-    """vLLM: counts by parts of a key's name, biases if asked for, the first linear map for all heads if so."""
+    """vLLM: it counts by parts of key names and reads biases, and one map for all heads, on
+    request."""
     config = config_of(folder)
     assert config["model_type"] == "medusa"
     assert config["architectures"] == ["MedusaModel"]
@@ -116,14 +123,20 @@ def vllm_reader(folder):
             wanted[f"blocks.{h}.layers.{k}.bias"] = (E,)
     found = take(stored, wanted)
     return [
-        ([(found[f"blocks.{h}.layers.{k}.weight"], found[f"blocks.{h}.layers.{k}.bias"]) for k in range(layers)],
-         found[f"lm_heads.{0 if shared else h}.weight"])
+        (
+            [
+                (found[f"blocks.{h}.layers.{k}.weight"], found[f"blocks.{h}.layers.{k}.bias"])
+                for k in range(layers)
+            ],
+            found[f"lm_heads.{0 if shared else h}.weight"],
+        )
         for h in range(heads)
-    ]  # fmt: skip
+    ]
 
 
 def tensorrt_reader(folder):
-    """TensorRT-LLM: a pickle of tensors, counts from its command line; every head has its linear map."""
+    """TensorRT-LLM: a pickle of tensors, counts from its command line, and a linear map per
+    head."""
     config = config_of(folder)
     loaded = torch.load(folder / "medusa_lm_head.pt", weights_only=True)
     assert len({tensor.data_ptr() for tensor in loaded.values()}) == len(loaded)
@@ -132,7 +145,7 @@ def tensorrt_reader(folder):
 
 
 def optimizer_reader(folder):
-    """Model-Optimizer, and TensorRT-LLM for its checkpoints."""
+    """Model-Optimizer, and TensorRT-LLM for checkpoints of Model-Optimizer."""
     counts = config_of(folder)["medusa"]
     stored = safetensors.numpy.load_file(folder / "model.safetensors")
     return authors_heads(

@@ -1,7 +1,7 @@
-"""What a rule emits, enumerated with its probability: no sampling, every outcome of every proposal.
+"""The distribution that a rule emits, computed by enumeration instead of sampling.
 
-The vocabulary has three or four tokens, and target and draft are tables: a random distribution after every prefix.  A
-proposal's tokens are enumerated as well, with the probability of drawing them.
+The vocabulary has three or four tokens. Target and draft are tables with a random distribution
+after every prefix. Every proposal is enumerated too, with the probability of drawing its tokens.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ CHAINS = [
 
 
 def judged_by(rule, shapes=tuple(SHAPES)):
-    """Those of the shapes that `rule` can judge."""
+    """The shapes that `rule` can judge."""
     return [shape for shape in shapes if shape in CHAINS or not RULES[rule].chain_only]
 
 
@@ -62,7 +62,7 @@ class Table:
 
 
 class GreedyTable(Table):
-    """Temperature 0: one-hot rows."""
+    """Temperature 0: the rows are one-hot."""
 
     def __call__(self, prefix):
         row = super().__call__(prefix)
@@ -70,7 +70,7 @@ class GreedyTable(Table):
 
 
 class SparseTable(Table):
-    """As after top-k: one token is left out."""
+    """Rows as after top-k: one token has no mass."""
 
     def __call__(self, prefix):
         row = super().__call__(prefix)
@@ -78,12 +78,13 @@ class SparseTable(Table):
 
 
 def prefix(parent, tokens, node):
-    """The tokens that were read when the walk stands at `node`, the root's not counted."""
+    """The tokens on the way from the root (not counted) to `node`."""
     return tuple(int(tokens[n]) for n in trees.ancestors(parent, node)[1:])
 
 
 def drawn(parent, draft):
-    """Every way to draw the tokens of a tree from `draft`, siblings without replacement: (tokens, probability)."""
+    """Every way to draw a tree's tokens from `draft`, siblings without replacement: (tokens,
+    chance)."""
 
     def extend(tokens, chance):
         n = len(tokens)
@@ -95,9 +96,7 @@ def drawn(parent, draft):
             return
         left = draft(prefix(parent, tokens, parent[n])).copy()
         left[[tokens[m] for m in range(1, n) if parent[m] == parent[n]]] = 0
-        if (
-            left.sum() == 0
-        ):  # nothing is left to draw: what stands there has no draft mass, and must not matter
+        if left.sum() == 0:  # no mass is left, so any token may stand here and must not matter
             yield from extend([*tokens, n % draft.vocab], chance)
             return
         for token in np.flatnonzero(left):
@@ -107,7 +106,7 @@ def drawn(parent, draft):
 
 
 def best(parent, draft):
-    """The one tree that an argmax draft makes: siblings are its best tokens in order."""
+    """The one tree that argmax drafts: siblings are the draft's best tokens in order."""
     tokens = [0]
     for n in range(1, len(parent)):
         rank = sum(parent[m] == parent[n] for m in range(1, n))
@@ -118,7 +117,7 @@ def best(parent, draft):
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """Emissions and their probabilities, one a row."""
+    """Emissions and their probabilities, one per row."""
 
     chance: np.ndarray
     accepted: np.ndarray  # [M, D] tokens
@@ -127,7 +126,7 @@ class Outcomes:
 
 
 def rows_of(parent, proposals, table):
-    """[M, N, V] of a table after each node of each proposal."""
+    """[M, N, V]: the table's distribution after each node of each proposal."""
     return np.array(
         [[table(prefix(parent, tokens, n)) for n in range(len(parent))] for tokens in proposals]
     )
@@ -135,7 +134,7 @@ def rows_of(parent, proposals, table):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def judge(rule, parent, draw, tokens, target, draft):
-    """What `rule` says of every case: tokens on its path, how many it accepts, and the next token."""
+    """Run `rule` on every case: the tokens on its path, how many it accepts, and the next token."""
     max_depth = max(len(trees.ancestors(parent, n)) - 1 for n in range(len(parent)))
 
     def one(draw, tokens, target, draft):
@@ -149,7 +148,7 @@ def judge(rule, parent, draw, tokens, target, draft):
 
 
 def weigh(uniform, proposal, target, draft):
-    """`block.weigh` in the words of `rejection.walk`."""
+    """`block.weigh` with the signature of `rejection.walk`."""
     chance, residual = block.weigh(proposal, target, draft)
     node = jnp.max(jnp.where(uniform < chance, jnp.arange(len(chance)), 0))
     return node, residual[node] / residual[node].sum(), chance.at[0].set(1)
@@ -167,7 +166,7 @@ def walk_all(rule, parent, uniform, tokens, target, draft):
 
 
 def in_buckets(function, *cases):
-    """`function` of all cases, their number padded to a power of four: few sizes compile for all the tests."""
+    """Apply `function` to all cases, padded to a power of four so that few sizes are compiled."""
     count = len(cases[1])
     size = 256
     while size < count:
@@ -179,7 +178,7 @@ def in_buckets(function, *cases):
 
 
 def outcomes(rule, parent, draw, chance, tokens, target, draft):
-    """Run `rule` on all cases at once: `draw` [M, ...], `tokens` [M, N], probabilities [M, N, V]."""
+    """Run `rule` on all cases at once: draw [M, ...], tokens [M, N], probabilities [M, N, V]."""
     path, accepted, token = in_buckets(
         functools.partial(judge, rule, parent), draw, tokens, target, draft
     )
@@ -189,7 +188,7 @@ def outcomes(rule, parent, draw, chance, tokens, target, draft):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class ForcedUniform:
-    """Stands for `IndependentDraw`: acceptance draws and the next token are given."""
+    """Stands for `IndependentDraw`: the acceptance draws and the next token are given."""
 
     uniform: jax.Array
     token: jax.Array
@@ -215,10 +214,11 @@ class ForcedTokens:
 
 
 def enumerate_acceptance(rule, parent, proposals, target, draft):
-    """Every pattern of accepting and refusing, weighed by the walk's chances, and every token of the residual."""
+    """Enumerate every pattern of accepting and rejecting, weighed by the walk's chances, and
+    every residual token."""
     vocab, nodes = target.vocab, len(parent)
     tokens, weight = (np.array(x) for x in zip(*proposals, strict=True))
-    # A uniform of 0 accepts whatever can be accepted, and 1 refuses whatever can be refused.
+    # A uniform of 0 accepts whatever can be accepted; 1 rejects whatever can be rejected.
     patterns = np.array([(0, *p) for p in itertools.product((0.0, 1.0), repeat=nodes - 1)])
     pick = np.array(list(itertools.product(range(len(tokens)), range(len(patterns)))))
     tokens, weight, uniform = tokens[pick[:, 0]], weight[pick[:, 0]], patterns[pick[:, 1]]
@@ -240,7 +240,7 @@ def enumerate_acceptance(rule, parent, proposals, target, draft):
 
 
 def enumerate_match(parent, proposals, target, draft):
-    """Every draw of the target at every node."""
+    """Enumerate every draw of the target at every node."""
     vocab, nodes = target.vocab, len(parent)
     tokens, weight = (np.array(x) for x in zip(*proposals, strict=True))
     wanted = np.array(list(itertools.product(range(vocab), repeat=nodes)))

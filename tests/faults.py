@@ -1,4 +1,5 @@
-"""Deliberately wrong proposers, rules and decoders: what shipped engines got wrong, and the tests must notice."""
+"""Deliberately wrong proposers, rules and decoders: bugs of shipped engines that tests must
+catch."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ from specjax.rules import rejection
 
 
 def drafting(kind, model, vocab_size, num_drafts):
-    """A chain of the class `kind` over a draft model."""
+    """A chain of class `kind` over a draft model."""
     return kind(DraftSource(model, vocab_size), num_drafts)
 
 
 def _noise(draw, node):
-    """[V] what the children of one node were drawn with."""
+    """[V]: the noise with which the children of one node are drawn."""
     return draw.noise(node[None], jnp.zeros(1, jnp.int32))[0]
 
 
 @struct.dataclass
 class Silent:
-    """No noise, and yet not shared: guesses are the draft's best tokens."""
+    """Declares independent noise but returns zeros, so that the drafts are the draft's best
+    tokens."""
 
     key: Any
     size: int = struct.field(pytree_node=False)
@@ -37,7 +39,7 @@ class Silent:
 
 @dataclasses.dataclass(frozen=True)
 class ArgmaxDraft(Chain):
-    """Best tokens, handed in with the soft distribution that they were not drawn from."""
+    """Drafts the best tokens, but reports the soft distribution that they were not drawn from."""
 
     def propose(self, params, state, context):
         silent = Silent(context.draw.key, context.draw.size)
@@ -46,7 +48,7 @@ class ArgmaxDraft(Chain):
 
 @struct.dataclass
 class Repeated:
-    """The root's noise at every node."""
+    """Uses the root's noise at every node."""
 
     inner: Any
 
@@ -56,7 +58,7 @@ class Repeated:
 
 @dataclasses.dataclass(frozen=True)
 class RepeatedNoise(Chain):
-    """Draws a whole chain with one noise."""
+    """Draws a whole chain with the same noise."""
 
     def propose(self, params, state, context):
         return super().propose(
@@ -66,7 +68,7 @@ class RepeatedNoise(Chain):
 
 @dataclasses.dataclass(frozen=True)
 class DropsUnlikely(Chain):
-    """Takes a draft back when it turns out to be unlikely."""
+    """Drops a draft if it turns out to be unlikely."""
 
     def propose(self, params, state, context):
         proposal, state = super().propose(params, state, context)
@@ -77,7 +79,7 @@ class DropsUnlikely(Chain):
 
 
 class ReusedNoise(Rejection):
-    """Draws the residual token with the noise that the refused guess was drawn with."""
+    """Draws the residual token with the noise that drew the rejected draft."""
 
     def __call__(self, draw, proposal, tree, logits):
         verdict = super().__call__(draw, proposal, tree, logits)
@@ -91,7 +93,7 @@ class ReusedNoise(Rejection):
 
 
 class SharedAcceptance(Rejection):
-    """Accepts with the noise that the guess was drawn with."""
+    """Accepts with the noise that drew the draft."""
 
     def __call__(self, draw, proposal, tree, logits):
         @dataclasses.dataclass
@@ -107,7 +109,7 @@ class SharedAcceptance(Rejection):
 
 
 class NoResidual(Rejection):
-    """Draws the next token from the target, also after a refusal."""
+    """Draws the next token from the target even after a rejection."""
 
     def __call__(self, draw, proposal, tree, logits):
         verdict = super().__call__(draw, proposal, tree, logits)
@@ -115,7 +117,7 @@ class NoResidual(Rejection):
 
 
 class ResidualBonus(Rejection):
-    """Draws a residual token also after full acceptance, against the draft's last distribution."""
+    """Draws a residual token from the draft's last distribution even after full acceptance."""
 
     def __call__(self, draw, proposal, tree, logits):
         verdict = super().__call__(draw, proposal, tree, logits)
@@ -127,7 +129,7 @@ class ResidualBonus(Rejection):
 
 
 class EmptyResidual(Rejection):
-    """Rounds its uniform draws, so that 1 is among them, and divides what such a refusal leaves by its sum of 0."""
+    """Rounds its uniform draws, so that 1 occurs, and then divides a residual by its sum of 0."""
 
     def __call__(self, draw, proposal, tree, logits):
         class Rounded:
@@ -155,7 +157,7 @@ def _most(logits):
 
 
 class BonusOnly(Rejection):
-    """Applies top-k to the bonus token and to nothing else."""
+    """Applies top-k to the bonus token only."""
 
     def __call__(self, draw, proposal, tree, logits):
         verdict = super().__call__(draw, proposal, tree, logits)
@@ -168,7 +170,7 @@ class BonusOnly(Rejection):
 
 
 class FrozenAtTheRoot(Rejection):
-    """Finds out at the root which tokens are allowed, for the whole block."""
+    """Computes the allowed tokens at the root and uses them for the whole block."""
 
     def __call__(self, draw, proposal, tree, logits):
         return super().__call__(draw, proposal, tree, jnp.where(_most(logits[0]), logits, -jnp.inf))
@@ -190,7 +192,7 @@ class TopPFirst(Rejection):
 
 @dataclasses.dataclass(frozen=True)
 class ShortCache(Chain):
-    """After full acceptance, does not read its own last guess."""
+    """Does not read its own last draft after full acceptance."""
 
     def observe(self, params, state, block):
         return super().observe(
@@ -200,7 +202,7 @@ class ShortCache(Chain):
 
 @dataclasses.dataclass(frozen=True)
 class Unwarped(Decoder):
-    """Leaves everything but temperature 0 to its rule."""
+    """Warps nothing but temperature 0 and leaves everything else to its rule."""
 
     def step(self, params, state):
         temperature = state.sampling.temperature
@@ -226,7 +228,7 @@ class MixedUp(Decoder):
 
 @dataclasses.dataclass(frozen=True)
 class EndsWithBlocks(Decoder):
-    """Looks for an end of text at the end of a block only."""
+    """Looks for EOS only at the end of a block."""
 
     def step(self, params, state):
         after, info = super().step(params, state.replace(eos=jnp.full_like(state.eos, -1)))
@@ -236,7 +238,7 @@ class EndsWithBlocks(Decoder):
 
 @dataclasses.dataclass(frozen=True)
 class CountsPastTheEnd(Decoder):
-    """Counts guesses as accepted that an end of text or a limit cuts off."""
+    """Counts drafts as accepted that EOS or a limit cuts off."""
 
     def step(self, params, state):
         after, info = super().step(params, state)

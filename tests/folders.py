@@ -1,4 +1,4 @@
-"""Small Llama folders, made once per session with transformers: what the tests load."""
+"""Small Llama folders that the tests load, made once per session with transformers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import json
 import pathlib
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
+import pytest
 import safetensors.torch
 import tokenizers
 import torch
 import transformers
+
+import specjax
 
 END = "<|endoftext|>"
 TEXT = "the cat sat on the mat and the dog ate the hat of that cat, then the rat ran to the den "
@@ -34,13 +38,13 @@ jax.monitoring.register_event_duration_secs_listener(
 
 
 def compilations() -> int:
-    """How often XLA has compiled so far."""
+    """The number of XLA compilations so far."""
     return len(_compiled)
 
 
 @functools.cache
 def tokenizer_file(vocab_size: int = 320, name: str = "tokenizer") -> pathlib.Path:
-    """Byte-level BPE with <|endoftext|> as id 0: the 256 bytes, and merges that TEXT suggests."""
+    """Byte-level BPE with <|endoftext|> as id 0: the 256 bytes, and merges learned from TEXT."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()
@@ -61,7 +65,8 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 
 def random_llama(seed: int = 0, noise: float = 0.0, **config) -> transformers.LlamaForCausalLM:
-    """Random weights, biases and norm weights too, plus `noise` times others."""
+    """A model with random weights, including biases and norms; `noise` scales other random
+    numbers."""
     shape = {
         "vocab_size": 320,
         "hidden_size": 48,
@@ -88,7 +93,7 @@ def random_llama(seed: int = 0, noise: float = 0.0, **config) -> transformers.Ll
 def write(
     model: transformers.LlamaForCausalLM, name: str, tokens: bool = True, **save
 ) -> pathlib.Path:
-    """Save as transformers saves, with our tokenizer beside it."""
+    """Save as transformers does, with our tokenizer beside it."""
     folder = ROOT / name
     model.save_pretrained(folder, **save)
     if tokens:
@@ -104,7 +109,8 @@ def target() -> pathlib.Path:
 
 @functools.cache
 def draft() -> pathlib.Path:
-    """The target with noise on its weights (right now and then), less padding of its vocabulary, less context."""
+    """The target with noisy weights (right now and then), less vocabulary padding and less
+    context."""
     model = random_llama(1, noise=0.1, initializer_range=0.5, max_position_embeddings=256)
     model.resize_token_embeddings(304)
     return write(model, "draft")
@@ -112,7 +118,7 @@ def draft() -> pathlib.Path:
 
 @functools.cache
 def padded() -> pathlib.Path:
-    """The target with more padding of its vocabulary."""
+    """The target with more vocabulary padding."""
     model = random_llama(1, initializer_range=0.5, max_position_embeddings=512)
     model.resize_token_embeddings(352, mean_resizing=False)
     return write(model, "padded")
@@ -140,9 +146,10 @@ def foreign() -> pathlib.Path:
 def scribe(
     text: str, end: bool, words: tokenizers.Tokenizer | None = None, eos: int = 0
 ) -> pathlib.Path:
-    """A model that writes `text` after its first token, in a circle or up to `eos`; all tokens must differ.
+    """A model that writes `text` after its first token, repeatedly or up to `eos`.
 
-    Attention and MLP add nothing, and the head row of each token is the embedding of the one before it.
+    All tokens of the text must differ. Attention and MLP add nothing, and the head row of each
+    token is the embedding of the token before it.
     """
     words = words or tokenizer()
     ids = words.encode(text).ids
@@ -175,7 +182,7 @@ def edit(
 def change_tensors(
     folder: pathlib.Path, change: Callable[[dict[str, torch.Tensor]], object]
 ) -> None:
-    """Let `change` spoil the tensors of a folder."""
+    """Let `change` modify the tensors of a folder."""
     file = folder / "model.safetensors"
     tensors = safetensors.torch.load_file(file)
     change(tensors)
@@ -185,3 +192,14 @@ def change_tensors(
 def random_tokens(length: int, seed: int = 0, vocab_size: int = 320) -> np.ndarray:
     """[1, length] int32, without <|endoftext|>."""
     return np.random.default_rng(seed).integers(1, vocab_size, (1, length), dtype=np.int32)
+
+
+def refused(error: type[Exception], folder: pathlib.Path, *words: str, **options: Any) -> str:
+    """Check that `load` raises with every word in its message and compiles nothing."""
+    jax.random.key(0)  # its own programs do not count
+    before = compilations()
+    with pytest.raises(error) as caught:
+        specjax.load(folder, **options)
+    assert compilations() == before
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+    return str(caught.value)

@@ -1,4 +1,5 @@
-"""Medusa heads of the tests: their formula by hand, and random ones for the shipped tiny target."""
+"""Medusa heads for the tests: their formula by hand, and random heads for the shipped tiny
+target."""
 
 import dataclasses
 import pathlib
@@ -14,7 +15,7 @@ TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny" / "target"
 
 
 def by_hand(heads, params, hidden):
-    """[..., K, V] in float64, written out head by head."""
+    """[..., K, V] in float64, computed head by head."""
     hidden, found = np.asarray(hidden, np.float64), []
     for k in range(heads.num_heads):
         x = hidden
@@ -28,7 +29,7 @@ def by_hand(heads, params, hidden):
 
 
 def random_heads(target, seed, **form):
-    """Heads of a few random numbers."""
+    """Heads of random weights with few parameters."""
     adapter = MedusaAdapter.create(target, 2, name=f"heads {seed}", **form)
     keys = iter(jax.random.split(jax.random.key(seed), 9))
     params = jax.tree.map(

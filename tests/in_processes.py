@@ -1,9 +1,10 @@
-"""One of two processes with two devices each, for `tests/test_processes.py`:
+"""Run as one of two processes with two devices each, for `tests/test_processes.py`:
 
-    python tests/in_processes.py OUT TEXT HOST:PORT ID
+python tests/in_processes.py OUT TEXT HOST:PORT ID
 
-Does what one process with one device did before: every job of the trainer, on meshes of all four devices, and
-`specjax.generate`.  Says on stdout what came of it, and trains on until somebody ends it.
+It repeats what one process with one device did before: every job of the trainer on meshes of all
+four devices, and `specjax.generate`. It reports the results on stdout and then trains until it is
+killed.
 """
 
 import json
@@ -86,7 +87,7 @@ def main() -> None:
 
 
 def check_parts(model: specjax.LanguageModel) -> None:
-    """Each device holds a part of every matrix, of its changes, and of a batch."""
+    """Check that each device holds a part of every matrix, of its update, and of a batch."""
 
     def held(arrays):
         found = jax.tree_util.tree_leaves_with_path(arrays)
@@ -105,7 +106,7 @@ def check_parts(model: specjax.LanguageModel) -> None:
     changes = held(initial_lora(model.params, 2, True, jax.random.key(0)))
     whole = {
         f"['layer_0/attention/{name}']['b']" for name in "kv"
-    }  # of the one head that keys and values have
+    }  # keys and values have only one head
     assert {name for name, part in changes.items() if part == 1} == whole and min(
         changes.values()
     ) == 1 / 2, changes

@@ -1,7 +1,9 @@
-"""Time and peak memory of `specjax.load` on a random Llama:  python tests/memory_of_load.py --megabytes 1000
+"""Time and peak memory of `specjax.load` on a random Llama.
 
-The model is written in bfloat16, in a process of its own, and read in another.  Memory is the growth of the greatest
-resident set, measured against a process that has loaded a tiny model before: JAX itself does not count.
+python tests/memory_of_load.py --megabytes 1000
+
+One process writes the model in bfloat16 and another reads it. Memory is the growth of the maximum
+resident set size, measured after a tiny model was loaded, so that JAX itself does not count.
 """
 
 import argparse
@@ -22,7 +24,7 @@ TINY = 0.1
 
 
 def write(folder: str, megabytes: float) -> None:
-    """A folder of so many megabytes; a sixth of it are the embedding and the head."""
+    """Write a folder of this size; the embedding and the head are a sixth of it."""
     size = max(int((megabytes * 2**20 / 2 / 60) ** 0.5) // 64 * 64, 64)
     config = specjax.TransformerConfig(
         5 * size, size, 5 * size // 2, 4, size // 64, size // 64, 64, 128
@@ -51,7 +53,7 @@ def read(warm: str, folder: str, dtype: str) -> dict[str, float]:
 
 
 def measure(megabytes: float, dtypes: list[str]) -> dict[str, dict[str, float]]:
-    """{dtype: what loading took}."""
+    """{dtype: time and memory of loading}."""
 
     def alone(*arguments):
         command = [sys.executable, __file__, *map(str, arguments)]
@@ -77,6 +79,7 @@ if __name__ == "__main__":
         options = parser.parse_args()
         for dtype, found in measure(options.megabytes, options.dtypes).items():
             print(
-                f"{dtype:<9} weights {found['weights'] / 1e9:.2f} GB, peak memory {found['memory'] / 1e9:.2f} GB "
+                f"{dtype:<9} weights {found['weights'] / 1e9:.2f} GB, "
+                f"peak memory {found['memory'] / 1e9:.2f} GB "
                 f"({found['ratio']:.2f} x), {found['seconds']:.1f} s"
             )

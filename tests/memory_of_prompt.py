@@ -1,8 +1,11 @@
-"""What a prompt takes beside the weights, as XLA plans it: python tests/memory_of_prompt.py [--layers 12 --hidden 768].
+"""Memory of reading a prompt, beside the weights, as XLA plans it.
 
-A table by prompt length: the cache and the features that come out, and the scratch of the pass, in chunks and at once.
-With `--window` every other layer sees so many tokens, as in Gemma 2, and the table is of the cache of a chain of 4: all
-of the text in every layer, and what is kept.
+python tests/memory_of_prompt.py [--layers 12 --hidden 768]
+
+The table has a row per prompt length: the cache and hidden states that come out, and the scratch of
+the pass, in chunks and at once. With `--window` every other layer sees that many tokens, as in
+Gemma 2, and the table compares the cache of a chain of 4 with a cache of the whole text in every
+layer.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from specjax.caches import prefill
 
 
 def planned(model: LinenModel, width: int, chunk: int) -> tuple[int, int]:
-    """Bytes of what comes out, and of the scratch, for one row of `width` tokens."""
+    """Bytes of the outputs and of the scratch, for one row of `width` tokens."""
     prefill.CHUNK = chunk
     cache = jax.eval_shape(lambda: model.init_cache(1, width))
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -31,7 +34,7 @@ def planned(model: LinenModel, width: int, chunk: int) -> tuple[int, int]:
 
 
 def cached(model: LinenModel, width: int) -> tuple[int, int]:
-    """Bytes of a cache for one row of `width` tokens, if every layer kept them all, and as it is."""
+    """Cache bytes for one row of `width` tokens: if every layer kept all of them, and as it is."""
     made = (
         (lambda: model.init_cache(1, width + 5)),
         (lambda: prefill.empty_cache(model, 1, width, 5)),
@@ -67,7 +70,8 @@ def main() -> None:
     model = LinenModel(Transformer(config), jnp.float32)
     if options.window:
         print(
-            f"one row, float32, {options.layers} layers of {options.hidden}, every other with a window; MB"
+            f"one row, float32, {options.layers} layers of {options.hidden}, "
+            "every other with a window; MB"
         )
         print("| prompt | all in every layer | kept |\n|---|---|---|")
         for width in options.lengths:

@@ -1,4 +1,5 @@
-"""What `tests/on_meshes.py` decodes on eight devices: kinds of families, and a proposer of every kind for each."""
+"""The cases that `tests/on_meshes.py` decodes on eight devices: families, and every proposer for
+each."""
 
 import dataclasses
 from typing import Any
@@ -34,21 +35,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_kv_heads": 4},
     "mixtral": {"num_kv_heads": 2, "num_experts": 4, "experts_per_token": 2, "expert_size": 256},
     "gemma2": {
-        "num_kv_heads": 4, "windows": (6, None), "attention_softcap": 5.0, "logit_softcap": 8.0, "norm_offset": 1.0,
-        "norm_order": "sandwich", "embedding_scale": 8.0, "tied_embeddings": True, "activation": "gelu_tanh",
+        "num_kv_heads": 4, "windows": (6, None), "attention_softcap": 5.0, "logit_softcap": 8.0,
+        "norm_offset": 1.0, "norm_order": "sandwich", "embedding_scale": 8.0,
+        "tied_embeddings": True, "activation": "gelu_tanh",
     },
     "olmo2": {"num_kv_heads": 4, "norm_order": "post", "qk_norm": "whole"},
     "opt": {
-        "rope": None, "position_offset": 2, "tied_embeddings": True, "norm": "layer", "qkv_bias": True,
-        "out_bias": True, "activation": "relu", "gated": False, "mlp_bias": True,
+        "rope": None, "position_offset": 2, "tied_embeddings": True, "norm": "layer",
+        "qkv_bias": True, "out_bias": True, "activation": "relu", "gated": False, "mlp_bias": True,
     },
     "gpt_neox": {
-        "rope": Rope(fraction=0.5), "norm": "layer", "norm_order": "parallel", "qkv_bias": True, "out_bias": True,
-        "activation": "gelu", "gated": False, "mlp_bias": True,
+        "rope": Rope(fraction=0.5), "norm": "layer", "norm_order": "parallel", "qkv_bias": True,
+        "out_bias": True, "activation": "gelu", "gated": False, "mlp_bias": True,
     },
 }  # fmt: skip
-"""A family of each kind: grouped keys, experts, windows and soft caps, norms over all heads, learned positions,
-parallel branches.  Its key heads, 2, 4 or 8, lie whole on a device where they are fewer than there are."""
+"""One family per kind: grouped keys, experts, windows and soft caps, norms over all heads,
+learned positions, parallel branches. Families with fewer key heads than devices keep them whole
+on a device."""
 
 
 def transformer(num_kv_heads: int = 8, **switches: Any) -> specjax.LinenModel:
@@ -67,7 +70,7 @@ def transformer(num_kv_heads: int = 8, **switches: Any) -> specjax.LinenModel:
 
 
 def noisy(params: Any, noise: float = 0.03, seed: int = 1) -> Any:
-    """A copy that agrees often, but not always."""
+    """A copy that often, but not always, agrees."""
     leaves, structure = jax.tree.flatten(params)
     keys = jax.random.split(jax.random.key(seed), len(leaves))
     new = [x + noise * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)]
@@ -76,7 +79,7 @@ def noisy(params: Any, noise: float = 0.03, seed: int = 1) -> Any:
 
 @dataclasses.dataclass
 class Case:
-    """A decoder, its arrays on one device, and where it is tried."""
+    """A decoder, its arrays on one device, and the meshes to try it on."""
 
     decoder: Decoder
     params: Params
@@ -85,7 +88,7 @@ class Case:
     temperature: float = 1.0
 
     def on(self, mesh: Any) -> Params:
-        """The arrays on a mesh, as `specjax.load` and `pair` lay them."""
+        """The arrays on a mesh, laid out as `specjax.load` and `pair` do it."""
         target = lay(self.decoder.target, self.params.target, mesh)
 
         def place(proposer, params):
@@ -107,7 +110,7 @@ class Case:
     def prefill(self, params: Params) -> DecodeState:
         sampling = specjax.Sampling.create(ROWS, temperature=[self.temperature, 0] * (ROWS // 2))
         keys = jax.random.split(jax.random.key(3), ROWS)
-        # The state is the same under every rule without numbers, and so is the program.
+        # All rules without numbers share one prefill program.
         without_numbers = jax.tree_util.all_leaves([self.decoder.rule])
         rule = specjax.Match() if without_numbers else self.decoder.rule
         decoder = dataclasses.replace(self.decoder, rule=rule)
@@ -115,10 +118,10 @@ class Case:
 
 
 def proposers(target: specjax.LinenModel, weights: Any) -> dict[str, tuple[Proposer, Any]]:
-    """One of every kind, with its parameters; two guesses deep."""
+    """One proposer of every kind with its parameters, drafting two tokens deep."""
     config = target.module.config
     draft = specjax.LinenModel(specjax.Transformer(config.truncated(1)))
-    # Without its last layer a target agrees with itself now and then.
+    # Without its last layer the target drafts itself well enough to be accepted now and then.
     small = noisy({name: leaf for name, leaf in weights.items() if name != "layer_1"}, 0.01)
     other = specjax.LinenModel(
         specjax.Transformer(dataclasses.replace(config.truncated(1), vocab_size=OTHER_VOCAB))
@@ -159,7 +162,7 @@ def medusa(config: specjax.TransformerConfig, weights: Any) -> tuple[Proposer, M
 
 
 def translation() -> specjax.Translation:
-    """Every token has another id; one is spelt in two pieces, and one not at all."""
+    """Every token has another id; one is spelt in two pieces, and one cannot be spelt."""
     to_draft = np.arange(VOCAB, dtype=np.int32)[::-1] + 2
     pieces, count = np.stack([to_draft, np.zeros_like(to_draft)], axis=1), np.ones(VOCAB, np.int32)
     pieces[3], count[3], count[8] = (0, 1), 2, 0
@@ -170,7 +173,7 @@ def translation() -> specjax.Translation:
 
 
 def respelt(params: Any) -> Any:
-    """Parameters in which tokens are called so."""
+    """Parameters for the draft's token ids of `translation`."""
     names = np.asarray(translation().to_draft)
     shared = names >= 0
     size = params["embedding"].shape[1]
@@ -187,13 +190,13 @@ def respelt(params: Any) -> Any:
 
 
 def family_cases(family: str, only: tuple[str, ...] = ()) -> dict[str, Case]:
-    """Of a kind of family, by the name of the proposer."""
-    # Wide enough that a matrix is larger than all that a step has to send of its 8 rows.
+    """The cases of one family, by the name of the proposer."""
+    # Wide enough that a matrix is larger than everything that a step has to send for its 8 rows.
     wide = {"hidden_size": 128, "mlp_size": 256, "head_dim": 16, "num_layers": 2}
     target = transformer(**{**wide, **FAMILIES[family]})
     weights = noisy(
         target.init(jax.random.key(0)), 0.05, 2
-    )  # biases and norms that are more than 0 and 1
+    )  # biases and norms that are not 0 and 1
     return {
         name: Case(decoder(target, proposer), Params(weights, arrays))
         for name, (proposer, arrays) in proposers(target, weights).items()
@@ -206,7 +209,7 @@ def decoder(target: specjax.LinenModel, proposer: Proposer, rule: Any = None) ->
 
 
 def representative() -> dict[str, Case]:
-    """What every change is held to: each kind of layout once."""
+    """The cases that every change is tested with: each kind of layout once."""
     plain = transformer()
     weights = plain.init(jax.random.key(0))
     drafted = specjax.DraftModel(plain, VOCAB, 2)

@@ -1,16 +1,17 @@
-"""What decoding on eight devices must be:
+"""Check decoding on eight devices against one device:
 
-    python tests/on_meshes.py                  the cases of tests/test_sharding.py, and what travels in each
-    python tests/on_meshes.py --table          every kind of family, with every proposer, under every rule (long)
-    python tests/on_meshes.py --table --turns  each family with each proposer, under one rule in turn
-    python tests/on_meshes.py --collectives    what travels in a step, by kind
+    python tests/on_meshes.py                  the cases of tests/test_sharding.py, with collectives
+    python tests/on_meshes.py --table          every family, proposer and rule (takes long)
+    python tests/on_meshes.py --table --turns  every family and proposer, with one rule in turn
+    python tests/on_meshes.py --collectives    the collectives of a step, by kind
 
-`--families`, `--proposers`, `--rules` and `--meshes` take a part.  With `--turns` every two of mesh, family, proposer
-and rule still meet: a rule sees the logits of one row, and not where they came from.
+`--families`, `--proposers`, `--rules` and `--meshes` select a part. `--turns` still covers every
+pair of mesh, family, proposer and rule; triples add little, since a rule sees the logits of one
+row, wherever they come from.
 
-A process of its own, since a process has the devices that it starts with.  Every case decodes on one device and on
-meshes, by the same functions: the tokens and the figures must be equal.  The compiled loop is then asked what it moves
-between devices, and what it keeps.
+The script needs a process of its own, because the number of devices is fixed at the start. Every
+case decodes on one device and on meshes with the same functions, and tokens and figures must be
+equal. Then it checks what the compiled loop sends between devices and which shardings it keeps.
 """
 
 import argparse
@@ -35,15 +36,15 @@ from specjax.parallel.sharding import layout, make_mesh
 from specjax.types import DecodeState, Params
 
 KINDS = (
-    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast",
-    "ragged-all-to-all",
+    "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute",
+    "collective-broadcast", "ragged-all-to-all",
 )  # fmt: skip
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
 
 
 @dataclasses.dataclass
 class Found:
-    """What came of a case: texts and figures, the state before (donated) as shapes, and the compiled loop."""
+    """The outcome of a case: texts, figures, shapes of the donated state, and the compiled loop."""
 
     texts: list[list[int]]
     figures: Any
@@ -67,12 +68,12 @@ def decode(case: Case, params: Params) -> Found:
 
 
 def collectives(text: str) -> list[tuple[str, int]]:
-    """Kind and bytes of every operation of compiled HLO that moves data between devices."""
+    """Kind and bytes of every operation in compiled HLO that moves data between devices."""
     found = []
     for shapes, kind in re.findall(rf"= (.+?) ({'|'.join(KINDS)})(?:-start)?\(", text):
         for dtype, dims in re.findall(
             r"(\w+)\[([\d,]*)\]", shapes
-        ):  # several where XLA has combined them
+        ):  # XLA combines several into one
             found.append(
                 (kind, _BYTES.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n))
             )
@@ -85,11 +86,11 @@ def held(leaf: Any) -> int:
 
 
 def check(name: str, case: Case, params: Params, wanted: Found) -> Found:
-    """A case on a mesh against one device.  Raises AssertionError."""
+    """Compare a case on a mesh with one device. Raises AssertionError."""
     found = decode(case, params)
     assert found.texts == wanted.texts, f"{name}: {found.texts} instead of {wanted.texts}"
     jax.tree.map(np.testing.assert_array_equal, found.figures, wanted.figures)
-    # The greatest thing that travels is smaller than the part of a cache, or the matrix, that lies on a device.
+    # Everything that is sent must be smaller than a device's part of a cache or of a matrix.
     caches, matrices = sizes_of(found, params)
     moved = collectives(found.compiled.as_text())
     assert moved, "eight devices that never talk: does the test still find what they say?"
@@ -102,9 +103,9 @@ def check(name: str, case: Case, params: Params, wanted: Found) -> Found:
 
 
 def sizes_of(found: Found, params: Params) -> tuple[list[int], list[int]]:
-    """Bytes of the caches on a device, and of the target's matrices."""
+    """Bytes per device of the caches and of the target's matrices."""
     caches = [held(leaf) for leaf in jax.tree.leaves(found.before) if leaf.ndim == 4]
-    # Those of a few heads or tokens are smaller than activations here, as no real ones are.
+    # Matrices over a few heads or tokens are smaller than activations here, unlike in real models.
     matrices = [
         x.nbytes for x in jax.tree.leaves(params.target) if x.ndim > 1 and min(x.shape[-2:]) >= 64
     ]
@@ -112,7 +113,7 @@ def sizes_of(found: Found, params: Params) -> tuple[list[int], list[int]]:
 
 
 def table(options: argparse.Namespace) -> int:
-    """Markdown on stdout, a row when it is done: the rules under which all is as it must be.  How many are not."""
+    """Print a Markdown table of the rules that pass, row by row; return the number of failures."""
     columns = [f"{data} x {model}" for data, model in options.meshes]
     print(
         f"| family | proposer | accepted | {' | '.join(columns)} |\n|{'---|' * (3 + len(columns))}",
@@ -128,8 +129,12 @@ def table(options: argparse.Namespace) -> int:
             if options.turns:
                 turn = list(FAMILIES).index(family) + list(specjax.PROPOSERS).index(name)
                 rules = [rules[turn % len(rules)]]
-            under = {r: dataclasses.replace(case, decoder=dataclasses.replace(case.decoder, rule=specjax.RULES[r]()))
-                     for r in rules}  # fmt: skip
+            under = {
+                r: dataclasses.replace(
+                    case, decoder=dataclasses.replace(case.decoder, rule=specjax.RULES[r]())
+                )
+                for r in rules
+            }
             wanted = {rule: decode(one, case.params) for rule, one in under.items()}
             good: list[list[str]] = []
             for sizes in options.meshes:
@@ -156,9 +161,10 @@ def table(options: argparse.Namespace) -> int:
 
 
 def traffic(options: argparse.Namespace) -> None:
-    """Markdown on stdout: what a step moves on each mesh, by kind, for a chain and a tree."""
+    """Print a Markdown table: what a step moves on each mesh, by kind, for a chain and a tree."""
     print(
-        "| proposer | `data` x `model` | collectives a step, bytes | greatest | a layer's keys | smallest matrix |"
+        "| proposer | `data` x `model` | collectives a step, bytes "
+        "| greatest | a layer's keys | smallest matrix |"
     )
     print("|---|---|---|---|---|---|", flush=True)
     for name, case in mesh_cases.family_cases("llama", options.proposers).items():
@@ -173,7 +179,8 @@ def traffic(options: argparse.Namespace) -> None:
             kind, size = max(moved, key=lambda item: item[1])
             caches, matrices = sizes_of(found, params)
             print(
-                f"| {name} | {sizes[0]} x {sizes[1]} | {told} | {size}, {kind} | {min(caches)} | {min(matrices)} |"
+                f"| {name} | {sizes[0]} x {sizes[1]} | {told} | {size}, {kind} "
+                f"| {min(caches)} | {min(matrices)} |"
             )
 
 
@@ -192,9 +199,9 @@ def main() -> None:
     options.proposers = tuple(
         options.proposers or (("draft", "tree") if options.collectives else specjax.PROPOSERS)
     )
-    # Before anything asks for a device.
+    # The flags must be set before JAX looks for devices.
     flags = "--xla_force_host_platform_device_count=8"
-    # Without optimisations of machine code compiling takes half the time, and what travels is the same.
+    # Unoptimised code compiles in half the time and communicates the same.
     flags += " --xla_backend_optimization_level=0" * options.table
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -204,7 +211,7 @@ def main() -> None:
         sys.exit(bool(table(options)))
     if options.collectives:
         return traffic(options)
-    # A ring that these texts turn, and that is larger than any activation.
+    # These texts wrap around this ring, and it is still larger than any activation.
     prefill.CHUNK = 20
     for name, case in mesh_cases.representative().items():
         wanted = decode(case, case.params)

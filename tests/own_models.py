@@ -1,6 +1,7 @@
-"""Small models as people write them: against Flax Linen, Flax NNX, Equinox and plain JAX, with and without a cache.
+"""Small models as users write them, in Flax Linen, Flax NNX, Equinox and plain JAX, with or without
+a cache.
 
-All read 29 tokens and 48 positions.  `MODELS` holds each as `(model, params)`.
+All have 29 tokens and 48 positions. `MODELS` holds each as `(model, params)`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from specjax.models.attention import attend
 
 SIZES: Any = {"vocab_size": toys.VOCAB, "max_positions": toys.CAPACITY}
 WIDTH = 16
-SHARP = 6.0  # times the logits: distributions at temperature 1 that are neither uniform nor certain
+SHARP = 6.0  # scales the logits: at temperature 1 the distributions are neither uniform nor certain
 
 
 class Linen(nn.Module):
-    """Attention of Flax's own making, over the whole text."""
+    """Flax's own attention over the whole text."""
 
     @nn.compact
     def __call__(self, tokens: Array) -> Array:
@@ -38,7 +39,7 @@ class Linen(nn.Module):
 
 
 class Nnx(nnx.Module):
-    """The same in NNX; features too."""
+    """The same in NNX; it also returns hidden states."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.embed = nnx.Embed(toys.VOCAB, WIDTH, rngs=rngs)
@@ -55,7 +56,7 @@ class Nnx(nnx.Module):
 
 
 class Equinox(eqx.Module):
-    """The same in Equinox, which writes models for one text."""
+    """The same in Equinox, whose models are written for a single text."""
 
     embed: eqx.nn.Embedding
     places: eqx.nn.Embedding
@@ -77,7 +78,7 @@ class Equinox(eqx.Module):
 
 
 def plain(params: Any, tokens: Array) -> Array:
-    """Attention of one head, over the whole text."""
+    """Attention with one head over the whole text."""
     place = jnp.arange(tokens.shape[1])
     x = params["embed"][tokens] + params["places"][place]
     query, key, value = (y[:, :, None] for y in jnp.split(x @ params["qkv"], 3, axis=-1))
@@ -88,10 +89,10 @@ def plain(params: Any, tokens: Array) -> Array:
 def cached(
     params: Any, tokens: Array, positions: Array, cache: KVCache, mask: Array | None
 ) -> tuple[Array, KVCache]:
-    """The same with a cache: what attention has seen is staged, and it sees what is visible."""
+    """The same with a cache: keys and values are staged, and attention sees the visible slots."""
     x = params["embed"][tokens] + jnp.take(
         params["places"], positions, axis=0
-    )  # which gives NaN beyond its end
+    )  # NaN for positions beyond the end
     query, key, value = (
         y[:, :, None] for y in jnp.split(x @ params["qkv"], 3, axis=-1)
     )  # [B, N, 1, E]
@@ -121,7 +122,7 @@ def empty_kv(rows: int, slots: int) -> KVCache:
 
 
 class Gru(nn.Module):
-    """A recurrent Linen module: its states are its outputs."""
+    """A recurrent Linen module whose states are its outputs."""
 
     @nn.compact
     def __call__(self, tokens: Array, positions: Array, cache: RecurrentCache, mask: None):
@@ -141,7 +142,7 @@ def empty_gru(rows: int, slots: int) -> RecurrentCache:
 
 
 def lstm(params: Any, tokens: Array, positions: Array, cache: RecurrentCache, mask: None):
-    """A recurrent function: the state is a pair; features too."""
+    """A recurrent function whose state is a pair; it also returns hidden states."""
 
     def step(state, x):
         hidden, cell = state
@@ -208,5 +209,5 @@ NAMES = list(_MAKERS)
 
 @functools.cache
 def own(name: str) -> tuple[Any, Any]:
-    """The model and its params."""
+    """The model and its parameters."""
     return _MAKERS[name]()

@@ -1,4 +1,5 @@
-"""What logits processors mean: one node, one text, plain NumPy.  `test_processors.py` holds it against transformers."""
+"""Reference for logits processors: one node, one text, plain NumPy; checked against
+transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ OFF = {
 
 
 def reference(logits, text, prompt_length, eos, settings, function=None):
-    """[V] logits after `text`, of which the first `prompt_length` tokens are the prompt."""
+    """[V] logits after `text`, whose first `prompt_length` tokens are the prompt."""
     s, x = OFF | settings, np.array(logits, np.float32)
     output = text[prompt_length:]
     for token, value in s["logit_bias"].items():
@@ -42,7 +43,8 @@ def reference(logits, text, prompt_length, eos, settings, function=None):
 
 
 def no_repeated_pair(logits, text, counts):
-    """A user's function: what followed the last token before does not follow it again; once seen costs a little."""
+    """A user's function: it bans the token that last followed the previous token, and penalises
+    seen tokens."""
     follows = (text[:-1] == text[-1]) & (text[-1] >= 0)
     banned = (
         jnp.zeros(logits.shape, bool)

@@ -1,4 +1,5 @@
-"""A model of one's own is a model: whatever library it is written in, it is target and draft, and keeps the laws."""
+"""A user's own model, in any library, works as target and as draft and keeps the laws of
+decoding."""
 
 import functools
 import subprocess
@@ -23,7 +24,7 @@ ROUGH = {"recurrent linen": 0.15}
 
 @functools.cache
 def noisy(name):
-    """The model's own weights with noise, a draft for it."""
+    """The model's own weights with noise, which make a draft for it."""
     leaves, structure = jax.tree.flatten(own_models.own(name)[1])
     keys = jax.random.split(jax.random.key(1), len(leaves))
     scale = ROUGH.get(name, 0.1)
@@ -80,7 +81,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "proposer"), CASES)
 def test_greedy_speculation_is_greedy_decoding(name, proposer):
-    """Ragged prompts and limits, up to the last position that the model knows."""
+    """Prompts and limits are ragged and go up to the last position that the model knows."""
     texts, stats = decoded(name, proposer, 0.0)
     assert texts == naive(name)
     assert max(map(len, texts)) == toys.CAPACITY
@@ -90,7 +91,7 @@ def test_greedy_speculation_is_greedy_decoding(name, proposer):
 
 @pytest.mark.parametrize(("name", "proposer"), CASES)
 def test_same_key_same_tokens(name, proposer):
-    """At temperature 1 the text of no proposer comes."""
+    """At temperature 1 every proposer gives the text of plain decoding."""
     texts, stats = decoded(name, proposer, 1.0)
     assert texts == decoded(name, "none", 1.0)[0]
     assert texts != naive(name)
@@ -100,7 +101,7 @@ def test_same_key_same_tokens(name, proposer):
 
 @pytest.mark.parametrize("name", own_models.NAMES)
 def test_a_row_alone_is_that_row_in_a_batch(name):
-    """Sampled, with a draft."""
+    """A row sampled with a draft does not depend on the rows beside it."""
     for row in range(toys.ROWS):
         assert (
             toys.texts(run(name, "draft", rows=[row], temperature=1.0))
@@ -109,14 +110,14 @@ def test_a_row_alone_is_that_row_in_a_batch(name):
 
 
 def test_with_a_cache_and_without_is_one_model():
-    """The plain function and its cached form say the same."""
+    """The plain function and its cached form agree."""
     assert naive(CACHED) == naive("function")
     assert decoded(CACHED, "draft", 1.0)[0] == decoded("function", "draft", 1.0)[0]
 
 
 @pytest.mark.parametrize("name", [name for name in own_models.NAMES if name != CACHED])
 def test_a_model_of_chains_refuses_trees(name):
-    """By type, when the decoder is built."""
+    """The decoder refuses a proposer of trees by type, when it is built."""
     model, _ = own_models.own(name)
     assert not model.reads_trees
     with pytest.raises(
@@ -126,7 +127,7 @@ def test_a_model_of_chains_refuses_trees(name):
 
 
 def test_who_ignores_the_mask_reads_no_trees():
-    """A cache that could commit paths is not enough."""
+    """A cache that can commit paths is not enough if the model ignores the mask."""
     assert own_models.own(CACHED)[0].reads_trees
     model = from_function(
         own_models.cached, **own_models.SIZES, init_cache=own_models.empty_kv, reads_trees=False
@@ -135,7 +136,7 @@ def test_who_ignores_the_mask_reads_no_trees():
 
 
 def test_generate_takes_a_model_of_ones_own():
-    """A LanguageModel needs no tokenizer, no end of text and no name."""
+    """A LanguageModel needs no tokenizer, no EOS and no name."""
     model, params = own_models.own(CACHED)
     target, draft = (specjax.LanguageModel(model, arrays) for arrays in (params, noisy(CACHED)))
     out = specjax.generate(target, [[1, 2, 3], [4]], draft=draft, max_new_tokens=20)
@@ -152,7 +153,7 @@ def test_generate_takes_a_model_of_ones_own():
     [("nnx", own_models.WIDTH), ("recurrent function", own_models.WIDTH), ("linen", 0)],
 )
 def test_features_are_passed_on(name, width):
-    """Where the model gives them; else there are none."""
+    """Hidden states are passed on if the model returns them; otherwise there are none."""
     model, params = own_models.own(name)
     cache = model.init_cache(2, 9)
     tokens = jnp.array([[1, 2, 3], [4, 5, 6]])
@@ -165,7 +166,7 @@ def test_features_are_passed_on(name, width):
 
 
 def test_a_recurrent_cache_keeps_the_state_after_the_last_committed_token():
-    """Each row its own count, 0 among them; a state of several leaves."""
+    """Each row commits its own count, also 0, and the state has several leaves."""
     rng = np.random.default_rng(0)
     before = (rng.normal(size=(4, 3)), rng.normal(size=(4, 2, 2)))
     after = (rng.normal(size=(4, 5, 3)), rng.normal(size=(4, 5, 2, 2)))
@@ -187,7 +188,7 @@ def test_a_recurrent_cache_keeps_the_state_after_the_last_committed_token():
 
 
 def test_a_recurrent_cache_scans():
-    """Running sums: the outputs, and the states that are staged."""
+    """A scan of running sums gives the outputs and the staged states."""
     inputs = jnp.arange(24.0).reshape(2, 4, 3)
     outputs, cache = RecurrentCache.create(jnp.ones((2, 3))).scan(
         lambda s, x: (s + x, -(s + x)), inputs
@@ -198,7 +199,7 @@ def test_a_recurrent_cache_scans():
 
 
 def test_rewinding_a_kv_cache_moves_the_length_alone():
-    """The buffers are the newer ones."""
+    """Rewinding keeps the newer buffers."""
     old = KVCache.zeros(1, 2, 1, 4, 3, jnp.float32)
     new = KVCache((old.keys[0] + 1,), (old.values[0] + 1,), old.length + 3)
     back = new.rewind(old)
@@ -208,7 +209,7 @@ def test_rewinding_a_kv_cache_moves_the_length_alone():
 
 
 def test_equal_modules_make_equal_models():
-    """So their programs are found again."""
+    """Programs are therefore found again in the cache of jit."""
     assert from_linen(own_models.Linen(), **own_models.SIZES) == own_models.own("linen")[0]
     again = own_models._MAKERS["nnx"]()[0]
     assert again == own_models.own("nnx")[0]
@@ -239,7 +240,8 @@ SIZES = own_models.SIZES
             lambda: from_function(
                 own_models.cached, **SIZES, init_cache=lambda b, s: jnp.zeros((b, s))
             ),
-            r"init_cache returns a \w+; return a specjax.KVCache, .* inherits from specjax.contract.Cache",
+            r"init_cache returns a \w+; return a specjax.KVCache, .* "
+            r"inherits from specjax.contract.Cache",
         ),
         (
             lambda: from_function(
@@ -270,14 +272,14 @@ SIZES = own_models.SIZES
     ],
 )
 def test_what_does_not_fit_is_refused(make, message):
-    """With the value and the cure, before anything is compiled."""
+    """The error gives the value and the cure before anything is compiled."""
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize("name", own_models.NAMES)
 def test_the_check_passes_what_is_right(name):
-    """Every model of this file; eagerly, as a user calls it."""
+    """Every model of this file passes when it is checked eagerly, as a user would call it."""
     check_model(*own_models.own(name))
 
 
@@ -312,19 +314,22 @@ def broken(**changes):
     ],
 )
 def test_the_check_finds_what_is_wrong(mistake, message):
-    """Each common mistake by its law."""
+    """Each common mistake is found by the law that it breaks."""
     with pytest.raises(ValueError, match=message):
         check_model(broken(**{mistake: True}), own_models.own(CACHED)[1])
 
 
 def test_the_check_needs_room():
-    """A model too small to try is not called right."""
+    """A model that is too small to be checked is not called correct."""
     with pytest.raises(ValueError, match="8 different tokens"):
         check_model(from_function(own_models.plain, vocab_size=7, max_positions=48), {})
 
 
 def test_nnx_is_imported_when_it_is_asked_for():
-    """Neither specjax nor Linen brings `flax.nnx`."""
-    code = "import sys, specjax; assert 'flax.linen' in sys.modules; assert 'flax.nnx' not in sys.modules"
+    """Neither specjax nor Linen imports `flax.nnx`."""
+    code = (
+        "import sys, specjax; "
+        "assert 'flax.linen' in sys.modules; assert 'flax.nnx' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,7 @@
-"""Whatever is passed to `generate` is used as it says, or refused by name before anything runs.
+"""Every argument of `generate` is used as documented, or refused by name before anything runs.
 
-What a value means is written down here a second time, by hand.  Values come from a pool of odd ones.
+`argument_meanings.py` states a second time what each value means. Values come from a pool of odd
+ones.
 """
 
 import dataclasses
@@ -11,19 +12,16 @@ import math
 import re
 
 import folders
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from argument_meanings import MEANINGS, REFUSED, prompts
 
 import specjax
 from specjax.arguments import items, number, shown
 from specjax.call import check
 
 DEFAULTS = {name: p.default for name, p in inspect.signature(specjax.generate).parameters.items()}
-ROWS, VOCAB, CONTEXT, NEW = 2, 320, 512, 128
-REFUSED = object()
-LARGEST = float(np.finfo(np.float32).max)
 
 
 class Unhashable:
@@ -34,249 +32,33 @@ class Unhashable:
 
 
 ATOMS = [
-    None, True, False, np.True_, math.nan, math.inf, -math.inf, -1, 0, 1, 2, 7, 2.5, 0.5, 1.0, -0.5, 1e39, -1e39,
-    10**30, -(10**30), 10**400, 10**5000, 319, 320, 513, 2**32 - 1, 2**32, "x", "", "match", "the cat", "\ud800", b"x",
-    b"", bytearray(b"ab"), 1 + 2j, ..., NotImplemented, object(), int, specjax.NGram, specjax.Match, len,
-    lambda logits: logits, Unhashable(), range(2), range(0), fractions.Fraction(1, 2), datetime.date(2026, 1, 1),
-    np.float16(0.5), np.float64(0.25), np.int8(-3), np.uint32(5), np.array(3), np.array(2.5), np.array(True),
-    np.array([1, 2]), np.array([0.5, 1.0]), np.array([1.5, np.nan]), np.zeros((2, 2)), np.ones((2, 2), int),
-    np.array([True, False]), np.array(["a", "b"]), np.array([1 + 2j]), np.array([None, 1], object), np.array("x"),
-    np.array([], int), np.datetime64("2026-01-01"), jnp.int32(3), jnp.bfloat16(0.5), jnp.arange(2), jnp.ones((2, 3)),
-    {}, {1: 2.0}, {1.5: 1}, {"a": 1}, {5: math.nan}, {5: -math.inf}, {5: math.inf}, {320: 1.0}, {5: 1e39}, {True: 1},
-    {3: "x"}, set(), {1}, (i for i in ()), {"role": "user", "content": "hi"}, {"role": 5}, {"content": "hi"},
+    None, True, False, np.True_, math.nan, math.inf, -math.inf, -1, 0, 1, 2, 7, 2.5, 0.5, 1.0, -0.5,
+    1e39, -1e39, 10**30, -(10**30), 10**400, 10**5000, 319, 320, 513, 2**32 - 1, 2**32, "x", "",
+    "match", "the cat", "\ud800", b"x", b"", bytearray(b"ab"), 1 + 2j, ..., NotImplemented,
+    object(), int, specjax.NGram, specjax.Match, len, lambda logits: logits, Unhashable(), range(2),
+    range(0), fractions.Fraction(1, 2), datetime.date(2026, 1, 1), np.float16(0.5),
+    np.float64(0.25), np.int8(-3), np.uint32(5), np.array(3), np.array(2.5), np.array(True),
+    np.array([1, 2]), np.array([0.5, 1.0]), np.array([1.5, np.nan]), np.zeros((2, 2)),
+    np.ones((2, 2), int), np.array([True, False]), np.array(["a", "b"]), np.array([1 + 2j]),
+    np.array([None, 1], object), np.array("x"), np.array([], int), np.datetime64("2026-01-01"),
+    jnp.int32(3), jnp.bfloat16(0.5), jnp.arange(2), jnp.ones((2, 3)), {}, {1: 2.0}, {1.5: 1},
+    {"a": 1}, {5: math.nan}, {5: -math.inf}, {5: math.inf}, {320: 1.0}, {5: 1e39}, {True: 1},
+    {3: "x"}, set(), {1}, (i for i in ()), {"role": "user", "content": "hi"}, {"role": 5},
+    {"content": "hi"},
 ]  # fmt: skip
 
 
 def odd(rng, depth=0):
-    """An atom, or a list of such, perhaps of lists."""
+    """An atom, or a possibly nested list of atoms."""
     if depth < 3 and rng.random() < (0.6 if depth == 0 else 0.25):
         made = [odd(rng, depth + 1) for _ in range(rng.integers(0, 4))]
         return tuple(made) if rng.random() < 0.3 else made
     return ATOMS[rng.integers(len(ATOMS))]
 
 
-# --- what a value means, by hand -------------------------------------------------------------------------------------
-
-
-def listed(value):
-    """Its entries, if it is a list in any of the spellings that are allowed; else None."""
-    if type(value) in (list, tuple, range):
-        return list(value)
-    return (
-        list(np.asarray(value))
-        if isinstance(value, np.ndarray | jax.Array) and value.ndim
-        else None
-    )
-
-
-def real(value):
-    """A number of Python's, or REFUSED."""
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        name = value.dtype.name
-        return (
-            REFUSED
-            if value.ndim or not re.match("u?int|float|bfloat", name)
-            else real(value.item())
-        )
-    return value if type(value) in (int, float) else REFUSED
-
-
-def setting(accept, whole=False, lists_of_one=True):
-    """One number for all rows, or one a row."""
-
-    def meaning(value):
-        found = listed(value)
-        found = (
-            [value] * ROWS
-            if found is None
-            else found * ROWS
-            if lists_of_one and len(found) == 1
-            else found
-        )
-        numbers = [real(entry) for entry in found]
-        if len(numbers) != ROWS or any(
-            n is REFUSED or (whole and type(n) is float) for n in numbers
-        ):
-            return REFUSED
-        return numbers if all(abs(n) <= LARGEST and accept(n) for n in numbers) else REFUSED
-
-    return meaning
-
-
-def count(least, most):
-    def meaning(value):
-        found = real(value)
-        return found if type(found) is int and least <= found <= most else REFUSED
-
-    return meaning
-
-
-def only(*allowed):
-    return lambda value: value if any(value is one for one in allowed) else REFUSED
-
-
-def or_none(meaning, default=None):
-    return lambda value: default if value is None else meaning(value)
-
-
-def ids(value, empty=True):
-    found = listed(value)
-    found = None if found is None else [real(entry) for entry in found]
-    good = (
-        found is not None
-        and all(type(n) is int and 0 <= n < VOCAB for n in found)
-        and (empty or found)
-    )
-    return found if good else REFUSED
-
-
-def text(value):
-    """Of a prompt; a lone surrogate has no bytes."""
-    if isinstance(value, str) and value and "\ud800" not in value:
-        return folders.tokenizer().encode(value).ids
-    return REFUSED
-
-
-def prompts(value):
-    found = [value] if isinstance(value, str) else listed(value)
-    if not found:
-        return REFUSED
-    rows = [text(row) if isinstance(row, str) else ids(row, empty=False) for row in found]
-    return REFUSED if REFUSED in rows else rows
-
-
-def eos(value):
-    found = listed(value)
-    found = [value] if found is None else found
-    if found and all(listed(row) is not None for row in found):
-        rows = [ids(row) for row in found]
-        return rows if len(rows) == ROWS and REFUSED not in rows else REFUSED
-    return REFUSED if (one := ids(found)) is REFUSED else [one] * ROWS
-
-
-def stop(value):
-    found = [value] if isinstance(value, str) else listed(value)
-    return REFUSED if found is None or not all(isinstance(t, str) and t for t in found) else found
-
-
-def bias(value):
-    found = listed(value)
-    rows = [value] * ROWS if found is None else found
-    if len(rows) != ROWS or not all(isinstance(row, dict) for row in rows):
-        return REFUSED
-    for row in rows:
-        numbers = [real(added) for added in row.values()]
-        if ids(list(row)) is REFUSED or any(n is REFUSED for n in numbers):
-            return REFUSED
-        if not all(n == -math.inf or abs(n) <= LARGEST for n in numbers):
-            return REFUSED
-    return rows
-
-
-def bad_words(value):
-    """How many phrases; a text stands for two."""
-    found = listed(value)
-    if found is None:
-        return REFUSED
-    for word in found:
-        if isinstance(word, str):
-            if not word.strip() or text(word) is REFUSED:
-                return REFUSED
-        elif ids(word, empty=False) in (REFUSED, [0]):  # 0 ends a text
-            return REFUSED
-    return found
-
-
-def messages(value):
-    found = listed(value)
-    if not found:
-        return REFUSED
-    chats = [found] if isinstance(found[0], dict) else found
-    for chat in chats:
-        turns = listed(chat)
-        if not turns or not all(isinstance(m, dict) and type(m.get("role")) is str for m in turns):
-            return REFUSED
-    return chats
-
-
-def same_numbers(read):
-    return lambda call, wanted: np.array_equal(read(call), np.array(wanted, read(call).dtype))
-
-
-def penalty(name, off):
-    """None where it is off for all rows."""
-
-    def holds(call, wanted):
-        found = call.processors and call.processors.penalties
-        given = np.full(ROWS, off) if found is None else getattr(found, name)
-        return np.array_equal(given, np.array(wanted, np.float32))
-
-    return holds
-
-
-def biased(call, wanted):
-    found = np.zeros((ROWS, VOCAB)) if call.processors is None else call.processors.bias
-    given = np.zeros((ROWS, VOCAB), np.float32)
-    for row, entries in zip(given, wanted, strict=True):
-        for token, added in entries.items():
-            row[token] = real(added)
-    return np.array_equal(found, given)
-
-
-def anything(call, wanted):
-    return True
-
-
-# Each argument: what a value means or REFUSED, and does the checked call hold it?
-MEANINGS = {
-    "target": (only(), anything),
-    "prompts": (prompts, lambda c, w: [c.prompt[i, :n].tolist() for i, n in enumerate(c.lengths)] == w),
-    "messages": (messages, lambda c, w: len(c.lengths) == len(w)),
-    "draft": (only(None), lambda c, w: c.decoder.proposer.max_depth == 0),
-    "draft_dtype": (only(None), anything),
-    "proposer": (only(None), lambda c, w: c.decoder.proposer == specjax.NoProposer()),
-    "adapter": (only(None), anything),
-    "rule": (only(None), lambda c, w: c.decoder.rule == specjax.Match()),
-    "num_drafts": (
-        or_none(setting(lambda n: 0 <= n <= CONTEXT, whole=True, lists_of_one=False)),
-        lambda c, w: c.num_drafts is None if w is None else c.num_drafts.tolist() == w,
-    ),
-    "max_new_tokens": (count(1, CONTEXT - 3), lambda c, w: c.new == w),
-    "temperature": (or_none(setting(lambda n: n >= 0), [0] * ROWS), same_numbers(lambda c: c.sampling.temperature)),
-    "top_k": (
-        or_none(setting(lambda n: 0 <= n < 2**31, whole=True), [0] * ROWS), same_numbers(lambda c: c.sampling.top_k),
-    ),
-    "top_p": (or_none(setting(lambda n: 0 < n <= 1), [1] * ROWS), same_numbers(lambda c: c.sampling.top_p)),
-    "min_p": (or_none(setting(lambda n: 0 <= n <= 1), [0] * ROWS), same_numbers(lambda c: c.sampling.min_p)),
-    "repetition_penalty": (or_none(setting(lambda n: n > 0), [1] * ROWS), penalty("repetition", 1)),
-    "presence_penalty": (setting(lambda n: True), penalty("presence", 0)),
-    "frequency_penalty": (setting(lambda n: True), penalty("frequency", 0)),
-    "logit_bias": (or_none(bias, [{}] * ROWS), biased),
-    "bad_words": (bad_words, lambda c, w: (c.processors is not None) == bool(w)),
-    "logits_processor": (only(None), lambda c, w: c.decoder.logits_processor is None),
-    "min_new_tokens": (
-        setting(lambda n: 0 <= n <= NEW, whole=True),
-        lambda c, w: (c.processors.min_length.tolist() if c.processors else [0] * ROWS) == w,
-    ),
-    "eos": (
-        or_none(eos, [[0]] * ROWS),
-        lambda c, w: [sorted(set(row[row >= 0].tolist())) for row in c.eos] == [sorted(set(row)) for row in w],
-    ),
-    "seed": (
-        setting(lambda n: 0 <= n < 2**32, whole=True, lists_of_one=False), lambda c, w: c.seeds[0].tolist() == w,
-    ),
-    "stop": (or_none(stop, []), lambda c, w: list(c.texts.stops) == w),
-    "logprobs": (or_none(count(0, VOCAB)), lambda c, w: c.decoder.num_logprobs == w),
-    "stream": (
-        lambda v: bool(v) if type(v) in (bool, np.bool_) else REFUSED, lambda c, w: c.stream is w,
-    ),
-    "mesh": (only(None), lambda c, w: c.mesh is None),
-}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def given():
-    """Good arguments, of two prompts."""
+    """Valid arguments with two prompts."""
     target = specjax.load(folders.target())
     template = b"{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
     target = dataclasses.replace(target, files={"chat_template.jinja": template})
@@ -284,7 +66,7 @@ def given():
 
 
 def refusal(given, changes):
-    """The call; or None where a ValueError names a changed argument, and nothing was compiled."""
+    """The checked call, or None if a ValueError names a changed argument before compilation."""
     before = folders.compilations()
     try:
         return check(**{**given, **changes})
@@ -299,7 +81,7 @@ def refusal(given, changes):
 
 
 def changed(name, value):
-    """Messages stand instead of prompts."""
+    """Replace an argument; messages replace the prompts."""
     return (
         {name: value, "prompts": None}
         if name == "messages" and value is not None
@@ -308,13 +90,13 @@ def changed(name, value):
 
 
 def test_every_argument_has_a_meaning_here():
-    """A new argument has to be added to the table."""
+    """A new argument must be added to the table."""
     assert set(MEANINGS) == set(DEFAULTS)
 
 
 @pytest.mark.parametrize("name", MEANINGS)
 def test_a_value_is_used_as_it_says_or_refused_by_name(given, name):
-    """All atoms, and 300 lists of them."""
+    """All atoms and 300 lists of them are tried."""
     meaning, holds = MEANINGS[name]
     rng = np.random.default_rng(sorted(MEANINGS).index(name))
     refused = 0
@@ -334,7 +116,7 @@ def test_a_value_is_used_as_it_says_or_refused_by_name(given, name):
 
 
 def test_several_at_once(given):
-    """Three arguments of one call: it stands where all three do, or else one of them is named."""
+    """A call with three odd arguments is valid if all three are; otherwise one is named."""
     rng, stood = np.random.default_rng(0), 0
     names = [name for name in MEANINGS if name != "messages"]
     for _ in range(600):
@@ -349,14 +131,14 @@ def test_several_at_once(given):
 
 
 class Lookalike:
-    """All of a proposer but hashable."""
+    """Has everything of a proposer except a hash."""
 
     num_nodes, max_depth, is_chain, draws = 1, 0, True, False
     init = propose = observe = None
     __hash__ = None
 
 
-# Arguments, and words of the message: the name, the value, and the cure.
+# Arguments, and words of the error: the name, the value, and the cure.
 CASES = [
     ({"prompts": 5}, ["prompts=5", "a list of texts"]),
     ({"prompts": b"x"}, ["prompts=b'x'", "a list of texts"]),
@@ -397,7 +179,7 @@ CASES = [
 
 @pytest.mark.parametrize(("changes", "words"), CASES, ids=lambda case: str(case)[:40])
 def test_the_message_names_argument_value_and_cure(given, changes, words):
-    """Through `generate`, and before anything is compiled."""
+    """The error comes from `generate`, before anything is compiled."""
     before = folders.compilations()
     with pytest.raises(ValueError) as caught:
         specjax.generate(**{**given, **changes})
@@ -406,7 +188,7 @@ def test_the_message_names_argument_value_and_cure(given, changes, words):
 
 
 def test_numbers_and_lists_of_every_library():
-    """NumPy's and JAX's are Python's; booleans and texts are no numbers, and bytes no list of them."""
+    """NumPy and JAX numbers count; booleans and texts are no numbers, bytes are no list."""
     for value in (3, np.int8(3), np.array(3), jnp.int32(3)):
         assert (number(value), type(number(value))) == (3, int)
     for value in (0.5, np.float16(0.5), np.array(0.5), jnp.bfloat16(0.5)):
@@ -420,7 +202,7 @@ def test_numbers_and_lists_of_every_library():
 
 
 def test_a_value_is_shown_in_a_few_words():
-    """On one line, without a model's arrays, and however many digits it has."""
+    """It takes one line, without a model's arrays and with few digits."""
     assert shown(np.zeros((50, 50))).count("\n") == 0 and len(shown(list(range(10**6)))) < 100
     assert shown(10**5000) == "<a very long int>"
     assert shown(specjax.NGram(3)) == "<a NGram>" and shown(specjax.NGram) == "<the class NGram>"

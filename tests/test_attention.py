@@ -1,4 +1,4 @@
-"""Attention over a long cache, a block of slots at a time, is attention over all of it."""
+"""Attention over a long cache in blocks of slots equals attention over all slots at once."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ ROWS, WIDTH, HEADS, KEY_HEADS, SLOTS, DIM = 2, 6, 4, 2, 23, 8
 
 
 def visible(kind):
-    """[B, N, S]: every token sees a slot."""
+    """[B, N, S]: which slots each token sees."""
     slot, place = jnp.arange(SLOTS), jnp.array([[3], [9]]) + jnp.arange(WIDTH)
     distance = place[:, :, None] - slot
     if kind == "window behind many slots":
@@ -26,7 +26,7 @@ def visible(kind):
 @pytest.mark.parametrize("kind", ["causal", "window behind many slots", "any"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_blocks_are_the_whole(monkeypatch, kind, softcap, dtype):
-    """In blocks that do not divide the slots, with infinities where nobody looks."""
+    """The blocks do not divide the slots, and unseen slots hold infinities."""
     one, two, three = jax.random.split(jax.random.key(0), 3)
     seen = visible(kind)
     query = jax.random.normal(one, (ROWS, WIDTH, HEADS, DIM), dtype)
@@ -48,7 +48,8 @@ def test_blocks_are_the_whole(monkeypatch, kind, softcap, dtype):
 
 
 def test_empty_slots_cost_nothing(monkeypatch):
-    """What lies behind the last slot that is seen, or before the first, is not looked at: NaNs there stay there."""
+    """Slots behind the last or before the first visible slot are not read: NaNs there have no
+    effect."""
     monkeypatch.setattr(attention, "_WIDE", WIDTH)
     monkeypatch.setattr(attention, "_SLOTS", 4)
     seen = jnp.zeros((1, WIDTH, SLOTS), bool).at[:, :, 9:11].set(True)

@@ -1,4 +1,5 @@
-"""The auditor passes what is sound, says what is inexact, and catches every trap that shipped engines fell into."""
+"""The auditor passes sound decoders, reports inexact rules, and catches every known bug of
+engines."""
 
 import functools
 
@@ -51,7 +52,8 @@ SOUND = {
 
 @pytest.mark.parametrize("case", SOUND)
 def test_sound_decoders_pass(case):
-    """All that is claimed is checked, guesses were both right and wrong, and the test would have seen a bias."""
+    """All claims are checked, drafts were accepted and rejected, and a bias would have been
+    seen."""
     proposer, rule, settings = SOUND[case]
     report = found(proposer, rule, **settings)
     assert report.passed, str(report)
@@ -72,30 +74,50 @@ def trap(proposer=Chain, rule=Rejection, decoder=Decoder, **settings):
 
 TRAPS = {
     "argmax drafts accepted with soft probabilities": (trap(faults.ArgmaxDraft), "distribution"),
-    "noise of a guess shared with its acceptance": (trap(rule=faults.SharedAcceptance), "distribution"),
-    "a residual draw for rows whose guesses were accepted": (trap(rule=faults.ResidualBonus), "distribution"),
+    "noise of a guess shared with its acceptance": (
+        trap(rule=faults.SharedAcceptance),
+        "distribution",
+    ),
+    "a residual draw for rows whose guesses were accepted": (
+        trap(rule=faults.ResidualBonus),
+        "distribution",
+    ),
     "settings applied to the bonus token only": (
-        trap(rule=faults.BonusOnly, decoder=faults.Unwarped, top_k=faults.TOP_K), "distribution"
+        trap(rule=faults.BonusOnly, decoder=faults.Unwarped, top_k=faults.TOP_K),
+        "distribution",
     ),
     "settings frozen over a block": (
-        trap(rule=faults.FrozenAtTheRoot, decoder=faults.Unwarped, top_k=faults.TOP_K), "distribution"
+        trap(rule=faults.FrozenAtTheRoot, decoder=faults.Unwarped, top_k=faults.TOP_K),
+        "distribution",
     ),
-    "an end of text inside a block": (trap(rule=Match, decoder=faults.EndsWithBlocks, samples=512), "same key"),
-    "accepted length counted past an end": (trap(decoder=faults.CountsPastTheEnd, samples=512), "figures"),
+    "an end of text inside a block": (
+        trap(rule=Match, decoder=faults.EndsWithBlocks, samples=512),
+        "same key",
+    ),
+    "accepted length counted past an end": (
+        trap(decoder=faults.CountsPastTheEnd, samples=512),
+        "figures",
+    ),
     "padding rows in the statistics": (trap(decoder=faults.CountsPadding, samples=512), "figures"),
     "a residual of zero mass": (trap(rule=faults.EmptyResidual, samples=512), "greedy"),
     "top-p applied before temperature": (
-        trap(rule=faults.TopPFirst, decoder=faults.Unwarped, temperature=faults.HOT, top_p=faults.TOP_P),
+        trap(
+            rule=faults.TopPFirst,
+            decoder=faults.Unwarped,
+            temperature=faults.HOT,
+            top_p=faults.TOP_P,
+        ),
         "distribution",
     ),
     "rows of temperature 0 in a mixed batch": (trap(decoder=faults.MixedUp, samples=512), "greedy"),
-}  # fmt: skip
-"""The trap, and the check that catches it.  The draft's cache one short is no loss, and its own test below."""
+}
+"""Each fault, and the check that catches it. A draft cache one slot short only costs speed; it
+has a test below."""
 
 
 @pytest.mark.parametrize("name", TRAPS)
 def test_traps_are_caught(name):
-    """By the check that is named, and the report says so."""
+    """The named check catches the fault, and the report says so."""
     plant, check = TRAPS[name]
     report = plant()
     assert not report.passed
@@ -106,7 +128,8 @@ def test_traps_are_caught(name):
 
 
 def test_a_draft_cache_one_short_is_caught_by_its_acceptance():
-    """Nothing is lost but speed, so that the auditor passes it, and a perfect draft that is refused betrays it."""
+    """The auditor passes it, since only speed is lost; but a perfect draft is then rejected at
+    times."""
     proposer = faults.drafting(faults.ShortCache, NET, VOCAB, GAMMA)
     assert found(proposer, Rejection(), samples=512).passed
     perfect = Params(toys.flat(VOCAB), toys.flat(VOCAB))
@@ -118,7 +141,7 @@ def test_a_draft_cache_one_short_is_caught_by_its_acceptance():
 
 
 def test_an_inexact_rule_is_measured_and_passes():
-    """It says what it is."""
+    """The report says that the rule is inexact, and how much."""
     report = found(DRAFT, Typical(0.3, 0.8))
     assert report.passed
     assert report.p_value < 1e-6
@@ -152,7 +175,7 @@ def test_an_inexact_rule_is_measured_and_passes():
     ],
 )
 def test_bad_input_is_refused(change, message):
-    """By name and value, before anything is compiled."""
+    """The error names the value before anything is compiled."""
     dec = Decoder(NET, DRAFT, Match(), (EOS,), NEW + 4)
     options = {"prompts": PROMPTS, "max_new_tokens": NEW, **change}
     with pytest.raises(ValueError, match=message):
@@ -161,7 +184,7 @@ def test_bad_input_is_refused(change, message):
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 8, 61, 400])
 def test_chi_square_is_scipys(degrees):
-    """Also far out in the tail."""
+    """The p-values agree with scipy, also far out in the tail."""
     for x in (1e-6, 0.3, degrees, 2.0 * degrees + 30, 900.0):
         assert chisquare.survival(x, degrees) == pytest.approx(
             scipy.stats.chi2.sf(x, degrees), rel=1e-9, abs=1e-300
@@ -177,12 +200,13 @@ def test_chi_square_is_scipys(degrees):
 
 
 def test_the_power_is_what_it_says():
-    """Simulated: equal distributions are told apart as often as the significance says, the smallest bias in 95 %."""
+    """In simulation, equal distributions fail as rarely as stated, and the smallest bias is
+    found in 95 %."""
     rng, cells, samples, significance = np.random.default_rng(0), 20, 2000, 0.01
     even = np.full(cells, 1 / cells)
     bias = chisquare.detectable(samples, cells - 1, significance)
     other = even * (1 + 2 * bias * np.where(np.arange(cells) % 2, 1, -1))
-    # The bound is met with equality where the bias has the shape of p + q, which is seen from the middle of the two.
+    # The bound is tight if the bias has the shape of p + q, seen from the middle of the two.
     pairs = {"same": (even, even), "other": (even - (other - even) / 2, even + (other - even) / 2)}
     rate = {}
     for name, (p, q) in pairs.items():
@@ -200,7 +224,7 @@ def test_the_power_is_what_it_says():
 
 
 def test_the_smallest_bias_shrinks_with_the_samples():
-    """As the root of their number; with nothing to compare none is seen."""
+    """It falls with the root of the number of samples; without samples nothing can be seen."""
     assert chisquare.detectable(4000, 30, 1e-4) == pytest.approx(
         chisquare.detectable(1000, 30, 1e-4) / 2
     )

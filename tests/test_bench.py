@@ -1,4 +1,4 @@
-"""What `python -m bench` measures on, how it times, and the rows of its report, on the tiny checkpoint."""
+"""The inputs, timing and report rows of `python -m bench`, on the tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
 
 
 def test_real_prompts_are_cut_to_one_length():
-    """The last tokens of each, as many batches as they fill; random tokens without a file."""
+    """It takes the last tokens of each prompt, in as many batches as they fill; without a file,
+    random tokens."""
     target = specjax.load(TINY / "target")
     found = batches(target, SHIPPED, 4, 40, limit=10)
     assert [batch.shape for batch in found] == [(4, 40), (4, 40)]
@@ -30,7 +31,7 @@ def test_real_prompts_are_cut_to_one_length():
 
 
 def test_prompts_that_do_not_fit_are_refused(tmp_path):
-    """A short one, and too few for a batch: with what to pass instead."""
+    """A short prompt, or too few for a batch, is refused with what to pass instead."""
     target, path = specjax.load(TINY / "target"), tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "import os and sys and json"}\n{"prompt": "x"}\n')
     with pytest.raises(
@@ -54,7 +55,7 @@ def test_prompts_that_do_not_fit_are_refused(tmp_path):
     ],
 )
 def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, options, message):
-    """In a line that names the value and the cure, with status 2."""
+    """The error is one line with the value and the cure, and the exit status is 2."""
     monkeypatch.setattr(machine, "ceilings", lambda: {"bandwidth": 10.0})
     monkeypatch.setattr(sys, "argv", ["bench/__main__.py", *options])
     with pytest.raises(SystemExit) as left:
@@ -64,7 +65,7 @@ def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, options, messag
 
 
 def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
-    """Counts add up over the batches; a batch without a clean sample leaves no median."""
+    """Counts add up over the batches; a batch without an undisturbed sample has no median."""
     busy = iter([0.0, 0.9, 0.0, 0.0])
     monkeypatch.setattr(timing, "Meter", lambda: types.SimpleNamespace(busy=lambda: next(busy)))
     counts, prefill = {}, []
@@ -91,7 +92,8 @@ def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
 
 
 def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
-    """A row for each use of int8; the text is that of plain decoding wherever the target is in float32."""
+    """Each use of int8 has a row; wherever the target is float32, the text is that of plain
+    decoding."""
     monkeypatch.setattr(machine, "ceilings", lambda: {"bandwidth": 10.0})
     sizes = [
         "--num-drafts",
@@ -126,7 +128,8 @@ def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
 
 
 def test_vocabularies_are_alike_and_not_equal(capsys):
-    """Two made-up tokenizers share most tokens of the smaller one, whose pieces spell the larger one's."""
+    """Two artificial tokenizers share most tokens of the smaller one, whose pieces spell the
+    larger one's."""
     target, draft = (
         vocabularies.tokenizer(900, 1, "byte-level"),
         vocabularies.tokenizer(700, 2, "sentencepiece"),

@@ -1,4 +1,5 @@
-"""The parts of the benchmark: imposed luck, the same weights everywhere, goals, pictures, growth and Spec-Bench."""
+"""The parts of the benchmark: imposed acceptance, equal weights, goals, pictures, growth and
+Spec-Bench."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ TINY = ROOT / "checkpoints" / "tiny"
 
 @pytest.mark.parametrize("rows", [1, 8])
 def test_coins_keep_what_the_rate_promises(rows):
-    """Acceptance and length on every lookahead, over all rows, which differ from each other."""
+    """Acceptance and length are as promised for every lookahead over all rows, and rows differ."""
     right = imposed.coins(rows, 64, 0.8, [2, 4])
     assert right.shape == (rows, 64)
     assert len(np.unique(right, axis=0)) == rows
@@ -41,7 +42,8 @@ def test_the_imposed_figures_of_the_table_of_int8():
 
 
 def test_a_walk_by_hand():
-    """Two right, one wrong; one right and its bonus; cut by the end."""
+    """One pass accepts two and rejects one, one accepts all and adds the bonus token, one is cut
+    by the end."""
     assert imposed.walk(np.array([1, 1, 0, 1, 1, 1], bool), 2) == (2, 4, 4)
     assert imposed.walk(np.array([0, 1, 0, 1], bool), 2) == (3, 2, 4)
 
@@ -52,7 +54,8 @@ def pair():
 
 
 def test_imposed_contestants_say_the_same(pair, monkeypatch):
-    """specjax, transformers and the PyTorch loop, ragged: the text of plain decoding, accepted as the coins say."""
+    """specjax, transformers and the PyTorch loop give the text of plain decoding and accept as
+    the coins say."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
     torch_loop = pytest.importorskip("bench.torch_loop")
     monkeypatch.setattr("torch.compile", lambda step, **_: step)
@@ -81,7 +84,7 @@ def test_imposed_contestants_say_the_same(pair, monkeypatch):
 
 
 def test_laws_hold_here(pair):
-    """One key is one text, however deep a row may guess; the auditor is tested elsewhere."""
+    """One key gives one text whatever the number of drafts; the auditor has tests of its own."""
     proposer, arrays = laws.proposers(pair, 2)["the target as its own draft"]
     decoder = laws.Decoder(pair.target.model, proposer, laws.Match(), (), 32)
     assert laws.drafts_of_one_width(
@@ -111,7 +114,7 @@ REPORT = {
 
 
 def test_goals_are_judged():
-    """Met, missed, and open where a side has no clean sample."""
+    """A goal is met, missed, or open if a side has no undisturbed sample."""
     judged = [goals.judge(goal, REPORT) for goal in goals.GOALS if goal.run == "110M f32"]
     assert [row["verdict"] for row in judged] == ["missed", "met", "met", "missed", "open"]
     assert judged[0]["measured"] == 2.0
@@ -123,7 +126,8 @@ def test_goals_are_judged():
 
 
 def test_parts_over_a_step():
-    """A verifying pass and the draft's passes over the step; it may pass 1, and is not cut."""
+    """The verification pass plus the draft's passes, divided by a step; it may exceed 1 and is
+    not cut."""
     alone = {("plain at 5 rows", 0): 1.6, ("draft alone", 0): 0.2}
     steps = {**alone, ("draft", 4): 2.0, ("ngram", 4): 1.5}
     assert bench.parts_over_step(steps, "draft", 4) == pytest.approx(1.2)
@@ -133,7 +137,7 @@ def test_parts_over_a_step():
 
 
 def test_several_batches_are_several_reports(monkeypatch, tmp_path, capsys):
-    """Each with a table and a column of the picture."""
+    """Each batch size has a table and a column of the picture."""
     pytest.importorskip("matplotlib")
 
     def measure(arguments):
@@ -156,7 +160,7 @@ def test_several_batches_are_several_reports(monkeypatch, tmp_path, capsys):
 
 
 def test_growth_says_where_it_departs():
-    """A line is a line; what is not is named, with its place; a panel a cost."""
+    """Deviations from a straight line are named with their position; each cost has a panel."""
     x = np.array([1.0, 2, 4, 8])
     assert growth.law(x, 3 + 2 * x, "linear")[1] == ""
     assert growth.law(x, np.array([5.0, 5, 5, 15]), "flat")[1].startswith("departs: ")
@@ -182,7 +186,7 @@ QUESTIONS = [
 
 
 def test_spec_bench(tmp_path, capsys):
-    """Two of its groups, a question of two turns: the same answers plainly and with prompt lookup."""
+    """Two groups and a question of two turns: plain decoding and prompt lookup answer the same."""
     path = tmp_path / "questions.jsonl"
     path.write_text("\n".join(map(json.dumps, QUESTIONS)))
     spec_bench.main(
@@ -213,7 +217,7 @@ def test_spec_bench(tmp_path, capsys):
     ],
 )
 def test_spec_bench_refuses(tmp_path, line, message):
-    """Before a model is loaded."""
+    """Bad files are refused before a model is loaded."""
     path = tmp_path / "questions.jsonl"
     path.write_text(line)
     with pytest.raises(ValueError, match=message):
@@ -221,10 +225,12 @@ def test_spec_bench_refuses(tmp_path, line, message):
 
 
 def test_accelerator_sh_reports_what_failed(tmp_path):
-    """A part that fails loses itself alone, and the summary says so; a part of no name is refused."""
+    """A part that fails does not stop the others, and the summary says so; unknown parts are
+    refused."""
     script, python = ROOT / "bench" / "accelerator.sh", tmp_path / "python"
     python.write_text(
-        '#!/bin/bash\n[ "$2" = bench.laws ] && exit 1\n[ "$1" = - ] && cat >/dev/null && echo {}\nexit 0\n'
+        '#!/bin/bash\n[ "$2" = bench.laws ] && exit 1\n'
+        '[ "$1" = - ] && cat >/dev/null && echo {}\nexit 0\n'
     )
     python.chmod(0o755)
     environment = {**os.environ, "PYTHON": str(python), "OUT": str(tmp_path / "out")}

@@ -1,4 +1,5 @@
-"""Speculation keeps the bits of plain decoding in programs that XLA optimises as it does by default."""
+"""Speculation keeps the bits of plain decoding in programs that XLA optimises as it does by
+default."""
 
 import os
 import pathlib
@@ -13,7 +14,8 @@ TESTS = pathlib.Path(__file__).parent
 
 @pytest.mark.parametrize("case", bits_by_default.CASES)
 def test_optimised_programs_keep_the_bits(case):
-    """Heads read the prompt's features and penalties meet tokens on a path; neither may change a bit."""
+    """Neither reading the prompt's hidden states nor penalising tokens on a path may change a
+    bit."""
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(TESTS.parent), environment.get("PYTHONPATH")])

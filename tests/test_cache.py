@@ -1,4 +1,4 @@
-"""The cache is a transaction: what is staged and kept equals what was read plainly."""
+"""The cache is a transaction: staged and committed slots equal those of a plain pass."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ TREES = np.array(
     [[3, 7, 9, 2, 4, 7], [1, 5, 5, 2, 8, 6], [0, 9, 1, 3, 1, 2], [7, 6, 0, 2, 5, 0]], np.int32
 )
 PATHS = [[0, 2, 5], [0, 1, 2], [0, 3, 4], [0, 1, 4]]
-"""A tree a row (breadth first, a chain, depth first, with absent nodes), and a path of three nodes in each."""
+"""A tree per row (breadth first, a chain, depth first, with absent nodes), and a path of three
+nodes in each."""
 
 NET = toys.model()
 
@@ -61,7 +62,8 @@ def close(found, wanted):
 
 
 def test_logits_at_a_tree_node_are_those_of_its_path_read_plainly():
-    """A node sees the committed text and its own ancestors, at their own positions, and nothing else."""
+    """A node sees the committed text and its own ancestors, at their own positions, and nothing
+    else."""
     logits, _ = staged()
     for row in range(toys.ROWS):
         for node in range(TREES.shape[1]):
@@ -71,14 +73,14 @@ def test_logits_at_a_tree_node_are_those_of_its_path_read_plainly():
 
 
 def test_causal_is_the_chain_mask():
-    """A chain needs no mask: None gives what the ancestors of a chain give."""
+    """A chain needs no mask: None gives the same as the ancestor mask of a chain."""
     parent = jnp.broadcast_to(tree.chain(6), TREES.shape)
     mask = jax.vmap(tree.ancestor_mask)(parent)
     close(read_on(prefilled(), TREES)[0], np.asarray(read_on(prefilled(), TREES, mask)[0]))
 
 
 def test_a_pass_does_not_move_the_length():
-    """What is staged is scratch until it is committed."""
+    """Staged slots are scratch until they are committed."""
     _, cache = staged()
     np.testing.assert_array_equal(cache.length, toys.LENGTHS)
     for row in range(toys.ROWS):
@@ -89,7 +91,7 @@ def test_a_pass_does_not_move_the_length():
 
 
 def test_commit_by_path_keeps_what_reading_the_path_would_have_staged():
-    """Keys and values at the nodes of the path, moved to where a chain would have put them."""
+    """Keys and values of the path's nodes move to where a chain would have put them."""
     _, cache = staged()
     cache = cache.commit(jnp.full(toys.ROWS, 3), jnp.array(PATHS))
     _, plain = read_on(prefilled(), np.take_along_axis(TREES, np.array(PATHS), axis=1))
@@ -104,7 +106,7 @@ def test_commit_by_path_keeps_what_reading_the_path_would_have_staged():
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_going_on_after_a_commit_is_as_if_never_speculated(count):
-    """Whatever part of a tree is kept, the next tokens are read as behind the plain text, refused nodes or not."""
+    """Whatever part of a tree is committed, the next tokens are read as behind the plain text."""
     _, cache = staged()
     cache = cache.commit(jnp.full(toys.ROWS, count), jnp.array(PATHS))
     more = TREES[:, ::-1]
@@ -115,7 +117,7 @@ def test_going_on_after_a_commit_is_as_if_never_speculated(count):
 
 
 def test_commit_of_the_first_tokens_moves_nothing():
-    """A chain only advances the length; rows may keep different counts."""
+    """Committing a chain only advances the length; rows may commit different counts."""
     _, cache = read_on(prefilled(), TREES)
     count = np.array([0, 2, 5, 6])
     kept = cache.commit(jnp.asarray(count))
@@ -125,7 +127,7 @@ def test_commit_of_the_first_tokens_moves_nothing():
 
 
 def test_committing_a_prefix_path_equals_committing_the_first_tokens():
-    """The two ways to commit a chain leave the same committed slots."""
+    """The two ways to commit a chain give the same committed slots."""
     _, cache = read_on(prefilled(), TREES)
     first = cache.commit(jnp.full(toys.ROWS, 3))
     by_path = cache.commit(jnp.full(toys.ROWS, 3), jnp.broadcast_to(jnp.arange(3), (toys.ROWS, 3)))
@@ -138,7 +140,8 @@ def test_committing_a_prefix_path_equals_committing_the_first_tokens():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_visible_slots_by_definition(masked):
-    """A staged token sees every committed slot, the staged slots that its mask row names, and no scratch."""
+    """A staged token sees every committed slot and the staged slots in its mask row, and no
+    scratch."""
     rng = np.random.default_rng(0)
     length, width, capacity = np.array([0, 3, 7, 1]), 5, 12
     mask = (
@@ -155,7 +158,7 @@ def test_visible_slots_by_definition(masked):
 
 
 def test_one_mask_serves_every_row():
-    """A mask [1, N, N] is broadcast."""
+    """A mask [1, N, N] is broadcast to all rows."""
     mask = jnp.asarray(np.random.default_rng(1).random((1, 4, 4)) < 0.5)
     length = jnp.array([0, 2, 5])
     np.testing.assert_array_equal(
@@ -165,7 +168,8 @@ def test_one_mask_serves_every_row():
 
 @pytest.mark.parametrize("rows", [1, 16, 17])
 def test_stage_writes_each_row_at_its_own_start(rows):
-    """Small and large batches take different paths to the same slots; the rest of the buffer stays."""
+    """Small and large batches write the same slots by different code, and leave the rest
+    unchanged."""
     rng = np.random.default_rng(2)
     buffer = rng.normal(size=(rows, 2, 9, 3)).astype(np.float32)
     new = rng.normal(size=(rows, 2, 4, 3)).astype(np.float32)
@@ -186,7 +190,8 @@ def test_stage_casts_to_the_type_of_the_cache():
 
 
 def test_an_empty_cache_holds_zeros():
-    """Zeros, so that a masked slot cannot bring a NaN; a leaf for every layer, in the type asked for."""
+    """Zeros, so that a masked slot cannot bring a NaN; each layer has a leaf in the dtype asked
+    for."""
     cache = KVCache.zeros(layers=3, batch=2, heads=4, size=5, dim=6, dtype=jnp.bfloat16)
     assert cache.capacity == 6, "one more, where a blank may be staged"
     assert len(cache.keys) == len(cache.values) == 3

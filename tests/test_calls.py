@@ -1,4 +1,5 @@
-"""A call of `generate`: how deep it may guess, heads as a part, and how often a command decodes."""
+"""`num_drafts` of `generate`, Medusa heads as a part of a proposer, and how often a command
+decodes."""
 
 import json
 import math
@@ -35,12 +36,12 @@ def tiny():
     return specjax.load(TINY / "target")
 
 
-# --- num_drafts: at most so deep -------------------------------------------------------------------------------------
+# --- num_drafts: at most so deep ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_drafts", [None, 0, 1, 3, 9, [0, 1, 4]])
 def test_num_drafts_bounds_any_proposer(target, num_drafts):
-    """Of a chain of four perfect guesses at most so many are used; the text is the same."""
+    """A chain of four perfect drafts is cut to the given number, and the text is the same."""
     plain = specjax.generate(target, PROMPTS, max_new_tokens=NEW)
     chain = specjax.DraftModel(target.model, target.model.vocab_size, 4)
     out = specjax.generate(
@@ -59,7 +60,7 @@ def test_num_drafts_bounds_any_proposer(target, num_drafts):
 
 
 def test_0_is_plain_decoding(target, draft):
-    """The draft is not read, so that its context does not matter; and nothing is tested."""
+    """The draft model is not read, so its context does not matter, and no draft is tested."""
     proposer = specjax.DraftTree(draft.model, target.model.vocab_size, (2, 1))
     for how in (
         {"draft": draft},
@@ -75,19 +76,19 @@ def test_0_is_plain_decoding(target, draft):
 
 
 def test_a_draft_alone_guesses_as_deep_as_it_is_told(target, draft):
-    """By default four; of several numbers the greatest, and at least one."""
+    """The default is four; of several numbers the greatest counts, and at least one."""
     for num_drafts, depth in ((None, 4), (2, 2), ([0, 3, 1], 3), ([0, 0, 0], 1), (200, 200)):
         call = prepared(target, PROMPTS, draft=draft, num_drafts=num_drafts)
         assert call.decoder.proposer.max_depth == depth
         assert call.decoder.capacity >= depth + 1
 
 
-# --- heads as a part of a proposer -----------------------------------------------------------------------------------
+# --- heads as a part of a proposer ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["lookup first", "heads first"])
 def test_first_of_takes_heads(tiny, order):
-    """No token changes, and the heads guess where the other part does not."""
+    """No token changes, and the heads draft where the other part does not."""
     adapter = heads.random_heads(tiny, 0)
     parts = [specjax.NGram(adapter.max_depth), adapter]
     proposer = specjax.FirstOf(*(parts if order == "lookup first" else parts[::-1]))
@@ -101,7 +102,7 @@ def test_first_of_takes_heads(tiny, order):
 
 
 def test_first_of_takes_a_bank_beside_a_draft(tiny):
-    """Each prompt has its own adapter, or none: then the other part guesses alone."""
+    """Each prompt has its own adapter or none; without one, only the other part drafts."""
     small = specjax.load(TINY / "draft")
     bank = specjax.MedusaBank.create(
         {name: heads.random_heads(tiny, seed) for seed, name in enumerate("ab")}
@@ -121,12 +122,12 @@ def test_first_of_takes_a_bank_beside_a_draft(tiny):
             specjax.generate(tiny, prompts, proposer=proposer, adapter=adapter, **options)
 
 
-# --- how often a command decodes -------------------------------------------------------------------------------------
+# --- how often a command decodes ------------------------------------------------------------------
 
 
 @pytest.fixture
 def passes(monkeypatch):
-    """The passes of the target in all decoding so far, row by row; a list to read and to clear."""
+    """A list of the target's passes in all decoding so far, row by row; tests read and clear it."""
     found, run = [], specjax.Decoder.run
 
     def counting(self, params, state, *steps):
@@ -142,7 +143,8 @@ def passes(monkeypatch):
 @pytest.mark.parametrize("form", [["--json"], []], ids=["json", "stream"])
 @pytest.mark.parametrize("stop", [[], ["--stop", "zzz"]], ids=["", "stop"])
 def test_a_command_decodes_once(capsys, passes, form, stop):
-    """One step to compile, and the text that is shown; a comparison adds the same, plainly."""
+    """It runs one step to compile and then decodes once; a comparison adds the same for plain
+    decoding."""
     pair = ["--target", str(TINY / "target"), "--draft", str(TINY / "draft")]
     arguments = ["generate", "def main(", *pair, "--max-new-tokens", "24", *form, *stop]
     out = specjax.generate(
@@ -163,7 +165,7 @@ def test_a_command_decodes_once(capsys, passes, form, stop):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stop", [(), "zzz"])
 def test_what_is_timed_compiles_nothing(tiny, stream, stop):
-    """After `compile`, which runs a single step, the first decoding finds all its programs."""
+    """After `compile`, which runs a single step, the first decoding compiles nothing."""
     jax.clear_caches()
     call = prepared(
         tiny,
@@ -184,7 +186,7 @@ def test_what_is_timed_compiles_nothing(tiny, stream, stop):
 
 
 def test_a_reader_who_takes_time_is_not_timed(tiny, monkeypatch):
-    """What happens between two pieces is no time of decoding."""
+    """The time that the caller spends between two pieces is not counted as decoding."""
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     stream = specjax.generate(tiny, "import os\n", max_new_tokens=40, stream=True)

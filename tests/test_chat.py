@@ -1,4 +1,4 @@
-"""Chat templates: text and token ids are those of transformers' apply_chat_template."""
+"""Chat templates: text and token ids equal those of transformers' apply_chat_template."""
 
 # ruff: noqa: E501 - templates come in one line
 import datetime
@@ -32,7 +32,8 @@ TEMPLATES = {
 """,
     "gemma": """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}{% if (message['role'] == 'assistant') %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}""",
     "llama2": """{% if messages[0]['role'] == 'system' %}{% set rest = messages[1:] %}{% set system = messages[0]['content'] %}{% else %}{% set rest = messages %}{% set system = false %}{% endif %}{% for message in rest %}{% if loop.index0 == 0 and system != false %}{% set content = '<<SYS>>\n' + system + '\n<</SYS>>\n\n' + message['content'] %}{% else %}{% set content = message['content'] %}{% endif %}{% if message['role'] == 'user' %}{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% elif message['role'] == 'assistant' %}{{ ' '  + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %}""",
-    # What newer ones use: macros, namespaces, loop controls, JSON, dates, marks for training, optional tools.
+    # What newer templates use: macros, namespaces, loop controls, JSON, dates, training marks,
+    # optional tools.
     "features": """
 {% macro turn(role, text) %}
 <{{ role }}>{{ text }}
@@ -83,7 +84,7 @@ def theirs(template, **special):
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_text_is_that_of_transformers(name, chat, prompt):
-    """Character for character; where the template refuses a conversation, both refuse with its words."""
+    """The text is equal; where the template refuses a conversation, both raise its message."""
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
     found = theirs(TEMPLATES[name], **special)
     if name == "gemma" and chat == "system":
@@ -97,7 +98,8 @@ def test_text_is_that_of_transformers(name, chat, prompt):
 
 
 def test_where_a_template_stands():
-    """chat_template.jinja goes before tokenizer_config.json; of several named ones the default is taken."""
+    """chat_template.jinja wins over tokenizer_config.json; of several named templates the
+    default is used."""
     chat = CHATS["one"]
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     assert render(files(named), chat) == "plain"
@@ -107,7 +109,8 @@ def test_where_a_template_stands():
 
 
 def test_special_tokens_in_every_spelling():
-    """A text, or an object with its content; tokenizer_config.json goes before special_tokens_map.json."""
+    """A special token may be a string or an object; tokenizer_config.json wins over
+    special_tokens_map.json."""
     template = "{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}"
     found = files(template, bos_token={"content": "<a>", "lstrip": False})
     found["special_tokens_map.json"] = json.dumps(
@@ -117,7 +120,7 @@ def test_special_tokens_in_every_spelling():
 
 
 def test_variables_reach_the_template():
-    """Switches that some templates have."""
+    """Extra variables, such as switches of some templates, are passed on."""
     found = files("{{ enable_thinking }}")
     assert render(found, CHATS["one"], enable_thinking=False) == "False"
 
@@ -133,7 +136,7 @@ def test_variables_reach_the_template():
     ],
 )
 def test_a_template_reaches_nothing(attack):
-    """A template comes from a stranger's folder."""
+    """A template comes from a stranger's folder, so it must not reach Python."""
     with pytest.raises(ValueError, match="template"):
         render(files(attack), CHATS["one"])
 
@@ -150,24 +153,24 @@ def test_a_template_reaches_nothing(attack):
     ],
 )
 def test_mistakes_are_named(template, messages, words):
-    """What is wrong."""
+    """The error says what is wrong."""
     with pytest.raises(ValueError, match=words):
         render({} if template is None else files(template), messages)
 
 
 def test_without_jinja2(monkeypatch):
-    """The extra that brings it."""
+    """The error names the extra that installs it."""
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ValueError, match=r"specjax\[chat\]"):
         render(files("a template that was not compiled before"), CHATS["one"])
 
 
-# --- through generate and the command line ---------------------------------------------------------------------------
+# --- through generate and the command line --------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def chatty(tmp_path_factory):
-    """A folder whose tokenizer adds <|endoftext|> to a text by itself, and whose template writes it too."""
+    """A folder whose tokenizer adds <|endoftext|> by itself and whose template also writes it."""
     folder = shutil.copytree(folders.target(), tmp_path_factory.mktemp("chat") / "model")
     made = folders.tokenizer()
     made.post_processor = tokenizers.processors.TemplateProcessing(
@@ -200,7 +203,8 @@ def test_ids_are_those_of_transformers(chatty):
 
 
 def test_one_conversation_streams_strings(chatty):
-    """As one prompt does; a list of conversations streams lists."""
+    """One conversation streams strings, as one prompt does; a list of conversations streams
+    lists."""
     loaded = specjax.load(chatty)
     pieces = specjax.generate(loaded, messages=CHATS["one"], max_new_tokens=8, stream=True)
     assert all(isinstance(piece, str) for piece in pieces)
@@ -220,7 +224,7 @@ def test_one_conversation_streams_strings(chatty):
     ],
 )
 def test_generate_refuses(chatty, folder, options, words):
-    """Before anything is compiled."""
+    """The call is refused before anything is compiled."""
     loaded = specjax.load(chatty if folder == "chatty" else getattr(folders, folder)())
     before = folders.compilations()
     with pytest.raises(ValueError, match=words):
@@ -229,7 +233,7 @@ def test_generate_refuses(chatty, folder, options, words):
 
 
 def test_chat_on_the_command_line(chatty, capsys):
-    """A prompt is what a user says; the answer stands below it."""
+    """The prompt is the user's message, and the answer is printed below it."""
     shared = [
         "--target",
         str(chatty),

@@ -1,4 +1,4 @@
-"""Folders: what goes in comes out, in the dtype asked for, with its defaults, and at the price of its weights."""
+"""Saving and loading folders: round trips, dtypes, defaults, and the memory of loading."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ import specjax
 
 @pytest.fixture
 def folder(tmp_path):
-    """A good folder, to be spoilt."""
+    """A valid folder that a test may damage."""
     return shutil.copytree(folders.target(), tmp_path / "model")
 
 
@@ -30,7 +30,7 @@ def logits(loaded, tokens):
     return np.asarray(loaded.model.apply(loaded.params, jnp.asarray(tokens), positions).logits)
 
 
-# --- round trips -----------------------------------------------------------------------------------------------------
+# --- round trips ----------------------------------------------------------------------------------
 
 SAVED = {
     "float32": {},
@@ -55,7 +55,8 @@ SAVED = {
 @pytest.mark.parametrize("files", ["kept", "new"])
 @pytest.mark.parametrize("name", SAVED)
 def test_round_trip(name, files, tmp_path):
-    """load(save(model)) is the model, bit for bit: configuration, weights, tokenizer, eos and sampling defaults."""
+    """load(save(model)) is the model, bit for bit: configuration, weights, tokenizer, EOS,
+    sampling defaults."""
     dtype = "bfloat16" if name == "bfloat16" else "float32"
     first = specjax.load(
         folders.write(folders.random_llama(6, **SAVED[name]), f"trip-{name}"), dtype
@@ -73,7 +74,7 @@ def test_round_trip(name, files, tmp_path):
 
 
 def test_what_came_is_written_as_it_came(tmp_path):
-    """Every file that is not changed keeps its bytes, and a changed id changes itself alone."""
+    """Unchanged files keep their bytes, and a changed EOS id changes only its own field."""
     folder = shutil.copytree(folders.target(), tmp_path / "first")
     (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}",   "own": 1}')
     (folder / "special_tokens_map.json").write_text('{"eos_token":\t"<|endoftext|>"}')
@@ -86,7 +87,7 @@ def test_what_came_is_written_as_it_came(tmp_path):
     specjax.save(loaded, tmp_path / "second")
     names = {file.name for file in folder.iterdir()}
     assert names == {file.name for file in (tmp_path / "second").iterdir()}
-    for name in names - {"model.safetensors"}:  # whose tensors may stand in another order
+    for name in names - {"model.safetensors"}:  # its tensors may be in another order
         assert (tmp_path / "second" / name).read_bytes() == (folder / name).read_bytes(), name
     specjax.save(dataclasses.replace(loaded, eos=(5,)), tmp_path / "third", dtype="float16")
     config, generation = (
@@ -99,7 +100,7 @@ def test_what_came_is_written_as_it_came(tmp_path):
 
 
 def test_a_tied_embedding_is_written_once(tmp_path):
-    """The second copy that a CPU multiplies by is no tensor of the file."""
+    """The second copy of the embedding, made for products on a CPU, is not saved."""
     loaded = specjax.load(
         folders.write(folders.random_llama(6, tie_word_embeddings=True), "written-once")
     )
@@ -114,7 +115,7 @@ def test_a_tied_embedding_is_written_once(tmp_path):
 
 
 def test_files_can_be_read_by_others(tmp_path):
-    """The permissions that any new file gets."""
+    """Saved files have the permissions of any new file."""
     specjax.save(specjax.load(folders.target()), tmp_path / "model")
     (tmp_path / "plain").touch()
     wanted = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
@@ -125,7 +126,8 @@ def test_files_can_be_read_by_others(tmp_path):
 
 @pytest.mark.parametrize("moment", range(14))
 def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
-    """Cut off at any change of the folder, it holds the old model, the new one, or none that loads."""
+    """Interrupted at any change, the folder holds the old model, the new one, or one that does
+    not load."""
     folder = tmp_path / "model"
     folders.random_llama(5).save_pretrained(
         folder, max_shard_size="60KB"
@@ -171,7 +173,7 @@ def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
 
 
 def test_save_refuses(tmp_path):
-    """A model that is no Transformer, and a dtype that no model has; and nothing is written."""
+    """Models that are not a Transformer and unknown dtypes are refused, and nothing is written."""
     loaded = specjax.load(folders.target())
     with pytest.raises(ValueError, match="save_params"):
         specjax.save(dataclasses.replace(loaded, model=object()), tmp_path / "model")
@@ -182,7 +184,7 @@ def test_save_refuses(tmp_path):
 
 @pytest.mark.parametrize("name", SAVED)
 def test_transformers_reads_what_save_writes(name, tmp_path):
-    """AutoModelForCausalLM loads a saved folder in the saved dtype, and its logits are ours."""
+    """AutoModelForCausalLM loads a saved folder in the saved dtype with equal logits."""
     loaded = specjax.load(folders.write(folders.random_llama(6, **SAVED[name]), f"back-{name}"))
     dtype = jnp.bfloat16 if name == "bfloat16" else None
     specjax.save(dataclasses.replace(loaded, files={}), tmp_path, dtype=dtype)
@@ -197,7 +199,7 @@ def test_transformers_reads_what_save_writes(name, tmp_path):
 
 
 def test_transformers_reads_the_saved_tokenizer(tmp_path):
-    """AutoTokenizer gives a text the ids that ours gives it."""
+    """AutoTokenizer gives a text the same ids as our tokenizer."""
     loaded = specjax.load(folders.target())
     specjax.save(dataclasses.replace(loaded, files={}), tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -208,7 +210,7 @@ def test_transformers_reads_the_saved_tokenizer(tmp_path):
 
 
 def test_a_tokenizer_neither_cuts_nor_pads(folder):
-    """Truncation and padding in tokenizer.json are not obeyed; transformers ignores them, too."""
+    """Truncation and padding in tokenizer.json are ignored, as transformers does."""
     words = specjax.load(folder).tokenizer
     texts = [folders.TEXT, "the cat"]
     wanted = [words.encode(text).ids for text in texts]
@@ -224,7 +226,7 @@ def test_a_tokenizer_neither_cuts_nor_pads(folder):
 
 
 def test_save_rounds(tmp_path):
-    """`dtype` rounds the weights to nearest, and no further."""
+    """`dtype` rounds the weights to nearest."""
     loaded = specjax.load(folders.target())
     specjax.save(loaded, tmp_path, dtype=jnp.bfloat16)
     rounded = jax.tree.map(
@@ -235,14 +237,14 @@ def test_save_rounds(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_dtype(dtype):
-    """`dtype` is that of every parameter and of the cache."""
+    """All parameters and the cache have the given `dtype`."""
     loaded = specjax.load(folders.target(), dtype)
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(loaded.params)} == {dtype}
     assert loaded.model.init_cache(1, 4).keys[0].dtype == dtype
 
 
 def test_num_params():
-    """`num_params` counts what transformers counts."""
+    """`num_params` equals the count of transformers."""
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folders.target())
     assert specjax.load(folders.target()).num_params == theirs.num_parameters()
 
@@ -260,7 +262,7 @@ def test_num_params():
     ],
 )
 def test_eos(folder, generation, config, eos):
-    """An id or a list of them; generation_config.json goes before config.json."""
+    """EOS may be an id or a list of ids; generation_config.json wins over config.json."""
     folders.edit(folder, eos_token_id=config)
     if generation == "no file":
         (folder / "generation_config.json").unlink()
@@ -282,11 +284,12 @@ def test_eos(folder, generation, config, eos):
         (
             {"temperature": 0.6, "repetition_penalty": 1.1},
             (0.0, 0, 1.0, 0.0, 1.1),
-        ),  # greedy text heeds it too
+        ),  # greedy text uses it too
     ],
 )
 def test_sampling_defaults(folder, generation, wanted):
-    """generation_config.json says how to sample, if it asks for it at all; the caller goes first."""
+    """The defaults come from generation_config.json if it enables sampling; explicit settings
+    win."""
     folders.edit(folder, "generation_config.json", **generation)
     loaded, names = (
         specjax.load(folder),
@@ -299,7 +302,7 @@ def test_sampling_defaults(folder, generation, wanted):
 
 
 def test_generate_samples_as_the_model_wants(folder):
-    """Without settings the model's own hold, and those that are given go first."""
+    """Without settings the model's own hold, and explicit settings win over them."""
     greedy = specjax.load(folder)
     folders.edit(folder, "generation_config.json", do_sample=True, temperature=2.0, top_k=7)
     eager = specjax.load(folder)
@@ -312,7 +315,7 @@ def test_generate_samples_as_the_model_wants(folder):
 
 
 def test_no_tokenizer():
-    """A folder without tokenizer.json loads; tokens in, tokens out."""
+    """A folder without tokenizer.json loads and decodes token ids."""
     loaded = specjax.load(folders.wordless())
     assert loaded.tokenizer is None
     out = specjax.generate(loaded, [[5, 6, 7]], max_new_tokens=4)
@@ -322,18 +325,18 @@ def test_no_tokenizer():
 
 
 def test_rotary_buffers_are_ignored(folder):
-    """Old files hold the rotary frequencies; they are no weights."""
+    """Old files hold the rotary frequencies, which are not weights."""
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     folders.change_tensors(folder, lambda tensors: tensors.update({name: torch.ones(6)}))
     assert specjax.load(folder).num_params == specjax.load(folders.target()).num_params
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_of_load(dtype):
-    """Loading 200 MB takes at most 1.2 times as much memory as the weights, in the dtype that they are loaded in."""
+    """Loading takes at most 1.2 times the memory of the weights in the dtype of loading."""
     found = memory_of_load.measure(100 if dtype == "float32" else 200, [dtype])[dtype]
     assert found["weights"] > 1.5e8
     assert found["ratio"] < 1.2, found

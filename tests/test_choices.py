@@ -1,4 +1,4 @@
-"""The best tree of choices, by what was measured, and the ranks that measure it."""
+"""The best tree of choices for measured ranks, and the measurement of these ranks."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from specjax.proposers import best_tree, expected_length, measure_ranks, node_ac
 
 
 def brute_force(ranks, num_nodes):
-    """The most hits of any tree of at most so many nodes: every closed set of choices is tried."""
+    """The most hits of any tree of at most `num_nodes` nodes, over every closed set of choices."""
     depths, width = ranks.shape[1], int(ranks.max()) + 1
     paths = [path for d in range(depths) for path in itertools.product(range(width), repeat=d + 1)]
     hits = {path: int((ranks[:, : len(path)] == path).all(1).sum()) for path in paths}
@@ -36,7 +36,8 @@ def brute_force(ranks, num_nodes):
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_tree_is_better(seed):
-    """Against every tree, on ranks whose order and dependence are arbitrary, and on ranks that fall off."""
+    """No other tree has more hits, on ranks with arbitrary order and dependence and on decaying
+    ranks."""
     rng = np.random.default_rng(seed)
     if seed % 2:
         joint = rng.dirichlet(np.full(9, 0.3)).reshape(
@@ -55,7 +56,8 @@ def test_no_tree_is_better(seed):
 
 
 def test_the_best_tree_is_measured_and_no_product_of_marginals():
-    """Where the first guess is right exactly if the second head is wrong, no path (0, 0) is grown."""
+    """If the first draft is right exactly when the second head is wrong, no path (0, 0) is
+    grown."""
     ranks = np.array([(0, 1), (1, 0)] * 10)
     assert best_tree(ranks, 6) == ((0,), (1,), (0, 0), (0, 1), (1, 0))
     assert best_tree(ranks, 5) == ((0,), (1,), (1, 0))
@@ -64,13 +66,14 @@ def test_the_best_tree_is_measured_and_no_product_of_marginals():
 
 
 def test_the_best_tree_leaves_out_what_is_never_right():
-    """More nodes than choices that were ever right are not filled up."""
+    """If fewer choices than nodes were ever right, the tree is not filled up."""
     assert best_tree(np.array([[0, 0], [0, 5]]), 4) == ((0,), (0, 0))
     assert best_tree(np.array([[9]]), 4) == ()
 
 
 def test_ranks_are_those_of_the_tokens_ahead():
-    """Row t holds the ranks of the tokens at t + 2 + k by the logits at t, ties going to the lower id."""
+    """Row t holds the ranks of the tokens at t + 2 + k in the logits at t; ties go to the lower
+    id."""
     texts = toys.greedy_texts()[: toys.ROWS]
     params = toys.noisy_heads(toys.SHARED, 1)
     found = measure_ranks(toys.model(), toys.weights(), toys.SHARED, params, HEAD, texts)
@@ -90,7 +93,7 @@ def test_ranks_are_those_of_the_tokens_ahead():
 
 
 def test_ranks_measured_on_greedy_text_are_acceptance():
-    """What the ranks promise of a chain on the target's own text is what decoding it gives."""
+    """The ranks of a chain on the target's own text predict the acceptance of decoding it."""
     texts = np.array(toys.decoded("none", "match")[0][:1])
     params = jax.tree.map(lambda leaf: leaf[0], toys.medusa_params(own=True).bank)
     ranks = measure_ranks(toys.model(), toys.weights(), toys.OWN, params, None, texts)
@@ -121,7 +124,7 @@ def test_ranks_measured_on_greedy_text_are_acceptance():
     ],
 )
 def test_bad_choices_are_refused(choices, message):
-    """By name, with the cure."""
+    """The error names the choices and the cure."""
     with pytest.raises(ValueError, match=message):
         Medusa(toys.SHARED, choices)
 
@@ -137,7 +140,7 @@ def test_bad_choices_are_refused(choices, message):
     ],
 )
 def test_bad_statistics_are_refused(stats, num_nodes, message):
-    """What they are, and what to pass."""
+    """The error names the statistics and what to pass."""
     with pytest.raises(ValueError, match=message):
         best_tree(stats, num_nodes)
     if num_nodes == 4 and stats.size:

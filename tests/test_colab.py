@@ -1,4 +1,4 @@
-"""The notebooks run from end to end on the shipped checkpoints, through their jupytext twins, and keep their word."""
+"""The notebooks run from end to end on the shipped checkpoints, through their jupytext twins."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.py"))
 SHORT = {"SPECJAX_STEPS": "4", "MPLBACKEND": "agg"}
-# Runs a twin; every plot that it shows must have lines with points.
+# This script runs a twin and checks that every plot shown has lines with points.
 CHECKED = """
 import runpy, sys
 import matplotlib.pyplot as plt
@@ -31,7 +31,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(notebook, tmp_path):
-    """In a few steps of training, and with no difference between texts with speculation and without."""
+    """Each notebook runs with few training steps, and speculation changes no text."""
     environment = {**os.environ, **SHORT, "SPECJAX_RUNS": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command, folder = [sys.executable, "-c", CHECKED, str(notebook)], notebook.parent
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
@@ -65,13 +65,14 @@ def cells(twin):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_its_twin(notebook):
-    """Cell by cell, and every cell that ran shows what it printed or drew, without an error."""
+    """Notebook and twin have the same cells, and every cell that ran shows its output without an
+    error."""
     found = json.loads(notebook.with_suffix(".ipynb").read_text())["cells"]
     wanted = list(cells(notebook))
     assert [cell["cell_type"] == "code" for cell in found] == [code for code, _ in wanted]
     for cell, (code, text) in zip(found, wanted, strict=True):
         source = "".join(cell["source"]).strip()
-        # The twin holds commands of the shell and of IPython as comments.
+        # Jupytext writes shell and IPython commands as comments.
         commented = re.sub(r"^( *)([!%])", r"\1# \2", source, flags=re.MULTILINE)
         assert (commented if code else source) == text
     outputs = [
@@ -85,7 +86,8 @@ DRAWN = [path for path in NOTEBOOKS if "plot" in path.read_text()]
 
 @pytest.mark.parametrize("notebook", DRAWN, ids=lambda path: path.stem)
 def test_a_notebook_shows_its_pictures(notebook):
-    """As pictures, not as the names of objects, and with something in colour between the axes."""
+    """Pictures are stored as pictures, not as names of objects, and have colour between the
+    axes."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     found = json.loads(notebook.with_suffix(".ipynb").read_text())["cells"]
     outputs = [output.get("data", {}) for cell in found for output in cell.get("outputs", [])]

@@ -1,4 +1,4 @@
-"""Structure compiles, numbers do not; a run is one program on the device, and owns its state."""
+"""New structure compiles and new numbers do not; a run is one device program and owns its state."""
 
 import re
 
@@ -23,7 +23,8 @@ jax.monitoring.register_event_duration_secs_listener(
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_compiled():
-    """JAX keeps some thousand traces: of those that other files left, each verb might find one and miss the next."""
+    """Clear JAX's traces: with thousands left by other files, a verb may hit one trace and miss
+    the next."""
     jax.clear_caches()
 
 
@@ -40,7 +41,7 @@ OTHER = {
 
 
 def use(dec, arrays, *, slot, seed, steps, **changes):
-    """Every verb but `stream`, which is `run`."""
+    """Call every verb but `stream`, which is `run`."""
     changes = {"key": toys.keys(seed=seed)} | changes
     single = {
         name: v
@@ -58,7 +59,8 @@ def use(dec, arrays, *, slot, seed, steps, **changes):
 
 @pytest.mark.parametrize(("case", "rule"), toys.ALONE)
 def test_numbers_do_not_trace(case, rule):
-    """Other tokens, lengths, limits, settings, keys, slots and steps find every compiled program again."""
+    """Other tokens, lengths, limits, settings, keys, slots and steps reuse every compiled
+    program."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     use(dec, arrays, slot=0, seed=1, steps=2)
     before = len(TRACES)
@@ -67,7 +69,7 @@ def test_numbers_do_not_trace(case, rule):
 
 
 def test_a_shape_does_trace():
-    """The counter counts: prompts padded to another width are another program."""
+    """The counter works: prompts padded to another width need another program."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     toys.prefill(dec, arrays)
     before = len(TRACES)
@@ -77,7 +79,8 @@ def test_a_shape_does_trace():
 
 @pytest.mark.parametrize("rule", toys.RULES)
 def test_equal_decoders_share_their_programs(rule):
-    """A decoder is found again by what it is, not by which object it is."""
+    """Equal decoders are equal keys of the compilation cache, even if they are different
+    objects."""
     arrays = toys.params("draft 3")
     use(toys.decoder("draft 3", rule), arrays, slot=0, seed=1, steps=2)
     again = toys.decoder("draft 3", rule)
@@ -98,7 +101,7 @@ NUMBERS = {
 
 
 def test_every_rule_with_numbers_is_tried():
-    """Numbers are those fields that are data."""
+    """A rule has numbers if it has fields that are data."""
     assert set(NUMBERS) == {
         name for name, rule in toys.RULES.items() if not jax.tree_util.all_leaves([rule()])
     }
@@ -106,7 +109,7 @@ def test_every_rule_with_numbers_is_tried():
 
 @pytest.mark.parametrize("rule", NUMBERS)
 def test_another_threshold_does_not_trace(rule):
-    """Nor do thresholds of each row's own: all verbs find the programs of the first; and the numbers matter."""
+    """Other thresholds, also per row, reuse all programs of the first; and the numbers matter."""
     arrays, proposer = toys.params("tree"), toys.CASES["tree"][0]
 
     def decoder(numbers):
@@ -127,7 +130,7 @@ def test_another_threshold_does_not_trace(rule):
     assert all(x != y for x, y in zip(first[:3], second[:3], strict=True))
     mixed = {name: np.array([low[name], high[name]] * 2, np.float32) for name in low}
     assert text(mixed) == [first[0], second[1], first[2], second[3]]
-    # A row brings its threshold along.
+    # An inserted row keeps its own threshold.
     dec = decoder(low)
     state = dec.insert(
         toys.prefill(dec, arrays, temperature=1.0),
@@ -139,7 +142,7 @@ def test_another_threshold_does_not_trace(rule):
 
 
 def test_a_step_under_jit_traces_once():
-    """Research code that wraps `step` itself compiles it once, whatever the numbers."""
+    """User code that jits `step` itself compiles it once, whatever the numbers."""
     dec, arrays = toys.decoder("draft 1", "match"), toys.params("draft 1")
     step = jax.jit(chex.assert_max_traces(dec.step, n=1))
     for row, temperature in ((0, 0.0), (1, 0.7), (2, 1.0)):
@@ -150,7 +153,7 @@ def test_a_step_under_jit_traces_once():
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_a_run_moves_nothing_between_host_and_device(case, rule):
-    """Under JAX's guard against implicit transfers a whole run passes."""
+    """A whole run passes JAX's guard against implicit transfers."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     state = toys.prefill(dec, arrays, temperature=1.0)
     steps = jnp.int32(100)
@@ -161,7 +164,7 @@ def test_a_run_moves_nothing_between_host_and_device(case, rule):
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_a_step_calls_nothing_on_the_host(case, rule):
-    """No callback, print or feed is in the program, on no backend."""
+    """The program contains no callback, print or feed, so no backend needs the host."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     program = str(jax.make_jaxpr(dec.step)(arrays, toys.prefill(dec, arrays)))
     assert "dot_general" in program
@@ -171,7 +174,7 @@ def test_a_step_calls_nothing_on_the_host(case, rule):
 
 @pytest.mark.parametrize("case", ["none", "draft 3", "ngram", "early exit", "draft tree"])
 def test_a_step_copies_no_cache(case):
-    """No buffer of keys or values, the draft's included, is written anew to change a slot."""
+    """No buffer of keys or values, also of the draft, is copied to change a slot."""
     dec, arrays = toys.decoder(case, "match"), toys.params(case)
     state = toys.prefill(dec, arrays, rows=[0])
     program = _run.lower(dec, layout(state), arrays, state, jnp.int32(9)).compile().as_text()
@@ -192,7 +195,7 @@ def living(tree):
 
 @pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
 def test_run_owns_its_state(case, rule):
-    """The state that is passed in is donated, every leaf of it."""
+    """Every leaf of the state that is passed in is donated."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     state = toys.prefill(dec, arrays)
     result = dec.run(arrays, state)
@@ -202,7 +205,7 @@ def test_run_owns_its_state(case, rule):
 
 
 def test_insert_owns_the_batch_and_not_the_row():
-    """The same row can be put into several batches."""
+    """The same row can be inserted into several batches."""
     dec, arrays = toys.decoder("draft 3", "match"), toys.params("draft 3")
     state, row = toys.prefill(dec, arrays), toys.prefill(dec, arrays, rows=[2])
     result = dec.insert(state, 0, row)
@@ -213,7 +216,8 @@ def test_insert_owns_the_batch_and_not_the_row():
 
 @pytest.mark.parametrize("rule", toys.RULES)
 def test_what_the_caller_gave_to_prefill_stays_the_callers(rule):
-    """Donating a state does not delete the prompts, limits, settings and keys that it was made from."""
+    """Donating a state does not delete the prompts, limits, settings and keys that it was made
+    from."""
     dec, arrays = toys.decoder("draft 3", rule), toys.params("draft 3")
     prompt, length, limit = map(jnp.array, (toys.PROMPTS, toys.LENGTHS, toys.LIMITS))
     settings, keys = Sampling.create(toys.ROWS), toys.keys()

@@ -1,4 +1,4 @@
-"""The contract itself: what lacks a part of it fails when it is built, and says which; and the verbs of a step."""
+"""The contracts: parts that miss something fail when they are built; and the verbs of a step."""
 
 import abc
 import dataclasses
@@ -30,7 +30,8 @@ ATTRIBUTES = {
     Model: {"vocab_size": 5, "max_positions": 9, "reads_trees": True},
 }
 DEFAULTS = {
-    Proposer: {"taps": (), "may_abstain": False, "shares_cache": False, "scratch": 0, "point_mass": False,
+    Proposer: {"taps": (), "may_abstain": False, "shares_cache": False, "scratch": 0,
+        "point_mass": False,
                "asks_draft": False},
     Source: {"taps": (), "shares_cache": False, "asks_draft": False},
     BlockSource: {"taps": ()},
@@ -41,7 +42,7 @@ DEFAULTS = {
 
 
 def built(kind, *, methods=None, attributes=None):
-    """An instance of a class that has these methods and attributes, and nothing else of its own."""
+    """An instance of a class with these methods and attributes, and nothing else of its own."""
     methods = METHODS[kind] if methods is None else methods
     attributes = ATTRIBUTES.get(kind, {}) if attributes is None else attributes
     said = {"exact": True, "shared_noise": True} if kind is Rule else {}
@@ -51,7 +52,7 @@ def built(kind, *, methods=None, attributes=None):
 
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
 def test_a_part_that_has_all_is_built(kind):
-    """With the defaults of what it did not say; and these are all the methods that it must have."""
+    """Missing attributes get their defaults, and these methods are all that it must have."""
     assert set(kind.__abstractmethods__) == METHODS[kind]
     made = built(kind)
     assert {name: getattr(made, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
@@ -61,7 +62,7 @@ def test_a_part_that_has_all_is_built(kind):
     ("kind", "name"), [(kind, name) for kind, names in METHODS.items() for name in sorted(names)]
 )
 def test_a_part_without_a_method_is_not_built(kind, name):
-    """Python itself names the method, long before anything is traced."""
+    """Python itself names the missing method, long before anything is traced."""
     with pytest.raises(TypeError, match=rf"Mine.*{name}"):
         built(kind, methods=METHODS[kind] - {name})
 
@@ -70,7 +71,7 @@ def test_a_part_without_a_method_is_not_built(kind, name):
     ("kind", "name"), [(kind, name) for kind, names in ATTRIBUTES.items() for name in names]
 )
 def test_a_part_without_an_attribute_is_not_built(kind, name):
-    """The error names the attribute, and says how to give it."""
+    """The error names the attribute and says how to declare it."""
     with pytest.raises(
         TypeError, match=rf"^Mine lacks {name}: give the class.*declare\({name}="
     ) as caught:
@@ -81,7 +82,7 @@ def test_a_part_without_an_attribute_is_not_built(kind, name):
 
 
 def test_an_attribute_may_follow_from_the_fields():
-    """`declare` in `__post_init__`; equal fields make equal parts, found again by jit."""
+    """`declare` in `__post_init__` works; equal fields make equal parts, which jit finds again."""
 
     @dataclasses.dataclass(frozen=True)
     class Wide(NoProposer):
@@ -106,19 +107,19 @@ def test_an_attribute_may_follow_from_the_fields():
     ],
 )
 def test_a_rule_says_what_it_is_when_it_is_defined(said, missing):
-    """Whether it is exact, and whose noise it draws with: there is no default for a promise."""
+    """A rule must say whether it is exact and whether it shares noise; neither has a default."""
     with pytest.raises(TypeError, match=f"^Mine must say {missing}: each is True or False"):
         type("Mine", (Rule,), said)
     with pytest.raises(TypeError, match="must say"):
 
         class Between(Rule, abc.ABC):
-            """Says nothing either."""
+            """An abstract rule that does not say it either."""
 
 
 @pytest.mark.parametrize("name", ["target", "proposer", "rule"])
 @pytest.mark.parametrize("given", ["class", "stranger"])
 def test_a_decoder_takes_instances_of_the_contract(name, given):
-    """Not a class, and nothing that only looks like a part."""
+    """Classes and objects that only look like a part are refused."""
     parts = {"target": toys.model(), "proposer": NoProposer(), "rule": Match()}
     assert Decoder(**parts).capacity == 512
     other = type(parts[name]) if given == "class" else object()
@@ -132,7 +133,8 @@ def test_a_decoder_takes_instances_of_the_contract(name, given):
 
 
 def test_shapes_take_sources_of_their_kind():
-    """A chain asks token by token, a tree of choices once: the other source is refused by name."""
+    """A chain asks its source token by token, a tree of choices once; the wrong source is
+    refused by name."""
     draft, heads = DraftSource(toys.model(), toys.VOCAB), MedusaSource(toys.OWN)
     for shape, wrong in ((Chain, heads), (Chain, toys.model()), (ChoiceTree, draft)):
         with pytest.raises(ValueError, match=f"source is a {type(wrong).__name__}; pass a"):
@@ -146,7 +148,7 @@ def test_shapes_take_sources_of_their_kind():
 
 @pytest.mark.parametrize("rule", [name for name, rule in toys.RULES.items() if rule.wants_logits])
 def test_drawn_drafts_without_what_they_were_drawn_from_are_refused(rule):
-    """They are not taken for point masses, which would bias the text; under shared noise nobody asks."""
+    """They would bias the text as point masses; rules with shared noise need no distribution."""
     tokens, parent = jnp.array([1, 2, 3]), jnp.array([-1, 0, 1])
     given = Tree.of(parent, 2), jnp.zeros((3, toys.VOCAB))
     draw = toys.decoder("none", rule)._draw(
@@ -166,13 +168,14 @@ def test_drawn_drafts_without_what_they_were_drawn_from_are_refused(rule):
             assert toys.RULES[rule]()(draw, proposal, *given).node.shape == ()
 
 
-STEPS = [("draft 3", "match"), ("draft 6", "rejection"), ("tree", "rejection"), ("early exit tree", "match"),
-         ("translated dynamic tree", "rejection"), ("ngram", "threshold"), ("medusa tree", "match")]  # fmt: skip
+STEPS = [("draft 3", "match"), ("draft 6", "rejection"), ("tree", "rejection"),
+         ("early exit tree", "match"), ("translated dynamic tree", "rejection"),
+         ("ngram", "threshold"), ("medusa tree", "match")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "rule"), STEPS)
 def test_a_step_is_propose_verify_commit(case, rule):
-    """Each compiled by itself, to the token and the count; what lies between them is theirs to look at."""
+    """Compiled one by one, the verbs give the same tokens and counts as a step."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     propose, verify, commit = jax.jit(dec.propose), jax.jit(dec.verify), jax.jit(dec.commit)
     bounds = np.array([9, 1, 2, 0], np.int32)
@@ -196,7 +199,8 @@ def test_a_step_is_propose_verify_commit(case, rule):
 
 
 def test_any_proposal_may_be_verified():
-    """Under shared noise a text does not depend on drafts: with some of another's making in between, it is the same."""
+    """Under shared noise a text does not depend on drafts, so inserted foreign drafts change
+    nothing."""
     dec, arrays = toys.decoder("draft 3", "match"), toys.params("draft 3")
     propose, verify, commit = jax.jit(dec.propose), jax.jit(dec.verify), jax.jit(dec.commit)
     state, rng, rejected = toys.prefill(dec, arrays, temperature=1.0), np.random.default_rng(0), 0
@@ -212,7 +216,7 @@ def test_any_proposal_may_be_verified():
 
 @struct.dataclass
 class Lenient(Rule):
-    """An own rule with a number: keeps a draft whose probability is at least `least`."""
+    """A user's rule with a number: it accepts a draft whose probability is at least `least`."""
 
     least: float = 0.5
 
@@ -230,7 +234,7 @@ class Lenient(Rule):
 
 
 def test_a_rule_of_ones_own_is_a_rule():
-    """Twenty lines: it decides, and its number is data."""
+    """A user's rule of twenty lines works, and its number is data."""
 
     def run(least):
         dec = Decoder(
@@ -245,7 +249,7 @@ def test_a_rule_of_ones_own_is_a_rule():
 
 
 def test_decoders_with_equal_rules_are_equal():
-    """A rule without numbers is compared as it is."""
+    """A rule without numbers is compared by value."""
     one = Decoder(toys.model(), NoProposer(), Match())
     assert one == Decoder(toys.model(), NoProposer(), Match()) and hash(one) == hash(
         dataclasses.replace(one)

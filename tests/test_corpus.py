@@ -1,4 +1,4 @@
-"""Text files become streams, batches and masks."""
+"""Text files become token streams, batches and masks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specjax.training.student import isolate, read
 
 
 def test_batches_depend_on_the_step_alone(tmp_path):
-    """Whoever asks, and in which order; and an epoch covers the stream."""
+    """A batch depends on its step only, not on the order of calls; an epoch covers the stream."""
     ids = np.arange(1000, dtype=np.uint16)
     ids.tofile(tmp_path / "ids")
     one, two = Tokens(tmp_path / "ids"), Tokens(tmp_path / "ids")
@@ -31,14 +31,14 @@ def test_batches_depend_on_the_step_alone(tmp_path):
 
 
 def test_a_tokenised_corpus_is_not_mixed_up(tmp_path):
-    """Other settings in the same folder are refused, not silently reused."""
+    """The same folder with other settings is refused, not silently reused."""
     prepare(Source((str(trained.text()),)), tmp_path, 300, None)
     with pytest.raises(ValueError, match="choose another --out"):
         prepare(Source((str(trained.text()),)), tmp_path, 400, None)
 
 
 def test_a_corpus_is_tokenised_whole(tmp_path):
-    """A tokenizer.json that would cut and pad its texts gives the streams of one that would not."""
+    """Truncation and padding in tokenizer.json do not change the streams."""
     source = Source((str(trained.text()),))
     prepare(source, tmp_path / "plain", 300, None)
     words = tokenizers.Tokenizer.from_file(str(tmp_path / "plain" / "tokenizer.json"))
@@ -52,7 +52,7 @@ def test_a_corpus_is_tokenised_whole(tmp_path):
 
 
 def test_held_out_text_is_not_trained_on(tmp_path):
-    """Every document is in one of the two streams, and in one alone."""
+    """Every document is in exactly one of the two streams."""
     tokenizer, train, held_out = prepare(Source((str(trained.text()),)), tmp_path, 300, None)
     parts = [
         tokenizer.decode(t.ids.tolist(), skip_special_tokens=False).split("<|endoftext|>")
@@ -68,7 +68,8 @@ def test_held_out_text_is_not_trained_on(tmp_path):
     "files", [{}, {"a.py": b""}, {"a.py": b"\xff\xfe"}, {"a.py": b"x\0y", "b.py": b"z"}]
 )
 def test_data_without_text_is_refused(tmp_path, files):
-    """Empty, binary or missing files: say how many were found, and that two are needed."""
+    """For empty, binary or missing files the error says how many were found, and that two are
+    needed."""
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=r"UTF-8 text files.*at least two"):
@@ -76,7 +77,7 @@ def test_data_without_text_is_refused(tmp_path, files):
 
 
 def test_other_text_than_the_pattern_is_named(tmp_path):
-    """What was looked for, by which option, and what there is instead."""
+    """The error names the pattern, its option, and the files that exist instead."""
     for name in ("a.txt", "b.txt", "c.txt", "more/c.md", "more/d.md", "more/README"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -87,7 +88,8 @@ def test_other_text_than_the_pattern_is_named(tmp_path):
 
 
 def test_large_files_are_left_out_aloud(tmp_path, capsys):
-    """How many, by which option, and the largest; a file that is named itself too."""
+    """A message says how many files, which option, and the largest one; this also holds for a
+    named file."""
     for name, size in (("a.py", 10), ("b.py", 20), ("c.py", 300), ("d.py", 500)):
         (tmp_path / name).write_text("x" * size)
     assert len(list(read_documents(Source((str(tmp_path),), max_bytes=500)))) == 4
@@ -102,16 +104,16 @@ def test_large_files_are_left_out_aloud(tmp_path, capsys):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    """The folder, and that it does not exist."""
+    """The error names the folder and says that it does not exist."""
     with pytest.raises(ValueError, match="nowhere does not exist"):
         prepare(Source((str(tmp_path / "nowhere"),)), tmp_path / "out", 300, None)
 
 
 def test_an_isolated_document_is_read_as_if_alone():
-    """Its features among others are those of the document by itself, at the positions that it would have."""
+    """In a packed window, its outputs and positions are those of the document alone."""
     end, model, params = 0, toys.model(), toys.weights()
     documents = [[end, 3, 1, 4, 1], [end, 5, 9], [end, 2, 6, 5, 3, 5, 8]]
-    packed = np.array([[7, 7, *itertools.chain(*documents)]])  # a window begins inside a document
+    packed = np.array([[7, 7, *itertools.chain(*documents)]])  # the window begins inside a document
     logits = jax.jit(
         lambda tokens, end: read(model, params, tokens, end) @ head_matrix(params), static_argnums=1
     )
@@ -129,14 +131,14 @@ def test_an_isolated_document_is_read_as_if_alone():
 
 
 def test_positions_begin_again():
-    """At a start, and not before."""
+    """Positions begin again at the start of a document, and only there."""
     positions, mask = isolate(jnp.array([[0, 0, 1, 0, 1, 0, 0]], bool))
     assert positions.tolist() == [[0, 1, 0, 1, 0, 1, 2]]
     assert mask[0].sum(1).tolist() == [1, 2, 1, 2, 1, 2, 3]
 
 
 def test_isolation_needs_a_token_that_starts_documents(tmp_path):
-    """A tokenizer without one is refused."""
+    """A tokenizer without such a token is refused."""
     tokenizer, _, _ = prepare(Source((str(trained.text()),)), tmp_path, 300, None)
     assert starts_of_documents(tokenizer, True) == 0
     assert starts_of_documents(tokenizer, False) is None

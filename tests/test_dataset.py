@@ -1,4 +1,4 @@
-"""What a target writes into a folder, and what is measured of its speculation."""
+"""Datasets that a target writes into a folder, and evaluations of its speculation."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def prompts(tmp_path_factory):
 
 
 def write(out, prompts, *more):
-    generate.main(["--target", str(trained.target()), "--prompts", str(prompts), "--out", str(out), "--batch-size", "2",
-                   "--max-new-tokens", "12", *more])  # fmt: skip
+    generate.main(["--target", str(trained.target()), "--prompts", str(prompts), "--out", str(out),
+                   "--batch-size", "2", "--max-new-tokens", "12", *more])  # fmt: skip
     return out
 
 
@@ -41,19 +41,19 @@ def shards(folder):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory, prompts):
-    """Their continuations, greedily, with prompt lookup."""
+    """The greedy continuations of the prompts, written with prompt lookup."""
     return write(tmp_path_factory.mktemp("written") / "data", prompts)
 
 
 @pytest.fixture(scope="module")
 def said():
-    """The target, and what the library's own call makes of the prompts."""
+    """The target, and the output of `generate` for the prompts."""
     target = specjax.load(trained.target())
     return target, specjax.generate(target, PROMPTS, proposer=specjax.NGram(4), max_new_tokens=12)
 
 
 def test_the_dataset_is_what_the_target_says(written, said):
-    """The tokens of `generate`, exact counts, hashes, and lines of text."""
+    """The dataset holds the tokens of `generate`, exact counts, hashes, and lines of text."""
     target, wanted = said
     found = dataset.read(written)
     assert [tokens[start:].tolist() for tokens, start in found] == wanted.tokens
@@ -71,7 +71,8 @@ def test_the_dataset_is_what_the_target_says(written, said):
 
 
 def test_an_interrupted_dataset_goes_on(written, tmp_path, prompts):
-    """Shards that are there stay, those that lack are the ones that would have been written, and others are refused."""
+    """Existing shards stay, missing ones are written as they would have been, and other options
+    are refused."""
     out = tmp_path / "data"
     out.mkdir()
     for name in ("00000.safetensors", "dataset.json"):
@@ -86,7 +87,8 @@ def test_an_interrupted_dataset_goes_on(written, tmp_path, prompts):
 
 
 def test_likeliest_tokens_are_the_targets(tmp_path, prompts):
-    """Ids and log-probabilities at each new token's place, whatever guesses came before, at temperature 1."""
+    """Ids and log-probabilities at temperature 1 for each new token, whatever was drafted before
+    it."""
     out = write(
         tmp_path, prompts, "--temperature", "1", "--top-log-probs", "3", "--num-drafts", "2"
     )
@@ -102,12 +104,14 @@ def test_likeliest_tokens_are_the_targets(tmp_path, prompts):
             np.testing.assert_allclose(
                 found["top_log_probs"][row, new[1]], values[row, new[0]], atol=1e-3
             )
-            assert (found["top_ids"][row, new[1]] == ids[row, new[0]]).mean() > 0.95  # near-ties
+            # Almost equal logits may change places.
+            assert (found["top_ids"][row, new[1]] == ids[row, new[0]]).mean() > 0.95
             assert not found["top_log_probs"][row, :start].any()
 
 
 def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
-    """From its folder alone; another target's, an incomplete one and a need for text are refused."""
+    """The folder alone is enough; another target, an incomplete dataset and a need for text are
+    refused."""
     data = [
         "--target",
         str(trained.target()),
@@ -119,8 +123,8 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
         "2",
     ]
     sizes = [*trained.DRAFT_SIZES, "--eval-batches", "1"]
-    distill.main([*data, "--out", str(tmp_path / "run"), "--sampled-fraction", "1", "--loss", "accepted-length",
-                  "--temperature", "0", *sizes])  # fmt: skip
+    distill.main([*data, "--out", str(tmp_path / "run"), "--sampled-fraction", "1", "--loss",
+                  "accepted-length", "--temperature", "0", *sizes])  # fmt: skip
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     with pytest.raises(ValueError, match="add a folder of text, or pass --sampled-fraction 1"):
         distill.main([*data, "--out", str(tmp_path / "other"), *sizes])
@@ -152,9 +156,9 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
 
 
 def test_windows_of_text_are_continued(tmp_path):
-    """As many as asked for, cut from the corpus."""
-    generate.main(["--target", str(trained.target()), "--data", str(trained.text()), "--out", str(tmp_path),
-                   "--sequences", "3", "--batch-size", "2", "--prompt-tokens", "9",
+    """As many windows as asked for are cut from the corpus."""
+    generate.main(["--target", str(trained.target()), "--data", str(trained.text()), "--out",
+                   str(tmp_path), "--sequences", "3", "--batch-size", "2", "--prompt-tokens", "9",
                    "--max-new-tokens", "12"])  # fmt: skip
     found = dataset.read(tmp_path)
     assert [start for _, start in found] == [9, 9, 9]
@@ -162,7 +166,7 @@ def test_windows_of_text_are_continued(tmp_path):
 
 
 def test_one_kind_of_prompts(prompts, capsys):
-    """A file or text, and one of them."""
+    """Prompts come either from a file or from text."""
     for arguments in ([], ["--prompts", str(prompts), "--data", "."]):
         with pytest.raises(SystemExit):
             generate.main(["--target", "t", *arguments])
@@ -177,7 +181,8 @@ def test_the_text_is_the_targets_own(prompts, capsys):
 
 
 def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
-    """Its sums are those of the library's own statistics; a draft that is the target is always accepted."""
+    """The sums are those of `generate`'s statistics; a draft equal to the target is always
+    accepted."""
     out = tmp_path / "figures.json"
     common = [
         "--target",
@@ -205,30 +210,31 @@ def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
 
 
 def test_any_proposer_is_evaluated(tmp_path, prompts):
-    """A tree whose drafts are the target's: at every depth one of the siblings is its own token."""
+    """In a tree drafted by the target itself, some sibling is the target's token at every depth."""
     out = tmp_path / "figures.json"
     target = str(trained.target())
-    evaluate.main(["--target", target, "--draft", target, "--proposer", "tree", "--branching", "2", "1", "--prompts",
-                   str(prompts), "--limit-prompts", "1", "--max-new-tokens", "6", "--out", str(out)])  # fmt: skip
+    evaluate.main(["--target", target, "--draft", target, "--proposer", "tree", "--branching", "2",
+                   "1", "--prompts", str(prompts), "--limit-prompts", "1", "--max-new-tokens", "6",
+                   "--out", str(out)])  # fmt: skip
     assert json.loads(out.read_text())["acceptance_rate_by_depth"] == [[1, 1, 1], [1, 1, 1]]
 
 
 def test_heads_are_evaluated_on_several_prompts_at_once(tmp_path, prompts):
-    """One adapter serves any number of rows, with the figures that it has for each alone."""
+    """One adapter serves any number of rows, and each row has the same figures as alone."""
     target, found = specjax.load(trained.target()), []
     specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
     for batch in ("1", "2"):
         out = tmp_path / f"{batch}.json"
-        evaluate.main(["--target", str(trained.target()), "--adapter", str(tmp_path / "heads"), "--prompts",
-                       str(prompts), "--limit-prompts", "2", "--max-new-tokens", "6", "--batch-size", batch, "--out",
-                       str(out)])  # fmt: skip
+        evaluate.main(["--target", str(trained.target()), "--adapter", str(tmp_path / "heads"),
+                       "--prompts", str(prompts), "--limit-prompts", "2", "--max-new-tokens", "6",
+                       "--batch-size", batch, "--out", str(out)])  # fmt: skip
         found.append(json.loads(out.read_text()))
     assert found[0]["mean_accepted_length"] == found[1]["mean_accepted_length"]
     assert found[0]["acceptance_rate_by_depth"] == found[1]["acceptance_rate_by_depth"]
 
 
 def test_evaluations_are_plotted(tmp_path, prompts):
-    """Alpha by depth, as a picture."""
+    """The picture shows alpha by depth."""
     pytest.importorskip("matplotlib")
     figures = {"acceptance_rate_by_depth": [(0.5, 0.4, 0.6), None, (0.7, 0.6, 0.8)]}
     evaluate.plot(figures, str(tmp_path / "plot.png"))
@@ -236,11 +242,13 @@ def test_evaluations_are_plotted(tmp_path, prompts):
 
 
 def test_conversations_are_answered(tmp_path):
-    """As the target's template writes them, and nothing of them counts as the target's own."""
+    """The target's chat template formats them, and no prompt token counts as the target's
+    output."""
     target = tmp_path / "target"
     shutil.copytree(trained.target(), target)
     (target / "chat_template.jinja").write_text(
-        "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+        "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}>{% endif %}"
     )
     chat = [
         {"role": role, "content": content}
@@ -249,8 +257,8 @@ def test_conversations_are_answered(tmp_path):
     lines = tmp_path / "chats.jsonl"
     lines.write_text(json.dumps({"messages": chat}) + "\n")
     out = tmp_path / "data"
-    generate.main(["--target", str(target), "--prompts", str(lines), "--out", str(out), "--batch-size", "2",
-                   "--max-new-tokens", "12"])  # fmt: skip
+    generate.main(["--target", str(target), "--prompts", str(lines), "--out", str(out),
+                   "--batch-size", "2", "--max-new-tokens", "12"])  # fmt: skip
     ((tokens, start),) = dataset.read(out)
     tokenizer = specjax.load(target).tokenizer
     assert tokenizer is not None
@@ -263,7 +271,7 @@ def test_conversations_are_answered(tmp_path):
 
 
 def test_bad_prompts_are_named(tmp_path, capsys):
-    """The line, and what it should be."""
+    """The error names the line and the expected form."""
     target = specjax.load(trained.target())
     path = pathlib.Path(tmp_path / "prompts.jsonl")
     for text, message in [
@@ -276,7 +284,7 @@ def test_bad_prompts_are_named(tmp_path, capsys):
 
 
 def test_intervals():
-    """Of a ratio of sums: none where prompts agree, and about two standard errors where they do not."""
+    """Intervals of a ratio of sums: zero if prompts agree, else about two standard errors."""
     assert interval(np.full(9, 2.0), np.full(9, 4.0)) == (0.5, 0.5, 0.5)
     assert interval(np.ones(3), np.zeros(3)) is None
     values = np.random.default_rng(0).normal(1, 0.2, 400)

@@ -1,4 +1,4 @@
-"""The decoder's functions, one at a time: a step vmaps, and what does not fit is refused."""
+"""The decoder's functions one at a time: a step can be vmapped, and invalid input is refused."""
 
 import re
 
@@ -13,7 +13,7 @@ import specjax
 
 
 def test_stream_refuses_an_empty_chunk():
-    """It would never end."""
+    """Otherwise it would never end."""
     dec = toys.decoder("none", "match")
     with pytest.raises(ValueError, match="steps_per_chunk=0"):
         next(dec.stream(toys.params("none"), toys.prefill(dec, toys.params("none")), 0))
@@ -46,13 +46,13 @@ def test_stream_refuses_an_empty_chunk():
     ],
 )
 def test_prefill_refuses_what_does_not_fit(change, message):
-    """A slice update beyond the buffers would silently move, so that the host checks first."""
+    """The host checks first, since a slice update beyond the buffers would silently be moved."""
     with pytest.raises(ValueError, match=message):
         toys.prefill(toys.decoder("none", "match"), toys.params("none"), **change)
 
 
 def test_padding_may_be_anything():
-    """What stands behind a prompt is not of it."""
+    """The tokens behind a prompt do not matter."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     padded = np.where(np.arange(toys.WIDTH) < toys.LENGTHS[:, None], toys.PROMPTS, -1)
     state = dec.run(arrays, toys.prefill(dec, arrays, prompt=padded))
@@ -60,7 +60,7 @@ def test_padding_may_be_anything():
 
 
 def test_a_limit_beyond_the_positions_of_the_target_is_refused():
-    """A function model of 8 positions would write wrong tokens behind them."""
+    """A function model of 8 positions would emit wrong tokens behind them."""
     model = specjax.models.from_function(
         lambda params, tokens: params[tokens], vocab_size=toys.VOCAB, max_positions=8
     )
@@ -86,7 +86,7 @@ def test_insert_refuses_what_is_no_slot(slot):
 
 
 def test_insert_takes_one_row():
-    """Of several the first would be taken without a word."""
+    """From several rows it would silently insert the first."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     state, rows = toys.prefill(dec, arrays), toys.prefill(dec, arrays, rows=[0, 1, 2])
     with pytest.raises(ValueError, match="row holds 3 rows, and insert takes one"):
@@ -95,7 +95,7 @@ def test_insert_takes_one_row():
 
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
 def test_keys_whose_rows_share_numbers_are_refused(impl):
-    """Also where they are traced."""
+    """They are refused also under jit."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     keys = jax.random.split(jax.random.key(0, impl=impl), toys.ROWS)
     for prefill in (
@@ -109,7 +109,7 @@ def test_keys_whose_rows_share_numbers_are_refused(impl):
 
 
 def test_raw_keys_are_wrapped():
-    """Keys of `jax.random.PRNGKey` give the texts of typed ones."""
+    """Keys of `jax.random.PRNGKey` give the same texts as typed keys."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     raw = jax.random.split(jax.random.PRNGKey(3), toys.ROWS)
     assert raw.dtype == jnp.uint32
@@ -119,7 +119,7 @@ def test_raw_keys_are_wrapped():
 
 @pytest.mark.parametrize("rule", toys.NOISE_KINDS)
 def test_exact_rules_hold_under_another_default_of_random_numbers(rule):
-    """TPU users set it to "rbg": rows still have noise of their own, and the texts stay those of the default."""
+    """TPU users set it to "rbg": rows still have noise of their own, and texts stay the same."""
     target, draft = specjax.load(TINY), specjax.load(TINY.parent / "draft")
     rule, prompts, seeds = specjax.RULES[rule](), ["import ", "def f(", "class "], [3, 4, 5]
 
@@ -142,14 +142,15 @@ def test_exact_rules_hold_under_another_default_of_random_numbers(rule):
 
 
 def test_a_decoder_needs_room_for_a_token():
-    """Too small a capacity is refused by name."""
+    """A capacity that is too small is refused by name."""
     with pytest.raises(ValueError, match="capacity=1"):
         toys.decoder("none", "match", capacity=1)
 
 
 @pytest.mark.parametrize("rule", toys.NOISE_KINDS)
 def test_step_vmaps(rule):
-    """`step` is a pure function: vmapped over two stacked states it does to each what it does to it alone."""
+    """`step` is a pure function: vmapped over two stacked states it changes each as it would
+    alone."""
     dec, arrays = toys.decoder("draft 3", rule), toys.params("draft 3")
     states = [
         toys.prefill(dec, arrays, temperature=1.0, key=toys.keys(seed=seed)) for seed in (1, 2)

@@ -1,4 +1,4 @@
-"""Distillation: where its text comes from, what it learns at, and that drafts are accepted more for it."""
+"""Distillation: the sources of its text, the tokens it learns from, and that acceptance rises."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ DRAWN = (np.arange(LENGTH) >= 3) & (np.arange(LENGTH) < np.array([[15], [12], [9
 
 
 def job(eos=(), **changes):
-    """The toy target and its truncated self as draft, on eight sequences of which some end early."""
+    """The toy target and its truncated copy as draft, on eight sequences, some of which end
+    early."""
     options = DistillOptions(**{**SMALL, "sampled_fraction": 1.0, **changes})
     written = Written(TOKENS, DRAWN.astype(np.float32), np.full(8, LENGTH, np.int32))
     target = LanguageModel(toys.model(), toys.weights(), None, eos, "toy")
@@ -63,8 +64,9 @@ def batch_of(everything=slice(None), **changes):
 
 @pytest.mark.parametrize("eos", [(), (int(TOKENS[0, 6]), int(TOKENS[3, 2]))])
 def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses(eos):
-    """Written out from both models' probabilities; annealed, it begins as forward KL.  Nothing is
-    accepted behind an end of text, though the next document may follow it, nor counted at a cut."""
+    """Computed from both models' probabilities; while annealing it begins as forward KL. Nothing
+    is accepted behind EOS, even if another document follows it, and chains cut by the end of the
+    window do not count."""
     p, q = probabilities(), probabilities(toys.model(num_layers=1), toys.truncated())
     ratio = np.minimum(1, np.take_along_axis(q / p, TOKENS[:, 1:, None], 2)[..., 0])
     ratio = np.where(np.isin(TOKENS[:, 1:], eos), 0, ratio) * DRAWN
@@ -89,7 +91,7 @@ def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses(eos):
 
 
 def test_answers_shorter_than_the_guesses_are_learned():
-    """An answer of two tokens is as much to learn as any other, where three are guessed."""
+    """An answer of two tokens counts like any other, even if three tokens are drafted."""
     drawn = np.zeros((8, LENGTH), np.float32)
     drawn[:, 4:6] = 1
     loss = jax.jit(jax.value_and_grad(job(loss="accepted-length").loss, has_aux=True))
@@ -99,7 +101,7 @@ def test_answers_shorter_than_the_guesses_are_learned():
 
 
 def test_parts_of_a_batch_weigh_what_they_hold():
-    """Sequences that end early make unequal parts; accumulated, they are the batch."""
+    """Sequences that end early make unequal parts; accumulated, they equal the batch."""
     made = job(loss="accepted-length")
     read = jax.jit(gradient, static_argnums=(0, 1))
     whole, cut = (
@@ -123,7 +125,7 @@ def test_nothing_is_learned_behind_an_end():
 
 
 def test_the_draft_goes_on_in_rows_of_its_own():
-    """At temperature 0 each token is the draft's likeliest; other rows stay, and so do prompts."""
+    """At temperature 0 each token is the draft's most probable one; other rows and prompts stay."""
     made = job(draft_fraction=0.5, sampled_fraction=0.5, temperature=0.0)
     own = np.arange(8) < 4
     found = np.asarray(made._continue(toys.truncated(), batch_of(own=own)))
@@ -133,8 +135,9 @@ def test_the_draft_goes_on_in_rows_of_its_own():
 
 
 def test_learning_inside_speculation():
-    """At every root and guess, the target's distribution is that of a plain pass over the same tokens, and the draft's
-    is the one that it guessed from: so guesses behind a refused one are learned on the draft's own text."""
+    """At every root and draft, the target's distribution is that of a plain pass over the same
+    tokens, and the draft's is the one that it drafted from. So drafts behind a rejected one are
+    learned on the draft's own text."""
     steps, case, gamma = 3, "draft 3", 3
     decoder, arrays = toys.decoder(case, "rejection", eos=()), toys.params(case)
     limit = np.full(toys.ROWS, toys.CAPACITY, np.int32)
@@ -166,7 +169,8 @@ def test_learning_inside_speculation():
 
 
 def test_where_sequences_come_from():
-    """Per sequence every batch holds its parts; per batch a batch is of one part, as often; the step decides alone."""
+    """Mixed per sequence, every batch has all parts; mixed per batch, each has one; only the
+    step decides."""
     options = DistillOptions(
         **{**SMALL, "batch_size": 8, "sampled_fraction": 0.5, "draft_fraction": 0.25}
     )
@@ -188,8 +192,8 @@ def test_where_sequences_come_from():
     ],
 )
 def test_shares_hold_over_steps(rows, target, draft):
-    """However small the batch: after every step each part has had its share to within a sequence,
-    and every row of it once, one after the other."""
+    """For any batch size, every part has had its share after every step, to within a sequence,
+    and its rows come in order, each once."""
     changes = {"batch_size": rows, "sampled_fraction": target, "draft_fraction": draft}
     options = DistillOptions(**{**SMALL, **changes})
     wanted, total = np.array([1 - target - draft, target, draft]) * rows, np.zeros(3)
@@ -219,7 +223,7 @@ def test_shares_hold_over_steps(rows, target, draft):
     ],
 )
 def test_options_that_do_not_fit_are_refused(changes, message):
-    """The option and the cure."""
+    """The error names the option and the cure."""
     with pytest.raises(ValueError, match=message):
         DistillOptions(**{**SMALL, **changes})
 
@@ -227,14 +231,15 @@ def test_options_that_do_not_fit_are_refused(changes, message):
 def run(out, *more, data=None):
     distill.main([
         "--target", str(trained.target()), "--data", str(data or trained.text()), "--out", str(out),
-        "--sampled-sequences", "8", "--sampled-batch", "4", "--sampled-prompt", "8", "--learning-rate", "0.01",
-        "--warmup-steps", "2", "--log-every", "1", *trained.DRAFT_SIZES, *more,
+        "--sampled-sequences", "8", "--sampled-batch", "4", "--sampled-prompt", "8",
+        "--learning-rate", "0.01", "--warmup-steps", "2", "--log-every", "1", *trained.DRAFT_SIZES,
+        *more,
     ])  # fmt: skip
     return metrics(out)
 
 
 def test_sequences_longer_than_the_context_are_refused(tmp_path):
-    """The length, and what the target reads."""
+    """The error names the length and the target's maximum."""
     with pytest.raises(ValueError, match="--sequence-length is 33; the target reads at most 32"):
         run(tmp_path, "--sequence-length", "33")
 
@@ -248,7 +253,7 @@ def test_a_draft_of_other_tokens_to_go_on_from_is_refused(tmp_path):
 
 
 def test_rows_that_fill_up_a_mesh_do_not_count(monkeypatch):
-    """What is held out is the same on any number of devices."""
+    """What is held out is the same for any number of devices."""
     wanted = job(eval_batches=1).evaluate(toys.truncated())
     monkeypatch.setattr("specjax.training.jobs.distill.row_parts", lambda mesh: 3)
     found = job(eval_batches=1).evaluate(toys.truncated())
@@ -256,7 +261,7 @@ def test_rows_that_fill_up_a_mesh_do_not_count(monkeypatch):
 
 
 def test_a_draft_ends_texts_as_its_target_does(tmp_path):
-    """With all the target's ends, whatever its tokenizer calls them."""
+    """The draft gets all EOS ids of the target, whatever its tokenizer calls them."""
     folder = shutil.copytree(folders.target(), tmp_path / "target")
     folders.edit(folder, "generation_config.json", eos_token_id=[0, 7])
     words = folder / "tokenizer.json"
@@ -274,7 +279,7 @@ def test_a_draft_ends_texts_as_its_target_does(tmp_path):
 
 
 def test_distillation_raises_the_measured_tau(tmp_path):
-    """Through the decoder, beyond the intervals of both."""
+    """tau, measured by the decoder, rises beyond the confidence intervals of both."""
     measured = (
         "--eval-prompts",
         "24",
@@ -294,11 +299,17 @@ def test_distillation_raises_the_measured_tau(tmp_path):
 
 
 MODES = {
-    "accepted length": ("--loss", "accepted-length", "--anneal-steps", "8", "--sampled-fraction", "1",
-                        "--temperature", "0.8", "--top-p", "0.95"),
-    "in speculation": ("--online", "--loss", "total-variation", "--anneal-steps", "10", "--num-drafts", "3"),
-    "all parts": ("--draft-fraction", "0.25", "--isolate-documents", "--accumulate", "2", "--ema", "0.5", "--remat",
-                  "--loss", "jensen-shannon", "--mix", "batch", "--schedule", "cosine"),
+    "accepted length": (
+        "--loss", "accepted-length", "--anneal-steps", "8", "--sampled-fraction", "1",
+        "--temperature", "0.8", "--top-p", "0.95",
+    ),
+    "in speculation": (
+        "--online", "--loss", "total-variation", "--anneal-steps", "10", "--num-drafts", "3"
+    ),
+    "all parts": (
+        "--draft-fraction", "0.25", "--isolate-documents", "--accumulate", "2", "--ema", "0.5",
+        "--remat", "--loss", "jensen-shannon", "--mix", "batch", "--schedule", "cosine",
+    ),
 }  # fmt: skip
 
 
@@ -307,8 +318,8 @@ FLAT = ("--loss", "total-variation", "--sampled-fraction", "0")
 
 @pytest.mark.parametrize("mode", [MODES["all parts"], FLAT, ("--sampled-fraction", "0.1")], ids=str)
 def test_a_resumed_distillation_is_uninterrupted(tmp_path, mode):
-    """What the draft writes, of which part a row is, and which loss falls depend on the step and
-    the parameters alone."""
+    """The draft's text, the part of each row and the annealed loss depend only on the step and
+    the parameters."""
     arguments = (*mode, "--steps", "6", "--eval-every", "2", "--eval-batches", "1")
     whole = run(tmp_path / "whole", *arguments)
     run(tmp_path / "cut", *arguments, "--stop-at", "3")
@@ -320,7 +331,7 @@ def test_a_resumed_distillation_is_uninterrupted(tmp_path, mode):
 
 
 def test_a_loss_that_is_flat_from_nothing_begins_as_forward_kl(tmp_path):
-    """And leaves it on the way, unless it is told otherwise."""
+    """It then anneals to its own loss, unless an option says otherwise."""
     steps = ("--steps", "4", "--eval-batches", "1", "--sampled-fraction", "0")
     losses = {
         name: [line["loss"] for line in run(tmp_path / name, *steps, *more) if "loss" in line]
@@ -333,7 +344,8 @@ def test_a_loss_that_is_flat_from_nothing_begins_as_forward_kl(tmp_path):
 
 
 def test_which_runs_are_annealed(tmp_path):
-    """From nothing, by losses that are flat there; a run that has begun goes on as it began."""
+    """A run from scratch with a loss that is flat there is annealed; a resumed run continues as
+    it began."""
 
     def steps(**changes):
         common = {**SMALL, "out": str(tmp_path), "steps": 40}
@@ -352,7 +364,7 @@ def test_which_runs_are_annealed(tmp_path):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_learns(tmp_path, mode):
-    """A whole run, from the command line: acceptance on held-out text grows."""
+    """A whole run from the command line raises the acceptance on held-out text."""
     steps = ("--steps", "24", "--eval-every", "1", "--eval-batches", "1")
     found = run(tmp_path / "run", *MODES[mode], *steps)
     alphas = [line["held_out_alpha"] for line in found if "held_out_alpha" in line]

@@ -1,9 +1,10 @@
-"""Samples of three tokens through a tiny model follow the model's own joint distribution, under every rule.
+"""Samples of three tokens from a tiny model follow its exact joint distribution, under every rule.
 
-4000 texts a setting, 5^3 possible ones, chi-square at p < 1e-6.  Sound code fails one of the 120 checks with a chance
-below 2e-4, and with the keys fixed here it either always does or never.  A bias whose chi-square divergence
-sum((found - wanted)^2 / wanted) is 0.04 is caught with probability 0.99: for instance a joint distribution 10 % off in
-total variation.  The wrong rules at the end show that the usual mistakes are beyond that.
+There are 4000 texts per setting, 5^3 possible texts, and a chi-square test at p < 1e-6. Correct
+code fails one of the 120 checks with a probability below 2e-4; since the keys are fixed, it either
+always does or never. A bias with a chi-square divergence sum((found - wanted)^2 / wanted) of 0.04
+is caught with probability 0.99, for instance a joint distribution 10 % off in total variation. The
+wrong rules at the end show that common mistakes are larger than that.
 """
 
 import functools
@@ -126,7 +127,8 @@ CASES = {
 
 
 def texts(proposer, params, rule, layers=1, num_drafts=None):
-    """[settings, EACH, NEW] tokens: one batch in which every row has its own settings and key, and its acceptance."""
+    """[settings, EACH, NEW] tokens and figures: one batch in which every row has its own
+    settings and key."""
     rows = EACH * len(SETTINGS)
     settings = [DEFAULTS | s for s in SETTINGS.values()]
     settings = {name: np.repeat([s[name] for s in settings], EACH) for name in DEFAULTS}
@@ -148,20 +150,21 @@ def texts(proposer, params, rule, layers=1, num_drafts=None):
 
 @functools.cache
 def sampled(case, rule):
-    """Of the tables; compiled and run once for all settings."""
+    """The texts and figures of a case, compiled and run once for all settings."""
     proposer, params = CASES[case]
     bounds = np.arange(EACH * len(SETTINGS), dtype=np.int32) % 3 if "a row" in case else None
     return texts(proposer, params(), RULES[rule](), layers(case), bounds)
 
 
 def layers(case):
-    """Of the target: there must be something that an early exit leaves out."""
+    """The layers of the target: early exit needs one that it can skip."""
     return 2 if case.startswith("early exit") else 1
 
 
 @functools.cache
 def wanted(setting, layers=1):
-    """[VOCAB] * NEW: the exact joint distribution, by reading every possible text plainly."""
+    """[VOCAB] * NEW: the exact joint distribution, by reading every possible text in a plain
+    pass."""
     every = np.stack(np.meshgrid(*[np.arange(VOCAB)] * NEW, indexing="ij"), axis=-1).reshape(
         -1, NEW
     )
@@ -176,12 +179,13 @@ def wanted(setting, layers=1):
 
 
 def p_value(found, setting, layers=1):
-    """Of the texts found under a setting."""
+    """The p-value of the texts under a setting."""
     return chi_square(found, wanted(setting, layers))
 
 
 def chi_square(found, joint):
-    """The p-value of texts [rows, NEW] against their joint distribution; 0 where one of them is impossible."""
+    """The p-value of texts [rows, NEW] under their joint distribution; 0 if one of them is
+    impossible."""
     counts = np.zeros((VOCAB,) * NEW)
     np.add.at(counts, tuple(found.T), 1)
     counts, expected = counts.ravel(), len(found) * joint.ravel()
@@ -195,12 +199,12 @@ def chi_square(found, joint):
 
 
 def test_every_proposer_is_sampled():
-    """A proposer that is added to the table has a case here, and so has every shape over every source."""
+    """Every proposer of the table and every shape over every source has a case here."""
     assert {toys.kind(proposer) for proposer, _ in CASES.values()} >= toys.KINDS
 
 
 def test_the_settings_are_worth_testing():
-    """The distributions are spread out, differ from each other, and filters leave texts out."""
+    """The distributions are spread out, differ from each other, and filters exclude texts."""
     for setting in SETTINGS:
         possible = (wanted(setting) > 0).sum()
         assert possible == 1 if setting == "greedy" else possible >= 8
@@ -219,10 +223,10 @@ def test_the_settings_are_worth_testing():
     ],
 )
 def test_samples_follow_the_target(case, rule, setting):
-    """Over several steps, in a batch of mixed settings, greedy rows among them."""
+    """This holds over several steps, in a batch of mixed settings with greedy rows."""
     found, stats = sampled(case, rule)
     assert p_value(found[list(SETTINGS).index(setting)], setting, layers(case)) > IMPLAUSIBLE
-    if case != "none":  # speculation that never happens, or never fails, would prove nothing
+    if case != "none":  # without drafts, or without rejections, the test would prove nothing
         assert 0.1 < stats.accepted.sum() / stats.tested.sum() < 0.95
 
 
@@ -239,7 +243,7 @@ WRONG = {
 
 @pytest.mark.parametrize("mistake", WRONG)
 def test_wrong_rules_are_caught(mistake):
-    """The check has the power to see the mistakes that have been made; greedy decoding notices none of them."""
+    """The check sees typical mistakes, none of which greedy decoding would notice."""
     proposer, rule, setting = WRONG[mistake]
     found, _ = texts(faults.drafting(proposer, NET, VOCAB, 2), weights(0.12), rule())
     assert p_value(found[list(SETTINGS).index(setting)], setting) < IMPLAUSIBLE

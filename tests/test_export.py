@@ -1,4 +1,4 @@
-"""The job `train.export`: there and back by the command line, and what it refuses."""
+"""The job `train.export`: round trips on the command line, and what it refuses."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def job(model, out, name, *more):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, target):
-    """Heads of the tiny target, as `train.medusa` would leave them."""
+    """Heads of the tiny target in the form that `train.medusa` leaves them in."""
     heads = heads_of(1, False, size=64, vocab=512)
     ours = {**OURS, "target": target_marks(target)}
     heads = dataclasses.replace(heads, form=dataclasses.replace(heads.form, ours=ours))
@@ -47,7 +47,8 @@ def trained(tmp_path_factory, target):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_there_and_back_by_the_command_line(tmp_path, trained, target, name):
-    """`load_medusa` reads what came back: the same bytes of weights, the same parameters, the same tree."""
+    """`load_medusa` reads the result: the same weights in bytes, the same parameters, the same
+    tree."""
     out = job(trained, tmp_path / "engine", name, "--target", TINY / "target")
     assert json.loads((out / "export.json").read_text())["options"]["format"] == name
     back = job(
@@ -64,7 +65,8 @@ def test_there_and_back_by_the_command_line(tmp_path, trained, target, name):
 
 
 def test_head_k_of_an_export_guesses_what_ours_does(tmp_path, trained, target, monkeypatch):
-    """From the features at t head k says the token at t + 2 + k in either: vLLM's arithmetic gives our logits."""
+    """From the hidden state at t, head k predicts the token at t + 2 + k in both: vLLM's formula
+    gives our logits."""
     monkeypatch.setitem(vllm_reader.__globals__, "E", 64)
     monkeypatch.setitem(vllm_reader.__globals__, "V", 512)
     found = vllm_reader(job(trained, tmp_path / "out", "vllm", "--target", TINY / "target"))
@@ -83,7 +85,8 @@ def test_head_k_of_an_export_guesses_what_ours_does(tmp_path, trained, target, m
 
 
 def test_a_draft_is_copied_with_all_that_engines_read(tmp_path):
-    """Every tensor in its bits, tokenizer and sampling defaults in theirs; transformers' own loader takes it."""
+    """Tensors, tokenizer and sampling defaults are copied exactly, and transformers can load the
+    copy."""
     source, out = TINY / "draft", tmp_path / "out"
     job(source, out, "hf", "--target", TINY / "target")
     ours, theirs = (
@@ -99,7 +102,7 @@ def test_a_draft_is_copied_with_all_that_engines_read(tmp_path):
         "generation_config.json",
     ):
         assert (out / file).read_bytes() == (source / file).read_bytes()
-    job(source, out, "hf")  # again: an export may be replaced
+    job(source, out, "hf")  # an export may be replaced
     out = job(source, tmp_path / "again", "hf")
     assert (out / "model.safetensors").read_bytes() == (
         tmp_path / "out" / "model.safetensors"
@@ -107,7 +110,8 @@ def test_a_draft_is_copied_with_all_that_engines_read(tmp_path):
 
 
 def test_a_draft_of_other_tokens_is_refused(tmp_path, capsys):
-    """vLLM and TensorRT-LLM give a draft the target's tokens: other sizes and orders would be garbage."""
+    """vLLM and TensorRT-LLM feed a draft the target's token ids, so another vocabulary would
+    give garbage."""
     with pytest.raises(ValueError, match="has 304 tokens and the target 'target' 320"):
         job(folders.draft(), tmp_path / "out", "hf", "--target", folders.target())
     with pytest.raises(ValueError, match=r"no tokenizer\.json"):
@@ -130,7 +134,7 @@ def test_a_draft_of_other_tokens_is_refused(tmp_path, capsys):
 
 
 def test_heads_of_another_target_are_refused(tmp_path, trained):
-    """One of the same shape whose weights differ: known by the marks."""
+    """Heads of the same shape for other weights are recognised by their fingerprints."""
     other = tmp_path / "other"
     shutil.copytree(TINY / "target", other)
     tensors = safetensors.numpy.load_file(other / "model.safetensors")
@@ -152,14 +156,15 @@ def test_heads_of_another_target_are_refused(tmp_path, trained):
     ],
 )
 def test_usage(tmp_path, capsys, more, words):
-    """What cannot go well is said before anything is read."""
+    """Wrong options are refused before anything is read."""
     with pytest.raises(SystemExit):
         export.main(["--model", str(TINY / "draft"), "--out", str(tmp_path / "out"), *more])
     assert words in capsys.readouterr().err
 
 
 def test_an_export_is_replaced_whole(tmp_path, trained):
-    """No weights of an earlier format stay: engines read whatever weights they find; the source is never written."""
+    """No weights of an earlier format stay, since engines read any weights; the source is never
+    written."""
     out = tmp_path / "out"
     for name in ("tensorrt-llm", "vllm", "tgi"):
         job(trained, out, name, "--target", TINY / "target")

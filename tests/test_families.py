@@ -1,4 +1,5 @@
-"""Every family against transformers: the same folder, the same numbers over 500 tokens, the same text."""
+"""Every family against transformers: the same folder gives the same logits over 500 tokens and
+the same text."""
 
 import dataclasses
 import json
@@ -32,12 +33,13 @@ HEADS = {**GROUPED, "head_dim": 24}
 EXPERTS = {**HEADS, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 GEMMA = {**HEADS, "query_pre_attn_scalar": 20, "sliding_window": 33}
 OPT = {
-    "vocab_size": 96, "hidden_size": 64, "ffn_dim": 72, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 640, "init_std": 0.15, "word_embed_proj_dim": 64, "bos_token_id": 0, "eos_token_id": 0,
+    "vocab_size": 96, "hidden_size": 64, "ffn_dim": 72, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 640, "init_std": 0.15,
+    "word_embed_proj_dim": 64, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 GPT2 = {
-    "vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 640, "initializer_range": 0.15,
-    "bos_token_id": 0, "eos_token_id": 0,
+    "vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 640,
+    "initializer_range": 0.15, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 YARN = {
     "rope_type": "yarn",
@@ -54,9 +56,13 @@ TWO_ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
 }
 
-# family -> name of a case -> what transformers is told; the first of a family is also decoded.
+# family -> name of a case -> configuration for transformers; the first case of a family is also
+# decoded.
 CONFIGS = {
-    "mistral": {"window": {**GROUPED, "sliding_window": 37}, "no window": {**HEADS, "sliding_window": None}},
+    "mistral": {
+        "window": {**GROUPED, "sliding_window": 37},
+        "no window": {**HEADS, "sliding_window": None},
+    },
     "mixtral": {
         "two of four": {**GROUPED, "num_local_experts": 4},
         "one of three, window": {
@@ -71,12 +77,15 @@ CONFIGS = {
         },
         "yarn": {**GROUPED, "rope_parameters": YARN},
     },
-    "qwen3": {"plain": HEADS, "bias": {**HEADS, "attention_bias": True, "tie_word_embeddings": True}},
+    "qwen3": {
+        "plain": HEADS,
+        "bias": {**HEADS, "attention_bias": True, "tie_word_embeddings": True},
+    },
     "qwen3_moe": {
         "a dense layer": {**EXPERTS, "mlp_only_layers": [1], "norm_topk_prob": True},
         "every other, window": {
-            **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False, "use_sliding_window": True,
-            "sliding_window": 40,
+            **EXPERTS, "decoder_sparse_step": 2, "norm_topk_prob": False,
+            "use_sliding_window": True, "sliding_window": 40,
         },
     },
     "gemma": {"plain": HEADS},
@@ -84,7 +93,8 @@ CONFIGS = {
     "gemma3_text": {
         "seven layers": {**GEMMA, "num_hidden_layers": 7},
         "two ropes": {
-            **GEMMA, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": TWO_ROPES
+            **GEMMA, "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": TWO_ROPES
         },
     },
     "phi3": {
@@ -96,21 +106,23 @@ CONFIGS = {
     },
     "opt": {
         "norms before": OPT,
-        "norms behind, projected": {**OPT, "word_embed_proj_dim": 24, "do_layer_norm_before": False},
+        "norms behind, projected": {
+            **OPT, "word_embed_proj_dim": 24, "do_layer_norm_before": False
+        },
     },
     "gpt2": {"plain": GPT2, "inner": {**GPT2, "n_inner": 60}},
     "gpt_neox": {
         "parallel": SIZES,
         "in turn": {
-            **SIZES, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast",
-            "tie_word_embeddings": True,
+            **SIZES, "use_parallel_residual": False, "attention_bias": False,
+            "hidden_act": "gelu_fast", "tie_word_embeddings": True,
         },
     },
     "smollm3": {
         "plain": {**GROUPED, "num_hidden_layers": 4},
         "windows": {
-            **GROUPED, "use_sliding_window": True, "sliding_window": 40, "no_rope_layer_interval": 2,
-            "attention_bias": True,
+            **GROUPED, "use_sliding_window": True, "sliding_window": 40,
+            "no_rope_layer_interval": 2, "attention_bias": True,
         },
     },
     "olmo2": {"plain": GROUPED, "bias": {**GROUPED, "attention_bias": True}},
@@ -121,7 +133,8 @@ CASES = [(family, case) for family, cases in CONFIGS.items() for case in cases]
 def make(family, case, gain=1.0):
     """A random model of transformers, and its folder.
 
-    With a `gain` on its layers its greedy text varies: a stream of large embeddings would drown them.
+    `gain` scales its layers, so that its greedy text varies: large embeddings would otherwise
+    dominate.
     """
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(family, **CONFIGS[family][case])
@@ -146,7 +159,7 @@ def test_every_family_is_here():
 
 @pytest.mark.parametrize(("family", "case"), CASES)
 def test_parity(family, case):
-    """Logits of 500 tokens differ from transformers' by at most 1e-4; a saved copy is the folder, bit for bit."""
+    """Logits of 500 tokens differ by at most 1e-4; a saved copy equals the folder bit for bit."""
     model, folder = make(family, case)
     assert_parity(model, folder, vocab_size=96)
     loaded, copy = specjax.load(folder), folder.with_name(folder.name + "-copy")
@@ -163,7 +176,7 @@ def test_parity(family, case):
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_bfloat16(family):
-    """In bfloat16 the logits of 100 tokens stray, in the mean, by less than 5 % of their spread from transformers'."""
+    """In bfloat16 the mean difference of the logits of 100 tokens is below 5 % of their spread."""
     model, folder = make(family, next(iter(CONFIGS[family])))
     tokens = folders.random_tokens(100, vocab_size=96)
     wanted, found = (
@@ -175,7 +188,8 @@ def test_bfloat16(family):
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_text(family):
-    """64 greedy tokens are those of transformers.generate, plainly and with a draft that is right now and then."""
+    """64 greedy tokens equal transformers.generate, plainly and with a draft that is right now
+    and then."""
     model, folder = make(family, next(iter(CONFIGS[family])), gain=3.0)
     prompts = [folders.random_tokens(n, n, vocab_size=96)[0].tolist() for n in (9, 40)]
     texts = []
@@ -207,7 +221,7 @@ def test_text(family):
     ],
 )
 def test_tree(family, case):
-    """A node of a tree has the logits of its path read plainly, windows and learned positions included."""
+    """A tree node has the logits of its path read plainly, with windows and learned positions."""
     target = specjax.load(make(family, case)[1])
     text, nodes = (
         folders.random_tokens(60, vocab_size=96),
@@ -288,7 +302,7 @@ def test_refused_switch(family, change, message):
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_what_holds_where_a_file_is_silent(family, tmp_path):
-    """Every field but sizes, left out in turn: what then holds is what transformers takes."""
+    """Each field but the sizes is left out in turn; the default must be that of transformers."""
     sizes = {"max_position_embeddings", "num_key_value_heads"}
     config = transformers.AutoConfig.for_model(family, **next(iter(CONFIGS[family].values())))
     config.save_pretrained(tmp_path)
@@ -297,7 +311,7 @@ def test_what_holds_where_a_file_is_silent(family, tmp_path):
         given = {name: value for name, value in whole.items() if name != key}
         try:
             found = specjax.FAMILIES[family].read_config(given)
-        except KeyError:  # it is needed
+        except KeyError:  # the field is required
             continue
         (tmp_path / "config.json").write_text(json.dumps(given))
         full = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
@@ -307,7 +321,8 @@ def test_what_holds_where_a_file_is_silent(family, tmp_path):
 
 
 def table() -> str:
-    """Largest difference of the logits of 500 tokens, of every case: `python tests/test_families.py` prints it."""
+    """Largest difference of the logits over 500 tokens, by case; `python tests/test_families.py`
+    prints it."""
     lines = ["| family | case | largest difference | spread of the logits |", "|---|---|---|---|"]
     for family, case in CASES:
         model, folder = make(family, case)

@@ -1,4 +1,4 @@
-"""The structure holds: imports go down only and through the doors of the rooms, and the README names the rooms."""
+"""Imports go down only and through the doors of rooms, and the README names the rooms."""
 
 import ast
 import graphlib
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 
-# A room is a folder of specjax/, or a file beside the folders.  It imports from rooms on floors below its own.
+# A room is a folder of specjax/ or a file beside the folders. It imports from lower floors only.
 FLOORS = [
     ["specjax.types", "specjax.arguments"],
     ["specjax.sampling"],
@@ -56,13 +56,13 @@ def room_of(module: str) -> str:
 
 
 def package_of(module: str) -> tuple[str, ...]:
-    """The folder that a module lies in; of a folder's `__init__` that folder itself."""
+    """The folder that a module is in; for the `__init__` of a folder, that folder itself."""
     parts = tuple(module.split("."))
     return parts if PATHS[module].name == "__init__.py" else parts[:-1]
 
 
 def imports_of(path: pathlib.Path) -> set[str]:
-    """Modules of this project that a file imports, wherever in it."""
+    """The modules of this project that a file imports anywhere."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -77,7 +77,7 @@ def imports_of(path: pathlib.Path) -> set[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_imports_go_down(path):
-    """To rooms on lower floors, or to the module's own room."""
+    """Imports lead to rooms on lower floors or stay in the module's own room."""
     module = module_of(path)
     assert room_of(module) in FLOOR, f"{room_of(module)} has no floor: add it to FLOORS"
     for name in imports_of(path):
@@ -90,7 +90,8 @@ def test_imports_go_down(path):
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
 def test_a_room_is_entered_by_its_door(path):
-    """From outside a folder only its `__init__` is imported, which says what the folder offers."""
+    """From outside, only a folder's `__init__` is imported, which exports what the folder
+    offers."""
     module = module_of(path)
     own = package_of(module)
     for name in imports_of(path):
@@ -98,18 +99,19 @@ def test_a_room_is_entered_by_its_door(path):
         if room_of(name) in OPEN or there == ("specjax",):
             continue
         shared = len([1 for mine, theirs in zip(own, there, strict=False) if mine == theirs])
-        # The folder of the module itself and those around it are open; of a folder beside them, the door.
+        # Its own folder and those around it are open; of a folder beside them, only the door.
         through_door = (
             there == tuple(name.split(".")) and len(there) == max(shared, len(there) > 1) + 1
         )
         assert there == own[: len(there)] or through_door, (
-            f"{module} imports {name}: import from specjax.{there[1]}, and let its __init__ export the name"
+            f"{module} imports {name}: import from specjax.{there[1]}, "
+            "and let its __init__ export the name"
         )
 
 
 @pytest.mark.parametrize("room", FLOOR)
 def test_a_room_has_no_cycle(room):
-    """Nor does a module import its own room's `__init__`, which imports the module."""
+    """A module does not import its own room's `__init__` either, since that imports the module."""
     modules = [module for module in PATHS if room_of(module) == room]
     assert modules
     graph = {
@@ -123,7 +125,8 @@ def test_a_room_has_no_cycle(room):
 
 
 def test_the_library_knows_no_training_and_no_nnx():
-    """`flax.nnx` has broken with four JAX releases; importing it at package import would break specjax too."""
+    """`flax.nnx` has broken with four JAX releases; importing it at package import would break
+    specjax too."""
     for path in FILES:
         text = path.read_text()
         if path.is_relative_to(ROOT / "specjax"):
@@ -135,7 +138,7 @@ def test_the_library_knows_no_training_and_no_nnx():
             assert not re.search(
                 r"^\s*(from|import) (optax|torch|transformers)\b", text, re.MULTILINE
             ), path
-            # What an extra brings is imported where it is needed.
+            # Modules of an optional extra are imported where they are needed.
             assert not re.search(
                 r"^(from|import) (orbax|huggingface_hub|jinja2)\b", text, re.MULTILINE
             ), path
@@ -153,7 +156,7 @@ def test_every_file_says_what_it_is_for():
 
 
 def test_importing_the_library_imports_no_training():
-    """Nor what only training, the Hub, templates and Orbax checkpoints need."""
+    """Nor does it import what only training, the Hub, templates and Orbax checkpoints need."""
     code = "import specjax, specjax.commands, sys; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -172,7 +175,7 @@ def test_importing_the_library_imports_no_training():
 
 
 def test_the_readme_names_the_rooms():
-    """Every folder of the library stands in the README's tree."""
+    """Every folder of the library is in the README's tree."""
     readme = (ROOT / "README.md").read_text()
     rooms = {path.parent.name for path in FILES if path.is_relative_to(ROOT / "specjax")}
     missing = {

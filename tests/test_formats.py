@@ -1,4 +1,5 @@
-"""Heads in every format: what the engines' loaders would find, the way back bit for bit, and each known trap."""
+"""Heads in every format: what the engines' loaders read, round trips bit for bit, and every
+known trap."""
 
 import itertools
 import pathlib
@@ -32,7 +33,7 @@ CASES = {"v1": (1, True), "v1 deep": (2, True), "v2": (1, False), "v2 deep": (2,
 
 
 def can_say(name, case):
-    """Formats that have no words for a case; the traps below show that they refuse it."""
+    """Whether the format can express the case; the traps below show that it refuses the others."""
     return not (name == "original" and "deep" in case) and not (name == "tgi" and case == "v2 deep")
 
 
@@ -40,13 +41,14 @@ ALL = [(name, case) for name in FORMATS for case in CASES if can_say(name, case)
 
 
 def test_every_format_has_a_reader():
-    """A new format needs a new statement of who reads it."""
+    """A new format needs an independent statement of its reader."""
     assert set(READERS) == set(FORMATS)
 
 
 @pytest.mark.parametrize(("name", "case"), ALL)
 def test_the_reader_finds_the_heads(tmp_path, name, case):
-    """Every block, bias and map is at the head and depth where the loader looks; none is more, none fewer."""
+    """Every block, bias and map is at the head and depth where the loader looks, with nothing
+    extra or missing."""
     heads = heads_of(*CASES[case])
     write_heads(tmp_path, name, heads, HEAD)
     found = READERS[name](tmp_path)
@@ -62,13 +64,14 @@ def test_the_reader_finds_the_heads(tmp_path, name, case):
         elif name in ("vllm", "tensorrt-llm", "model-optimizer"):
             same_bits(matrix, HEAD.astype(jnp.bfloat16))
         else:
-            assert matrix is None  # the loader takes the target's
+            assert matrix is None  # the loader uses the target's
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("name", "case"), ALL)
 def test_the_way_back_is_bit_for_bit(tmp_path, name, case, kind):
-    """Export and import: the same arrays, configuration and tree of choices; a second export has the same bytes."""
+    """Export and import give equal arrays, configuration and choices; a second export has the
+    same bytes."""
     heads = heads_of(*CASES[case], kind)
     write_heads(tmp_path / "a", name, heads, HEAD)
     back = read_heads(tmp_path / "a", name, HEAD)
@@ -100,7 +103,7 @@ def store(folder, name, tensors):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "integers"])
 def test_what_a_loader_would_skip_is_refused(tmp_path, name, fault):
-    """vLLM leaves a head at random whose name it does not know (acceptance 0); here the tensor is named."""
+    """vLLM leaves heads of unknown names random (acceptance 0); here the error names the tensor."""
     write_heads(tmp_path, name, heads_of(1, True, "float32"), HEAD)
     tensors = stored_in(tmp_path, name)
     last = sorted(tensors)[-1]
@@ -129,7 +132,7 @@ def test_what_a_loader_would_skip_is_refused(tmp_path, name, fault):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_another_vocabulary_or_width_is_refused(tmp_path, name):
-    """Heads for another target than the one given."""
+    """Heads for another target than the given one are refused."""
     write_heads(tmp_path, name, heads_of(1, True), HEAD)
     for other in (np.zeros((V + 1, E), np.float32), np.zeros((V, E + 1), np.float32)):
         with pytest.raises(ValueError, match=r"shape|pass the target"):
@@ -138,14 +141,14 @@ def test_another_vocabulary_or_width_is_refused(tmp_path, name):
 
 @pytest.mark.parametrize("name", ["vllm", "tensorrt-llm", "model-optimizer"])
 def test_a_target_of_other_weights_is_refused(tmp_path, name):
-    """A file of version 2 that repeats the target's map repeats that of this target."""
+    """A file of version 2 repeats the target's map, which must be that of this target."""
     write_heads(tmp_path, name, heads_of(1, False), HEAD)
     with pytest.raises(ValueError, match="is not the target's own linear map"):
         read_heads(tmp_path, name, HEAD + 1)
 
 
 def test_biases_need_medusa_fc_bias(tmp_path):
-    """vLLM drops them without it, so a folder that lacks it is refused, and ours has it."""
+    """vLLM drops biases without it, so such a folder is refused; ours sets it."""
     write_heads(tmp_path, "vllm", heads_of(1, True), HEAD)
     assert config_of(tmp_path)["medusa_fc_bias"] is True
     changes: list[dict[str, Any]] = [{"medusa_fc_bias": False}, {"drop": ("medusa_fc_bias",)}]
@@ -169,7 +172,7 @@ def test_biases_need_medusa_fc_bias(tmp_path):
     ],
 )
 def test_what_vllm_alone_can_say_is_refused(tmp_path, change, words):
-    """A part of the vocabulary, scaled logits, another size."""
+    """A reduced vocabulary, scaled logits and another size are refused."""
     write_heads(tmp_path, "vllm", heads_of(1, True), HEAD)
     folders.edit(tmp_path, **change)
     with pytest.raises(ValueError, match=words):
@@ -177,7 +180,7 @@ def test_what_vllm_alone_can_say_is_refused(tmp_path, change, words):
 
 
 def test_vllm_counts_by_parts_of_names(tmp_path):
-    """`medusa_num_heads` will do, and of two such keys it is open which one counts."""
+    """`medusa_num_heads` is read; with two such keys it would be ambiguous which one counts."""
     write_heads(tmp_path, "vllm", heads_of(1, True), HEAD)
     folders.edit(tmp_path, drop=("num_heads",), medusa_num_heads=3)
     assert read_heads(tmp_path, "vllm", HEAD).form.num_heads == 3
@@ -187,7 +190,7 @@ def test_vllm_counts_by_parts_of_names(tmp_path):
 
 
 def test_version_2_for_tgi_has_one_block(tmp_path):
-    """Its loader asserts so; nothing is written."""
+    """Its loader asserts one block, so other heads are refused and nothing is written."""
     with pytest.raises(
         ValueError,
         match=r"--format tgi: the heads have 2 blocks .* choose specjax, vllm, tensorrt-llm",
@@ -198,7 +201,8 @@ def test_version_2_for_tgi_has_one_block(tmp_path):
 
 @pytest.mark.parametrize("own", [True, False])
 def test_the_authors_code_repeats_one_block(tmp_path, own):
-    """[block] * n is one block: heads whose blocks differ are refused, and equal ones are stored each for itself."""
+    """[block] * n is one block: heads with different blocks are refused, equal ones are stored
+    separately."""
     with pytest.raises(ValueError, match="the blocks of head 0 differ"):
         write_heads(tmp_path / "out", "original", heads_of(2, own), HEAD)
     assert not (tmp_path / "out").exists()
@@ -208,7 +212,8 @@ def test_the_authors_code_repeats_one_block(tmp_path, own):
 
 
 def test_a_pickle_of_shared_blocks_becomes_separate_arrays(tmp_path):
-    """The authors' two blocks are one tensor in their pickle; ours are two, which can be trained apart."""
+    """Both blocks in the authors' pickle are one tensor; ours are two, which can be trained
+    separately."""
     heads = heads_of(2, True, "float32", repeated=True)
     write_heads(tmp_path, "tensorrt-llm", heads, HEAD)
     loaded = torch.load(tmp_path / "medusa_lm_head.pt", weights_only=True)
@@ -227,7 +232,7 @@ class _Runs:
 
 
 def test_a_pickle_executes_nothing(tmp_path, monkeypatch):
-    """Whatever else than tensors a file holds, it is refused and does not run."""
+    """A file that holds anything but tensors is refused, and nothing in it runs."""
     monkeypatch.chdir(tmp_path)
     write_heads(tmp_path, "tensorrt-llm", heads_of(1, True), HEAD)
     torch.save({"0.0.linear.weight": _Runs()}, tmp_path / "medusa_lm_head.pt")
@@ -237,7 +242,7 @@ def test_a_pickle_executes_nothing(tmp_path, monkeypatch):
 
 
 def test_without_torch(tmp_path, monkeypatch):
-    """Only the pickle needs it, both ways, and the message says so."""
+    """Only the pickle needs torch, to read and to write, and the error says so."""
     write_heads(tmp_path, "tensorrt-llm", heads_of(1, True), HEAD)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ValueError, match="pip install torch"):
@@ -248,14 +253,16 @@ def test_without_torch(tmp_path, monkeypatch):
 
 
 def test_damaged_folders(tmp_path):
-    """A cut file, a missing one, another format's configuration, impossible numbers: each named."""
+    """Truncated or missing files, another format's configuration and impossible numbers are each
+    named."""
     write_heads(tmp_path, "original", heads_of(1, True), HEAD)
     with pytest.raises(ValueError, match=r"config.json: medusa_fc_bias"):
         read_heads(tmp_path, "vllm", HEAD)
     with pytest.raises(ValueError, match="lacks 'medusa'"):
         read_heads(tmp_path, "model-optimizer", HEAD)
     faults: list[tuple[dict[str, Any], str]] = [
-        ({"version": 3}, "version is 3"), ({"medusa_num_heads": 0}, "0 heads"), ({"version": "two"}, "two"),
+        ({"version": 3}, "version is 3"), ({"medusa_num_heads": 0}, "0 heads"),
+        ({"version": "two"}, "two"),
     ]  # fmt: skip
     for change, words in faults:
         shutil.copytree(tmp_path, tmp_path / "changed", dirs_exist_ok=True)

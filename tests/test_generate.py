@@ -1,4 +1,4 @@
-"""`generate`: batches, settings a row, stop strings, streams and figures."""
+"""`generate`: batches, stop strings, streams and figures."""
 
 import math
 
@@ -32,7 +32,7 @@ def wordless():
 
 @pytest.fixture(scope="module")
 def circle():
-    """Writes CIRCLE round and round."""
+    """Writes CIRCLE repeatedly."""
     return specjax.load(folders.scribe(CIRCLE, end=False))
 
 
@@ -44,7 +44,7 @@ def line():
 
 @pytest.fixture(params=["none", "ngram", "draft"])
 def speculation(request, draft):
-    """The options of each way to guess."""
+    """The options of each way to draft."""
     return {
         "none": {},
         "ngram": {"proposer": specjax.NGram(min_ngram=1)},
@@ -57,12 +57,12 @@ def going_round(length):
     return (CIRCLE[1:] + CIRCLE * length)[:length]
 
 
-# --- batches ---------------------------------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_row_of_a_batch_is_the_prompt_alone(target, speculation, temperature):
-    """A ragged batch gives each prompt what it gets alone with the same seed."""
+    """A ragged batch gives each prompt the text that it gets alone with the same seed."""
     options = {"max_new_tokens": NEW, "temperature": temperature, **speculation}
     together = specjax.generate(target, PROMPTS, seed=[3, 1, 2], **options)
     for row, (prompt, seed) in enumerate(zip(PROMPTS, [3, 1, 2], strict=True)):
@@ -95,7 +95,7 @@ def test_token_prompts_are_their_text(target, make):
 
 
 def test_tokens_in_tokens_out(target, wordless):
-    """Without tokenizer.json the tokens are the same, and the texts empty."""
+    """Without tokenizer.json the tokens are the same, and the texts are empty."""
     ids = [target.tokenizer.encode(prompt).ids for prompt in PROMPTS]
     out = specjax.generate(wordless, ids, max_new_tokens=NEW)
     assert out.tokens == specjax.generate(target, ids, max_new_tokens=NEW).tokens
@@ -103,85 +103,18 @@ def test_tokens_in_tokens_out(target, wordless):
 
 
 def test_draft_without_tokenizer(wordless):
-    """A target and a draft that both lack a tokenizer go together if their vocabularies are of one size."""
+    """A target and a draft without tokenizers fit together if their vocabularies have one size."""
     out = specjax.generate(wordless, [[5, 6]], draft=wordless, max_new_tokens=NEW)
     assert out.tokens == specjax.generate(wordless, [[5, 6]], max_new_tokens=NEW).tokens
 
 
 def test_text_is_the_tokens_decoded(target):
-    """`text` is `tokens` in words, special tokens left out."""
+    """`text` decodes `tokens` without special tokens."""
     out = specjax.generate(target, PROMPTS, max_new_tokens=NEW)
     assert out.text == [target.tokenizer.decode(row) for row in out.tokens]
 
 
-# --- settings a row --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "settings"),
-    [
-        ({"temperature": [0.0, 1.0, 3.0]}, [{"temperature": t} for t in (0.0, 1.0, 3.0)]),
-        (
-            {"temperature": 3.0, "top_k": [1, 3, 0]},
-            [{"temperature": 3.0, "top_k": k} for k in (1, 3, 0)],
-        ),
-        (
-            {"temperature": 3.0, "top_p": [1e-6, 0.5, 1.0]},
-            [{"temperature": 3.0, "top_p": p} for p in (1e-6, 0.5, 1.0)],
-        ),
-        (
-            {"temperature": 3.0, "min_p": [1.0, 0.2, 0.0]},
-            [{"temperature": 3.0, "min_p": p} for p in (1.0, 0.2, 0.0)],
-        ),
-    ],
-    ids=["temperature", "top_k", "top_p", "min_p"],
-)
-def test_settings_a_row(target, options, settings):
-    """A list gives each row its own setting: that of the prompt alone, the first row being greedy."""
-    out = specjax.generate(target, PROMPTS[:1] * 3, seed=[7, 7, 7], max_new_tokens=NEW, **options)
-    alone = [
-        specjax.generate(target, PROMPTS[0], seed=[7], max_new_tokens=NEW, **setting).tokens[0]
-        for setting in settings
-    ]
-    assert out.tokens == alone
-    assert out.tokens[0] == specjax.generate(target, PROMPTS[0], max_new_tokens=NEW).tokens[0]
-    assert len({tuple(row) for row in out.tokens}) == 3
-
-
-def test_seeds_a_row(target):
-    """Equal seeds write equal texts, other seeds others."""
-    a, b, c = specjax.generate(
-        target, PROMPTS[:1] * 3, seed=[5, 5, 6], max_new_tokens=NEW, temperature=1.0
-    ).tokens
-    assert a == b != c
-
-
-def test_one_seed_for_all_rows(target):
-    """With one seed the rows of a prompt differ, and the next call repeats them."""
-    options = {"seed": 5, "max_new_tokens": NEW, "temperature": 1.0}
-    rows = specjax.generate(target, PROMPTS[:1] * 3, **options).tokens
-    assert len({tuple(row) for row in rows}) == 3
-    assert specjax.generate(target, PROMPTS[:1] * 3, **options).tokens == rows
-
-
-@pytest.mark.parametrize("kind", [np.int64, np.uint32, int])
-def test_seed_of_any_integer_type(target, kind):
-    """A NumPy integer is a seed as an int is."""
-    options = {"max_new_tokens": NEW, "temperature": 1.0}
-    out = specjax.generate(target, PROMPTS, seed=kind(5), **options)
-    assert out.tokens == specjax.generate(target, PROMPTS, seed=5, **options).tokens
-
-
-def test_another_seed_is_another_text(target):
-    """The seed matters."""
-    one, two = (
-        specjax.generate(target, PROMPTS, seed=s, max_new_tokens=NEW, temperature=1.0).tokens
-        for s in (5, 6)
-    )
-    assert all(a != b for a, b in zip(one, two, strict=True))
-
-
-# --- ends ------------------------------------------------------------------------------------------------------------
+# --- ends -----------------------------------------------------------------------------------------
 
 
 def test_limit(circle):
@@ -191,21 +124,21 @@ def test_limit(circle):
 
 
 def test_eos(line):
-    """An end-of-text token ends the row; it is among the tokens and not in the text."""
+    """EOS ends the row; it is among the tokens but not in the text."""
     out = specjax.generate(line, "Z", max_new_tokens=25)
     assert (out.text, out.finish) == ([LINE[1:]], ["eos"])
     assert out.tokens[0] == [*line.tokenizer.encode(LINE).ids[1:], 0]
 
 
 def test_eos_at_the_limit(line):
-    """A text that ends with its last permitted token has ended."""
+    """A text whose last permitted token is EOS has ended."""
     tokens = len(line.tokenizer.encode(LINE).ids)
     assert specjax.generate(line, "Z", max_new_tokens=tokens).finish == ["eos"]
     assert specjax.generate(line, "Z", max_new_tokens=tokens - 1).finish == ["limit"]
 
 
 STOPS = [
-    # stop, text, tokens without the prompt's
+    # stop, text, number of new tokens
     (".", "the cat sat", 4),
     (" ", "the", 2),  # the space begins the token of " cat"
     ("ca", "the ", 2),  # within one token
@@ -229,7 +162,7 @@ def test_stop(line, stop, text, tokens, speculative):
 
 
 def test_stop_that_never_comes(line):
-    """Half of a stop string is text."""
+    """Half of a stop string is ordinary text."""
     out = specjax.generate(line, "Z", max_new_tokens=25, stop=["sat!", "BERST"])
     assert (out.text, out.finish) == ([LINE[1:]], ["eos"])
 
@@ -242,7 +175,7 @@ def test_stop_on_a_character_of_several_tokens(circle):
 
 @pytest.mark.parametrize("stop", ["bcde", "🙂RST A", "R", "ST", "A日b語"])
 def test_stop_across_chunks(circle, stop):
-    """Wherever a stop string lies, a stream looks at its text every few steps only."""
+    """Stop strings are found anywhere, although a stream checks its text only every few steps."""
     out = specjax.generate(circle, "A", max_new_tokens=100, stop=stop)
     whole = specjax.generate(circle, "A", max_new_tokens=100)
     at = whole.text[0].find(stop)
@@ -253,7 +186,8 @@ def test_stop_across_chunks(circle, stop):
 
 @pytest.mark.parametrize("prompt", list("AbcdRST"))
 def test_overlapping_stops(circle, prompt):
-    """Of stop strings that overlap, the one that is complete first: where chunks end does not matter."""
+    """Of overlapping stop strings the one that is complete first ends the text, whatever the
+    chunks."""
     out = specjax.generate(circle, prompt, max_new_tokens=60, stop=["dQ🙂", "Q"])
     start = (CIRCLE * 2).index(prompt) + 1
     wanted = (CIRCLE * 2)[start:].split("Q")[0]
@@ -268,7 +202,7 @@ def test_rows_stop_alone(circle):
 
 
 def test_stop_and_seed(target, speculation):
-    """Stopping cuts the text that would have been, sampled or not, whoever guesses."""
+    """Stopping cuts the text that would have been written, sampled or not, with every proposer."""
     options = {"max_new_tokens": NEW, "temperature": 1.0, **speculation}
     whole = specjax.generate(target, PROMPTS, **options)
     stop = whole.text[0][len(whole.text[0]) // 2]
@@ -279,7 +213,7 @@ def test_stop_and_seed(target, speculation):
     ]
 
 
-# --- streams ---------------------------------------------------------------------------------------------------------
+# --- streams --------------------------------------------------------------------------------------
 
 
 def drain(stream):
@@ -298,7 +232,8 @@ def test_stream_of_a_prompt(circle, stop):
 
 
 def test_stream_of_a_list(target, speculation):
-    """The pieces of a list are lists, a string a row, and make up the texts of a call without `stream`."""
+    """The pieces of a list are lists with a string per row, and make up the texts of a plain
+    call."""
     options = {"max_new_tokens": NEW, "temperature": 1.0, **speculation}
     stream = specjax.generate(target, PROMPTS, stream=True, **options)
     pieces = drain(stream)
@@ -328,24 +263,25 @@ def test_stream_keeps_characters_whole(circle):
 
 
 def test_stream_takes_nothing_back(circle):
-    """What was streamed is never the beginning of a stop string that then comes."""
+    """Streamed text is never the beginning of a stop string that follows."""
     for stop in ("語cé", "🙂RSTA", "TA日b語cédQ🙂RST"):
         stream = specjax.generate(circle, "A", max_new_tokens=100, stream=True, stop=stop)
         assert "".join(drain(stream)) == going_round(100).split(stop)[0]
 
 
 def test_stream_raises_at_once(target):
-    """What does not fit is raised by the call, not by the first piece."""
+    """The call itself raises, not the first piece."""
     with pytest.raises(ValueError, match="max_new_tokens=0"):
         specjax.generate(target, "a", max_new_tokens=0, stream=True)
 
 
-# --- figures ---------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", [specjax.Match(), specjax.Rejection()], ids=["match", "rejection"])
 def test_stats_add_up(target, speculation, rule):
-    """Tokens are those that came out, tau is tokens a pass, alpha is a rate, and only where something was guessed."""
+    """Tokens are counted, tau is tokens per pass, and alpha is a rate, but only if something was
+    drafted."""
     out = specjax.generate(
         target, PROMPTS, max_new_tokens=NEW, temperature=1.0, rule=rule, **speculation
     )
@@ -362,13 +298,13 @@ def test_stats_add_up(target, speculation, rule):
 
 
 def test_stats_of_a_stop(circle):
-    """Tokens behind a stop string are no output, and do not count."""
+    """Tokens behind a stop string are no output and do not count."""
     out = specjax.generate(circle, ["A", "Q", "R"], max_new_tokens=40, stop="🙂")
     assert out.stats.tokens == sum(map(len, out.tokens))
 
 
 def test_draft_is_accepted(target, draft):
-    """The target is its own perfect draft, and the noisy one is right now and then."""
+    """The target is its own perfect draft, and the noisy draft is right now and then."""
     perfect = specjax.generate(target, PROMPTS, draft=target, max_new_tokens=NEW).stats
     noisy = specjax.generate(target, PROMPTS, draft=draft, max_new_tokens=NEW).stats
     assert perfect.acceptance_rate == 1.0
@@ -378,7 +314,7 @@ def test_draft_is_accepted(target, draft):
 
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_num_drafts(target, gamma):
-    """A perfect draft of gamma tokens makes a pass emit gamma + 1, however its vocabulary is padded."""
+    """With gamma perfect drafts a pass emits gamma + 1 tokens, whatever the vocabulary padding."""
     padded = specjax.load(folders.padded())
     assert padded.model.vocab_size > target.model.vocab_size
     out = specjax.generate(target, [[5, 6]], draft=padded, num_drafts=gamma, max_new_tokens=NEW)
@@ -386,7 +322,7 @@ def test_num_drafts(target, gamma):
 
 
 def test_num_drafts_a_row(target):
-    """A prompt with 0 is decoded plainly beside others, in the program of the most drafts among them."""
+    """A prompt with 0 is decoded plainly in the program for the most drafts of the batch."""
     prompts = [[5, 6], [7], [5, 6, 7]]
     plain = specjax.generate(target, prompts, max_new_tokens=NEW)
     out = specjax.generate(target, prompts, draft=target, num_drafts=[4, 0, 2], max_new_tokens=NEW)
@@ -407,6 +343,6 @@ def test_exact(target, rule):
 
 
 def test_context_is_filled_to_the_brim(target):
-    """Prompt and new tokens may fill the context: refused is only what goes beyond."""
+    """Prompt and new tokens may fill the whole context; only more is refused."""
     out = specjax.generate(target, [[5] * 500], max_new_tokens=12)
     assert len(out.tokens[0]) == 12 or out.finish == ["eos"]

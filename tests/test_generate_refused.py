@@ -1,4 +1,4 @@
-"""What `generate` refuses: the message names the value and the cure, and nothing was compiled or run."""
+"""What `generate` refuses: the error names value and cure, and nothing was compiled or run."""
 
 import math
 
@@ -24,7 +24,7 @@ def wordless():
     return specjax.load(folders.wordless())
 
 
-# prompts, options, words of the message: the value, and the cure.
+# prompts, options, words of the error: the value and the cure.
 REFUSED = {
     "no prompt": ([], {}, ["prompts is empty", "at least one"]),
     "empty text": ("", {}, ["prompt 0 is empty", "at least one token"]),
@@ -145,7 +145,8 @@ REFUSED = {
 
 @pytest.fixture
 def refused(monkeypatch):
-    """`generate` raises ValueError, its message holds every word, and nothing was compiled or run."""
+    """`generate` raises ValueError with every word in its message, and nothing was compiled or
+    run."""
 
     def touched(*_, **__):
         raise AssertionError("the decoder was reached")
@@ -166,20 +167,20 @@ def refused(monkeypatch):
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused(refused, target, case):
-    """The message names the value and the cure."""
+    """The error names the value and the cure."""
     prompts, options, words = REFUSED[case]
     refused(target, prompts, words, **options)
 
 
 @pytest.mark.parametrize("swap", [False, True])
 def test_draft_without_a_tokenizer(refused, target, wordless, swap):
-    """A model without a tokenizer is no draft for one with it, nor the other way round."""
+    """A model without a tokenizer is no draft for one with a tokenizer, nor the other way round."""
     target, draft = (wordless, target) if swap else (target, wordless)
     refused(target, [[1]], ["target", "wordless", "no tokenizer", "NGram()"], draft=draft)
 
 
 def test_draft_context(refused, target, draft):
-    """The draft reads the text too."""
+    """The text must fit into the draft's context too."""
     refused(
         target,
         [[1] * 10],
@@ -190,12 +191,12 @@ def test_draft_context(refused, target, draft):
 
 
 def test_draft_and_proposer(refused, target, draft):
-    """One of the two."""
+    """Only one of the two may be given."""
     refused(target, "a", ["draft=", "proposer=", "not both"], draft=draft, proposer=specjax.NGram())
 
 
 def test_draft_as_proposer(refused, target, draft):
-    """A draft model that comes without its weights."""
+    """A draft model needs its weights."""
     for kind in (specjax.DraftModel, specjax.Universal):
         refused(
             target,
@@ -206,7 +207,7 @@ def test_draft_as_proposer(refused, target, draft):
 
 
 def test_a_proposer_of_other_models(refused, target, draft, wordless):
-    """Weights and structure have to be of the same model."""
+    """Weights and structure must belong to the same model."""
     size = target.model.vocab_size
     refused(target, "a", ["DraftTree", "draft="], proposer=specjax.DraftTree(draft.model, size))
     other = specjax.DraftModel(specjax.load(folders.padded()).model, size)
@@ -240,7 +241,8 @@ def test_a_prompt_that_fills_the_context(refused, target, draft):
 
 
 def test_a_mix_that_cannot_be_judged(refused, target, draft):
-    """A tree of point masses beside drawn guesses, under a rule of independent draws."""
+    """Point masses on siblings cannot stand beside drawn drafts under a rule of independent
+    draws."""
     size = target.model.vocab_size
     grown, drawn = (
         specjax.DynamicTree(draft.model, size, 2),
@@ -253,7 +255,7 @@ def test_a_mix_that_cannot_be_judged(refused, target, draft):
 
 
 def test_quantising_waits_for_all_checks(refused, target):
-    """It compiles a program for each shape of a kernel."""
+    """Quantising compiles a program per shape of a kernel, so it comes after all checks."""
     for how in ({"proposer": "self-int8"}, {"draft": target, "draft_dtype": "int8"}):
         for wrong in (
             {"seed": -1},
@@ -270,10 +272,10 @@ def test_text_without_tokenizer(refused, wordless):
 
 
 def test_stop_without_tokenizer(refused, wordless):
-    """A stop string needs one too."""
+    """A stop string needs a tokenizer too."""
     refused(wordless, [[1]], ["stop", "'x'", "tokenizer", "wordless"], stop="x")
 
 
 def test_bad_word_without_tokenizer(refused, wordless):
-    """And so does a bad word."""
+    """A bad word needs a tokenizer too."""
     refused(wordless, [[1]], ["bad_words", "'x'", "tokenizer", "wordless"], bad_words=["x"])

@@ -1,4 +1,5 @@
-"""`load("org/name")`: the Hub's cache and its offline behaviour, and folders that never touch the network."""
+"""`load("org/name")`: the Hub's cache and its offline behaviour; folders never touch the
+network."""
 
 import fnmatch
 import json
@@ -39,7 +40,8 @@ print(json.dumps({"found": found, "asked": asked}))
 
 @pytest.fixture
 def cache(tmp_path):
-    """A cache as huggingface_hub lays it out: a model with two commits, and one that was not downloaded to the end."""
+    """A cache as huggingface_hub lays it out, with a model with two commits and an incomplete
+    download."""
     root = tmp_path / "cache"
     for name, commit, files in (
         ("cat", SHA, ("*",)),
@@ -63,11 +65,12 @@ def cache(tmp_path):
 
 @pytest.mark.parametrize("offline", ["1", "0"], ids=["offline", "unreachable"])
 def test_the_cache_serves_without_a_network(cache, offline):
-    """By name, branch and commit; what is not there, or not wholly, says so.  Offline, nothing is even looked up."""
+    """Models are found by name, branch and commit; missing or incomplete ones give an error,
+    even offline."""
     names = [("tiny/cat", None), ("tiny/cat", "v1"), ("tiny/cat", "v2"), ("tiny/dog", None)]
     if (
         offline == "1"
-    ):  # without a network, huggingface_hub tries again for half a minute where it knows the commit
+    ):  # without a network, huggingface_hub retries for half a minute if it knows the commit
         names += [("tiny/cat", OLD), ("tiny/half", None)]
     environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": offline}
     command = [sys.executable, "-c", _SCRIPT, json.dumps(names)]
@@ -88,7 +91,7 @@ def test_the_cache_serves_without_a_network(cache, offline):
         assert name.split("@")[0] in message and "cache" in message and "HF_HUB_OFFLINE" in message
     if (
         offline == "1"
-    ):  # older versions do not know that it is not whole, and then the folder shows it
+    ):  # older versions do not know that the download is incomplete, so the folder check finds it
         kind, message = found["tiny/half@None"]
         assert kind == "FileNotFoundError" and (
             "model.safetensors" in message or "not (wholly)" in message
@@ -98,7 +101,7 @@ def test_the_cache_serves_without_a_network(cache, offline):
 
 @pytest.fixture
 def unreachable(monkeypatch):
-    """Any look-up of a name or connection fails the test."""
+    """Any look-up of a name and any connection fails the test."""
 
     def touched(*arguments, **_):
         raise AssertionError(f"the network was touched: {arguments}")
@@ -109,7 +112,7 @@ def unreachable(monkeypatch):
 
 
 def test_a_folder_never_touches_the_network(unreachable, monkeypatch, tmp_path):
-    """Neither as a path nor as a name that happens to look like one of the Hub's."""
+    """This holds for paths and for folder names that look like names on the Hub."""
     assert specjax.load(folders.wordless()).eos == (0,)
     shutil.copytree(folders.wordless(), tmp_path / "org" / "name")
     monkeypatch.chdir(tmp_path)
@@ -120,19 +123,19 @@ def test_a_folder_never_touches_the_network(unreachable, monkeypatch, tmp_path):
     "path", ["./org", "../a", "/org/name", "org/name/", "a/b/c", "~/name", "nowhere", "a\\b/c"]
 )
 def test_what_looks_like_a_path_is_one(unreachable, path):
-    """A folder that is missing is named, and not searched for elsewhere."""
+    """A missing folder is named and not searched for elsewhere."""
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         specjax.load(path)
 
 
 def test_revision_of_a_folder(unreachable):
-    """A folder has none."""
+    """A folder has no revisions, so the option is refused."""
     with pytest.raises(ValueError, match="revision='v1'"):
         specjax.load(folders.target(), revision="v1")
 
 
 def test_without_huggingface_hub(monkeypatch):
-    """The extra that brings it."""
+    """The error names the extra that installs it."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ValueError, match=r"org/name.*specjax\[hub\]"):
         specjax.load("org/name")
@@ -140,7 +143,7 @@ def test_without_huggingface_hub(monkeypatch):
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_only_what_is_needed_is_fetched(tmp_path, monkeypatch, sharded):
-    """No pickles, no code, no second set of weights."""
+    """Pickles, code and a second set of weights are not downloaded."""
     remote, here = tmp_path / "remote", tmp_path / "snapshots" / SHA
     folders.random_llama(5).save_pretrained(
         remote, **({"max_shard_size": "60KB"} if sharded else {})
@@ -179,7 +182,7 @@ def test_only_what_is_needed_is_fetched(tmp_path, monkeypatch, sharded):
     ],
 )
 def test_refusals_of_the_hub(monkeypatch, kind, error, words):
-    """Each says what to do."""
+    """Each error says what to do."""
 
     def refuse(*_, **__):
         raise (kind := getattr(errors, name)).__new__(kind)

@@ -1,4 +1,4 @@
-"""Rules that change the distribution: which guesses they keep is a statement about the target's numbers alone."""
+"""Rules that change the distribution: which drafts they accept depends on the target alone."""
 
 import itertools
 
@@ -11,7 +11,7 @@ from specjax import RULES, Match, Threshold, Typical
 
 
 def possible(parent, tokens, target, rule):
-    """[node] -> whether `rule` keeps the text up to it, guess by guess, in plain words."""
+    """[node] -> whether `rule` accepts the text up to it, written draft by draft."""
     chosen = [1.0] + [float(target[max(up, 0)][tokens[n]]) for n, up in list(enumerate(parent))[1:]]
 
     def likely(n):
@@ -52,7 +52,8 @@ INEXACT = [
 
 
 def decide(rule, shape, table=Table):
-    """What `rule` says of every proposal of a shape: tokens, target [M, N, V], the target's draws, and the outcome."""
+    """Run `rule` on every proposal of a shape: tokens, target [M, N, V], the target's draws, the
+    outcome."""
     vocab, parent = SHAPES[shape]
     tokens = np.array(
         [(0, *rest) for rest in itertools.product(range(vocab), repeat=len(parent) - 1)]
@@ -60,7 +61,7 @@ def decide(rule, shape, table=Table):
     target = rows_of(parent, tokens, table(vocab, 5))
     wanted = np.argmax(
         target * np.random.default_rng(6).random(target.shape), axis=-1
-    )  # any that are possible
+    )  # tokens that are possible under the target
     found = outcomes(
         rule, parent, ForcedTokens(wanted, vocab), np.ones(len(tokens)), tokens, target, None
     )
@@ -68,7 +69,7 @@ def decide(rule, shape, table=Table):
 
 
 def test_every_inexact_rule_is_enumerated():
-    """A rule that makes no claim has a case too."""
+    """Every rule that is not exact has a case too."""
     assert {type(rule) for rule in INEXACT} == {rule for rule in RULES.values() if not rule.exact}
 
 
@@ -76,7 +77,7 @@ def test_every_inexact_rule_is_enumerated():
 @pytest.mark.parametrize("shape", ["chain of 3", "siblings below", "absent between siblings"])
 @pytest.mark.parametrize("rule", INEXACT, ids=repr)
 def test_an_inexact_rule_keeps_the_longest_path_that_it_may(rule, shape, table):
-    """Of every proposal; after it comes the target's own draw."""
+    """For every proposal; the next token is the target's own draw."""
     parent = SHAPES[shape][1]
     tokens, target, wanted, found = decide(rule, shape, table)
     lengths = set()
@@ -97,7 +98,7 @@ def test_an_inexact_rule_keeps_the_longest_path_that_it_may(rule, shape, table):
 @pytest.mark.parametrize("shape", ["chain of 3", "breadth first"])
 @pytest.mark.parametrize("mean", [False, True])
 def test_threshold_from_all_to_nothing(mean, shape):
-    """At 0 it keeps all that is possible, at 1 nothing, and then the text is that of plain decoding."""
+    """At 0 it accepts every possible draft; at 1 none, and the text is that of plain decoding."""
     everything, nothing = (decide(Threshold(value, mean), shape)[3] for value in (0, 1))
     assert set(everything.num_accepted) == {everything.accepted.shape[1]}
     wanted = decide(Threshold(1, mean), shape)[2]
@@ -107,7 +108,7 @@ def test_threshold_from_all_to_nothing(mean, shape):
 
 @pytest.mark.parametrize("rule", INEXACT, ids=repr)
 def test_at_temperature_0_an_inexact_rule_is_greedy(rule):
-    """One-hot rows: it emits what `match` emits of a tree, or with `mean` a beginning of it."""
+    """On one-hot rows it emits what `match` emits, or with `mean` a beginning of it."""
     vocab, parent = SHAPES["siblings below"]
     tokens, target, _, _ = decide(rule, "siblings below", GreedyTable)
     draw = ForcedTokens(target.argmax(-1), vocab)
@@ -130,7 +131,7 @@ def test_at_temperature_0_an_inexact_rule_is_greedy(rule):
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["threshold", "posterior_threshold", "posterior_alpha"])
 def test_a_threshold_outside_0_and_1_is_refused(name, value):
-    """By name and value, before anything is compiled."""
+    """The error names the threshold and its value before anything is compiled."""
     rule = Threshold if name == "threshold" else Typical
     with pytest.raises(
         ValueError, match=rf"^{name}={value} is not allowed; it must lie in \[0, 1\]$"
@@ -139,4 +140,4 @@ def test_a_threshold_outside_0_and_1_is_refused(name, value):
     with pytest.raises(
         ValueError, match=rf"^{name}={value} is not allowed; it must lie in \[0, 1\]$"
     ):
-        rule(**{name: np.array([0.5, value])})  # one a row
+        rule(**{name: np.array([0.5, value])})  # one per row

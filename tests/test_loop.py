@@ -1,4 +1,5 @@
-"""The loop and the optimizer, with a job of a few numbers: accumulation, averages, early stops, and what goes wrong."""
+"""The training loop and optimizer on a tiny job: accumulation, averages, early stops and
+failures."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ SETTINGS = {
 
 @dataclasses.dataclass(eq=False)
 class Toy:
-    """Numbers that follow the mean of others; `before` is called before each evaluation."""
+    """Fits numbers to the mean of others; `before` is called before each evaluation."""
 
     size: int = SIZE
     goals: tuple[float, ...] = ()
-    broken: int | None = None  # a step whose batch is not a number
+    broken: int | None = None  # a step whose batch is NaN
     before: object = None
     inputs: dict = dataclasses.field(default_factory=lambda: {"text": "a" * 64})
     frozen = None
@@ -80,14 +81,14 @@ def exported(out, name="model"):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of the toy that nothing disturbed."""
+    """A run of the toy job without any disturbance."""
     out = tmp_path_factory.mktemp("toy") / "run"
     fit(Toy(), settings(out))
     return out
 
 
 def test_parts_of_a_batch_are_the_batch():
-    """The loss, its metrics and its gradient, where the parts hold unequal weights."""
+    """Loss, metrics and gradient of unequal parts add up to those of the batch."""
     x, y = (np.random.default_rng(n).normal(size=(8, 5)).astype(np.float32) for n in (0, 1))
     batch = {"x": x, "y": y, "weight": (np.arange(8) % 3).astype(np.float32)}
 
@@ -125,8 +126,8 @@ WARMUPS = [*({"warmup_steps": n} for n in (0, 2, 200)), {"warmup_fraction": 0.6}
 @pytest.mark.parametrize("decay", [0.0, 0.2, 0.9, 1.0])
 @pytest.mark.parametrize("kind", ["wsd", "cosine"])
 def test_a_rate_rises_once_and_falls_once(kind, decay, warmup):
-    """Up to its peak, never beyond it, and down to 0 behind the last step, without a jump: whatever
-    of warm-up and decay fits into the run."""
+    """The rate rises to its peak and falls to 0 after the last step without a jump, whatever
+    part of warm-up and decay fits into the run."""
     for steps in (1, 2, 3, 7, 50, 200, 250, 1000):
         changes = {"steps": steps, "schedule": kind, "decay_fraction": decay, **warmup}
         made = make_schedule(LoopOptions(learning_rate=1.0, **changes))
@@ -134,7 +135,7 @@ def test_a_rate_rises_once_and_falls_once(kind, decay, warmup):
         peak, change = int(rate.argmax()), np.diff(rate)
         assert rate.max() == pytest.approx(1) and rate[-1] == pytest.approx(0, abs=1e-6), steps
         assert (change[:peak] >= 0).all() and (change[peak:] <= 1e-6).all(), steps
-        # Neither part is squeezed to less than it asks for, or than half of the run.
+        # Neither part gets less than the smaller of its request and half of the run.
         half, asked = max(1, steps // 2), warmup.get("warmup_steps", round(0.6 * steps))
         assert (rate[0] == 0) == (asked > 0 and steps > 1), steps
         assert change.max() <= 1 / max(1, min(asked, half)) + 1e-6, steps
@@ -163,13 +164,13 @@ def test_a_rate_rises_once_and_falls_once(kind, decay, warmup):
     ],
 )
 def test_numbers_that_no_run_can_have_are_refused(changes, message):
-    """By name, before anything runs."""
+    """The error names the option before anything runs."""
     with pytest.raises(ValueError, match=message):
         LoopOptions(**changes)
 
 
 def test_the_rate_is_logged(tmp_path, capsys):
-    """That of the step, to its digits; and a warm-up that does not fit is said to be shorter."""
+    """The log has the rate of the step; a message says if the warm-up was shortened."""
     changes = {"warmup_steps": 100, "learning_rate": 1e-7, "log_every": 1, "decay_fraction": 0.25}
     fit(Toy(), settings(tmp_path, steps=8, **changes))
     rates = [line["learning_rate"] for line in metrics(tmp_path) if "learning_rate" in line]
@@ -178,7 +179,7 @@ def test_the_rate_is_logged(tmp_path, capsys):
 
 
 def test_the_schedule_does_not_depend_on_steps_before_it_decays():
-    """So that a run can be resumed with more of them."""
+    """A run can therefore be resumed with more steps."""
     short, long = (
         make_schedule(LoopOptions(steps=s, warmup_steps=10, decay_fraction=0.2)) for s in (100, 500)
     )
@@ -187,7 +188,8 @@ def test_the_schedule_does_not_depend_on_steps_before_it_decays():
 
 
 def test_the_cosine_schedule():
-    """Up to the peak at the end of the warm-up, half of it in the middle of the rest, nothing at the end."""
+    """It reaches the peak after the warm-up, half of it in the middle of the rest, and 0 at the
+    end."""
     rate = make_schedule(
         LoopOptions(steps=110, warmup_steps=10, learning_rate=0.4, schedule="cosine")
     )
@@ -197,7 +199,7 @@ def test_the_cosine_schedule():
 
 
 def test_the_average_is_what_is_kept(tmp_path):
-    """ema <- decay ema + (1 - decay) params, from the start; and it is exported."""
+    """ema <- decay ema + (1 - decay) params from the start, and the average is exported."""
     constant = {"decay_fraction": 0.0, "warmup_steps": 0}
     wanted = np.zeros(SIZE)
     for steps in (1, 2):
@@ -208,7 +210,8 @@ def test_the_average_is_what_is_kept(tmp_path):
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path):
-    """At its step, with its batch, and the last good checkpoint can be resumed."""
+    """The run stops at that step, names the batch, and can be resumed from the last good
+    checkpoint."""
     with pytest.raises(
         FloatingPointError, match=r"at step 7, on batch 6 .*last good checkpoint \(step 6\)"
     ):
@@ -220,9 +223,10 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path):
 
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # Orbax leaves its threads as they are
+)  # Orbax does not end its threads
 def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
-    """A checkpoint that cannot be written is an error that says so; with room the run ends as if nothing happened."""
+    """A failed write is reported; once there is room, the run resumes as if nothing had
+    happened."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     evaluations = []
 
@@ -238,14 +242,14 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
             fit(Toy(before=fill, goals=(1.0, 0.0)), settings(tmp_path))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    gc.collect()  # here, not in the next test
+    gc.collect()  # collect garbage here, not in the next test
     fit(Toy(), settings(tmp_path))
     assert exported(tmp_path).tobytes() == exported(finished).tobytes()
     assert metrics(tmp_path) == metrics(finished)
 
 
 def test_patience(tmp_path):
-    """The best evaluation is kept, the second without a better one ends the run, and it stays ended."""
+    """The best evaluation is exported, the second one that is not better ends the run for good."""
     long = {"steps": 30, "decay_fraction": 0.0}
     fit(Toy(goals=(1.0, 3.0, 2.0, 3.0)), settings(tmp_path / "run", patience=2, **long))
     fit(Toy(), settings(tmp_path / "run", patience=2, **long))
@@ -255,7 +259,8 @@ def test_patience(tmp_path):
 
 
 def test_other_options_and_inputs_are_refused(tmp_path, finished):
-    """Each change is named; those that do not touch the numbers are free; and they can be accepted."""
+    """Each change is named; options that do not affect the numbers may change; changes can be
+    accepted."""
     fit(Toy(), settings(tmp_path, stop_at=3))
     with pytest.raises(
         ValueError, match=r"--learning-rate was 0.002 and is 0.1(.|\n)*--accept-changes"
@@ -271,7 +276,7 @@ def test_other_options_and_inputs_are_refused(tmp_path, finished):
 
 
 def test_a_run_says_what_it_was(finished):
-    """Resolved options, versions, hashes."""
+    """run.json has the resolved options, versions and hashes."""
     found = json.loads((finished / "run.json").read_text())
     assert found["options"] == dataclasses.asdict(settings(finished))
     assert found["versions"]["jax"] == jax.__version__
@@ -279,7 +284,7 @@ def test_a_run_says_what_it_was(finished):
 
 
 def test_a_line_that_was_cut_off_is_dropped(tmp_path):
-    """A process that is killed while it writes a line leaves half of it."""
+    """A process that is killed while writing leaves half a line."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo')
     record.Metrics(path, 1).write(2, {"loss": 0.5})
@@ -287,7 +292,7 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path):
 
 
 def test_tensorboard_is_optional(tmp_path, monkeypatch):
-    """Without its writer the error says what to install; with it every number arrives."""
+    """Without its writer the error says what to install; with it every number is logged."""
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ValueError, match="pip install tensorboardX"):
         record.Metrics(tmp_path / "metrics.jsonl", 0, tensorboard=True)
@@ -311,7 +316,7 @@ def test_tensorboard_is_optional(tmp_path, monkeypatch):
 
 
 def test_curves(finished, monkeypatch):
-    """A picture of every metric; without matplotlib a run that wants one is refused before it starts."""
+    """The picture shows every metric; without matplotlib the run is refused before it starts."""
     with monkeypatch.context() as context:
         context.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(ValueError, match="pip install matplotlib"):
@@ -329,7 +334,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_options_from_a_file(tmp_path, name):
-    """They are read, and the command line wins."""
+    """Options are read from the file, and the command line wins."""
     (tmp_path / name).write_text(FILES[name])
     found = options.parse(
         LoopOptions, ["--config", str(tmp_path / name), "--out", "here", "--batch-size", "2"]
@@ -348,7 +353,7 @@ def test_options_from_a_file(tmp_path, name):
     ],
 )
 def test_a_bad_file_of_options(tmp_path, text, message, capsys):
-    """The file and what is wrong with it."""
+    """The error names the file and its fault."""
     (tmp_path / "options.json").write_text(text)
     with pytest.raises(SystemExit):
         options.parse(LoopOptions, ["--config", str(tmp_path / "options.json")])
@@ -356,7 +361,7 @@ def test_a_bad_file_of_options(tmp_path, text, message, capsys):
 
 
 def test_what_a_user_can_mend_is_one_message(capsys):
-    """And a mistake of ours a traceback."""
+    """User errors print one message, and bugs a traceback."""
 
     def refuse():
         raise ValueError("--steps is 0; it must be at least 1")
@@ -372,7 +377,7 @@ def test_what_a_user_can_mend_is_one_message(capsys):
 
 
 def test_a_kind_of_file_that_is_not_read(tmp_path, capsys):
-    """And one that is not there."""
+    """Unknown kinds of files and missing files are refused."""
     (tmp_path / "options.ini").write_text("steps=7")
     for name, message in [
         ("options.ini", "must end in .yaml, .toml or .json"),

@@ -1,4 +1,4 @@
-"""Losses: against float64, against finite differences, chunked against whole, and against speculative sampling."""
+"""Losses against float64, finite differences, unchunked losses and speculative sampling."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def close(found, wanted, tolerance):
 
 @pytest.mark.parametrize(("name", "chunk"), [*((name, 8) for name in LOSSES), ("forward-kl", 64)])
 def test_a_chunked_loss_is_the_whole_one(name, chunk):
-    """Value and gradients, whether or not the chunks divide the rows."""
+    """Value and gradients agree, whether or not the chunks divide the rows."""
     loss, rows, shared = LOSSES[name]
 
     def whole(hidden, head):
@@ -79,7 +79,7 @@ def test_a_chunked_loss_is_the_whole_one(name, chunk):
 
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["plain", "warped"])
 def test_chunked_rows_are_the_whole_ones(sampling):
-    """Numbers of each token, and the gradient of any function of them."""
+    """The statistics of each token agree, and so does the gradient of any function of them."""
     rows, shared, mix = (
         (LABELS, TARGET_HIDDEN),
         (TARGET_HEAD, sampling),
@@ -102,7 +102,8 @@ def test_chunked_rows_are_the_whole_ones(sampling):
 
 @pytest.mark.parametrize("kind", ["sum", "rows"])
 def test_chunks_keep_no_logits(kind):
-    """Memory of the loss and its gradient: an eighth of the tokens at a time is less than a quarter of the memory."""
+    """With an eighth of the tokens per chunk, loss and gradient need less than a quarter of the
+    memory."""
     tokens, vocab = 1024, 4096
     shapes = [(tokens, 8), (8, vocab), (tokens, 8), (8, vocab)]
 
@@ -151,7 +152,8 @@ def written_out(name, p, q):
     ("name", "sampling"), [*((n, None) for n in DIVERGENCES), *((n, WARM) for n in FILTERED)]
 )
 def test_divergences_against_float64(name, sampling):
-    """Values, and gradients against finite differences, with and without filters on the target."""
+    """Values and gradients (by finite differences) agree, with and without filters on the
+    target."""
     target = log_target(TARGET_LOGITS, sampling)
     p = float64(np.asarray(target, np.float64))
     heat = 1.0 if sampling is None else float(sampling.temperature[0])
@@ -175,7 +177,7 @@ def test_divergences_against_float64(name, sampling):
 
 
 def test_statistics_against_float64():
-    """Cross-entropy, and what is reported beside a loss."""
+    """Cross-entropy and the statistics that are reported beside a loss agree."""
     p, q = float64(TARGET_LOGITS), float64(LOGITS)
     wanted = -(np.asarray(WEIGHT) * np.log(q[np.arange(37), LABELS])).sum()
     assert float(cross_entropy(LOGITS, WEIGHT, LABELS)) == pytest.approx(wanted, rel=1e-5)
@@ -190,7 +192,7 @@ def test_statistics_against_float64():
 
 
 def test_a_blend_goes_from_forward_kl_to_the_loss():
-    """The ends, and the middle."""
+    """Both ends and the middle are as defined."""
     target, draft = log_target(TARGET_LOGITS), log_draft(LOGITS)
     kl, tv = (DIVERGENCES[name](target, draft) for name in ("forward-kl", "total-variation"))
     for share in (0.0, 0.25, 1.0):
@@ -199,32 +201,34 @@ def test_a_blend_goes_from_forward_kl_to_the_loss():
 
 
 def test_a_greedy_target_is_one_token_and_its_draft_is_not():
-    """At temperature 0 alpha is what the draft gives to the target's token, and can be learned."""
+    """At temperature 0, alpha is the draft's probability of the target's token, and it can be
+    learned."""
     greedy = Sampling.create(1, 0.0)
     alpha = acceptance(log_target(TARGET_LOGITS, greedy), log_draft(LOGITS, greedy))
     wanted = float64(LOGITS)[np.arange(37), np.asarray(TARGET_LOGITS).argmax(1)]
     np.testing.assert_allclose(alpha, wanted, rtol=1e-4)
 
 
-# A toy: the next token depends on the last one alone, in the target and in the draft.
+# A toy: the next token of target and draft depends on the previous token only.
 SIZE, GAMMA, DRAWS = 6, 3, 100_000
 TABLES = jax.random.normal(jax.random.key(7), (2, SIZE, SIZE)) * 1.5
 SETTINGS = {
     "plain": Sampling.create(1),
     "warm": Sampling.create(1, 0.8),
     "filtered": Sampling.create(1, 1.2, top_k=5, top_p=0.9),
-    "smaller vocabulary": Sampling.create(1),  # of the draft, which never says the last two tokens
+    "smaller vocabulary": Sampling.create(1),  # the draft's vocabulary lacks the last two tokens
 }
 
 
 def toy(name):
-    """Log-probabilities [V, V] of target and draft: filters on the target alone, as in the loss."""
+    """Log-probabilities [V, V] of target and draft, with filters on the target only, as in the
+    loss."""
     draft = TABLES[1].at[:, 4:].set(-jnp.inf) if name == "smaller vocabulary" else TABLES[1]
     return log_target(TABLES[0], SETTINGS[name]), log_draft(draft, SETTINGS[name])
 
 
 def speculate(log_p, log_q, gamma):
-    """The number of guesses kept in each of DRAWS steps of the shipped rule, from token 0."""
+    """The number of accepted drafts in each of DRAWS steps of the library's rule, from token 0."""
 
     def one(key):
         draw = IndependentDraw(key, SIZE)
@@ -241,14 +245,14 @@ def speculate(log_p, log_q, gamma):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_accepted_guesses_are_the_overlap(name):
-    """The share of accepted guesses in 100 000 draws is sum_v min(p, q), within three standard errors."""
+    """The acceptance rate of 100 000 draws is sum_v min(p, q), within three standard errors."""
     log_p, log_q = toy(name)
     alpha = float(acceptance(log_p[0], log_q[0]))
     assert abs(speculate(log_p, log_q, 1).mean() - alpha) < 3 * (alpha * (1 - alpha) / DRAWS) ** 0.5
 
 
 def over_target_text(log_p, log_q):
-    """E[N] as the loss has it: every text of the target, weighed by its probability."""
+    """E[N] as the loss computes it: every text of the target, weighed by its probability."""
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     texts = np.array([(0, *rest) for rest in itertools.product(range(SIZE), repeat=GAMMA)])
     before, after = texts[:, :-1], texts[:, 1:]
@@ -260,8 +264,8 @@ def over_target_text(log_p, log_q):
 
 
 def over_guesses(log_p, log_q, root=0, end=None):
-    """E[N] as speculative sampling has it: every chain of guesses, weighed by its probability.
-    What is guessed behind an accepted `end` is never committed."""
+    """E[N] of speculative sampling: every chain of drafts, weighed by its probability. Drafts
+    behind an accepted `end` are never committed."""
     p, q = np.exp(np.asarray(log_p, np.float64)), np.exp(np.asarray(log_q, np.float64))
     total = 0.0
     for guesses in itertools.product(range(SIZE), repeat=GAMMA):
@@ -275,7 +279,8 @@ def over_guesses(log_p, log_q, root=0, end=None):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_expected_accepted_length_is_that_of_speculative_sampling(name):
-    """Over all texts of the target, over all chains of the draft, and in 100 000 steps of the shipped rule."""
+    """Over all texts of the target, over all drafted chains, and in 100 000 steps of the
+    library's rule."""
     log_p, log_q = toy(name)
     exact = over_guesses(log_p, log_q)
     assert float(over_target_text(log_p, log_q)) == pytest.approx(exact, rel=1e-5)
@@ -284,7 +289,7 @@ def test_the_expected_accepted_length_is_that_of_speculative_sampling(name):
 
 
 def test_the_gradient_of_the_expected_accepted_length():
-    """Against finite differences of the sum over chains of guesses, in every logit of the draft."""
+    """It equals finite differences of the sum over drafted chains, for every logit of the draft."""
     log_p, _ = toy("warm")
 
     def logits(table):
@@ -305,8 +310,8 @@ END, PLACES = 3, 5
 
 
 def texts_with_ends(p):
-    """Every text of PLACES tokens behind token 0, padded behind END; its probability, and where the
-    target drew."""
+    """Every text of PLACES tokens after token 0, padded after END; its probability, and which
+    tokens the target drew."""
     texts = np.array([(0, *rest) for rest in itertools.product(range(SIZE), repeat=PLACES)])
     over = np.cumsum(texts == END, axis=1)[:, :-1] > 0
     texts, over = (x[(texts[:, 1:] * over == 0).all(1)] for x in (texts, over))
@@ -314,7 +319,7 @@ def texts_with_ends(p):
 
 
 def of_texts_with_ends(log_p, log_q, limit):
-    """E[N] as the loss has it: a mean over starts in texts that end or are cut at `limit`."""
+    """E[N] as the loss computes it: a mean over starts in texts that end or are cut at `limit`."""
     p, q = jnp.exp(log_p), jnp.exp(log_q)
     texts, chance, drawn = texts_with_ends(np.asarray(p))
     before, after = texts[:, :-1], texts[:, 1:]
@@ -328,7 +333,7 @@ def of_texts_with_ends(log_p, log_q, limit):
 
 
 def of_guesses_before_ends(log_p, log_q, limit):
-    """E[N] as speculative sampling has it, a mean over the same starts."""
+    """E[N] of speculative sampling: a mean over the same starts."""
     texts, chance, drawn = texts_with_ends(np.exp(log_p))
     exact = np.array([over_guesses(log_p, log_q, root, END) for root in range(SIZE)])
     weight = (chance[:, None] * drawn)[:, : limit - GAMMA + 1]
@@ -337,10 +342,10 @@ def of_guesses_before_ends(log_p, log_q, limit):
 
 @pytest.mark.parametrize("limit", [PLACES, PLACES - 1])
 def test_chains_that_an_end_cuts_short_count(limit):
-    """Value and gradient are exact where texts end, and where they are cut.  Without the chains
-    before an end the value is 11 % too great, and with those before a cut 2 to 4 % too small."""
+    """Value and gradient are exact where texts end and where they are cut. Without the chains
+    before an EOS the value is 11 % too large; with those before a cut it is 2 to 4 % too small."""
     (_, log_q), draft = toy("warm"), TABLES[1]
-    log_p = jax.nn.log_softmax(TABLES[0].at[:, END].add(2))  # ends are frequent
+    log_p = jax.nn.log_softmax(TABLES[0].at[:, END].add(2))  # make EOS frequent
     exact = of_guesses_before_ends(log_p, log_q, limit)
     assert float(of_texts_with_ends(log_p, log_q, limit)) == pytest.approx(exact, rel=1e-5)
 
@@ -359,8 +364,7 @@ def test_chains_that_an_end_cuts_short_count(limit):
 
 
 def test_chains_start_where_the_target_drew():
-    """They stop at an end of text, and do not count at a cut; with one guess 1 - E[N] is total
-    variation."""
+    """Chains stop at EOS and do not count at a cut; with one draft, 1 - E[N] is total variation."""
     ratio, alpha = jnp.full((2, 6), 0.5), jnp.full((2, 6), 0.8)
     drawn, limit = jnp.array([[0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 0, 0]]), jnp.array([6, 4])
     length, counts = expected_accepted_length(ratio, alpha, drawn, limit, 2)
@@ -371,14 +375,14 @@ def test_chains_start_where_the_target_drew():
 
 
 def test_warping_in_a_loss_is_the_decoders():
-    """The same function, so the same distribution as served."""
+    """It is the same function as in decoding, so it gives the same distribution."""
     wanted = jax.nn.log_softmax(warp(TARGET_LOGITS[None], WARM)[0])
     np.testing.assert_array_equal(log_target(TARGET_LOGITS, WARM), wanted)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 def test_mixed_products_round_and_sum_as_they_say(axis):
-    """bfloat16 factors, float32 sums, gradients of both factors."""
+    """The factors are bfloat16, the sums float32, and both factors have gradients."""
     x, kernel = HIDDEN[:5], HEAD if axis == 0 else HEAD.T
     dimensions = (((1,), (axis,)), ((), ()))
 

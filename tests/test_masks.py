@@ -1,4 +1,5 @@
-"""Loss masks: of a conversation only what the assistant says is learned, and --show-mask shows it."""
+"""Loss masks: of a conversation only the assistant's replies are learned, and --show-mask shows
+it."""
 
 from __future__ import annotations
 
@@ -22,26 +23,39 @@ from specjax.training.material import learned
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 SIMPLE = {
-    "zephyr": "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
+    "zephyr": "{% for m in messages %}"
+    "{{ '<|' + m.role + '|>\n' + m.content + eos_token + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
-    "phi": "{% for m in messages %}{{ '<|' + m.role + '|>' + '\n' + m.content + '<|end|>\n' }}{% endfor %}"
+    "phi": "{% for m in messages %}"
+    "{{ '<|' + m.role + '|>' + '\n' + m.content + '<|end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ eos_token }}{% endif %}",
-    "mistral": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+    "mistral": "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
     "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}",
 }
-# What ends a turn, by template.
-ENDS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>", "llama2": "</s>", "zephyr": "</s>",
-        "mistral": "</s>"}  # fmt: skip
+# The token that ends a turn, by template.
+ENDS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>", "llama2": "</s>",
+        "zephyr": "</s>", "mistral": "</s>"}  # fmt: skip
 CHATS = {
-    "turns": [("user", "the cat?"), ("assistant", "on the mat"), ("user", "and ü the dog"), ("assistant", "ate it")],
-    "the reply repeats the question": [("user", "the cat"), ("assistant", "the cat"), ("user", "the cat"),
-                                       ("assistant", "the cat")],
+    "turns": [
+        ("user", "the cat?"),
+        ("assistant", "on the mat"),
+        ("user", "and ü the dog"),
+        ("assistant", "ate it"),
+    ],
+    "the reply repeats the question": [
+        ("user", "the cat"),
+        ("assistant", "the cat"),
+        ("user", "the cat"),
+        ("assistant", "the cat"),
+    ],
     "an empty system turn": [("system", ""), ("user", "the cat?"), ("assistant", "on the mat")],
-}  # fmt: skip
+}
 
 
 def target(template, ends=()):
-    """What `encode_conversation` reads of a target, whose tokenizer has the ends of turns as tokens."""
+    """What `encode_conversation` needs of a target, whose tokenizer has the ends of turns as
+    tokens."""
     words = folders.tokenizer()
     words.add_special_tokens([*SPECIAL.values(), *ENDS.values()])
     files = {"tokenizer_config.json": json.dumps({"chat_template": template, **SPECIAL}).encode()}
@@ -52,8 +66,8 @@ def target(template, ends=()):
 @pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", ENDS)
 def test_no_prompt_token_is_learned(name, chat):
-    """By characters, found without the mask's own means: a token is learned just where all of it lies in a reply or in
-    the token that ends one."""
+    """Checked by characters, independently of the mask's code: a token is learned if and only if
+    all of it lies in a reply or in the token that ends one."""
     turns = [
         turn for turn in CHATS[chat] if turn[0] != "system" or name not in ("gemma", "mistral")
     ]
@@ -69,7 +83,7 @@ def test_no_prompt_token_is_learned(name, chat):
             end = text.index(ENDS[name], after) + len(ENDS[name])
             spans.append(
                 (begin - (name == "llama2"), end)
-            )  # this one writes a space before what is said
+            )  # this template writes a space before the message
     encoded = made.tokenizer.encode(text, add_special_tokens=False)
     assert encoded.ids == ids.tolist()
     wanted = [any(low <= a and b <= high for low, high in spans) for a, b in encoded.offsets]
@@ -78,7 +92,8 @@ def test_no_prompt_token_is_learned(name, chat):
 
 
 def test_a_boundary_that_is_not_certain_is_refused(tmp_path):
-    """Templates that write a turn otherwise once another follows, and those that put the end behind the whole."""
+    """Some templates write a turn differently once another follows, or write the end after the
+    whole text."""
     later = "{% for m in messages %}[{{ m.content if loop.last else '' }}]{% endfor %}"
     chat = [{"role": role, "content": content} for role, content in CHATS["turns"]]
     with pytest.raises(ValueError, match="where message 1 begins cannot be told"):
@@ -100,7 +115,7 @@ def test_a_boundary_that_is_not_certain_is_refused(tmp_path):
 
 
 def test_prompts_that_fill_a_sequence_are_passed_over(capsys):
-    """Cut behind its prompt a sequence would look like text, of which everything is learned."""
+    """A sequence cut behind its prompt would look like plain text, all of which is learned."""
     ids = np.arange(1, 9, dtype=np.int32)
     made = Written.of([(ids, ids > 6), (ids, ids > 2)], 4)
     assert made.tokens.tolist() == [[1, 2, 3, 4, 5]]
@@ -111,14 +126,15 @@ def test_prompts_that_fill_a_sequence_are_passed_over(capsys):
 
 
 def test_what_is_learned_of_a_batch():
-    """What was drawn; all of a text; prompts too, if asked, and padding never."""
+    """Drawn tokens are learned, all of a text, prompts only on request, and padding never."""
     drawn = np.array([[0, 0, 1, 1, 0], [0, 0, 0, 0, 0]], np.float32)
     assert learned(drawn).tolist() == [[0, 0, 1, 1, 0], [1] * 5]
     assert learned(drawn, prompts=True).tolist() == [[1, 1, 1, 1, 0], [1] * 5]
 
 
 def test_colours(monkeypatch):
-    """Each stretch in its own; without colour in brackets; escapes of the text stay text."""
+    """Each kind of stretch has its colour, or brackets without colours; escapes in the text are
+    shown as text."""
     words = folders.tokenizer()
     ids = words.encode("the cat\x1b sat", add_special_tokens=False).ids
     mask = np.arange(len(ids)) >= len(words.encode("the cat", add_special_tokens=False).ids)
@@ -134,7 +150,7 @@ def test_colours(monkeypatch):
 
 
 def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
-    """A file of conversations is data; its mask is printed as the first step would use it, and nothing is trained."""
+    """For a file of conversations the mask of the first step is printed, and nothing is trained."""
     made = trained.target()
     model = tmp_path / "target"
     model.mkdir()
@@ -150,15 +166,16 @@ def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
         json.dumps({"messages": turns}) + "\n" + json.dumps({"messages": turns * 2}) + "\n"
     )
     monkeypatch.setenv("NO_COLOR", "1")
-    command = ["--target", str(model), "--data", str(chats), "--out", str(tmp_path / "run"), "--sampled-prompt", "8",
-               "--sampled-fraction", "1", *trained.DRAFT_SIZES]  # fmt: skip
+    command = ["--target", str(model), "--data", str(chats), "--out", str(tmp_path / "run"),
+               "--sampled-prompt", "8", "--sampled-fraction", "1",
+               *trained.DRAFT_SIZES]  # fmt: skip
     distill.main([*command, "--show-mask"])
     out = capsys.readouterr().out
     assert "[u]hi<|endoftext|>[a]⟦yes<|endoftext|>⟧" in out
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="did not draw the answers in .*, and this loss"):
         distill.main([*command, "--loss", "accepted-length"])
-    options = distill.DistillOptions(**{**{f.name: f.default for f in dataclasses.fields(distill.DistillOptions)},
-                                        "target": "", "data": (), "online": True})  # fmt: skip
+    defaults = {f.name: f.default for f in dataclasses.fields(distill.DistillOptions)}
+    options = distill.DistillOptions(**{**defaults, "target": "", "data": (), "online": True})
     with pytest.raises(ValueError, match="with --online the draft learns from drafts"):
         distill.Distill.show(types.SimpleNamespace(options=options), {})  # pyright: ignore

@@ -1,4 +1,4 @@
-"""Medusa: what heads see and guess, every row with heads of its own, and banks that hold them."""
+"""Medusa: what heads read and draft, adapters per row, and the banks that hold them."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ from specjax.types import ABSENT, Block
 
 @pytest.mark.parametrize("heads", [toys.OWN, toys.SHARED], ids=["own", "shared"])
 def test_heads_are_the_formula(heads):
-    """Blocks, then a linear map, for any leading shape."""
+    """Blocks and then a linear map, for any leading shape."""
     hidden = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
     params = toys.noisy_heads(heads, 0)
     found = medusa_logits(heads, heads.apply({"params": params}, hidden), HEAD)
@@ -31,7 +31,7 @@ def test_heads_are_the_formula(heads):
 
 @pytest.mark.parametrize("heads", [toys.OWN, toys.SHARED], ids=["own", "shared"])
 def test_untrained_heads_say_what_the_target_says(heads):
-    """Blocks of zeros are the identity: the same features, the same logits."""
+    """Blocks of zeros are the identity, so hidden states and logits are those of the target."""
     out = toys.plain_output(toys.greedy_texts()[: toys.ROWS])
     found = medusa_logits(
         heads, heads.apply({"params": initial_medusa(heads, HEAD)}, out.hidden), HEAD
@@ -41,7 +41,7 @@ def test_untrained_heads_say_what_the_target_says(heads):
 
 
 def test_a_softcap_of_the_target_holds_for_its_head():
-    """Logits through the head of a target that caps them are capped."""
+    """If the target caps its logits, logits through its head are capped too."""
     heads = toys.SHARED.clone(logit_softcap=2.0)
     found = jnp.full((1, heads.num_heads, 32), 3.0)
     plain = medusa_logits(toys.SHARED, found, HEAD)
@@ -50,7 +50,8 @@ def test_a_softcap_of_the_target_holds_for_its_head():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_the_proposal_is_the_best_tree_of_every_depth(shared):
-    """Choice c below a node is the c-th best of its depth's logits + noise, warped; what is absent stays so.
+    """Choice c below a node is the c-th best of its depth's warped logits + noise; absent nodes
+    stay absent.
 
     Rows: sampled, greedy, filtered to fewer tokens than siblings, and without an adapter.
     """
@@ -90,7 +91,7 @@ def test_the_proposal_is_the_best_tree_of_every_depth(shared):
         for node in range(1, 7):
             up, depth = int(parent[node]), len(choices[node]) - 1
             drawn = warped[row, depth] + noise[row, depth if shared else up]
-            # What the warp leaves out comes last, the most probable first.
+            # Tokens that the warp excludes come last, the most probable first.
             rest = np.isinf(warped[row, depth])
             order = sorted(
                 range(toys.VOCAB),
@@ -100,13 +101,14 @@ def test_the_proposal_is_the_best_tree_of_every_depth(shared):
     if shared:
         assert found.logits is None
     else:
-        for node in range(4):  # those with children, and others at their depth
+        for node in range(4):  # nodes with children, and others at their depth
             wanted = warped[:3, len(choices[node])]
             np.testing.assert_allclose(found.logits[:3, node], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_the_state_holds_the_last_token_read():
-    """Features of the last committed token; a row without one, and one that commits nothing, keep what they had."""
+    """It holds the hidden state of the last committed token; a row that commits nothing keeps
+    its own."""
     proposer, arrays = Medusa(toys.SHARED), toys.medusa_params(own=False)
     hidden = jnp.arange(3 * 4 * 32, dtype=jnp.float32).reshape(3, 4, 32)
     tokens = jnp.zeros((3, 4), jnp.int32)
@@ -118,13 +120,13 @@ def test_the_state_holds_the_last_token_read():
     np.testing.assert_array_equal(state.hidden, [hidden[0, 3], -hidden[1, 2], -hidden[2, 0]])
 
 
-# --- adapters a row ---------------------------------------------------------------------------------------------------
+# --- adapters per row -----------------------------------------------------------------------------
 
 MIXED = [0, 1, -1, 1]
 
 
 def run(rule, adapter, temperature=1.0):
-    """The texts and figures of the prompts; all runs share the program of one adapter for all rows."""
+    """Texts and figures of the prompts; all runs share the program of one adapter for all rows."""
     dec, arrays = toys.decoder("medusa tree", rule), toys.params("medusa tree")
     chosen = arrays.replace(proposer=arrays.proposer.replace(adapter=jnp.array(adapter, jnp.int32)))
     state = dec.run(arrays, toys.prefill(dec, chosen, temperature=temperature))
@@ -133,21 +135,22 @@ def run(rule, adapter, temperature=1.0):
 
 @pytest.mark.parametrize("rule", toys.NOISE_KINDS)
 def test_every_row_has_its_own_adapter(rule):
-    """In a mixed batch each row is, token for token and count for count, that row where all have its adapter."""
+    """In a mixed batch each row has exactly the text and counts of a batch where all use its
+    adapter."""
     texts, stats = run(rule, MIXED)
     alone = {adapter: run(rule, adapter) for adapter in set(MIXED)}
     assert texts == [alone[adapter][0][row] for row, adapter in enumerate(MIXED)]
     for name in ("target_passes", "emitted", "accepted", "tested", "proposed"):
         wanted = [getattr(alone[adapter][1], name)[row] for row, adapter in enumerate(MIXED)]
         assert getattr(stats, name).tolist() == wanted
-    # Adapters differ, and they matter.
+    # The adapters differ, and the difference matters.
     assert alone[0][1].accepted.tolist() != alone[1][1].accepted.tolist()
     assert stats.proposed[2] == 0 < stats.proposed[0]
 
 
 @pytest.mark.parametrize("rule", toys.NOISE_KINDS)
 def test_a_row_without_an_adapter_decodes_plainly(rule):
-    """Its text is that of no proposer, under either rule, and so is the number of passes."""
+    """Under either rule it has the text and the number of passes of plain decoding."""
     texts, stats = run(rule, MIXED)
     plain, state = toys.decoded("none", rule, 1.0)
     assert texts[2] == plain[2]
@@ -158,7 +161,8 @@ def test_a_row_without_an_adapter_decodes_plainly(rule):
 
 @pytest.mark.parametrize("rule", toys.NOISE_KINDS)
 def test_an_inserted_row_brings_its_adapter(rule):
-    """Put into a batch of rows with another adapter, it decodes as alone, and so do they."""
+    """Inserted into a batch with another adapter, the row decodes as alone, and so do the
+    others."""
     dec, arrays = toys.decoder("medusa tree", rule), toys.params("medusa tree")
     other = arrays.replace(proposer=arrays.proposer.replace(adapter=jnp.int32(1)))
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0), 2)
@@ -172,7 +176,7 @@ def test_an_inserted_row_brings_its_adapter(rule):
 
 
 def test_other_adapters_find_the_compiled_programs():
-    """Another index, a row without one, and an adapter that has just been added: nothing is compiled."""
+    """Another index, a row without an adapter and a newly added adapter compile nothing."""
     target = specjax.load(TINY)
     one, two, three = (random_heads(target, seed) for seed in range(3))
     bank = MedusaBank.create({"one": one, "two": two}, capacity=3)
@@ -198,7 +202,7 @@ def test_other_adapters_find_the_compiled_programs():
 
 
 def test_rows_and_adapters_must_agree():
-    """One adapter a row, or one for all."""
+    """There is one adapter per row, or one for all."""
     arrays = toys.medusa_params(own=False).replace(adapter=jnp.zeros(3, jnp.int32))
     with pytest.raises(ValueError, match="adapter has 3 values for 2 rows"):
         Medusa(toys.SHARED).init(
@@ -207,7 +211,8 @@ def test_rows_and_adapters_must_agree():
 
 
 def test_a_bank_refuses_what_does_not_fit():
-    """A name twice, no place, another form or target, too little room, and nothing at all."""
+    """Duplicate names, a full bank, another form or target, too little room and an empty bank
+    are refused."""
     target, other = specjax.load(TINY), specjax.load(TINY)
     other = dataclasses.replace(
         other, params={**other.params, "embedding": other.params["embedding"] + 0.5}, name="other"
@@ -232,7 +237,8 @@ def test_a_bank_refuses_what_does_not_fit():
 
 
 def test_generate_refuses_adapters_that_do_not_fit():
-    """An unknown name, a number of names, no choice, no bank, heads without weights, and another target."""
+    """Unknown names, a wrong count, no choice, no bank, heads without weights and another target
+    are refused."""
     target, draft = specjax.load(TINY), specjax.load(TINY.parent / "draft")
     one, two = random_heads(target, 0), random_heads(target, 1)
     bank = MedusaBank.create({"one": one, "two": two})

@@ -1,4 +1,4 @@
-"""Folders of Medusa heads: what goes in comes out, under the authors' names, and what does not fit is refused."""
+"""Folders of Medusa heads: round trips under the authors' names, and what is refused."""
 
 import dataclasses
 import json
@@ -15,7 +15,8 @@ import specjax
 
 @pytest.mark.parametrize("own_heads", [False, True])
 def test_heads_come_back_from_their_folder(tmp_path, own_heads):
-    """The same numbers, tree and figures; the names, shapes and orientation are those of the authors' files."""
+    """Numbers, tree and figures come back; names, shapes and orientation are those of the
+    authors' files."""
     target = specjax.load(TINY)
     adapter = random_heads(target, 0, num_layers=2, own_heads=own_heads)
     adapter = dataclasses.replace(adapter, acceptance=(0.5, 0.25, 0.75))
@@ -40,7 +41,7 @@ def test_heads_come_back_from_their_folder(tmp_path, own_heads):
 
 
 def test_rounded_heads_are_half_as_large(tmp_path):
-    """In bfloat16, as training saves them."""
+    """bfloat16 folders, as training saves them, are half as large."""
     adapter = random_heads(specjax.load(TINY), 0)
     for dtype in (None, jnp.bfloat16):
         specjax.save_medusa(tmp_path / str(dtype), adapter, "t", dtype)
@@ -102,7 +103,7 @@ SPOILED = {
 
 @pytest.mark.parametrize("case", SPOILED)
 def test_a_folder_that_does_not_fit_is_refused(tmp_path, case):
-    """The file, what is wrong with it, and what it should be."""
+    """The error names the file, the fault and the expected value."""
     change, message = SPOILED[case]
     target = specjax.load(TINY)
     specjax.save_medusa(tmp_path, random_heads(target, 0), "t")
@@ -112,7 +113,7 @@ def test_a_folder_that_does_not_fit_is_refused(tmp_path, case):
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path):
-    """No folder, no file, damage, and pickles, which are never read."""
+    """Missing folders and files, damage, and pickles (which are never read) are refused."""
     target = specjax.load(TINY)
     with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
         specjax.load_medusa(tmp_path / "nowhere", target)

@@ -1,4 +1,4 @@
-"""What cannot fit is refused before anything is compiled or allocated, with the figures, and nothing else is."""
+"""What cannot fit is refused with figures, before anything is compiled or allocated."""
 
 import dataclasses
 import math
@@ -25,7 +25,8 @@ def device(stats, platform="gpu"):
 
 @pytest.mark.parametrize("case", ["none", "draft 3", "medusa tree"])
 def test_the_figure_is_what_a_state_takes(case, monkeypatch):
-    """And the logits of a step: with so much it is made, with a byte less it is not."""
+    """It also counts the logits of a step: with that much memory it runs, with a byte less it
+    does not."""
     dec, arrays = toys.decoder(case, "match"), toys.params(case)
     logits = 4 * toys.ROWS * dec.proposer.num_nodes * toys.VOCAB
     size = nbytes(toys.prefill(dec, arrays)) + logits
@@ -39,7 +40,7 @@ def test_the_figure_is_what_a_state_takes(case, monkeypatch):
 
 
 def test_a_huge_capacity():
-    """On the machine as it is: refused at once, by a figure that no machine has."""
+    """On the real machine, a figure that no machine has is refused at once."""
     config = dataclasses.replace(toys.model().module.config, max_positions=2**40)
     model = specjax.LinenModel(specjax.Transformer(config))
     dec = specjax.Decoder(model, specjax.NoProposer(), specjax.Match(), (), 10**9)
@@ -50,7 +51,7 @@ def test_a_huge_capacity():
 
 
 def test_a_model_that_does_not_fit(monkeypatch, capsys):
-    """Its weights are not read; a command says so and ends."""
+    """Its weights are not read; the command prints the error and ends."""
     size = nbytes(specjax.load(folders.target()).params)
     monkeypatch.setattr(memory, "free_bytes", lambda _: size - 1)
     with pytest.raises(ValueError, match=r"the parameters in .* would take"):
@@ -63,7 +64,8 @@ def test_a_model_that_does_not_fit(monkeypatch, capsys):
 
 
 def test_what_a_device_says():
-    """Its limit less what is in use; of several the one that has least; nothing is refused where nothing is said."""
+    """The limit less the memory in use; of several devices the smallest; unknown memory refuses
+    nothing."""
     assert memory.free_bytes(device({"bytes_limit": 100, "bytes_in_use": 30})) == 70
     assert memory.free_bytes(device({"bytes_in_use": 30})) is None
     full, free = device({"bytes_limit": 100, "bytes_in_use": 90}), device({"bytes_limit": 100})
@@ -77,7 +79,8 @@ def test_what_a_device_says():
 
 
 def test_what_a_machine_says(tmp_path, monkeypatch):
-    """Devices of a CPU share it; a container has what is left of its limit, file caches included."""
+    """CPU devices share the machine's memory; a container has the rest of its limit, with file
+    caches."""
     monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_CONTROL_GROUP", tmp_path)
     cpu = device(None, "cpu")
@@ -97,7 +100,7 @@ def test_what_a_machine_says(tmp_path, monkeypatch):
 
 
 def test_the_second_look_is_at_what_garbage_leaves(monkeypatch):
-    """Arrays in a cycle are freed before anything is refused."""
+    """Arrays in reference cycles are freed before anything is refused."""
     found = iter([5.0, 50.0])
     monkeypatch.setattr(memory, "free_bytes", lambda _: next(found))
     memory.require(20, [device(None)], "it", "")
@@ -105,7 +108,7 @@ def test_the_second_look_is_at_what_garbage_leaves(monkeypatch):
 
 
 def test_nothing_is_planned_where_prefill_is_traced(monkeypatch):
-    """Under a jit of the user's own there is no device to ask."""
+    """Under a user's own jit there is no device to ask."""
     monkeypatch.setattr(memory, "free_bytes", lambda _: 0)
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     state = jax.eval_shape(lambda: toys.prefill(dec, jax.tree.map(jax.numpy.asarray, arrays)))

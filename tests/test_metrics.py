@@ -1,4 +1,4 @@
-"""What speculation gained, against counting, closed forms and simulation."""
+"""The figures of speculation against counting, closed forms and simulation."""
 
 import json
 
@@ -27,7 +27,7 @@ NOTHING = stats([0, 0], [0, 0], [0, 0], [0, 0], [0, 0])
 
 
 def simulate(alpha, num_drafts, steps=200_000, seed=0):
-    """Speculation in which every draft is right with probability alpha, whatever the others are."""
+    """Speculation in which each draft is right with probability alpha, independently."""
     right = np.random.default_rng(seed).random((steps, num_drafts)) < alpha
     accepted = np.cumprod(right, axis=1).sum(1)
     tested = np.minimum(accepted + 1, num_drafts)
@@ -37,39 +37,39 @@ def simulate(alpha, num_drafts, steps=200_000, seed=0):
 
 
 def test_acceptance_rate_pools_rows():
-    """Accepted over judged, summed before they are divided."""
+    """Accepted over tested drafts, each summed before the division."""
     assert acceptance_rate(TWO_ROWS) == 9 / 18
 
 
 def test_acceptance_rate_of_nothing():
-    """Where nothing was judged there is no rate."""
+    """If nothing was tested there is no rate."""
     assert acceptance_rate(NOTHING) is None
 
 
 def test_acceptance_rate_of_refusals():
-    """All refused is 0, not None."""
+    """If all drafts are rejected the rate is 0, not None."""
     assert acceptance_rate(stats([3], [3], [0], [3])) == 0.0
 
 
 def test_mean_accepted_length_pools_rows():
-    """New tokens over passes, summed before they are divided."""
+    """New tokens over passes, each summed before the division."""
     assert mean_accepted_length(TWO_ROWS) == 19 / 10
 
 
 def test_mean_accepted_length_of_nothing():
-    """No passes, no length."""
+    """Without passes there is no length."""
     assert mean_accepted_length(NOTHING) == 0.0
 
 
 def test_summary():
-    """`summarize` adds rows up."""
+    """`summarize` sums over rows."""
     assert summarize(TWO_ROWS, 19, 2.0) == Summary(
         0.5, 1.9, 10, 19, accepted=9, tested=18, seconds=2.0
     )
 
 
 def test_summary_is_json():
-    """`to_json` holds every figure, and JSON takes it."""
+    """`to_json` holds every figure, and JSON can encode it."""
     found = json.loads(json.dumps(summarize(TWO_ROWS, 19, 2.0).to_json()))
     assert found == {
         "acceptance_rate": 0.5,
@@ -88,7 +88,7 @@ CASES = [(alpha, gamma) for alpha in (0.0, 0.3, 0.8, 0.95) for gamma in (1, 4, 9
 
 @pytest.mark.parametrize(("alpha", "gamma"), CASES)
 def test_expected_accepted_length_is_the_closed_form(alpha, gamma):
-    """(1 - alpha^(gamma+1)) / (1 - alpha)."""
+    """The closed form is (1 - alpha^(gamma+1)) / (1 - alpha)."""
     assert expected_accepted_length(alpha, gamma) == pytest.approx(
         (1 - alpha ** (gamma + 1)) / (1 - alpha)
     )
@@ -96,13 +96,13 @@ def test_expected_accepted_length_is_the_closed_form(alpha, gamma):
 
 @pytest.mark.parametrize("gamma", [0, 1, 5])
 def test_expected_accepted_length_of_a_perfect_draft(gamma):
-    """At alpha 1, where the closed form is 0 / 0, all drafts and the bonus token."""
+    """At alpha 1, where the closed form is 0 / 0, it is all drafts and the bonus token."""
     assert expected_accepted_length(1.0, gamma) == gamma + 1
 
 
 @pytest.mark.parametrize(("alpha", "gamma"), CASES)
 def test_metrics_of_a_simulation(alpha, gamma):
-    """Independent acceptances: the measured alpha is theirs, and the measured tau the expected one."""
+    """With independent acceptances, the measured alpha and tau are the expected ones."""
     found = simulate(alpha, gamma)
     assert acceptance_rate(found) == pytest.approx(alpha, abs=0.01)
     assert mean_accepted_length(found) == pytest.approx(
@@ -113,7 +113,8 @@ def test_metrics_of_a_simulation(alpha, gamma):
 @pytest.mark.parametrize(("alpha", "gamma"), CASES)
 @pytest.mark.parametrize("cost", [0.0, 0.1, 1.0])
 def test_expected_speedup_is_a_ratio_of_times(alpha, gamma, cost):
-    """Tokens of the simulation, over the time of its target passes and of gamma draft passes before each."""
+    """Tokens of the simulation over the time of its target passes and of gamma draft passes
+    before each."""
     found = simulate(alpha, gamma)
     steps = int(found.target_passes[0])
     plain, speculative = int(found.emitted[0]) * 1.0, steps * (1.0 + gamma * cost)
@@ -126,5 +127,5 @@ def test_expected_speedup_of_the_paper():
 
 
 def test_useless_draft_slows_down():
-    """A draft that is never right costs its passes."""
+    """A draft that is never right still costs its passes."""
     assert expected_speedup(0.0, 4, 0.25) == pytest.approx(0.5)

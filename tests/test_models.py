@@ -1,4 +1,4 @@
-"""The transformer against transformers: the same folder, the same numbers, the same text."""
+"""The transformer against transformers: the same folder gives the same logits and the same text."""
 
 import json
 
@@ -23,7 +23,7 @@ LLAMA3 = {
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 
-# One folder a row: what transformers is told.
+# One folder per line: the configuration for transformers.
 CONFIGS = {
     "untied": {},
     "tied": {"tie_word_embeddings": True},
@@ -71,7 +71,8 @@ def test_logits(name):
     ("name", "scaling"), [("llama3", LLAMA3), ("linear", LINEAR), ("default", None)]
 )
 def test_old_spelling_of_rope(name, scaling):
-    """`rope_theta` with `rope_scaling` (with `type`, as before transformers 4.45) means what `rope_parameters` does."""
+    """`rope_theta` with `rope_scaling` (`type` before transformers 4.45) means the same as
+    `rope_parameters`."""
     parameters = scaling or {"rope_type": "default", "rope_theta": 700.0}
     model = folders.random_llama(4, rope_parameters=parameters)
     folder = folders.write(model, f"old-{name}")
@@ -86,7 +87,7 @@ def test_old_spelling_of_rope(name, scaling):
 
 
 def test_shards():
-    """A sharded folder holds what a single file holds."""
+    """A sharded folder has the same parameters as a single file."""
     model = folders.random_llama(4)
     folder = folders.write(model, "shards", max_shard_size="60KB")
     files = set(
@@ -97,7 +98,7 @@ def test_shards():
 
 
 def test_bfloat16_file():
-    """A bfloat16 file read as float32 holds the rounded weights, and gives their logits."""
+    """A bfloat16 file read as float32 has the rounded weights and gives their logits."""
     model = folders.random_llama(4)
     exact = model.lm_head.weight.detach().numpy().copy()
     model = model.bfloat16()
@@ -107,14 +108,14 @@ def test_bfloat16_file():
     kernel = np.asarray(specjax.load(folder).params["head"]["kernel"]).T
     assert kernel.dtype == np.float32
     np.testing.assert_array_equal(kernel, exact.astype(jnp.bfloat16).astype(np.float32))
-    # Not model.float(): .bfloat16() has rounded its rotary frequencies too.
+    # model.float() would not do, since .bfloat16() has rounded its rotary frequencies too.
     assert_parity(
         transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), folder
     )
 
 
 def test_tied_copy():
-    """A tied model takes the embedding for its head, whatever copy the file holds."""
+    """A tied model uses the embedding as its head, whatever copy the file holds."""
     model = folders.random_llama(4, tie_word_embeddings=True)
     folder = folders.write(model, "tied-copy")
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
@@ -125,7 +126,7 @@ def test_tied_copy():
 
 @pytest.fixture(scope="module")
 def greedy():
-    """Prompts and what transformers.generate makes of them, 64 tokens each."""
+    """Prompts, and the 64 tokens that transformers.generate writes for each."""
     model = transformers.LlamaForCausalLM.from_pretrained(folders.target()).eval()
     prompts = [folders.random_tokens(11, seed).tolist()[0] for seed in range(3)]
     texts = []
@@ -140,7 +141,8 @@ def greedy():
 
 @pytest.mark.parametrize("how", ["plain", "ngram", "draft"])
 def test_greedy_text(greedy, how):
-    """Greedy text is token for token that of transformers.generate, with speculation and without."""
+    """Greedy text equals that of transformers.generate token for token, with and without
+    speculation."""
     prompts, texts = greedy
     options = {
         "plain": dict,

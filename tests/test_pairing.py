@@ -1,4 +1,4 @@
-"""Drafts of another tokenizer, from their folders to the text."""
+"""Drafts with another tokenizer, from loading folders to the text."""
 
 import dataclasses
 import warnings
@@ -32,13 +32,14 @@ def foreign():
 
 @pytest.fixture(scope="module")
 def writer():
-    """Writes SAID after Z, in 320 tokens."""
+    """Writes SAID after Z, with 320 tokens."""
     return specjax.load(folders.scribe(SAID, end=True))
 
 
 @pytest.fixture(scope="module")
 def twins():
-    """The same writer in other tokens: fewer byte-level ones, and sentencepiece-style ones with another end."""
+    """The same writer in other tokens: fewer byte-level ones, and sentencepiece-style ones with
+    another EOS."""
     return {
         "fewer": specjax.load(folders.scribe(SAID, True, FEWER)),
         "sentencepiece": specjax.load(folders.scribe(SAID, True, sentencepiece(), 2)),
@@ -48,7 +49,7 @@ def twins():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["foreign", "sentencepiece"])
 def test_the_text_is_the_targets_own(target, foreign, twins, name, temperature):
-    """Greedy text, and sampled text of a seed, in a ragged batch."""
+    """Greedy and sampled texts of a ragged batch are those of plain decoding."""
     draft = {**twins, "foreign": foreign}[name]
     options = {"max_new_tokens": NEW, "temperature": temperature, "seed": 4}
     out = specjax.generate(target, PROMPTS, draft=draft, **options)
@@ -58,7 +59,8 @@ def test_the_text_is_the_targets_own(target, foreign, twins, name, temperature):
 
 
 def test_a_draft_that_agrees_is_accepted(writer, twins):
-    """All of it where every token is shared, the end of text too; all but " sat" where that takes three tokens."""
+    """All drafts are accepted where every token, also EOS, is shared; " sat" is lost where it
+    takes three tokens."""
     plain = specjax.generate(writer, "Z", max_new_tokens=NEW)
     assert (plain.text, plain.finish) == ([SAID[1:]], ["eos"])
     alpha = {}
@@ -68,12 +70,12 @@ def test_a_draft_that_agrees_is_accepted(writer, twins):
         alpha[name] = out.stats.acceptance_rate
     accepted = (
         len(plain.tokens[0]) - 2
-    )  # two blocks of three end with the target's own: " sat", and after four guesses
+    )  # two blocks of three end with the target's own token: " sat", and after four drafts
     assert alpha == {"sentencepiece": 1.0, "fewer": pytest.approx(accepted / (accepted + 1))}
 
 
 def test_rejection(writer, twins):
-    """A seed gives one text, and guesses are right and wrong."""
+    """A seed gives one text, and drafts are accepted and rejected."""
     options = {"temperature": 1.2, "rule": specjax.Rejection(), "max_new_tokens": NEW}
     one, two = (
         specjax.generate(writer, ["Z"] * 3, draft=twins["sentencepiece"], **options)
@@ -84,7 +86,7 @@ def test_rejection(writer, twins):
 
 
 def test_it_says_so_once(target, foreign):
-    """Names and numbers, at the first use of a pair."""
+    """The warning has names and numbers, and comes at the first use of a pair."""
     pairing._tables.cache_clear()
     with pytest.warns(
         UserWarning,
@@ -94,7 +96,7 @@ def test_it_says_so_once(target, foreign):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         specjax.generate(target, "a", draft=foreign, max_new_tokens=1)
-        specjax.generate(target, "a", draft=target, max_new_tokens=1)  # nothing to say
+        specjax.generate(target, "a", draft=target, max_new_tokens=1)  # no second warning
 
 
 def test_a_text_may_be_longer_than_the_draft_reads(target, foreign):
@@ -130,14 +132,14 @@ WORDPIECE = tokenizers.Tokenizer(
     ],
 )
 def test_refused(target, foreign, tokenizer, message):
-    """Both models, the numbers, and what to use instead."""
+    """The error names both models, the numbers, and what to use instead."""
     with pytest.raises(ValueError) as caught:
         specjax.generate(target, "a", draft=dataclasses.replace(foreign, tokenizer=tokenizer))
     assert [part for part in [*message, "NGram()"] if part not in str(caught.value)] == []
 
 
 def test_the_command_says_it_in_a_line(capsys):
-    """`specjax generate` takes such a draft, and its warning is for people."""
+    """`specjax generate` accepts such a draft and prints a readable warning."""
     pairing._tables.cache_clear()
     folder = folders.scribe(SAID, True, sentencepiece(), 2)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Trees and benchmarks as pictures: what is drawn is counted."""
+"""Pictures of trees and benchmarks: the drawn parts are counted."""
 
 import builtins
 
@@ -10,7 +10,8 @@ PARENT = [-1, 0, 0, 1, 1, -1, 5]
 
 
 def test_every_edge_and_node_is_drawn(tmp_path):
-    """Nodes that are there, edges with acceptance as number and thickness, and the marked path; not what is absent."""
+    """Present nodes, edges with acceptance as number and width, and the marked path are drawn;
+    absent nodes are not."""
     figure = plot.tree(
         PARENT, [1, 0.5, 0.25, 1.0, float("nan"), 0.9, 0.9], list("rabcdef"), path=[0, 1]
     )
@@ -22,7 +23,7 @@ def test_every_edge_and_node_is_drawn(tmp_path):
     assert widths[2] > widths[0] > widths[1]
     assert [line.get_color() for line in axes.lines] == ["C1", "C0", "C0", "C0"]
     assert [line.get_linestyle() for line in axes.lines] == ["-", "-", "-", ":"]
-    # A parent stands between its children, and a level is a column.
+    # A parent is between its children, and a level is a column.
     assert [tuple(line.get_xdata()) for line in axes.lines] == [(0, 1), (0, 1), (1, 2), (1, 2)]
     heights = [line.get_ydata()[1] for line in axes.lines]
     assert heights[0] == (heights[2] + heights[3]) / 2
@@ -31,7 +32,7 @@ def test_every_edge_and_node_is_drawn(tmp_path):
 
 
 def test_a_root_alone_is_a_picture():
-    """Numbers are the labels where none are given."""
+    """Node numbers are the labels if none are given."""
     (axes,) = plot.tree([-1]).axes
     assert ([text.get_text() for text in axes.texts], list(axes.lines)) == (["0"], [])
 
@@ -46,21 +47,22 @@ def test_a_root_alone_is_a_picture():
     ],
 )
 def test_what_is_no_tree_is_refused(arguments, message):
-    """Before matplotlib is asked for."""
+    """The arguments are checked before matplotlib is imported."""
     with pytest.raises(ValueError, match=message):
         plot.tree(*arguments)
 
 
 def row(rule, temperature, guesses=4, **figures):
-    """Of a report of `specjax bench`."""
+    """A row of a report of `specjax bench`."""
     known = {"acceptance_rate": 0.5, "mean_accepted_length": 2.0, "speedup": None, **figures}
     exact = rule != "typical"
-    return {"proposer": "draft", "num_drafts": guesses, "guesses": guesses, "rule": rule, "exact": exact,
-            "temperature": temperature, **known}  # fmt: skip
+    return {"proposer": "draft", "num_drafts": guesses, "guesses": guesses, "rule": rule,
+            "exact": exact, "temperature": temperature, **known}  # fmt: skip
 
 
 def test_every_row_of_a_bench_is_a_bar():
-    """Panels for what was measured, a bar for each row but plain decoding, and inexact rules hatched and named so."""
+    """Each measured figure has a panel, each row but plain decoding a bar; inexact rules are
+    hatched and named."""
     rows = [
         found
         for t in (0.0, 1.0)

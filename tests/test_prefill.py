@@ -1,4 +1,5 @@
-"""A prompt read in chunks is the prompt read at once, in memory that its length does not set."""
+"""Reading a prompt in chunks equals reading it at once, in memory that does not grow with its
+length."""
 
 import dataclasses
 
@@ -33,7 +34,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_chunks_are_one_pass(case, monkeypatch):
-    """Features of what was committed, and the next logits behind it, for rows that end in any chunk or in none."""
+    """Hidden states and next logits agree for rows that end in any chunk or in none."""
     model, params = CASES[case]()
 
     def read():
@@ -57,11 +58,11 @@ def test_chunks_are_one_pass(case, monkeypatch):
 
 @pytest.mark.parametrize("case", ["draft 3", "medusa tree", "universal"])
 def test_decoding_from_chunks(case, monkeypatch):
-    """The text is the same, also where a proposer reads the prompt itself, or looks at its features."""
+    """The text is the same, also if a proposer reads the prompt itself or its hidden states."""
     monkeypatch.setattr(prefill, "CHUNK", 3)
     dec = toys.decoder(
         case, "match", capacity=toys.CAPACITY + 1
-    )  # not compiled for another chunk before
+    )  # a capacity for which no other chunk was compiled
     arrays = toys.params(case)
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0))
     assert toys.texts(state) == toys.decoded(case, "match", 1.0)[0]
@@ -71,7 +72,8 @@ def test_decoding_from_chunks(case, monkeypatch):
 
 
 def test_memory_does_not_grow_with_the_prompt():
-    """But for the cache and the features, which come out: four times the prompt takes no more scratch."""
+    """Except for the cache and the hidden states, which are outputs: four times the prompt needs
+    no more scratch."""
     capacity = 16_384
     config = dataclasses.replace(toys.model(num_layers=1).module.config, max_positions=capacity)
     model = LinenModel(Transformer(config))
@@ -86,7 +88,7 @@ def test_memory_does_not_grow_with_the_prompt():
         compiled = read.lower(jax.eval_shape(toys.weights), tokens, count, cache).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    scores = config.num_heads * prefill.CHUNK * 4  # bytes a slot
-    # Of a block of them, and not of the whole cache; nor is the figure that is compared one of nothing.
+    scores = config.num_heads * prefill.CHUNK * 4  # bytes per slot
+    # The scratch holds a block of scores, not those of the whole cache, and it is not empty.
     assert scores * 512 < scratch(4_096) < scores * capacity / 4
     assert scratch(capacity) < 1.1 * scratch(4_096)

@@ -1,4 +1,5 @@
-"""Two processes with two devices each: every job is that of one device, and each process ends when the other dies."""
+"""Two processes with two devices each train as one device does, and each ends when the other
+dies."""
 
 import json
 import os
@@ -21,7 +22,8 @@ from specjax.training.mesh import mesh_of_run
 
 ROOT = pathlib.Path(__file__).parent.parent
 TOLERANCE = 1e-4
-"""Relative, of a loss: its sums are taken in another order.  (Seen here: 2e-7, half of it rounding.)"""
+"""Relative tolerance of a loss, whose sums are taken in another order. (Seen here: 2e-7, half of
+it rounding.)"""
 
 
 def environment(devices: int) -> dict[str, str]:
@@ -38,7 +40,7 @@ def free_port() -> int:
 
 def metrics(folder: pathlib.Path, last: int = 4) -> list[dict]:
     path = folder / "metrics.jsonl"
-    # A process may be writing the last line.
+    # A process may still be writing the last line.
     lines = map(
         json.loads, path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
     )
@@ -57,7 +59,8 @@ def same(found: list[dict], wanted: list[dict]) -> None:
 
 
 def test_two_processes(tmp_path, capsys):
-    """Losses, tokens and files are those of one device; only the first prints; each ends when the other is killed."""
+    """Losses, tokens and files equal those of one device; only the first process prints; each
+    ends if the other is killed."""
     text, one, two = (tmp_path / name for name in ("text", "one", "two"))
     text.mkdir()
     for path in sorted((ROOT / "train").glob("c*.py")):
@@ -73,7 +76,7 @@ def test_two_processes(tmp_path, capsys):
     mask = capsys.readouterr().out
     model = specjax.load(one / "best")
     wanted = specjax.generate(model, in_processes.PROMPTS, **in_processes.DECODED)
-    # They go on from the second step of one device.
+    # The two processes go on from the second step of one device.
     shutil.copytree(one, two)
     shutil.rmtree(two / "state" / "4")
 
@@ -96,7 +99,7 @@ def test_two_processes(tmp_path, capsys):
                 )
             )
     try:
-        # Steps beyond the checkpoint of step 4 that nobody saves: they are lost, and no more.
+        # Steps after the checkpoint of step 4 are not saved; only they are lost.
         _wait(lambda: _step(two) >= 5 or any(p.poll() is not None for p in both), 500)
         assert [p.poll() for p in both] == [None, None], "".join(file.read_text() for file in files)
         both[1].send_signal(signal.SIGKILL)
@@ -143,7 +146,7 @@ def _wait(ready, seconds: float) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_nobody_comes(number):
-    """A clear error, soon."""
+    """If the other process never comes, a clear error follows soon."""
     address = f"localhost:{free_port()}"
     code = f"from specjax.parallel.processes import join; join({address!r}, 2, {number}, timeout=3)"
     began = time.monotonic()
@@ -156,7 +159,8 @@ def test_nobody_comes(number):
 
 
 def test_no_cluster():
-    """`auto` outside of one: what to say instead.  A process of its own, since it gives its stdout away."""
+    """`auto` outside of a cluster says what to pass instead; in a process of its own, since it
+    redirects stdout."""
     code = "from specjax.parallel.processes import join; join('auto', None, None)"
     inherited = environment(1).items()
     alone = {k: v for k, v in inherited if not k.startswith(("JAX_", "OMPI_", "SLURM_"))} | {
@@ -190,7 +194,8 @@ multihost_utils.sync_global_devices("for a process that never comes")
 
 
 def test_the_first_dies(tmp_path):
-    """It is the coordinator, too, and another waits for it in a collective: a clear error, at once."""
+    """If the coordinator dies, a process waiting in a collective ends at once with a clear
+    error."""
     address, files, both = f"localhost:{free_port()}", [tmp_path / "0", tmp_path / "1"], []
     for n, file in enumerate(files):
         with open(file, "w") as complained:
@@ -202,7 +207,7 @@ def test_the_first_dies(tmp_path):
             )
     try:
         _wait(lambda: all("joined" in file.read_text() for file in files), 120)
-        time.sleep(0.5)  # it waits by now
+        time.sleep(0.5)  # by now it waits
         both[0].kill()
         began = time.monotonic()
         assert both[1].wait(60) == 2, files[1].read_text()
@@ -237,7 +242,7 @@ def test_the_first_dies(tmp_path):
     ],
 )
 def test_what_cannot_be(options, message, tmp_path, capsys, monkeypatch):
-    """Told before anything is read."""
+    """Wrong options are refused before anything is read."""
     for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises((SystemExit, ValueError)) as found:
@@ -249,7 +254,7 @@ def test_what_cannot_be(options, message, tmp_path, capsys, monkeypatch):
 
 
 def test_a_batch_that_does_not_divide(monkeypatch):
-    """The error says what would."""
+    """The error says which batch sizes would divide."""
     monkeypatch.setattr("specjax.training.mesh.row_parts", lambda mesh: 4)
     with pytest.raises(
         ValueError, match=r"3 sequences at a time, which 4 devices .* take a batch of 8, or"

@@ -1,6 +1,7 @@
-"""The laws of decoding with every processor on, for every proposer and exact rule; log-probabilities beside them.
+"""The laws of decoding with every processor on, for every proposer and exact rule; and
+log-probabilities.
 
-All settings and a user's function are on at once, so that each pair of proposer and rule is compiled once.
+All settings and a user's function are on at once, so that each pair is compiled only once.
 """
 
 import dataclasses
@@ -57,7 +58,7 @@ TOP = 2
 
 
 def processors(shift=0.0):
-    """Every row its own; `shift` makes other numbers of them."""
+    """Settings that differ per row; `shift` changes the numbers."""
     rows = [OFF | row for row in SETTINGS]
     settings = {name: [row[name] for row in rows] for name in OFF if name != "bad_words"}
     settings["presence_penalty"] = [value + shift for value in settings["presence_penalty"]]
@@ -67,7 +68,7 @@ def processors(shift=0.0):
 
 
 def process(row, text, logits):
-    """The reference, with what is on for a row."""
+    """The reference, with the settings of a row."""
     settings = SETTINGS[row] | {"bad_words": WORDS}
     own = no_repeated_pair_reference
     return reference(logits, text, toys.LENGTHS[row], [toys.EOS], settings, own)
@@ -95,7 +96,7 @@ def decoded(case, rule, temperature=0.0):
 
 
 def test_the_settings_are_worth_testing():
-    """Every processor changes a text: without any one of them another one comes."""
+    """Every processor matters: without any one of them the text is another one."""
     for name in [*OFF, "function"]:
 
         def without(row, text, logits, name=name):
@@ -112,7 +113,8 @@ def test_the_settings_are_worth_testing():
 
 @pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_greedy_speculation_is_greedy_decoding(case, rule):
-    """With everything on, and other settings in each row: the tokens of a decoder without a cache or a proposer."""
+    """With every processor on and other settings per row, the tokens are those of decoding
+    without a cache."""
     texts, state = decoded(case, rule)
     assert texts == naive()
     if case.startswith(("draft", "tree")):
@@ -121,7 +123,7 @@ def test_greedy_speculation_is_greedy_decoding(case, rule):
 
 @pytest.mark.parametrize(("case", "rule"), [pair for pair in PAIRS if pair[1] in SHARED])
 def test_same_key_same_tokens(case, rule):
-    """Under shared noise every proposer, chain or tree, gives the text of no proposer, at temperature 1."""
+    """At temperature 1 with shared noise, every proposer gives the text of plain decoding."""
     texts, _ = decoded(case, rule, 1.0)
     assert texts == decoded("none", rule, 1.0)[0]
     assert texts != naive()
@@ -130,7 +132,8 @@ def test_same_key_same_tokens(case, rule):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_log_probabilities_are_those_of_the_text_read_plainly(case, rule, temperature):
-    """Of every emitted token: before and after the warp, and the best ones; accepted, residual and bonus alike."""
+    """The log-probabilities of accepted, residual and bonus tokens, before and after the warp,
+    and the best ones."""
     texts, state = decoded(case, rule, temperature)
     padded = np.array([text + [0] * (toys.CAPACITY - len(text)) for text in texts], np.int32)
     plain = toys.plain_logits(padded)
@@ -150,7 +153,7 @@ def test_log_probabilities_are_those_of_the_text_read_plainly(case, rule, temper
 
 @pytest.mark.parametrize("rule", SHARED)
 def test_bit_exact_mode(rule):
-    """A chain equals plain decoding at the same width bit for bit, log-probabilities too."""
+    """A chain has the same bits as plain decoding of the same width, also its log-probabilities."""
     (texts, chain), (plain, wide) = decoded("draft 3", rule, 1.0), decoded("none padded", rule, 1.0)
     assert texts == plain
     for row, text in enumerate(texts):
@@ -164,14 +167,14 @@ def test_bit_exact_mode(rule):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rule", [Match(), Rejection()], ids=["match", "rejection"])
 def test_a_perfect_draft_is_always_accepted(rule, temperature):
-    """The draft's own draws meet the processors of their own path: alpha = 1."""
+    """The draft warps its draws by the processors of their own path, so alpha = 1."""
     state = run(decoder(toys.CASES["draft 3"][0], rule), PERFECT, temperature=temperature)
     assert metrics.acceptance_rate(state.stats) == 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Blind(Chain):
-    """Warps as if every draft stood at the root."""
+    """Warps as if every draft were a child of the root."""
 
     def propose(self, params, state, context):
         blind = dataclasses.replace(context, warp=lambda logits, path: context.warp(logits))
@@ -179,7 +182,7 @@ class Blind(Chain):
 
 
 def test_a_proposer_without_paths_costs_acceptance_alone():
-    """Exactness never depends on it."""
+    """Exactness does not depend on the paths."""
     dec = decoder(Blind(DraftSource(toys.model(), toys.VOCAB), 2), Match())
     assert toys.texts(run(dec, PERFECT)) == naive()
     state = run(dec, PERFECT, temperature=1.0)
@@ -188,14 +191,15 @@ def test_a_proposer_without_paths_costs_acceptance_alone():
 
 
 class Frozen(Decoder):
-    """A deliberate fault: what the processors know is frozen over a block."""
+    """Deliberate fault: the processors' state is frozen during a block."""
 
     def _warp(self, state, logits, path=None):
         return super()._warp(state, logits)
 
 
 class BonusOnly(Decoder):
-    """A deliberate fault: guesses are judged without processors, which see the token after a full block alone."""
+    """Deliberate fault: drafts are verified without processors, which only apply to the bonus
+    token."""
 
     def _warp(self, state, logits, path=None):
         processed = super()._warp(state, logits, path)
@@ -208,14 +212,14 @@ class BonusOnly(Decoder):
 
 @pytest.mark.parametrize(("fault", "case"), [(Frozen, "draft 3"), (BonusOnly, "draft 1")])
 def test_deliberate_faults_are_caught(fault, case):
-    """The greedy law sees them."""
+    """The greedy law fails for each."""
     dec = decoder(toys.CASES[case][0], Match(), fault)
     assert toys.texts(run(dec, toys.params(case))) != naive()
 
 
 @pytest.mark.parametrize(("case", "rule"), [("draft 3", "match"), ("tree", "rejection")])
 def test_an_inserted_row_is_that_row_alone(case, rule):
-    """It brings its settings, and what they remember."""
+    """An inserted row brings its settings and what they remember."""
     dec, arrays = decoder(toys.CASES[case][0], RULES[rule]()), toys.params(case)
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0, processors=processors()), 2)
     state = dec.insert(
@@ -226,7 +230,7 @@ def test_an_inserted_row_is_that_row_alone(case, rule):
 
 
 def test_rows_of_another_kind_are_refused():
-    """A batch that keeps no counts has no place for them."""
+    """A batch that keeps no counts cannot take a row that needs them."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     plain, row = (
         toys.prefill(dec, arrays),
@@ -237,7 +241,7 @@ def test_rows_of_another_kind_are_refused():
 
 
 def test_numbers_do_not_trace():
-    """Other penalties, words and temperatures find the compiled programs."""
+    """Other penalties, words and temperatures reuse the compiled programs."""
     traces = []
     dec, arrays = decoder(toys.CASES["draft 3"][0], Match()), toys.params("draft 3")
     run(dec, arrays)
@@ -254,7 +258,7 @@ def test_numbers_do_not_trace():
 
 
 def test_ends_of_each_row():
-    """A row ends at its own ids, and the others go on."""
+    """A row ends at its own EOS ids, and the others go on."""
     dec, arrays = toys.decoder("draft 3", "match"), toys.params("draft 3")
     whole = toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS, eos=())
     ends = [[], [whole[1][8]], [whole[2][9], whole[2][20]], [toys.EOS]]
@@ -277,7 +281,8 @@ END = 4
 
 @functools.cache
 def joint():
-    """[VOCAB] * NEW: the joint distribution of texts that END may end, 0 behind it; by reading every text plainly."""
+    """[VOCAB] * NEW: the joint distribution of texts that END may end, then 0, by reading every
+    text plainly."""
     shape = (distribution.VOCAB,) * distribution.NEW
     prompt, found = list(distribution.PROMPT), np.zeros(shape)
     every = np.array(list(np.ndindex(shape)))
@@ -300,7 +305,7 @@ def joint():
 
 @pytest.mark.parametrize("case", ["draft", "tree"])
 def test_samples_follow_the_target(case):
-    """Under rejection, everything on: chi-square of texts that end early or not."""
+    """Chi-square test under rejection with every processor on, over texts that end early or not."""
     proposer, params = distribution.CASES[case]
     rows, start = distribution.EACH, len(distribution.PROMPT)
     dec = Decoder(

@@ -1,4 +1,5 @@
-"""Logits processors at a node: each as `reference.py` says, at every node of a tree, and that as transformers says."""
+"""Processors equal `reference.py` at every node of a tree, and `reference.py` equals
+transformers."""
 
 import functools
 import types
@@ -40,7 +41,8 @@ PROMPT_LENGTH, LENGTH = np.array([4, 2, 6]), np.array([4, 5, 12])
 
 @functools.cache
 def nodes():
-    """A state of three rows in the middle of their texts, a tree below each, logits, and the text of every node."""
+    """A state of three rows in the middle of their texts, a tree below each, logits, and each
+    node's text."""
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, FEW, (3, 20), dtype=np.int32)
     guesses = rng.integers(0, FEW, PARENT.shape, dtype=np.int32)
@@ -74,7 +76,7 @@ def begun(processors, tokens, counted=False):
 @pytest.mark.parametrize("function", [None, no_repeated_pair], ids=["", "function"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_node_is_processed_by_its_own_text(setting, function):
-    """Rows in the middle of their texts, trees of several shapes: each node as if its path were decided already."""
+    """Each node is processed as if its path were already committed, for trees of several shapes."""
     tokens, logits, path, texts = nodes()
     state = begun(Processors.create(3, FEW, **SETTINGS[setting]), tokens, function is not None)
     found = np.asarray(process(state, jnp.asarray(logits), path, function, 20))
@@ -92,7 +94,7 @@ def test_every_node_is_processed_by_its_own_text(setting, function):
 
 
 def test_a_function_alone():
-    """Without any other processor."""
+    """A user's function works without any other processor."""
     tokens, logits, path, texts = nodes()
     found = process(
         begun(Processors(), tokens, True), jnp.asarray(logits), path, no_repeated_pair, 20
@@ -105,7 +107,7 @@ def test_a_function_alone():
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_without_a_path_all_nodes_stand_at_the_root(setting):
-    """The short form of a proposer's warp."""
+    """Without a path, the proposer's warp uses the text at the root."""
     tokens, logits, path, _ = nodes()
     state = begun(Processors.create(3, FEW, **SETTINGS[setting]), tokens)
     nowhere = jnp.full_like(path, tree.ABSENT)
@@ -113,7 +115,8 @@ def test_without_a_path_all_nodes_stand_at_the_root(setting):
 
 
 def test_each_row_has_its_own_processors():
-    """In a mixed batch each row is processed as if it were alone; a row where all is off is left alone."""
+    """In a mixed batch each row is processed as if alone, and a row without settings is
+    unchanged."""
     tokens, logits, path, _ = nodes()
     several = {
         name: [OFF[name], SETTINGS["all"][name], SETTINGS["all"][name]]
@@ -128,7 +131,7 @@ def test_each_row_has_its_own_processors():
 
 
 def test_what_is_off_is_none():
-    """Settings at their neutral values are no structure at all, and each one brings its own alone."""
+    """Neutral settings have no arrays, and each other setting adds only its own."""
     assert Processors.create(3, FEW) is None
     assert Processors.create(3, FEW, **OFF) is None
     made = Processors.create(3, FEW, presence_penalty=[0, 0, 1])
@@ -143,7 +146,7 @@ def test_what_is_off_is_none():
 
 
 def theirs(setting, eos):
-    """The processors of transformers, in its order; presence and frequency as a processor of the user's."""
+    """The processors of transformers in its order; presence and frequency as a user's processor."""
     s, made = OFF | SETTINGS[setting], transformers.LogitsProcessorList()
     if s["logit_bias"]:
         made.append(
@@ -164,7 +167,7 @@ def theirs(setting, eos):
     "setting", [n for n in SETTINGS if n not in ("presence", "frequency", "negative")]
 )
 def test_the_reference_is_transformers(setting):
-    """Text by text, so that the reference may stand for it above."""
+    """The reference agrees with transformers text by text, so that it can stand for it above."""
     settings = SETTINGS[setting] | {"presence_penalty": 0.0, "frequency_penalty": 0.0}
     _, logits, _, texts = nodes()
     for row, node in np.ndindex(PARENT.shape):

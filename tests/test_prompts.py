@@ -1,4 +1,4 @@
-"""Prompts for measurements: which files, and where they are cut."""
+"""Prompts for measurements: which files are used, and where they are cut."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "".join(f"def number_{n}(x):\n    value = {n}\n    return value + x\n\n\n
 
 
 def corpus(folder, files=600):
-    """Different files in a package, and which of them are held out, by the rule of the corpus."""
+    """Different files in a package, and which of them the corpus holds out."""
     (folder / "site-packages" / "package").mkdir(parents=True)
     texts = {f"package/file_{n:03}.py": FILE + f"# {n}\n" for n in range(files)}
     for name, text in texts.items():
@@ -31,7 +31,8 @@ def write(capsys, *arguments):
 
 
 def test_held_out_files_alone_and_the_same_again(tmp_path, capsys):
-    """All of them in order, or some, evenly spaced, or those that another file of prompts names."""
+    """All held-out files in order, some of them evenly spaced, or those that another prompt file
+    names."""
     folder, held_out = corpus(tmp_path)
     assert len(held_out) > 2
     found = write(capsys, "--data", folder, "--out", tmp_path / "all.jsonl", "--characters", 60)
@@ -49,7 +50,7 @@ def test_held_out_files_alone_and_the_same_again(tmp_path, capsys):
 
 
 def test_cut_ends_behind_the_header_nearest_to_the_middle():
-    """And begins with a line, so many characters before it or more."""
+    """The cut begins with a line, at least that many characters before its end."""
     found = prompts.cut(FILE, 60)
     assert found.endswith("def number_4(x):\n")
     assert FILE.count(found) == 1
@@ -67,12 +68,13 @@ def test_cut_ends_behind_the_header_nearest_to_the_middle():
     ],
 )
 def test_files_without_a_header_or_too_short(text, wanted):
-    """Cut behind the line in the middle; whole where there is none; from the beginning where that is near."""
+    """Files are cut behind the middle line, kept whole if there is none, and begin at the start
+    if it is near."""
     assert prompts.cut(text, 3) == wanted or prompts.cut(text, 30) == wanted
 
 
 def test_the_shipped_prompts_are_of_this_kind():
-    """Each comes back where it ends in the middle of a file: by whole lines, its length and its header."""
+    """Each shipped prompt is found again by this rule: whole lines, its length and its header."""
     for line in SHIPPED.read_text().splitlines():
         prompt = json.loads(line)["prompt"]
         file = "#\n" + prompt + "#" * len(prompt)
@@ -80,7 +82,7 @@ def test_the_shipped_prompts_are_of_this_kind():
 
 
 def test_files_that_are_not_held_out_are_refused(tmp_path, capsys):
-    """By name; and two ways to choose."""
+    """The error names the files; and only one way to choose may be given."""
     folder, _ = corpus(tmp_path)
     (tmp_path / "other.jsonl").write_text('{"source": "package/nowhere.py"}\n')
     out = ["--out", str(tmp_path / "out.jsonl")]

@@ -1,4 +1,4 @@
-"""What the proposers guess, against guesses that are made without caches, masks and batches."""
+"""What the proposers draft, against drafting without caches, masks and batches."""
 
 import dataclasses
 import functools
@@ -16,12 +16,10 @@ from specjax import (
     Decoder,
     DraftModel,
     DraftTree,
-    DynamicTree,
     EarlyExit,
     FirstOf,
     Medusa,
     NGram,
-    NoProposer,
     Proposal,
     Sampling,
     Universal,
@@ -45,7 +43,8 @@ TEMPERATURE = [1.0, 0.0, 0.7, 1.0]
 
 @functools.cache
 def steps(case, rule, modulus=toys.VOCAB):
-    """The first steps of a case: the state before each, and the proposal.  A small `modulus` makes prompts repeat."""
+    """The first steps of a case: the state before each, and the proposal. A small `modulus`
+    makes prompts repeat."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     step, found = jax.jit(dec.step), []
     state = toys.prefill(dec, arrays, temperature=TEMPERATURE, prompt=toys.PROMPTS % modulus)
@@ -57,7 +56,7 @@ def steps(case, rule, modulus=toys.VOCAB):
 
 
 def logits_after(text):
-    """[V] of the small draft, which is the target without its last layer; the text is read plainly."""
+    """[V] of the small draft (the target without its last layer) after a text, in a plain pass."""
     padded = np.zeros((1, 64), np.int32)
     padded[0, : len(text)] = text
     return plain(padded.tobytes())[len(text) - 1]
@@ -75,7 +74,7 @@ def warped(logits, temperature):
 
 
 def noise(state, rule, row, node, depth):
-    """[V]: what the children of a node are drawn with."""
+    """[V]: the noise with which the children of a node are drawn."""
     draw = toys.decoder("none", rule)._draw(state)
     if not RULES[rule].shared_noise:
         at = jnp.array([node]), jnp.array([depth])
@@ -85,7 +84,7 @@ def noise(state, rule, row, node, depth):
 
 
 def ranked(state, rule, row, path, node, temperature):
-    """The tokens that may follow a path, best first, each with its score."""
+    """The tokens that may follow a path, best first, and the scores of all tokens."""
     text = [*np.asarray(state.tokens[row, : state.length[row]]), *path]
     raw = logits_after(text)
     if temperature == 0:
@@ -110,7 +109,8 @@ CONTRACTS = [
 
 @pytest.mark.parametrize(("case", "rule"), CONTRACTS)
 def test_proposals_are_trees_of_distinct_siblings(case, rule):
-    """Topological order, a pending root, no child of an absent node, nothing too deep, no sibling twice."""
+    """Proposals are in topological order below a pending root, without orphans, excess depth or
+    equal siblings."""
     proposer, there = toys.CASES[case][0], 0
     for state, proposal in steps(case, rule):
         for row in range(toys.ROWS):
@@ -128,7 +128,7 @@ def test_proposals_are_trees_of_distinct_siblings(case, rule):
 
 
 def test_a_static_tree_has_its_shape():
-    """(3, 2, 1): levels of 3, 6 and 6 below the root, siblings side by side."""
+    """(3, 2, 1) has levels of 3, 6 and 6 nodes below the root, siblings side by side."""
     proposer = DraftTree(NET, toys.VOCAB, [3, 2, 1])
     assert proposer == DraftTree(NET, toys.VOCAB, (3, 2, 1))
     assert hash(proposer) == hash(DraftTree(NET, toys.VOCAB, (3, 2, 1)))
@@ -139,7 +139,8 @@ def test_a_static_tree_has_its_shape():
 @pytest.mark.parametrize("rule", toys.NOISE_KINDS)
 @pytest.mark.parametrize("case", ["draft tree", "early exit tree"])
 def test_siblings_of_a_static_tree_are_the_best_with_the_noise(case, rule):
-    """At every node, by reading its path plainly: top-k of logits + noise; and what they were drawn from is said.
+    """Children are the top-k of logits + noise after the node's path, and the proposal has their
+    distribution.
 
     The early exit drafts what a model of the target's first layer drafts.
     """
@@ -168,13 +169,14 @@ def test_siblings_of_a_static_tree_are_the_best_with_the_noise(case, rule):
 @pytest.mark.parametrize("rule", toys.NOISE_KINDS)
 @pytest.mark.parametrize("case", ["dynamic tree", "early exit dynamic tree"])
 def test_a_dynamic_tree_is_expanded_and_reranked(case, rule):
-    """EAGLE-2 by hand: the best nodes of a level are expanded, and the best of all candidates are kept."""
+    """EAGLE-2 by hand: the best nodes of a level are expanded, and the best of all candidates
+    are proposed."""
     proposer, shapes = toys.CASES[case][0], set()
     for state, proposal in steps(case, rule):
         assert proposal.logits is None
         assert proposal.point_mass == (
             not RULES[rule].shared_noise
-        )  # what is selected without noise is a point mass
+        )  # drafts selected without noise are point masses
         for row in range(toys.ROWS):
 
             def children(path, value, row=row, state=state):
@@ -205,9 +207,10 @@ def test_a_dynamic_tree_is_expanded_and_reranked(case, rule):
 
 @pytest.mark.parametrize(("case", "threshold"), [("draft 6", 0.3), ("early exit", 0.0)])
 def test_a_chain_is_drawn_until_the_model_is_unsure(case, threshold):
-    """Each guess is the draw after the guesses before it; behind the first one below the threshold nothing is there.
+    """Each draft is drawn after the drafts before it; none follow the first one below the
+    threshold.
 
-    The early exit guesses what a model of the target's first layer guesses.
+    The early exit drafts what a model of the target's first layer drafts.
     """
     lengths = set()
     for state, proposal in steps(case, "match"):
@@ -230,7 +233,8 @@ def test_a_chain_is_drawn_until_the_model_is_unsure(case, threshold):
     ("case", "own"), [("draft 3", True), ("draft 6", True), ("first of", False)]
 )
 def test_a_draft_reads_no_guess_twice(case, own):
-    """Its cache holds the text, what it guessed right included; of its own guesses the last at most is unread."""
+    """Its cache holds the text with its accepted drafts; of its own drafts at most the last is
+    unread."""
     dec, arrays = toys.decoder(case, "match"), toys.params(case)
     (drafter, weights) = (
         toys.CASES[case] if own else (toys.CASES[case][0].second, toys.CASES[case][1][1])
@@ -262,7 +266,8 @@ def test_a_draft_reads_no_guess_twice(case, own):
 
 
 def test_where_nobody_guesses_the_pass_is_plain():
-    """A prompt that repeats nothing is read by the one, the wide pass waits for a match, and both say the same."""
+    """A prompt without repetition is read in passes of width 1; wide passes wait for a match.
+    Texts agree."""
     widths = []
 
     @dataclasses.dataclass(frozen=True)
@@ -294,7 +299,7 @@ def test_where_nobody_guesses_the_pass_is_plain():
 
 
 def test_passes_are_spared_where_no_chain_goes_on():
-    """They stand in a branch; without a threshold there is none."""
+    """The passes are inside a conditional; without a threshold there is none."""
 
     def program(threshold):
         dec = Decoder(
@@ -312,7 +317,8 @@ def test_passes_are_spared_where_no_chain_goes_on():
 
 
 def test_the_first_proposer_of_a_row_is_asked_first():
-    """Rows with a match copy, as point masses with all mass on the copied token; the others ask the model."""
+    """Rows with a match copy it, with all mass on the copied tokens; the other rows ask the
+    model."""
     proposer, chosen = toys.CASES["first of"][0], {True: 0, False: 0}
     for state, proposal in steps("first of", "rejection", 3):
         text = state.tokens[:, : toys.CAPACITY + proposer.num_nodes]
@@ -338,7 +344,7 @@ def test_the_first_proposer_of_a_row_is_asked_first():
     ["draft 3", "draft tree", "dynamic tree", "early exit", "early exit tree", "first of", "ngram"],
 )
 def test_a_row_bounds_its_own_guesses(case):
-    """The same text in the same program; a row of 0 decodes plainly, and is counted so."""
+    """The text and program are the same; a row with 0 drafts decodes plainly and is counted so."""
     bounds = np.array([3, 0, 1, 2], np.int32)
     dec, arrays = toys.decoder(case, "match"), toys.params(case)
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0, num_drafts=bounds))
@@ -357,98 +363,9 @@ def test_a_row_bounds_its_own_guesses(case):
         assert stats.proposed.tolist() == (passes * np.array([12, 0, 3, 6])).tolist()
 
 
-def tree_of(**changes):
-    return DynamicTree(
-        DraftSource(NET, toys.VOCAB), **{"depth": 2, "width": 2, "num_nodes": 4} | changes
-    )
-
-
-REFUSED = {
-    "no levels": (lambda: DraftTree(NET, toys.VOCAB, ()), ["branching=()", "at least 1"]),
-    "a level without children": (
-        lambda: DraftTree(NET, toys.VOCAB, (2, 0)),
-        ["branching=(2, 0)", "at least 1"],
-    ),
-    "more siblings than tokens": (lambda: DraftTree(NET, 4, (5,)), ["branching=(5,)", "4 tokens"]),
-    "no depth": (lambda: tree_of(depth=0), ["depth=0", "at least 1"]),
-    "no width": (lambda: tree_of(width=0), ["width=0", "[1, 29]"]),
-    "too wide": (lambda: tree_of(width=30), ["width=30", "[1, 29]"]),
-    "more nodes than candidates": (
-        lambda: tree_of(num_nodes=8),
-        ["num_nodes=8", "7 candidates", "[2, 7]"],
-    ),
-    "the root alone": (lambda: tree_of(num_nodes=1), ["num_nodes=1", "[2, 7]"]),
-    "no layer": (lambda: EarlyExit(toys.model(), 0), ["exit_layer=0", "2 layers", "[1, 1]"]),
-    "all layers": (lambda: EarlyExit(toys.model(), 2), ["exit_layer=2", "2 layers", "[1, 1]"]),
-    "no layers to exit from": (
-        lambda: EarlyExit(object(), 1),
-        ["over specjax.Transformer, and not over object"],
-    ),
-    "no drafts": (lambda: EarlyExit(toys.model(), 1, 0), ["num_drafts=0", "at least 1"]),
-    "threshold above 1": (
-        lambda: DraftModel(NET, toys.VOCAB, 2, 1.5),
-        ["confidence_threshold=1.5", "[0, 1]"],
-    ),
-    "threshold below 0": (
-        lambda: EarlyExit(toys.model(), 1, 2, -0.1),
-        ["confidence_threshold=-0.1", "[0, 1]"],
-    ),
-    "threshold nan": (
-        lambda: DraftModel(NET, toys.VOCAB, 2, float("nan")),
-        ["confidence_threshold=nan", "[0, 1]"],
-    ),
-    "unequal depths": (
-        lambda: FirstOf(NGram(2), DraftModel(NET, toys.VOCAB, 3)),
-        ["2 deep", "3", "the same depth"],
-    ),
-    "a shared cache": (
-        lambda: FirstOf(NGram(2), EarlyExit(toys.model(), 1, 2)),
-        ["Chain over EarlyExitSource drafts in the target's cache", "alone"],
-    ),
-    "more nodes than tokens": (
-        lambda: Decoder(toys.model(), NoProposer(num_nodes=9), RULES["match"](), (), 8),
-        ["9 nodes", "capacity of 8", "propose less"],
-    ),
-    "less than no drafts": (
-        lambda: toys.prefill(
-            toys.decoder("none", "match"), toys.params("none"), num_drafts=np.array([1, 0, -2, 1])
-        ),
-        ["num_drafts=-2", "0 (plain decoding)"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused(case):
-    """By name, with the cure."""
-    make, words = REFUSED[case]
-    with pytest.raises(ValueError) as caught:
-        make()
-    assert [word for word in words if word not in str(caught.value)] == [], caught.value
-
-
-def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
-    """They have no distribution; under shared noise nobody asks for one."""
-    grown, drawn = (
-        DynamicTree(DraftSource(NET, toys.VOCAB), 2, 2, 5),
-        DraftModel(NET, toys.VOCAB, 2),
-    )
-    dec = Decoder(toys.model(), FirstOf(grown, drawn), RULES["match"](), (), toys.CAPACITY)
-    arrays = toys.params("none").replace(proposer=(toys.truncated(), toys.truncated()))
-    state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
-    assert jax.eval_shape(dec.step, arrays, state)[1].proposal.tokens.shape == (4, 5)
-    for proposer in (FirstOf(grown, drawn), FirstOf(drawn, grown)):
-        with pytest.raises(
-            ValueError,
-            match=r"^DynamicTree over DraftSource proposes siblings as point masses.*use the rule match",
-        ):
-            Decoder(toys.model(), proposer, RULES["rejection"](), (), toys.CAPACITY)
-    assert FirstOf(grown, NGram(2)).point_mass  # two of point masses go together
-    Decoder(toys.model(), FirstOf(grown, NGram(2)), RULES["rejection"](), (), toys.CAPACITY)
-
-
 def test_short_forms_are_shapes_over_sources():
-    """One name each for what most people ask for, with the options of the shape and of the source."""
+    """The common combinations have a name each, which takes the options of the shape and of the
+    source."""
     heads, other = toys.OWN, toys.model(toys.OTHER_VOCAB)
     assert DraftModel(NET, toys.VOCAB, 3, 0.2) == Chain(DraftSource(NET, toys.VOCAB), 3, 0.2)
     assert DraftTree(NET, toys.VOCAB, (2, 2)) == StaticTree(DraftSource(NET, toys.VOCAB), (2, 2))
@@ -460,7 +377,7 @@ def test_short_forms_are_shapes_over_sources():
 
 
 def test_a_narrow_proposal_is_padded():
-    """To the wider one's nodes, absent."""
+    """Absent nodes fill it up to the size of the wider proposal."""
     proposer = FirstOf(NGram(2), DraftTree(NET, toys.VOCAB, (2, 2)))
     narrow = Proposal(
         jnp.ones((1, 3), jnp.int32), jnp.array([[-1, 0, 1]]), jnp.ones((1, 3, toys.VOCAB))

@@ -1,4 +1,4 @@
-"""Weights in int8: the products are what they should be, and a quantised draft changes no text."""
+"""Weights in int8: products are within their bound, and a quantised draft changes no text."""
 
 import functools
 
@@ -46,7 +46,8 @@ def multiply(x, box):
 
 
 def test_a_kernel_is_rounded_to_half_a_step():
-    """Each column by its own greatest value, to which 127 belongs; a column of zeros stays one."""
+    """Each column is scaled by its largest magnitude, which becomes 127; a zero column has scale
+    1."""
     weights = kernel()
     box = Int8.quantise(jnp.asarray(weights))
     assert box.values.dtype == jnp.int8
@@ -58,7 +59,8 @@ def test_a_kernel_is_rounded_to_half_a_step():
 
 
 def test_products_stay_within_the_bound_of_rounding():
-    """|y - x W| <= sum_i |x_i| sw / 2 + |w_i| sx / 2 + sx sw / 4, element by element, and the bound is not idle."""
+    """|y - x W| <= sum_i |x_i| sw / 2 + |w_i| sx / 2 + sx sw / 4 for each element, and the bound
+    is not loose."""
     weights, x = kernel(), np.random.default_rng(1).normal(size=(2, 3, 24)).astype(np.float32)
     box = Int8.quantise(jnp.asarray(weights))
     found, wanted = multiply(x, box), x.astype(np.float64) @ weights
@@ -75,7 +77,8 @@ def test_products_stay_within_the_bound_of_rounding():
 
 
 def test_a_row_does_not_depend_on_the_others():
-    """Alone (padded to two rows) or among five, to the bit; a row of zeros gives zeros."""
+    """Alone (padded to two rows) or among five, a row has the same bits; a row of zeros gives
+    zeros."""
     box = Int8.quantise(jnp.asarray(kernel()))
     x = np.random.default_rng(2).normal(size=(5, 24)).astype(np.float32)
     x[3] = 0
@@ -86,7 +89,8 @@ def test_a_row_does_not_depend_on_the_others():
 
 
 def test_other_products_are_as_ever():
-    """Two arrays are multiplied in their own type; another contraction with an int8 kernel is refused."""
+    """Two float arrays are multiplied as usual; another contraction with an int8 kernel is
+    refused."""
     x = jnp.ones((2, 24))
     dims = (((1,), (0,)), ((), ()))
     np.testing.assert_array_equal(int8_dot_general(x, jnp.ones((24, 3)), dims), np.full((2, 3), 24))
@@ -95,7 +99,8 @@ def test_other_products_are_as_ever():
 
 
 def test_logits_of_a_quantised_model():
-    """They differ, by a few percent of the greatest; every matrix is int8, the rest is what it was."""
+    """They differ by a few percent of the largest; every matrix is int8, and the rest is
+    unchanged."""
     made = quantise(loaded())
     wanted = toys.plain_logits(toys.PROMPTS)
     found = toys.plain_logits(toys.PROMPTS, made.model, made.params)
@@ -113,11 +118,12 @@ def test_logits_of_a_quantised_model():
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_a_quantised_draft_changes_no_text(rule):
-    """Here the target itself in int8 drafts: greedy text is naive decoding's, sampled text is that of no draft."""
+    """The target in int8 drafts for itself: greedy and sampled texts are those of plain
+    decoding."""
     draft = quantise(loaded())
     greedy = run(loaded(), chain(draft), rule, draft.params)
     assert toys.texts(greedy) == toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS)
-    # Right more often than not, and not always.
+    # Drafts are accepted mostly, but not always.
     sampled = run(loaded(), chain(draft), rule, draft.params, temperature=1.0)
     for stats in (greedy.stats, sampled.stats):
         assert 0.5 < stats.accepted.sum() / stats.tested.sum()
@@ -128,7 +134,7 @@ def test_a_quantised_draft_changes_no_text(rule):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_quantised_target_keeps_the_laws(temperature):
-    """It is another model, whose text depends on no draft and on no other row either."""
+    """It is another model, but its text still does not depend on a draft or on other rows."""
     target = quantise(loaded())
     plain = toys.texts(run(target, NoProposer(), Match(), None, temperature=temperature))
     drafted = run(target, chain(loaded()), Match(), toys.weights(), temperature=temperature)
@@ -139,7 +145,8 @@ def test_a_quantised_target_keeps_the_laws(temperature):
 
 
 def test_generate_quantises():
-    """`proposer="self-int8"` gives the text of plain decoding; so does `draft_dtype="int8"`, here the same thing."""
+    """`proposer="self-int8"` gives the text of plain decoding, and `draft_dtype="int8"` does the
+    same."""
     target, prompts = loaded(), [[1, 2, 3], [9]]
     plain = specjax.generate(target, prompts, max_new_tokens=24)
     own = specjax.generate(target, prompts, max_new_tokens=24, proposer="self-int8", num_drafts=3)
@@ -151,7 +158,7 @@ def test_generate_quantises():
 
 
 def test_a_tied_embedding_gets_an_int8_copy():
-    """With a copy in float32 or without one, which is what other backends hold."""
+    """This holds with a float32 copy and without one, as on other backends."""
     tied = folders.write(folders.random_llama(4, tie_word_embeddings=True), "quantised-tied")
     model = specjax.load(tied)
     assert model.model.module.separate_head
@@ -181,7 +188,7 @@ def test_a_tied_embedding_gets_an_int8_copy():
     ],
 )
 def test_generate_refuses(change, message):
-    """By name, before anything is compiled."""
+    """The error names the option before anything is compiled."""
     target = loaded()
     change = {name: target if value == "itself" else value for name, value in change.items()}
     with pytest.raises(ValueError, match=message):
@@ -189,7 +196,7 @@ def test_generate_refuses(change, message):
 
 
 def test_a_model_of_ones_own_is_not_quantised():
-    """Only what multiplies through `dot_general` can be."""
+    """Only models that multiply through `dot_general` can be quantised."""
     mine = LanguageModel(
         specjax.models.from_function(lambda p, t: p[t], vocab_size=9, max_positions=9), jnp.eye(9)
     )

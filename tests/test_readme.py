@@ -1,4 +1,5 @@
-"""The README and the pages behind it are true: their Python runs here, their shell commands run in `.ci/run`."""
+"""The README and the docs are true: their Python runs here, their shell commands run in
+`.ci/run`."""
 
 import pathlib
 import re
@@ -20,7 +21,7 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.split("\n", 1)[0])
 def test_python_runs(block):
-    """Each block alone, from the root of the checkout, as a reader would paste it."""
+    """Each block runs alone from the root of the checkout, as a reader would paste it."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block], cwd=ROOT, capture_output=True, text=True
     )
@@ -29,7 +30,7 @@ def test_python_runs(block):
 
 
 def test_there_are_blocks():
-    """A README without code would pass all else."""
+    """Without any code blocks the tests above would pass for nothing."""
     assert len(BLOCKS) >= 2
 
 

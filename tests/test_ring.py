@@ -1,4 +1,4 @@
-"""A layer with a window keeps that window alone, and nobody can tell."""
+"""A layer with a window keeps only that window, and the text does not change."""
 
 import dataclasses
 import functools
@@ -65,15 +65,16 @@ def begin(dec, arrays, rows=slice(None), width=WIDTH):
 
 @functools.cache
 def wanted():
-    """Of plain decoding that keeps all slots of every layer, and reads the prompts at once."""
-    dec, arrays = decoder("none", CAPACITY + 1)  # not compiled by others
+    """Plain decoding that keeps all slots of every layer and reads the prompts at once."""
+    # The capacity is one that no other test has compiled.
+    dec, arrays = decoder("none", CAPACITY + 1)
     state = begin(dec, arrays)
     assert not any(state.cache.rings), "nothing is saved where a chunk is wider than the text"
     return toys.texts(dec.run(arrays, state))
 
 
 def layers(state):
-    """Keys of the layers with a window, and of those without, of every cache in a state."""
+    """Keys of the layers with a window and of those without, for every cache in a state."""
     caches = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, WindowedCache))
     caches = [x for x in caches if isinstance(x, WindowedCache)]
     found = [pair for cache in caches for pair in zip(cache.windows, cache.keys, strict=True)]
@@ -84,7 +85,8 @@ def layers(state):
 
 @pytest.mark.parametrize("case", PROPOSERS)
 def test_the_text_is_that_of_a_full_cache(case, monkeypatch):
-    """Ragged rows, prompts of several chunks, and a ring that turns several times; and no step copies it."""
+    """Ragged rows, prompts of several chunks, and a ring that wraps several times; no step
+    copies it."""
     expected = wanted()
     monkeypatch.setattr(prefill, "CHUNK", CHUNK)
     dec, arrays = decoder(case)
@@ -102,7 +104,7 @@ def test_the_text_is_that_of_a_full_cache(case, monkeypatch):
     assert toys.texts(compiled(arrays, state, steps)) == expected
     if case != "chain":
         return
-    # A row that has come in through another prefill, of a shorter prompt, into slots of a ring that has turned.
+    # A row from another prefill of a shorter prompt is inserted into a ring that has wrapped.
     state = dec.run(arrays, begin(dec, arrays), 12)
     state = dec.insert(state, 2, begin(dec, arrays, slice(1, 2), width=5))
     assert toys.texts(dec.run(arrays, state)) == [*expected[:2], expected[1], expected[3]]
@@ -110,9 +112,11 @@ def test_the_text_is_that_of_a_full_cache(case, monkeypatch):
 
 @pytest.mark.parametrize(("width", "rows"), [(1, 3), (2, 3), (5, 17), (7, 3)])
 def test_a_ring_by_definition(width, rows):
-    """Each token sees the last `window` ones of its text, wherever the ring holds them; scratch and margins are hidden.
+    """Each token sees the last `window` tokens of its text, wherever the ring holds them, and no
+    scratch or margins.
 
-    Passes of any width follow each other; of each some tokens are kept, and more were written that are read again.
+    Passes of any width follow each other; only some of their tokens are committed, and the others
+    are read again.
     """
     window, ahead, widest = 4, 5, 7
     rng = np.random.default_rng(width)
@@ -145,7 +149,8 @@ def test_a_ring_by_definition(width, rows):
 
 
 def test_a_path_is_kept_where_the_ring_turns():
-    """Nodes of a tree, staged over the end of the ring, go to where a chain would have put them."""
+    """Tree nodes that are staged over the end of the ring move to where a chain would have put
+    them."""
     window, ahead = 3, 4
     for start in (0, 4, 5, 13):
         cache = WindowedCache.zeros(1, 1, 1, 64, 1, jnp.float32)
@@ -162,7 +167,7 @@ def test_a_path_is_kept_where_the_ring_turns():
 
 
 def test_where_a_ring_saves_nothing_there_is_none():
-    """The cache is then the one without windows, slot by slot."""
+    """The cache is then the same, slot by slot, as one without windows."""
     plain = jax.eval_shape(lambda: prefill.empty_cache(toys.model(), 2, 64, 4))
     windowed = jax.eval_shape(lambda: prefill.empty_cache(model((16, None)), 2, 64, 4))
     assert jax.tree.leaves(plain) == jax.tree.leaves(windowed)

@@ -1,6 +1,6 @@
 """Exact rules keep the target's distribution: every outcome is enumerated with its probability.
 
-What a rule emits is continued by the target to a fixed length, and the whole joint distribution is compared.
+The target continues each emission to a fixed length, and the whole joint distribution is compared.
 """
 
 import itertools
@@ -41,7 +41,8 @@ def test_every_exact_rule_is_enumerated():
     ("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)]
 )
 def test_drawn_guesses_keep_the_joint_distribution(rule, shape):
-    """Guesses drawn from the draft, siblings without replacement: the emitted text is the target's."""
+    """Drafts are drawn without replacement among siblings, and the emitted text has the target's
+    distribution."""
     vocab, parent = SHAPES[shape]
     target, draft = tables(vocab)
     found = check(rule, parent, drawn(parent, draft), target, draft)
@@ -53,7 +54,8 @@ def test_drawn_guesses_keep_the_joint_distribution(rule, shape):
     ("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)]
 )
 def test_fixed_guesses_keep_the_joint_distribution(rule, shape):
-    """The draft's best tokens as point masses: the emitted text is the target's."""
+    """The draft's best tokens are point masses, and the emitted text has the target's
+    distribution."""
     vocab, parent = SHAPES[shape]
     target, draft = tables(vocab)
     check(rule, parent, best(parent, draft), target, None)
@@ -70,7 +72,7 @@ def test_fixed_guesses_keep_the_joint_distribution(rule, shape):
     ],
 )
 def test_rows_with_zeros_keep_the_joint_distribution(rule, target, draft, shape):
-    """Filtered and one-hot rows, on either side: tokens without mass, in target, draft or both, do no harm."""
+    """Tokens without mass in filtered and one-hot rows, in target, draft or both, do no harm."""
     vocab, parent = SHAPES[shape]
     target, draft = target(vocab, 1), draft(vocab, 2)
     check(rule, parent, drawn(parent, draft), target, draft)
@@ -78,7 +80,7 @@ def test_rows_with_zeros_keep_the_joint_distribution(rule, target, draft, shape)
 
 @pytest.mark.parametrize("rule", ENUMERATE)
 def test_a_perfect_draft_keeps_the_joint_distribution(rule):
-    """Where draft and target agree the first refused mass is zero: nothing becomes NaN, nothing is biased."""
+    """If draft and target agree, the first rejected mass is zero: nothing becomes NaN or biased."""
     vocab, parent = SHAPES[judged_by(rule, ("breadth first", "chain of 3"))[0]]
     target = Table(vocab, 1)
     check(rule, parent, drawn(parent, target), target, target)
@@ -86,15 +88,15 @@ def test_a_perfect_draft_keeps_the_joint_distribution(rule):
 
 @pytest.mark.parametrize("rule", [rule for rule in ENUMERATE if judged_by(rule, ("2 siblings",))])
 def test_repeated_point_masses_keep_the_joint_distribution(rule):
-    """The same guess twice below one parent is no second chance."""
+    """The same draft twice below one parent gets no second chance."""
     target, _ = tables(4)
     for tokens in ((0, 2, 2), (0, 1, 1)):
         check(rule, (-1, 0, 0), [(tokens, 1.0)], target, None)
 
 
 def stopped(draft, threshold, first):
-    """Chains of up to 2 draws, by how many are left when a chain ends at the place `first` of the first unlikely one:
-    0 drops the unlikely draw itself, 1 what follows it."""
+    """Chains of up to 2 draws, by how many remain when a chain ends at the first unlikely one:
+    `first` 0 drops the unlikely draw itself, 1 what follows it."""
     found = {0: [], 1: [], 2: []}
     for tokens, chance in drawn((-1, 0, 1), draft):
         likely = [draft(tokens[1:n])[tokens[n]] >= threshold for n in (1, 2)]
@@ -109,9 +111,9 @@ def stopped(draft, threshold, first):
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("rule", ENUMERATE)
 def test_a_chain_may_end_behind_an_unlikely_guess_but_not_before(rule, first):
-    """A guess that is made or not for what was drawn before it is exact; dropped for its own outcome it is biased.
+    """A draft may depend on earlier draws; dropping it for its own outcome is biased.
 
-    But for a rule with shared noise, to which no proposal matters.
+    Rules with shared noise are the exception, since no proposal affects their text.
     """
     target, draft = tables(4)
     with enable_x64(True):
@@ -127,7 +129,7 @@ def test_a_chain_may_end_behind_an_unlikely_guess_but_not_before(rule, first):
 
 
 def test_rejection_accepts_as_much_as_possible_on_a_chain():
-    """The first guess is accepted with probability 1 - TV(target, draft): sum of min(p, q)."""
+    """The first draft is accepted with probability 1 - TV(target, draft), the sum of min(p, q)."""
     target, draft = tables(4)
     found = check("rejection", (-1, 0), drawn((-1, 0), draft), target, draft)
     accepted = found.chance[found.num_accepted == 1].sum()
@@ -137,7 +139,8 @@ def test_rejection_accepts_as_much_as_possible_on_a_chain():
 @pytest.mark.parametrize("draft", [Table, SparseTable, GreedyTable, None])
 @pytest.mark.parametrize("shape", CHAINS)
 def test_block_accepts_no_fewer_than_rejection(shape, draft):
-    """On average over a chain; as many where there is but one guess, and more where guesses can make up for others."""
+    """On average over a chain; equally many with a single draft, and more where drafts can make
+    up for others."""
     vocab, parent = SHAPES[shape]
     target, table = Table(vocab, 1), (draft or Table)(vocab, 2)
     proposals = list(drawn(parent, table) if draft else best(parent, table))
@@ -158,7 +161,8 @@ def test_block_accepts_no_fewer_than_rejection(shape, draft):
 
 
 def test_match_emits_the_draw_of_the_target_whatever_is_proposed():
-    """Not only in distribution: for each noise and every tree at all, the text is the target's own draws."""
+    """This holds not only in distribution: for each noise and tree, the text is the target's own
+    draws."""
     vocab, parent = SHAPES["siblings below"]
     proposals = [((0, *tokens), 1.0) for tokens in itertools.product(range(vocab), repeat=4)]
     wanted = np.array(list(itertools.product(range(vocab), repeat=5)))
@@ -182,7 +186,7 @@ def test_match_emits_the_draw_of_the_target_whatever_is_proposed():
 
 
 def test_chains_only():
-    """A rule for chains is not paired with a proposer of trees, which the error names, before any compilation."""
+    """A rule for chains refuses a proposer of trees by name, before any compilation."""
     with pytest.raises(
         ValueError,
         match="BlockVerification judges chains only, and SampledTree proposes trees: use",

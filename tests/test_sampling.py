@@ -1,4 +1,4 @@
-"""Settings, what they make of logits, and the noise that draws a token."""
+"""Sampling settings, the warp of logits, and the noise that draws a token."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ SETTINGS = [
     {
         "temperature": 0.7,
         "top_p": 0.8,
-    },  # a filter that came before the temperature would keep others
+    },  # a filter before the temperature would keep other tokens
     {"temperature": 1.6, "min_p": 0.1},
     {"top_k": 7, "top_p": 0.6},
     {"top_p": 0.7, "min_p": 0.2},
@@ -57,13 +57,14 @@ def transformers_warp(logits, temperature, top_k, top_p, min_p):
 
 
 def one_hot(logits):
-    """-inf but for 0 at the first maximum."""
+    """0 at the first maximum and -inf elsewhere."""
     return np.where(np.arange(logits.shape[-1]) == logits.argmax(-1)[..., None], 0.0, -np.inf)
 
 
 @pytest.mark.parametrize("row", range(len(SETTINGS)), ids=map(str, SETTINGS))
 def test_warp_equals_transformers(row):
-    """One setting for the whole batch keeps the tokens that transformers keeps, with the same logits."""
+    """One setting for the whole batch keeps the same tokens as transformers, with the same
+    logits."""
     found = np.asarray(warp(LOGITS, Sampling.create(len(LOGITS), **SETTINGS[row])))
     wanted = np.stack([transformers_warp(logits, **DEFAULTS | SETTINGS[row]) for logits in LOGITS])
     np.testing.assert_array_equal(np.isneginf(found), np.isneginf(wanted))
@@ -71,7 +72,7 @@ def test_warp_equals_transformers(row):
 
 
 def test_each_row_has_its_own_settings():
-    """In a mixed batch, greedy rows among them, each row is warped as if it were alone."""
+    """In a mixed batch with greedy rows, each row is warped as if it were alone."""
     rows = [DEFAULTS | s for s in SETTINGS]
     rows[2]["temperature"] = rows[14]["temperature"] = 0.0
     found = np.asarray(
@@ -95,7 +96,8 @@ def test_settings_that_are_off_change_nothing():
     "filters", [{}, {"top_k": 3, "top_p": 0.5, "min_p": 0.3}], ids=["plain", "filtered"]
 )
 def test_temperature_zero_leaves_the_first_maximum(filters):
-    """Greedy is a warp: one token is left, of equal ones the first, so that no noise can move it."""
+    """Greedy is a warp that leaves one token, the first of equal ones, so that no noise can move
+    it."""
     logits = np.round(LOGITS / 3)  # rounded, so that maxima tie
     assert ((logits == logits.max(-1, keepdims=True)).sum(-1) > 1).any()
     found = warp(logits, Sampling.create(len(logits), 0.0, **filters))
@@ -104,7 +106,7 @@ def test_temperature_zero_leaves_the_first_maximum(filters):
 
 @pytest.mark.parametrize("top_p", [1e-38, 1e-45, 1e-60])
 def test_the_smallest_top_p_keeps_the_best_token(top_p):
-    """Numbers that float32 has only as subnormal ones, or not at all, are no sum over no token."""
+    """A top_p that float32 rounds to a subnormal or to 0 still keeps one token."""
     found = np.asarray(warp(LOGITS, Sampling.create(len(LOGITS), top_p=top_p)))
     np.testing.assert_array_equal(np.isneginf(found), np.isneginf(one_hot(LOGITS)))
 
@@ -126,7 +128,7 @@ def test_the_smallest_temperatures_are_all_but_greedy(temperature, filters):
 
 
 def test_ties_with_the_last_one_kept_are_kept():
-    """top-k may keep more than k, as in transformers."""
+    """As in transformers, top-k may keep more than k tokens."""
     logits = np.array([[[3.0, 1.0, 2.0, 2.0, 0.0]]], np.float32)
     kept = ~np.isneginf(np.asarray(warp(logits, Sampling.create(1, top_k=2))))
     assert kept[0, 0].tolist() == [True, False, True, True, False]
@@ -144,7 +146,8 @@ def test_warp_computes_in_float32():
 
 @pytest.mark.parametrize("keep", [1, 2, 17, 63, 64])
 def test_bisection_finds_what_sorting_finds(keep):
-    """`_largest` by count is every value that is at least the k-th greatest, ties, zeros and infinities included."""
+    """`_largest` keeps every value that is at least the k-th largest, with ties, zeros and
+    infinities."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(8, 64)).astype(np.float32)
     x[1] = np.round(x[1])
@@ -159,7 +162,7 @@ def test_bisection_finds_what_sorting_finds(keep):
 
 
 def test_argmax_is_the_first_maximum():
-    """Of equal maxima the smallest index, also among infinities."""
+    """Of equal maxima the smallest index is taken, also among infinities."""
     x = np.random.default_rng(2).integers(0, 4, (200, 9)).astype(np.float32)
     x[0], x[1] = -np.inf, 5.0
     x[2, 3:5] = np.inf
@@ -184,7 +187,7 @@ def test_argmax_is_the_first_maximum():
     ],
 )
 def test_values_out_of_range_are_named(name, value):
-    """The message holds the setting and the value, for one of several rows as for all."""
+    """The error has the setting and the value, for one of several rows as for all."""
     with pytest.raises(ValueError, match=f"{name}={value:g} is not allowed; it must be"):
         Sampling.create(2, **{name: value})
     with pytest.raises(ValueError, match=f"{name}={value:g} "):
@@ -192,7 +195,7 @@ def test_values_out_of_range_are_named(name, value):
 
 
 def test_values_must_fit_the_rows():
-    """One value, or one a row."""
+    """There is one value, or one per row."""
     with pytest.raises(ValueError, match="temperature has 3 values for 2 rows"):
         Sampling.create(2, temperature=[1, 1, 1])
 
@@ -207,7 +210,7 @@ def shared(keys, positions, max_depth=3, size=11, sampled=True):
 
 
 def test_shared_noise_is_of_key_and_absolute_position():
-    """The token at one absolute position meets one noise: from any root, depth, batch and depth of the tree."""
+    """An absolute position has one noise, for any root, depth, batch and depth of the tree."""
     keys = jax.random.split(jax.random.key(0), 3)
     base = shared(keys, [5, 5, 5])
     np.testing.assert_array_equal(shared(keys, [4, 4, 4])[:, 1:], base[:, :-1])
@@ -218,7 +221,7 @@ def test_shared_noise_is_of_key_and_absolute_position():
 
 
 def test_shared_noise_differs_between_positions_and_keys():
-    """No two positions and no two keys meet the same noise."""
+    """Different positions and different keys have different noise."""
     noise = shared(jax.random.split(jax.random.key(0), 3), [5, 5, 5])
     assert len(np.unique(noise)) == noise.size
 
@@ -239,7 +242,8 @@ def test_shared_noise_depends_on_the_depth_of_a_node_alone():
 
 
 def test_independent_streams_do_not_meet():
-    """Nodes, acceptance, residual, positions and rows all draw apart, and equal keys and positions draw alike."""
+    """Nodes, acceptance, residual, positions and rows have separate noise; equal keys and
+    positions repeat it."""
     keys = jax.random.split(jax.random.key(0), 2)
 
     @jax.jit
@@ -265,9 +269,10 @@ DRAWS = 40_000
 
 @pytest.mark.parametrize("source", ["keys", "positions", "nodes", "residual"])
 def test_noise_samples_the_softmax(source):
-    """argmax(logits + noise) is a sample of softmax(logits), along every axis that noise is drawn.
+    """argmax(logits + noise) is a sample of softmax(logits), along every axis of the noise.
 
-    40000 draws of 7 tokens: a bias of 1.5 % in total variation fails at the p < 1e-6 asked for nearly surely.
+    With 40000 draws of 7 tokens and p < 1e-6, a bias of 1.5 % in total variation fails almost
+    surely.
     """
     logits = jnp.array([1.0, -0.5, 0.3, 2.0, -2.0, 0.0, 0.7])
     zeros, key = jnp.zeros(DRAWS, jnp.int32), jax.random.key(7)
@@ -290,7 +295,7 @@ def test_noise_samples_the_softmax(source):
 
 
 def test_acceptance_draws_are_uniform():
-    """In [0, 1), with every tenth equally often."""
+    """They are in [0, 1), with every tenth equally frequent."""
     keys = jax.random.split(jax.random.key(8), DRAWS // 4)
     draw = sampling.IndependentDraw.create(keys, jnp.zeros(len(keys), jnp.int32), 7)
     found = np.asarray(jax.jit(jax.vmap(lambda d: d.acceptance(4)))(draw))

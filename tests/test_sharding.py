@@ -1,4 +1,7 @@
-"""Parameters on meshes: what each device holds, and that nothing else changes.  Eight devices take a process."""
+"""Parameters on meshes: what each device holds, and that nothing else changes.
+
+Eight devices need a process of their own.
+"""
 
 import os
 import pathlib
@@ -36,7 +39,8 @@ assert jax.device_count() == 8
 
 def same(found, wanted):
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), np.asarray(b)), found, wanted)
+    arrays = (jax.tree.map(np.asarray, tree) for tree in (found, wanted))
+    jax.tree.map(np.testing.assert_array_equal, *arrays)
 
 
 def held(leaf):
@@ -49,37 +53,44 @@ assert dict(mesh.shape) == {"data": 2, "model": 4}
 split = specjax.load(folder, mesh=mesh)
 same(split.params, plain.params)
 
-# 48 features, 4 query heads and 2 key heads of 12, 64 of the MLP, 320 tokens; 4 devices along `model`.
+# Hidden size 48, 4 query heads and 2 key heads of 12, MLP size 64, 320 tokens; 4 devices along
+# `model`.
 layer = split.params["layer_0"]
 assert held(split.params["embedding"]) == (80, 48)
 assert held(split.params["head"]["kernel"]) == (48, 80)
 assert held(layer["attention"]["q"]["kernel"]) == (48, 12)
 assert held(layer["attention"]["o"]["kernel"]) == (12, 48)
-assert held(layer["attention"]["k"]["kernel"]) == (48, 24), "2 heads for 4 devices lie whole on each"
+# Fewer heads than devices: each device holds all of them.
+assert held(layer["attention"]["k"]["kernel"]) == (48, 24)
 assert held(layer["mlp"]["up"]["kernel"]) == (48, 16)
 assert held(layer["mlp"]["down"]["kernel"]) == (16, 48)
 assert held(layer["mlp_norm"]["weight"]) == (48,)
-for leaf, at in zip(jax.tree.leaves(split.params), jax.tree.leaves(shardings(split.model, mesh)), strict=True):
+planned = shardings(split.model, mesh)
+for leaf, at in zip(jax.tree.leaves(split.params), jax.tree.leaves(planned), strict=True):
     assert leaf.sharding == at and len(leaf.addressable_shards) == 8
 
-# Text is that of one device, also where the rows do not divide, and however the model came onto the mesh.
-options = {"max_new_tokens": 12, "proposer": specjax.NGram(3, min_ngram=1), "temperature": [1.0, 0.0, 0.7], "seed": 5}
-options |= {"repetition_penalty": [1.2, 1.0, 1.1], "num_drafts": [3, 0, 2], "eos": [[], [7], []], "logprobs": 2}
+# The text is that of one device, also if the devices do not divide the rows, and whether the model
+# or the call names the mesh.
+options = {"max_new_tokens": 12, "proposer": specjax.NGram(3, min_ngram=1), "seed": 5}
+options |= {"temperature": [1.0, 0.0, 0.7], "repetition_penalty": [1.2, 1.0, 1.1]}
+options |= {"num_drafts": [3, 0, 2], "eos": [[], [7], []], "logprobs": 2}
 prompts = ["the cat sat on the", "the dog", "that cat sat, that"]
 wanted = specjax.generate(plain, prompts, **options)
 for model, more in ((split, {}), (split, {}), (plain, {"mesh": mesh})):
     programs = _run._cache_size()
     found = specjax.generate(model, prompts, **options, **more)
     assert (found.tokens, found.text, found.finish) == (wanted.tokens, wanted.text, wanted.finish)
-    assert dataclasses.replace(found.stats, seconds=0) == dataclasses.replace(wanted.stats, seconds=0)
+    counts = [dataclasses.replace(out.stats, seconds=0) for out in (found, wanted)]
+    assert counts[0] == counts[1]
     for row, other in zip(found.logprobs, wanted.logprobs, strict=True):
         np.testing.assert_allclose(row.raw, other.raw, atol=1e-4)
 pieces = list(specjax.generate(split, prompts, **options, stream=True))
 assert ["".join(row) for row in zip(*pieces, strict=True)] == wanted.text
-assert _run._cache_size() == programs, "one program, whoever laid the model onto the mesh, and for every piece"
+assert _run._cache_size() == programs, "one program for all pieces and either way onto the mesh"
 
 text = io.StringIO()
-command = ["generate", "the dog", "--mesh", "data=2,model=4", "--whole-draft", "--json", "--no-compare"]
+command = ["generate", "the dog", "--mesh", "data=2,model=4"]
+command += ["--whole-draft", "--json", "--no-compare"]
 with contextlib.redirect_stdout(text):
     main([*command, "--target", str(folder), "--draft", str(folder), "--max-new-tokens", "6"])
 told = json.loads(text.getvalue())
@@ -96,11 +107,12 @@ def refused(call):
 
 
 decoder = specjax.Decoder(split.model, specjax.NoProposer(), specjax.Match(), (), 16)
-three = {"limit": np.full(3, 8), "sampling": specjax.Sampling.create(3), "key": jax.random.split(jax.random.key(0), 3)}
+three = {"limit": np.full(3, 8), "sampling": specjax.Sampling.create(3)}
+three["key"] = jax.random.split(jax.random.key(0), 3)
 given = specjax.Params(split.params), np.ones((3, 4), np.int32), np.full(3, 4)
 message = refused(lambda: decoder.prefill(*given, **three))
 assert "3 rows" in message and "2 devices" in message and "4 would" in message, message
-# What a state will take on each device is known before it is made.
+# The size of a state on each device is known before it is made.
 settings = {"sampling": specjax.Sampling.create(4), "key": jax.random.split(jax.random.key(0), 4)}
 given = specjax.Params(split.params), np.ones((4, 4), np.int32), np.full(4, 4)
 state = decoder.prefill(*given, limit=np.full(4, 8), **settings)
@@ -112,7 +124,8 @@ assert "on each of 8 devices, of which" in message, message
 memory.free_bytes = lambda device: 8 * (size + 4 * 320 * 4 // 8)
 decoder.prefill(*given, limit=np.full(4, 8), **settings)
 memory.free_bytes = lambda device: None
-message = refused(lambda: specjax.generate(split, "the", draft=specjax.load(folder, mesh=make_mesh(data=8))))
+elsewhere = specjax.load(folder, mesh=make_mesh(data=8))
+message = refused(lambda: specjax.generate(split, "the", draft=elsewhere))
 assert "another mesh" in message, message
 message = refused(lambda: specjax.generate(quantise(plain), "the", mesh=mesh))
 assert "quantise then" in message, message
@@ -123,7 +136,7 @@ specjax.save(split, out / "split")
 first, second = ((out / name / "model.safetensors").read_bytes() for name in ("plain", "split"))
 assert first == second
 
-# From one mesh onto another, and onto none.
+# Parameters move from one mesh to another, or to none.
 save_params(split.params, out / "orbax")
 other = make_mesh(data=4, model=2)
 moved = restore_params(out / "orbax", split.model, other)
@@ -134,12 +147,13 @@ alone = restore_params(out / "orbax", split.model)
 same(alone, plain.params)
 assert all(len(leaf.addressable_shards) == 1 for leaf in jax.tree.leaves(alone))
 
-# A dimension that a mesh does not divide.
+# The mesh must divide a sharded dimension.
 wide = make_mesh(model=8)
 message = refused(lambda: specjax.load(folder, mesh=wide))
 assert "4 heads" in message and "8 devices" in message and "4 would" in message, message
 assert "'heads': None" in message, message
-assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(specjax.load(folder, mesh=wide, rules={}).params))
+copied = specjax.load(folder, mesh=wide, rules={})
+assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(copied.params))
 whole = shardings(split.model, wide, {**RULES, "heads": None})
 assert whole["layer_0"]["attention"]["q"]["kernel"].is_fully_replicated
 assert not whole["layer_0"]["mlp"]["up"]["kernel"].is_fully_replicated
@@ -148,18 +162,19 @@ print("done")
 
 
 def test_eight_devices(tmp_path):
-    """Each holds its slice; text, files and Orbax folders are those of one device."""
+    """Each device holds its slice; text, files and Orbax folders are those of one device."""
     folder = folders.write(folders.random_llama(1, initializer_range=0.5), "meshed")
     _on_eight("-c", _EIGHT, str(folder), str(tmp_path))
 
 
 def test_every_mesh():
-    """The tokens of one device; a step that moves no cache and no weights; a state whose buffers are used again."""
+    """Tokens are those of one device, a step moves no cache and no weights, and buffers are
+    reused."""
     _on_eight("tests/on_meshes.py")
 
 
 def _on_eight(*script: str) -> None:
-    # Unoptimised machine code compiles in half the time; what travels between devices is the same.
+    # Unoptimised code compiles in half the time and communicates the same.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     flags += " --xla_backend_optimization_level=0"
     environment = {
@@ -188,7 +203,7 @@ def test_the_whole_draft_needs_a_mesh(capsys):
 
 
 def test_a_mesh_of_one():
-    """All that a single device needs is a mesh of one: everything lies on it, and `load` gives the same numbers."""
+    """One device is a mesh of one: everything lies on it, and `load` gives the same numbers."""
     mesh = make_mesh()
     assert dict(mesh.shape) == {"data": 1, "model": 1}
     assert all(at.is_fully_replicated for at in jax.tree.leaves(shardings(toys.model(), mesh)))
@@ -198,13 +213,13 @@ def test_a_mesh_of_one():
 
 @pytest.mark.parametrize("sizes", [{"data": 2}, {"data": 3, "model": 5}, {"model": 2}])
 def test_a_mesh_of_another_size(sizes):
-    """The devices that are there."""
+    """The error names the devices that are there."""
     with pytest.raises(ValueError, match="the number of devices, 1"):
         make_mesh(**sizes)
 
 
 def test_orbax_round_trip(tmp_path):
-    """In the dtype of the model, bit for bit."""
+    """The round trip is exact, in the dtype of the model."""
     save_params(toys.weights(), tmp_path / "saved")
     found = restore_params(tmp_path / "saved", toys.model())
     jax.tree.map(np.testing.assert_array_equal, found, toys.weights())
@@ -214,7 +229,7 @@ def test_orbax_round_trip(tmp_path):
 
 
 def test_orbax_refuses(tmp_path):
-    """Another model's parameters, a folder that is not there, and one that is."""
+    """Another model's parameters, a missing folder and an existing one are refused."""
     save_params(toys.weights(), tmp_path / "saved")
     with pytest.raises(ValueError, match=r"embedding.*\(29, 32\) instead of \(40, 32\)"):
         restore_params(tmp_path / "saved", toys.model(vocab_size=40))

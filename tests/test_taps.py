@@ -1,4 +1,4 @@
-"""Taps: the layers of the target that a proposer reads, in prompts of any length and in every committed block."""
+"""Taps: the layers of the target that a proposer reads, in prompts and in every committed block."""
 
 import dataclasses
 from typing import Any
@@ -23,7 +23,7 @@ from specjax.models.transformer import Layer
 from specjax.types import Block, Proposal
 
 NET = toys.model()
-TAPS = (2, 0)  # not in order: they come side by side as they were asked for
+TAPS = (2, 0)  # out of order: features are concatenated in the order of the taps
 SIZE = 32 * len(TAPS)
 
 
@@ -33,7 +33,7 @@ def places(tokens):
 
 @jax.jit
 def by_hand(tokens):
-    """[B, T] -> [B, T, 3 E]: the residual streams, as Flax writes down what its modules return."""
+    """[B, T] -> [B, T, 3 E]: the residual streams, captured by Flax's own intermediates."""
     _, found = NET.module.apply(
         {"params": toys.weights()},
         tokens,
@@ -46,7 +46,8 @@ def by_hand(tokens):
 
 
 def test_features_are_the_residual_streams():
-    """Tap 0 is the embedding, tap i what layer i returned; the last one, normed, is the hidden state."""
+    """Tap 0 is the embedding, tap i the output of layer i; the last one, normed, is the hidden
+    state."""
     tokens = jnp.asarray(toys.greedy_texts()[:2])
     streams = np.split(np.asarray(by_hand(tokens)), 3, axis=-1)
     assert NET.num_taps == 3
@@ -60,7 +61,8 @@ def test_features_are_the_residual_streams():
 
 
 def test_features_are_those_of_transformers():
-    """`output_hidden_states` numbers them alike; but the last that it returns went through the final norm."""
+    """`output_hidden_states` uses the same numbers, except that its last entry went through the
+    final norm."""
     model = folders.random_llama(4)
     loaded = specjax.load(folders.write(model, "taps"))
     tokens = folders.random_tokens(60)
@@ -86,7 +88,7 @@ class RecordedState:
 
 @dataclasses.dataclass(frozen=True)
 class Recorder(Proposer):
-    """`inner`, which keeps the features of all that was committed."""
+    """`inner`, which also records the features of everything that was committed."""
 
     inner: Proposer
 
@@ -131,10 +133,12 @@ class Recorder(Proposer):
     ("case", "rule"), [("draft 3", "match"), ("tree", "rejection"), ("ngram", "match")]
 )
 def test_a_proposer_meets_the_features_of_all_that_is_committed(case, rule, chunk, monkeypatch):
-    """Of the prompt, also where it is read in chunks, and of every accepted path; the text is as without them."""
+    """Features arrive for chunked prompts and for every accepted path, and the text is
+    unchanged."""
     monkeypatch.setattr(prefill, "CHUNK", chunk)
     proposer, arrays = toys.CASES[case][0], toys.params(case)
-    # Another capacity for each chunk: a program is found again by its decoder, which does not know of chunks.
+    # Each chunk needs another capacity: jit finds programs by decoder, which does not know the
+    # chunk.
     dec = Decoder(
         NET, Recorder(proposer), toys.RULES[rule](), (toys.EOS,), toys.CAPACITY + chunk % 2
     )
@@ -151,7 +155,7 @@ def test_a_proposer_meets_the_features_of_all_that_is_committed(case, rule, chun
 
 
 def test_without_taps_there_is_nothing_to_pay():
-    """A pass has the outputs that it had, and what a decoder commits has no features."""
+    """A pass has no further outputs, and a decoder commits no features."""
     tokens = jnp.asarray(toys.PROMPTS)
     out = jax.eval_shape(lambda: NET.apply(toys.weights(), tokens, places(tokens)))
     assert out.features is None
@@ -187,7 +191,8 @@ class Reads(NoProposer):
 
 @pytest.mark.parametrize("taps", [(3,), (0, 7), (-1,), (1, -3)])
 def test_taps_that_the_target_lacks_are_refused(taps):
-    """When the decoder is made, with the layers that there are; a negative one would quietly count from the end."""
+    """The decoder refuses them and names the range; a negative tap would silently count from the
+    end."""
     with pytest.raises(ValueError) as caught:
         Decoder(NET, Reads(taps=taps), toys.RULES["match"](), (), toys.CAPACITY)
     assert str(taps) in str(caught.value) and "[0, 2]" in str(caught.value)
@@ -197,7 +202,7 @@ def test_taps_that_the_target_lacks_are_refused(taps):
 
 @pytest.mark.parametrize("name", ["function", "cached function"])
 def test_a_model_without_taps_says_so(name):
-    """A function of one's own has no layers to offer, to a decoder or by itself."""
+    """A user's function has no layers to tap, in a decoder or by itself."""
     model, params = own_models.own(name)
     assert model.num_taps == 0
     with pytest.raises(ValueError, match=r"reads the target's layers \(0,\).*offers none"):

@@ -1,4 +1,4 @@
-"""Rows of a family's table: fused, interleaved and stacked tensors against files that numpy lays out by hand."""
+"""Tensors of a family's table, fused, interleaved and stacked, against files laid out by NumPy."""
 
 import dataclasses
 import itertools
@@ -20,10 +20,10 @@ SHAPES = {
     **dict.fromkeys("qkv", (4, 6)),  # one after the other, as in Phi-3
     **dict.fromkeys("QKV", (4, 6)),  # a head's query, key and value together, as in GPT-NeoX
     **{f"{part}_bias": (6,) for part in "QKV"},
-    "gate": (4, 5),  # side by side and not turned, as in GPT-2
+    "gate": (4, 5),  # side by side and not transposed, as in GPT-2
     "up": (4, 5),
-    "experts": (3, 4, 5),  # a tensor each
-    "stack": (3, 5, 4),  # one tensor
+    "experts": (3, 4, 5),  # a tensor per expert
+    "stack": (3, 5, 4),  # one tensor for all experts
 }
 
 
@@ -35,7 +35,7 @@ class Config:
 class Net(nn.Module):
     config: Config = Config()
     separate_head: bool = False
-    vocab_size = 7  # of a module that is only read, never decoded with
+    vocab_size = 7  # this module is only read, never decoded with
     max_positions = 9
     num_taps = 0
 
@@ -84,7 +84,7 @@ def params(dtype: Any = np.float32) -> dict[str, np.ndarray]:
 
 
 def by_hand(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What the file holds, said another way: element by element."""
+    """The content of the file, written element by element."""
     heads, bias = np.zeros((18, 4), p["Q"].dtype), np.zeros(18, p["Q"].dtype)
     for head, part, feature in itertools.product(range(3), range(3), range(2)):
         row = 6 * head + 2 * part + feature
@@ -118,7 +118,7 @@ def stored(folder, change=lambda tensors: None, dtype=np.float32):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
 def test_files_hold_what_numpy_lays_out(tmp_path, dtype):
-    """What is written is the layout by hand, what is read from it the parameters: bit for bit, both ways."""
+    """Files have the layout written by hand, and reading gives the parameters back, bit for bit."""
     wanted = params(dtype)
     assert write_params(tmp_path / "model.safetensors", FAMILY, Config(), wanted) == dtype
     assert_same(safetensors.numpy.load_file(tmp_path / "model.safetensors"), by_hand(wanted))
@@ -126,7 +126,7 @@ def test_files_hold_what_numpy_lays_out(tmp_path, dtype):
 
 
 def test_numbers_are_converted_as_they_are_read(tmp_path):
-    """float64, and mixed dtypes, become the dtype that is asked for."""
+    """float64 and mixed dtypes become the requested dtype."""
 
     def widen(tensors):
         tensors["root.qkv"] = tensors["root.qkv"].astype(np.float64)
@@ -139,7 +139,7 @@ def test_numbers_are_converted_as_they_are_read(tmp_path):
 
 
 def test_dtypes_are_aligned_in_a_mixed_file(tmp_path):
-    """A torch reader asks for offsets that are multiples of the size of a number."""
+    """PyTorch readers require offsets that are multiples of the item size."""
     mixed = {**params(jnp.bfloat16), "Q_bias": params()["Q_bias"], "K_bias": params()["K_bias"]}
     mixed["V_bias"] = params()["V_bias"]
     write_params(tmp_path / "model.safetensors", FAMILY, Config(), mixed)
@@ -151,7 +151,7 @@ def test_dtypes_are_aligned_in_a_mixed_file(tmp_path):
 
 @pytest.mark.parametrize("name", ["q", "K", "V_bias", "up", "experts", "stack"])
 def test_a_device_reads_its_slice(tmp_path, name):
-    """Every slice of every kind of parameter is that slice of the whole."""
+    """For every kind of parameter, each slice equals that slice of the whole."""
     from specjax.files.tensors import _open
 
     files, _ = _open([stored(tmp_path) / "model.safetensors"])
@@ -163,7 +163,7 @@ def test_a_device_reads_its_slice(tmp_path, name):
 
 
 def test_older_files_leave_the_prefix_out(tmp_path):
-    """All of their names, or none."""
+    """Either all names lack the prefix or none."""
 
     def shorten(tensors):
         for name in list(tensors):
@@ -202,7 +202,7 @@ def test_all_faults_at_once(tmp_path):
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, jnp.bfloat16])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
 def test_numbers_that_are_not_finite(tmp_path, kind, dtype):
-    """NaN and infinities of either sign, in every way a tensor is stored, all named at once."""
+    """One error names all tensors with NaN or infinities, in every way that a tensor is stored."""
 
     def spoil(tensors):
         tensors["root.qkv"][17, 3] = np.nan
@@ -224,7 +224,7 @@ def test_numbers_that_are_not_finite(tmp_path, kind, dtype):
 
 
 def test_numbers_beyond_the_dtype(tmp_path):
-    """What float16 cannot hold would become an infinity; bfloat16 can."""
+    """float16 would turn such numbers into infinities; bfloat16 can hold them."""
     folder = stored(tmp_path, lambda tensors: tensors["root.wide"].__setitem__((3, 9), -1e5))
     message = r"root.wide goes up to 1e\+05, beyond float16: load it in bfloat16"
     with pytest.raises(ValueError, match=message):
@@ -234,7 +234,7 @@ def test_numbers_beyond_the_dtype(tmp_path):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, jnp.bfloat16])
 def test_what_is_finite(dtype):
-    """The greatest numbers, and those next to zero, are; a NaN is found wherever it stands."""
+    """The largest and smallest numbers are finite; a NaN is found at any position."""
     numbers = np.zeros(3 * 2**17 + 5, dtype)
     greatest = jnp.finfo(dtype).max
     numbers[:6] = [greatest, -greatest, jnp.finfo(dtype).tiny, -0.0, 1, -1]
@@ -247,7 +247,7 @@ def test_what_is_finite(dtype):
 
 
 def test_a_tensor_that_is_read_in_part(tmp_path):
-    """Rows that leave a piece of a tensor out are refused: what is not read was not meant to be lost."""
+    """A table that skips a part of a tensor is refused, since that part would be lost."""
 
     def some(config):
         return [row for row in tensors(config) if row.path != ("k",)]
@@ -271,7 +271,7 @@ def test_a_tensor_that_is_read_in_part(tmp_path):
 
 
 def test_a_parameter_without_a_tensor(tmp_path):
-    """A table that forgets a parameter is refused here, and not at the first pass."""
+    """A table that lacks a parameter is refused here, and not at the first pass."""
 
     def some(config):
         return [row for row in tensors(config) if row.path != ("embedding",)]
@@ -281,7 +281,7 @@ def test_a_parameter_without_a_tensor(tmp_path):
 
 
 def test_a_tied_copy_is_ignored(tmp_path):
-    """A second copy of a tied embedding, by whatever name the family has for it, is no fault."""
+    """A second copy of a tied embedding, under any of the family's names, is no error."""
     found = read_params(
         stored(tmp_path), FAMILY, LinenModel(Net(Config(tied_embeddings=True))), np.float32
     )
@@ -289,7 +289,7 @@ def test_a_tied_copy_is_ignored(tmp_path):
 
 
 def test_a_damaged_file_names_itself(tmp_path):
-    """A header that promises more than the file holds."""
+    """The header promises more bytes than the file has."""
     file = stored(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match="damaged or truncated"):
@@ -297,7 +297,7 @@ def test_a_damaged_file_names_itself(tmp_path):
 
 
 def test_the_file_can_go_once_it_is_read(tmp_path):
-    """Parameters are copies: a file that is overwritten does not change them."""
+    """Parameters are copies: overwriting the file does not change them."""
     found = read_params(stored(tmp_path), FAMILY, MODEL, np.float32)
     file = tmp_path / "model.safetensors"
     size = file.stat().st_size

@@ -1,4 +1,4 @@
-"""Whole runs: training learns, resumes bit for bit after anything, and refuses what does not fit."""
+"""Whole training runs: they learn, resume bit for bit after anything, and refuse invalid input."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(out, *more):
 
 
 def state(folder):
-    """The last checkpoint: params, optimizer and all, as bytes."""
+    """The last checkpoint, with parameters and optimizer, as bytes."""
     with ocp.CheckpointManager(folder / "state") as manager:
         found = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
     return {str(path): np.asarray(leaf).tobytes() for path, leaf in leaves(found)}
@@ -50,7 +50,7 @@ def leaves(tree, path=()):
 
 
 def same(one, other):
-    """Equal bytes of everything that a run makes."""
+    """Every file that a run writes has equal bytes."""
     assert len(state(one)) > 10
     assert state(one) == state(other)
     assert metrics(one) == metrics(other)
@@ -60,26 +60,26 @@ def same(one, other):
 
 
 def test_the_held_out_loss_falls():
-    """Training learns."""
+    """Training lowers the held-out loss."""
     assert metrics(trained.run())[-1]["held_out_loss"] < np.log(300) - 1
 
 
 def test_the_model_loads_and_writes():
-    """The folder that comes out is one that `load` and `generate` take."""
+    """`load` and `generate` accept the exported folder."""
     model = specjax.load(trained.target())
     assert model.eos == (0,)
     assert len(specjax.generate(model, "def f", max_new_tokens=5).tokens[0]) <= 5
 
 
 def test_stopped_and_resumed_is_uninterrupted(tmp_path):
-    """10 steps, then 10 more: the bytes and the metrics of 20."""
+    """10 steps and then 10 more have the bytes and metrics of 20."""
     run(tmp_path / "run", "--stop-at", "10")
     assert not (tmp_path / "run" / "model").exists()
     same(run(tmp_path / "run"), trained.run())
 
 
 def saved(out):
-    """The steps of whole checkpoints, and the names of what is still being written."""
+    """The steps of complete checkpoints, and the names of those being written."""
     names = os.listdir(out / "state") if (out / "state").exists() else []
     return [int(name) for name in names if name.isdigit()], [
         name for name in names if not name.isdigit()
@@ -88,19 +88,20 @@ def saved(out):
 
 @pytest.mark.parametrize(("moment", "after"), [("any", 3), ("any", 11), ("writing", 7)])
 def test_killed_and_resumed_is_uninterrupted(tmp_path, moment, after):
-    """SIGKILL once that step is saved, or while a later one is written: the bytes of no kill."""
+    """After SIGKILL, at that step or during a later save, the bytes are those of an undisturbed
+    run."""
     out, log = tmp_path / "run", tmp_path / "log"
     arguments = trained.command(out, "--save-every", "1")
     with open(log, "w") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "train.pretrain", *arguments], cwd=trained.SOURCE, env=ENVIRONMENT, stdout=file,
-            stderr=subprocess.STDOUT,
+            [sys.executable, "-m", "train.pretrain", *arguments], cwd=trained.SOURCE,
+            env=ENVIRONMENT, stdout=file, stderr=subprocess.STDOUT,
         )  # fmt: skip
     while process.poll() is None:
         steps, partial = saved(out)
         if max(steps, default=0) >= after and (partial or moment == "any"):
             process.send_signal(signal.SIGSTOP)
-            if moment == "any" or saved(out)[1]:  # still
+            if moment == "any" or saved(out)[1]:  # being written
                 break
             process.send_signal(signal.SIGCONT)
     process.kill()
@@ -110,7 +111,7 @@ def test_killed_and_resumed_is_uninterrupted(tmp_path, moment, after):
 
 
 def test_an_interrupt_saves(tmp_path):
-    """Ctrl-C finishes the step, saves, and says how to go on."""
+    """Ctrl-C finishes the step, saves, and says how to resume."""
     arguments = trained.command(tmp_path / "run", "--steps", "1000000", "--save-every", "1000000")
     with subprocess.Popen(
         [sys.executable, "-m", "train.pretrain", *arguments], cwd=trained.SOURCE, env=ENVIRONMENT,
@@ -128,8 +129,8 @@ def test_an_interrupt_saves(tmp_path):
 
 
 def test_training_goes_on_from_a_folder(tmp_path):
-    """`--initial` starts where another run ended; a folder of other sizes is refused, which are
-    named alone."""
+    """`--initial` starts from another run's model; if the sizes differ, the error names just
+    those."""
     folder = str(trained.target())
     run(
         tmp_path / "run",
@@ -154,7 +155,7 @@ def test_training_goes_on_from_a_folder(tmp_path):
 
 
 def saved_model(folder, **changes):
-    """A random model of the tests' sizes and tokens, of another family, as `save` writes it."""
+    """A random model of another family with the tests' sizes and tokens, as `save` writes it."""
     target = specjax.load(trained.target())
     config = dataclasses.replace(
         target.model.module.config, family="qwen2", qkv_bias=True, tied_embeddings=False,
@@ -169,8 +170,8 @@ def saved_model(folder, **changes):
 
 @pytest.mark.parametrize("context", [16, 32, 64])
 def test_training_goes_on_from_any_model_of_these_sizes(tmp_path, context):
-    """Of another family, with other positions, an output of its own and another context: what comes
-    out is that model with other weights, and the longer of the two contexts."""
+    """The initial model may have another family, positions, output and context; the result is
+    that model with other weights and the longer of the two contexts."""
     rope = Rope(theta=5e5)
     config = saved_model(tmp_path / "model", max_positions=context, rope=rope)
     tokenizer = str(tmp_path / "model" / "tokenizer.json")
@@ -185,7 +186,7 @@ def test_training_goes_on_from_any_model_of_these_sizes(tmp_path, context):
 
 
 def test_a_context_that_cannot_grow_is_refused(tmp_path):
-    """Positions that are scaled for a context of 16 say nothing of 32."""
+    """Positions scaled for a context of 16 cannot be extended to 32."""
     saved_model(tmp_path / "model", max_positions=16, rope=Rope(kind="linear", factor=2.0))
     tokenizer = str(trained.target() / "tokenizer.json")
     more = ("--initial", str(tmp_path / "model"), "--tokenizer", tokenizer)
@@ -195,7 +196,7 @@ def test_a_context_that_cannot_grow_is_refused(tmp_path):
 
 @pytest.mark.parametrize("file", ["train.bin", "tokenizer.json"])
 def test_changed_inputs_are_refused(tmp_path, file):
-    """Other text or another tokenizer than a run began with is named; --accept-changes goes on."""
+    """Changed text or tokenizers are named; --accept-changes continues."""
     shutil.copytree(trained.run(), tmp_path / "run")
     changed = tmp_path / "run" / "corpus" / file
     changed.write_bytes(changed.read_bytes() + (b" " * 2))

@@ -1,4 +1,5 @@
-"""The benchmark of training: the same step as PyTorch's, its operations counted, and the ablation's table."""
+"""The benchmark of training: the same step as PyTorch's, counted operations, and the ablation's
+table."""
 
 from __future__ import annotations
 
@@ -20,13 +21,15 @@ TINY = ["--target", "checkpoints/tiny/target", "--draft", "checkpoints/tiny/draf
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_loops_take_the_same_step(tmp_path, monkeypatch, capsys, dtype):
-    """From the same weights and batch both have the same loss, before and after their first step, with the target in
-    either type.  In one precision: the same small change of a weight, once rounded, is another one."""
+    """With the same weights and batch both have the same loss before and after their first step,
+    for either dtype of the target. Only one precision is used, since rounding would change small
+    updates."""
     pytest.importorskip("torch")
     monkeypatch.chdir(trained.SOURCE)
-    bench.main([*TINY, "--only", "distill", "medusa", "--num-heads", "2", "--batch-size", "2", "--sequence-length",
-                "16", "--steps", "2", "--rounds", "1", "--precisions", "bfloat16", "--peak", "0.1", "--dtype",
-                dtype, "--out", str(tmp_path / "report.json")])  # fmt: skip
+    bench.main([*TINY, "--only", "distill", "medusa", "--num-heads", "2", "--batch-size", "2",
+                "--sequence-length", "16", "--steps", "2", "--rounds", "1", "--precisions",
+                "bfloat16", "--peak", "0.1", "--dtype", dtype, "--out",
+                str(tmp_path / "report.json")])  # fmt: skip
     rows = json.loads((tmp_path / "report.json").read_text())["speed"]
     assert [(row["job"], row["library"]) for row in rows] == [
         (job, library) for job in ("distill", "medusa") for library in ("specjax", "torch")
@@ -35,7 +38,7 @@ def test_the_loops_take_the_same_step(tmp_path, monkeypatch, capsys, dtype):
         assert one["first_losses"] == pytest.approx(other["first_losses"], rel=0.01)
         assert one["first_losses"][1] < one["first_losses"][0]
     for row in rows:
-        if row["mfu"] is not None:  # else another process was busy
+        if row["mfu"] is not None:  # None if another process was busy
             assert row["mfu"] == pytest.approx(
                 row["tokens_per_second"] * row["flops_per_token"] / 1e11
             )
@@ -43,7 +46,7 @@ def test_the_loops_take_the_same_step(tmp_path, monkeypatch, capsys, dtype):
 
 
 def test_operations_are_those_of_the_products():
-    """Against a count over the traced pass; causal attention counts half."""
+    """The formula agrees with a count over the traced pass; causal attention counts half."""
     model, length = toys.model(), 16
     config = model.module.config
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -72,16 +75,18 @@ def test_operations_are_those_of_the_products():
 
 
 def test_chunked_losses_keep_less():
-    """A row a loss, and at a large vocabulary much less memory than the plain one's."""
+    """Each loss has a row, and with a large vocabulary needs much less memory than the plain
+    loss."""
     rows = bench.memory(8192, 16, 2048)
     assert [row["loss"] for row in rows] == ["cross-entropy", "forward-kl", "accepted-length"]
     for row in rows:
-        assert row["plain"] > 4 * 8192 > 0  # bytes a token: at least the logits
+        assert row["plain"] > 4 * 8192 > 0  # bytes per token: at least the logits
         assert row["ratio"] > 2
 
 
 def test_an_ablation(tmp_path, monkeypatch):
-    """Every cell is trained and measured; what is there is not made again, and a table says what there is."""
+    """Every cell is trained and measured once, existing results are reused, and the table shows
+    all."""
     monkeypatch.chdir(trained.SOURCE)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
@@ -90,12 +95,17 @@ def test_an_ablation(tmp_path, monkeypatch):
 
     def start(*more, behind=(), out="out"):
         ablation.main([
-            *("--target", "checkpoints/tiny/target", "--data", str(trained.text()), "--prompts", str(prompts)),
-            *("--out", str(tmp_path / out), "--num-drafts", "2", "--written-sequences", "4", "--written-batch", "4"),
-            *("--written-prompt", "8", "--sequence-length", "32", "--max-new-tokens", "12", "--batch-size", "3"),
+            *("--target", "checkpoints/tiny/target", "--data", str(trained.text()), "--prompts",
+                str(prompts)),
+            *("--out", str(tmp_path / out), "--num-drafts", "2", "--written-sequences", "4",
+                "--written-batch", "4"),
+            *("--written-prompt", "8", "--sequence-length", "32", "--max-new-tokens", "12",
+                "--batch-size", "3"),
             *("--losses", "accepted-length", "--modes", "target", *more),
-            *("--", "--steps", "2", "--warmup-steps", "1", "--batch-size", "2", "--eval-batches", "1", "--hidden-size"),
-            *("16", "--mlp-size", "32", "--num-heads", "2", "--num-kv-heads", "1", "--log-every", "1", *behind),
+            *("--", "--steps", "2", "--warmup-steps", "1", "--batch-size", "2", "--eval-batches",
+                "1", "--hidden-size"),
+            *("16", "--mlp-size", "32", "--num-heads", "2", "--num-kv-heads", "1", "--log-every",
+                "1", *behind),
         ])  # fmt: skip
         return json.loads((tmp_path / out / "ablation.json").read_text())
 
@@ -127,7 +137,7 @@ def test_an_ablation(tmp_path, monkeypatch):
     ]
     assert (
         start("--losses", "forward-kl", "--modes", "text")["rows"] == found["rows"]
-    )  # those of other calls stay
+    )  # results of other calls stay
     lines = (tmp_path / "out" / "ablation.md").read_text().splitlines()
     assert lines[2].startswith("| forward-kl | text | ") and len(lines) == 4
     with pytest.raises(ValueError, match="was begun with --num-drafts 2, not 3"):
@@ -147,7 +157,8 @@ def test_an_ablation(tmp_path, monkeypatch):
 
 
 def test_gains_are_paired():
-    """A cell against itself gains nothing, whatever prompts are drawn; twice the tokens a pass is 100 %."""
+    """A cell gains nothing over itself, whatever prompts are drawn; twice the tokens per pass is
+    100 %."""
     rng = np.random.default_rng(0)
     counts = {
         "emitted": rng.integers(20, 40, 30).tolist(),
@@ -159,7 +170,7 @@ def test_gains_are_paired():
 
 
 def test_a_cell_that_fails_stays_in_the_table():
-    """With what went wrong, and the others beside it."""
+    """It is listed with its error beside the other cells."""
     options = ablation.AblationOptions(
         target="t", data=(), prompts="p", losses=("reverse-kl",), modes=("text",)
     )

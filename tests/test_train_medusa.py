@@ -1,4 +1,4 @@
-"""Heads are trained: what they learn from which token, resume bit for bit, and a folder that speculates."""
+"""Training Medusa heads: labels, learning, resuming bit for bit, and a folder that speculates."""
 
 import json
 import pathlib
@@ -51,7 +51,7 @@ SIZES = [
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A folder with a few small files of Python: the library's own."""
+    """A folder with a few small Python files of the library."""
     folder = tmp_path_factory.mktemp("text")
     for path in sorted((ROOT / "specjax").rglob("*.py"))[:8]:
         (folder / f"{path.parent.name}-{path.name}").write_text(path.read_text())
@@ -59,25 +59,26 @@ def text(tmp_path_factory):
 
 
 def run(out, text, *more):
-    medusa.main(["--target", str(TARGET), "--data", str(text), "--out", str(out), "--steps", "40", "--save-every", "20",
-                 "--eval-every", "20", *SIZES, *more])  # fmt: skip
+    medusa.main(["--target", str(TARGET), "--data", str(text), "--out", str(out), "--steps", "40",
+                 "--save-every", "20", "--eval-every", "20", *SIZES, *more])  # fmt: skip
     return out
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, text):
-    """A run of 40 steps that nobody interrupted."""
+    """A run of 40 steps without interruption."""
     return run(tmp_path_factory.mktemp("finished") / "run", text)
 
 
 def metrics(folder):
-    """What was measured, but for the clock."""
+    """The metrics without the times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]
 
 
 def test_labels_lie_two_places_ahead_and_more():
-    """Head k learns at t the token at t + 2 + k, if that is learned; what lies behind the batch weighs nothing."""
+    """At t, head k learns the token at t + 2 + k if that is learned; labels beyond the batch
+    weigh nothing."""
     batch = jnp.arange(2 * 9).reshape(2, 9)
     mask = jnp.array([[1.0] * 8, [0, 0, 0, 0, 1, 1, 1, 0]])
     for k in range(3):
@@ -94,7 +95,8 @@ def test_labels_lie_two_places_ahead_and_more():
 
 
 def test_heads_learn(finished):
-    """On held-out text the tokens ahead rank better than by the target's own head, which each head starts as."""
+    """On held-out text the heads rank later tokens better than the target's head, with which
+    they start."""
     target = specjax.load(TARGET)
     texts = Tokens(finished / "corpus" / "held_out.bin").batch(0, 4, 48, 0)[:, :-1]
     ranks = [
@@ -117,7 +119,7 @@ def test_heads_learn(finished):
 
 
 def test_the_folder_speculates(finished):
-    """It loads for its target, brings its tree, and the text is the target's."""
+    """It loads for its target with its tree, and the text is the target's."""
     target = specjax.load(TARGET)
     heads = specjax.load_medusa(finished / "model", target)
     assert 1 <= len(heads.choices) <= 5
@@ -130,7 +132,7 @@ def test_the_folder_speculates(finished):
 
 
 def test_stopped_and_resumed_is_uninterrupted(finished, text, tmp_path):
-    """20 steps, then 20 more: the bytes and the metrics of 40."""
+    """20 steps and then 20 more have the bytes and metrics of 40."""
     run(tmp_path / "run", text, "--stop-at", "20")
     assert not (tmp_path / "run" / "model").exists()
     resumed = run(tmp_path / "run", text)
@@ -140,7 +142,7 @@ def test_stopped_and_resumed_is_uninterrupted(finished, text, tmp_path):
 
 
 def test_own_heads_and_soft_labels(text, tmp_path):
-    """Version 1 on the target's distributions: it trains, and its folder has a map to the vocabulary for each head."""
+    """Version 1 trains on the target's distributions, and its folder has a map per head."""
     out = run(tmp_path / "run", text, "--own-heads", "--soft", "--steps", "3", "--eval-every", "3")
     heads = specjax.load_medusa(out / "model", specjax.load(TARGET))
     assert heads.params["head"].shape == (2, 64, 512)
@@ -148,7 +150,7 @@ def test_own_heads_and_soft_labels(text, tmp_path):
 
 
 def job(**changes):
-    """Heads of the tiny target, on sequences of which a part is learned; parameters to begin with, and a batch."""
+    """Heads of the tiny target on partly learned sequences: initial parameters and a batch."""
     options = medusa.MedusaOptions(
         target=str(TARGET),
         data=(),
@@ -168,8 +170,8 @@ def job(**changes):
 
 
 def test_the_target_learns_beside_the_heads():
-    """Medusa-2 begins at the target: its own loss is the data's; both losses reach the
-    changes, heads have their weight, and no prompt token is a label."""
+    """Medusa-2 begins at the target: the target's loss is that of the data, both losses reach
+    the updates, heads have their weight, and no prompt token is a label."""
     made, params, batch = job(lora_rank=2, heads_weight=0.5)
     target = made.target
     loss = jax.jit(jax.value_and_grad(made.loss, has_aux=True))
@@ -194,10 +196,11 @@ def test_the_target_learns_beside_the_heads():
 
 
 def test_low_rank_changes():
-    """W + alpha / rank A B of every linear map, in its type; a tied output, and what chooses experts, stay."""
+    """W + alpha / rank A B for every linear map in its dtype; tied outputs and routers are
+    unchanged."""
     key, leaf = jax.random.key(0), jnp.ones((3, 4), jnp.bfloat16)
-    params = {"layer_0": {"q": {"kernel": leaf, "bias": leaf[0]}, "router": {"kernel": leaf}, "gate": leaf},
-              "head": {"kernel": leaf}, "embedding": leaf.T}  # fmt: skip
+    params = {"layer_0": {"q": {"kernel": leaf, "bias": leaf[0]}, "router": {"kernel": leaf},
+              "gate": leaf}, "head": {"kernel": leaf}, "embedding": leaf.T}  # fmt: skip
     assert set(lora.initial_lora(params, 2, True, key)) == {"layer_0/q"}
     found = lora.initial_lora(params, 2, False, key)
     assert set(found) == {"layer_0/q", "head"}
@@ -210,7 +213,7 @@ def test_low_rank_changes():
 
 
 def test_parts_learn_at_their_own_rates():
-    """Equal gradients, and steps in the ratio of the rates."""
+    """With equal gradients, the steps have the ratio of the rates."""
     optimizer = make_optimizer(LoopOptions(warmup_steps=0), {"heads": 4.0, "lora": 1.0})
     params = {"heads": {"x": jnp.zeros(3)}, "lora": {"x": jnp.zeros(3)}}
     changes: Any = optimizer.update(
@@ -221,10 +224,11 @@ def test_parts_learn_at_their_own_rates():
 
 
 def test_heads_and_a_target_of_their_own(finished, text, tmp_path):
-    """Medusa-2 from the heads of Medusa-1: the target begins as it was, and loads as any other; heads speculate for it;
-    tau is measured on the way."""
-    more = ("--initial", str(finished / "model"), "--lora-rank", "2", "--self-distil", "--steps", "3", "--eval-every",
-            "3", "--eval-prompts", "3", "--eval-tokens", "8", "--log-every", "1")  # fmt: skip
+    """Medusa-2 starts from the heads of Medusa-1 and the unchanged target, which loads like any
+    other; the heads speculate for it, and tau is measured on the way."""
+    more = ("--initial", str(finished / "model"), "--lora-rank", "2", "--self-distil", "--steps",
+            "3", "--eval-every", "3", "--eval-prompts", "3", "--eval-tokens", "8", "--log-every",
+            "1")  # fmt: skip
     out = run(tmp_path / "run", text, *more)
     found = metrics(out)
     losses = [line["loss_target"] for line in found if "loss_target" in line]
@@ -242,7 +246,8 @@ def test_heads_and_a_target_of_their_own(finished, text, tmp_path):
 
 
 def test_presets(tmp_path):
-    """Each says what its options are; the command line and a file win over it, and a file can name one."""
+    """Each preset prints its options; the command line and a file win over it, and a file can
+    name one."""
     required = ["--target", "t", "--data", "d"]
     for name, recipe in recipes.PRESETS.items():
         found = options.parse(
@@ -256,7 +261,7 @@ def test_presets(tmp_path):
 
 
 def test_other_data_for_heads(text, tmp_path):
-    """Text and answers together are refused, and heads of another form to begin with."""
+    """Text together with answers, and initial heads of another form, are refused."""
     (tmp_path / "chats.jsonl").write_text("")
     with pytest.raises(ValueError, match="holds no conversation"):
         run(tmp_path / "run", tmp_path / "chats.jsonl")
@@ -278,7 +283,7 @@ def test_other_data_for_heads(text, tmp_path):
     ],
 )
 def test_bad_options_are_usage_errors(text, tmp_path, capsys, more, message):
-    """Named, and nothing starts."""
+    """The error names the option, and nothing starts."""
     with pytest.raises(SystemExit):
         run(tmp_path, text, *more)
     assert message in capsys.readouterr().err

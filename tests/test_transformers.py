@@ -1,6 +1,7 @@
-"""`specjax.generate` against `transformers.generate` with the same settings, greedy, token for token.
+"""`specjax.generate` against `transformers.generate` with the same settings, greedy, token for
+token.
 
-`FOLDERS` lists what is compared; a family joins with one line.
+`FOLDERS` lists what is compared; another family needs one more line.
 """
 
 import functools
@@ -35,7 +36,7 @@ def prompts(family):
 
 
 def greedy(family, eos, **options):
-    """New tokens of every prompt, alone, and the raw log-probabilities [T, V] that they were chosen from."""
+    """The new tokens of each prompt alone, and the raw log-probabilities [T, V] of each choice."""
     tokens, logprobs = [], []
     for ids in prompts(family):
         with torch.no_grad():
@@ -59,7 +60,7 @@ def greedy(family, eos, **options):
 
 
 class Theirs(transformers.LogitsProcessor):
-    """A processor of the user's, of one row, from a NumPy function of logits, text and output."""
+    """A user's processor for one row, from a NumPy function of logits, text and output."""
 
     def __init__(self, function, prompt_length):
         self.function, self.prompt_length = function, prompt_length
@@ -72,7 +73,7 @@ class Theirs(transformers.LogitsProcessor):
 
 
 def counted(x, text, output):
-    """Presence 2 and frequency 1, which transformers does not have."""
+    """Presence penalty 2 and frequency penalty 1, which transformers does not have."""
     counts = np.bincount(output, minlength=len(x)).astype(np.float32)
     return x - counts - np.float32(2) * (counts > 0)
 
@@ -85,7 +86,7 @@ def own(*functions):
 
 @functools.cache
 def plain(family):
-    """What comes without any setting, and without an end: where the settings below take their tokens from."""
+    """The text without settings and without EOS; the settings below use its tokens."""
     return specjax.generate(ours(family), prompts(family), max_new_tokens=NEW, eos=[]).tokens
 
 
@@ -135,7 +136,8 @@ def words(t):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", FOLDERS)
 def test_same_settings_same_tokens(family, case):
-    """A ragged batch with guesses, against each prompt alone; the text ends at two of its own tokens."""
+    """A ragged batch with speculation against each prompt alone; two tokens of the text are EOS
+    ids."""
     eos = [plain(family)[0][24], plain(family)[1][27]]
     mine, other = CASES[case](plain(family))
     draft = specjax.load(folders.draft())
@@ -159,7 +161,7 @@ def test_same_settings_same_tokens(family, case):
 
 
 def test_bad_words_as_texts():
-    """A text is banned at a beginning and after a space."""
+    """A text is banned both at the beginning and after a space."""
     target = ours("llama")
     out = specjax.generate(target, PROMPTS, max_new_tokens=NEW, eos=[])
     word = next(
@@ -173,7 +175,7 @@ def test_bad_words_as_texts():
 
 
 def test_log_probabilities_end_where_the_tokens_end():
-    """Also at a stop string; rows of a batch keep their own, sampled; and without being asked there are none."""
+    """This also holds at a stop string and for sampled rows; without the option there are none."""
     target = ours("llama")
     whole = specjax.generate(target, PROMPTS, max_new_tokens=NEW, temperature=1.0, logprobs=0)
     stop = whole.text[0][len(whole.text[0]) // 2]

@@ -1,4 +1,4 @@
-"""The three formulas of `specjax.tree` against walking up from each node."""
+"""The formulas of `specjax.tree` against walking up from each node."""
 
 import jax
 import numpy as np
@@ -12,7 +12,8 @@ MAX_DEPTH = 9
 
 @pytest.fixture(scope="module")
 def forests():
-    """[400, N] random parents in topological order, a third of the nodes absent, and the extreme shapes."""
+    """[400, N] random parents in topological order, a third of the nodes absent, and extreme
+    shapes."""
     rng = np.random.default_rng(0)
     size = MAX_DEPTH + 1
     found = [
@@ -23,7 +24,7 @@ def forests():
 
 
 def test_ancestor_mask_names_the_nodes_on_the_way_up(forests):
-    """mask[n, m] holds exactly for the ancestors m of n, and for n itself."""
+    """mask[n, m] holds if and only if m is n or an ancestor of n."""
     found = np.asarray(jax.vmap(tree.ancestor_mask)(forests))
     wanted = [
         [np.isin(np.arange(len(p)), trees.ancestors(p, n)) for n in range(len(p))] for p in forests
@@ -55,7 +56,7 @@ def test_path_lists_the_way_down_padded_with_its_end(forests):
 
 
 def test_a_tree_holds_what_follows_from_its_parents(forests):
-    """Depths, ancestors, the way to each node and the tokens on it, all at once, are what walking up finds."""
+    """Depths, ancestors, paths and the tokens on them agree with walking up."""
     found = jax.vmap(lambda parent: tree.Tree.of(parent, MAX_DEPTH))(forests)
     tokens = np.random.default_rng(1).integers(0, 99, forests.shape, dtype=np.int32)
     texts = np.asarray(jax.vmap(tree.Tree.path_tokens)(found, tokens))
@@ -72,7 +73,8 @@ def test_a_tree_holds_what_follows_from_its_parents(forests):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_chain_needs_no_closure(size):
-    """Its record is the one of any tree; where it ends early, absent nodes still stand at their index."""
+    """A chain's record equals that of any tree; where it ends early, absent nodes keep their
+    index."""
     whole, general = (
         tree.Tree.of(tree.chain(size), size - 1, True),
         tree.Tree.of(tree.chain(size), size - 1),
@@ -84,7 +86,7 @@ def test_a_chain_needs_no_closure(size):
 
 
 def test_pruning_takes_what_hangs_below(forests):
-    """Nodes that are not known go, and so do their descendants; the others keep their parents."""
+    """Unknown nodes and their descendants are removed; the others keep their parents."""
     known = np.random.default_rng(2).random(forests.shape) < 0.7
     found = np.asarray(jax.vmap(tree.prune)(forests, known))
     for parent, kept, after in zip(forests, known, found, strict=True):
@@ -104,7 +106,7 @@ def test_long_chains_are_closed(size):
 
 
 def test_from_choices_orders_by_depth_then_choice():
-    """Each choice's parent is the choice without its last step, whatever order they are given in."""
+    """A choice's parent is the choice without its last step, whatever the given order."""
     choices = ((1, 0), (0,), (0, 1), (1,), (0, 0), (0, 1, 0))
     parent = tree.from_choices(choices)
     ordered = [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)]
@@ -128,6 +130,7 @@ def test_from_choices_of_nothing_is_the_root():
     ],
 )
 def test_from_choices_refuses_what_is_no_tree(choices, message):
-    """A choice without its parent or its better sibling, one that stands twice, and the empty one, are named."""
+    """The error names a choice without its parent or better sibling, a duplicate, or the empty
+    choice."""
     with pytest.raises(ValueError, match=message):
         tree.from_choices(choices)

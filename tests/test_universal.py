@@ -1,6 +1,6 @@
-"""A draft that speaks other tokens: what it reads, what it may propose, and what happens when it has no more room.
+"""A draft with other tokens: what it reads, what it may propose, and what happens when it is full.
 
-That the text stays the target's own is among the laws of `test_laws.py`; here the tables are made by hand.
+`test_laws.py` checks that the text is the target's own; here the tables are made by hand.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def by_hand(tokens):
 
 @pytest.mark.parametrize("width", [3, 7, 40])
 def test_spell(width):
-    """Row by row, of other lengths, what a loop gives; of too many the last."""
+    """Rows of different lengths equal a loop; if there are too many pieces, the last are kept."""
     tokens = np.random.default_rng(0).integers(0, toys.VOCAB, (64, 12), dtype=np.int32)
     count = np.arange(64, dtype=np.int32) % 13
     found, length = spell(TABLES, jnp.array(tokens), jnp.array(count), width)
@@ -60,7 +60,8 @@ def test_spell(width):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_draft_reads_the_spelt_text(temperature):
-    """Its cache after a run is one pass over its start and the spelling of all but the last block."""
+    """Its cache after a run is one pass over its start and the spelling of all but the last
+    block."""
     dec = toys.decoder("universal", "match")
     changes = {
         "prompt": toys.PROMPTS % 7,
@@ -93,7 +94,8 @@ def test_the_draft_reads_the_spelt_text(temperature):
 
 @pytest.mark.parametrize("rule", toys.RULES)
 def test_another_name_for_every_token_changes_nothing(rule):
-    """Where each token has a draft token, guesses, figures and texts are those of a draft with the same tokens."""
+    """If every token has a draft token, drafts, figures and texts are those of a draft with
+    equal tokens."""
     names = jnp.array(
         np.random.default_rng(1).permutation(toys.OTHER_VOCAB)[: toys.VOCAB].astype(np.int32)
     )
@@ -115,9 +117,9 @@ def test_another_name_for_every_token_changes_nothing(rule):
 
 
 def test_what_is_proposed():
-    """Tokens that both have; nothing where the draft has read nothing new."""
+    """Only shared tokens are proposed, and nothing if the draft has read nothing new."""
     prompts = np.zeros_like(toys.PROMPTS)
-    prompts[:, 0] = [2, 1, 11, 3]  # two that cannot be read, one of one piece, one of three
+    prompts[:, 0] = [2, 1, 11, 3]  # two that cannot be spelt, one of one piece, one of three
     single = {"prompt": prompts, "prompt_length": np.ones(toys.ROWS, np.int32)}
     state = toys.prefill(toys.decoder("universal", "match"), params(), temperature=1.0, **single)
     state, info = step()(params(), state)
@@ -134,7 +136,7 @@ def test_what_is_proposed():
 
 @pytest.mark.parametrize("rule", toys.RULES)
 def test_without_a_shared_token_nothing_is_proposed(rule):
-    """Plain decoding, and no figure is spoilt by a distribution over nothing."""
+    """It is plain decoding, and no figure is spoilt by an empty distribution."""
     arrays = params(TABLES.replace(to_draft=jnp.full_like(TABLES.to_draft, -1)))
     dec = toys.decoder("universal", rule)
     for temperature in (0.0, [1.0, 0.7, 2.0, 0.0]):
@@ -149,7 +151,8 @@ def test_without_a_shared_token_nothing_is_proposed(rule):
 
 
 def test_a_draft_that_is_full_falls_silent():
-    """Each row by itself; its cache stays as it is, to the byte, while the text goes on."""
+    """Each row stops drafting by itself; its cache stays as it is, to the byte, while the text
+    goes on."""
     dec, arrays = toys.decoder("universal", "match"), toys.params("universal")
     state = toys.prefill(dec, arrays, limit=np.full(toys.ROWS, toys.CAPACITY))
     full, kept, silent = np.zeros(toys.ROWS, bool), {}, 0
@@ -178,7 +181,7 @@ def net(max_positions):
 
 
 def test_a_draft_never_reads_beyond_its_positions():
-    """Of a long prompt it reads the end, with room for what follows; the text is the target's."""
+    """It reads the end of a long prompt, with room for what follows; the text is the target's."""
     max_positions = 24
     dec = decoder(Universal(net(max_positions), toys.VOCAB, 3, expansion=4))
     prompt = np.tile(toys.PROMPTS[:, :4], 2)
@@ -194,7 +197,7 @@ def test_a_draft_never_reads_beyond_its_positions():
 
 
 def test_too_little_context():
-    """Refused by name, before anything is compiled."""
+    """A context that is too small is refused by name, before anything is compiled."""
     proposer, prompt = (
         Universal(net(14), toys.VOCAB, 3),
         Block(jnp.zeros((1, 4), jnp.int32), None, jnp.ones(1, jnp.int32)),

@@ -1,4 +1,5 @@
-"""Tables between real tokenizers, trained here: byte-level ones, sentencepiece-style ones, and what is refused."""
+"""Tables between real tokenizers trained here: byte-level, sentencepiece-style, and refused
+ones."""
 
 import functools
 import json
@@ -21,7 +22,7 @@ SPECIAL = ["<unk>", "<s>", "</s>"]
 
 @functools.cache
 def byte_level(vocab_size=320, end=folders.END):
-    """As GPT-2 has it."""
+    """A byte-level tokenizer as in GPT-2."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -33,7 +34,7 @@ def byte_level(vocab_size=320, end=folders.END):
 
 @functools.cache
 def sentencepiece():
-    """As Llama 2 has it: BPE over ▁, with a token for every byte, and a text starts with <s>."""
+    """A tokenizer as in Llama 2: BPE over ▁ with a token for every byte, and <s> starts a text."""
     made = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     made.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
@@ -59,7 +60,7 @@ def sentencepiece():
 
 @functools.cache
 def unigram():
-    """With Metaspace, and no token for what it was not trained on."""
+    """A unigram tokenizer with Metaspace, and no token for unknown characters."""
     made = tokenizers.Tokenizer(models.Unigram())
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -77,18 +78,18 @@ TOKENIZERS = {
     "unigram": unigram,
 }
 PAIRS = [(a, b) for a in TOKENIZERS for b in TOKENIZERS if a != b]
-MARK = "A"  # decoded behind it, a token keeps its leading space
+MARK = "A"  # after it, a decoded token keeps its leading space
 
 
 def text_of(tokenizer, ids):
-    """What a tokenizer's own decoder makes of tokens."""
+    """The text of tokens, by a tokenizer's own decoder."""
     mark = tokenizer.token_to_id(MARK) or tokenizer.token_to_id("a")
     before = tokenizer.decode([mark], skip_special_tokens=False)
     return tokenizer.decode([mark, *ids], skip_special_tokens=False)[len(before) :]
 
 
 def tables(ours, theirs, **options):
-    """Between two of TOKENIZERS, with padded vocabularies."""
+    """The tables between two of TOKENIZERS, with padded vocabularies."""
     ours, theirs = TOKENIZERS[ours](), TOKENIZERS[theirs]()
     return (
         ours,
@@ -116,7 +117,7 @@ def test_pieces_spell_the_token(ours, theirs):
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_shared_tokens_are_one_to_one(ours, theirs):
-    """A token that can be proposed has a draft token of its own, which is also how it is read."""
+    """A token that can be proposed has a draft token of its own, which also is its spelling."""
     ours, theirs, found = tables(ours, theirs)
     shared = np.flatnonzero(found.to_draft >= 0)
     assert found.num_shared == len(shared) > 20
@@ -131,7 +132,7 @@ def test_shared_tokens_are_one_to_one(ours, theirs):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_to_itself_a_vocabulary_translates_into_itself(name):
-    """Every token is its own, but for the bytes that an ordinary token stands for too."""
+    """Every token maps to itself, except for byte tokens that an ordinary token also stands for."""
     ours, _, found = tables(name, name)
     twice = {
         ours.token_to_id(f"<0x{ord(c):02X}>") for c in map(chr, range(128)) if ours.token_to_id(c)
@@ -147,7 +148,7 @@ def test_to_itself_a_vocabulary_translates_into_itself(name):
 
 @pytest.mark.parametrize("theirs", ["byte-level", "fewer", "sentencepiece"])
 def test_where_the_draft_has_every_byte_all_is_read(theirs):
-    """Also tokens that are no text alone, such as a part of a character."""
+    """This includes tokens that are no text alone, such as a part of a character."""
     for ours in TOKENIZERS:
         if ours != theirs:
             ours, _, found = tables(ours, theirs)
@@ -159,7 +160,8 @@ def test_where_the_draft_has_every_byte_all_is_read(theirs):
 
 
 def test_pieces_are_those_of_the_tokenizer():
-    """Not the longest match, nor a byte each: what the draft was trained to read; at the start of a word or within."""
+    """They are what the draft was trained on, not the longest match or single bytes, also within
+    words."""
     ours, theirs, found = tables("byte-level", "fewer")
     several = [t for t in range(1, ours.get_vocab_size()) if found.count[t] > 1]
     assert len(several) > 20
@@ -179,7 +181,7 @@ def test_pieces_are_those_of_the_tokenizer():
 
 
 def test_a_character_that_the_draft_lacks():
-    """Its bytes if the draft has them, nothing if it has none."""
+    """It is spelt in bytes if the draft has them, and cannot be spelt otherwise."""
     ours = byte_level(330)
     token = next(t for word, t in ours.get_vocab().items() if word.startswith("æĹ"))
     text = {"æĹ": b"\xe6\x97", "æĹ¥": b"\xe6\x97\xa5"}[ours.id_to_token(token)]
@@ -191,14 +193,15 @@ def test_a_character_that_the_draft_lacks():
 
 
 def test_special_tokens():
-    """By their string, or by the role that the caller names; they are no text, and text is no special token."""
+    """They are matched by their string or by a role that the caller names, never with ordinary
+    text."""
     ours, theirs = byte_level(300, "<eot>"), byte_level()
     assert translate(ours, theirs, 300, 320).count[0] == 0
     found = translate(ours, theirs, 300, 320, [(0, 0)])
     assert (spelling(found, 0), found.to_draft[0]) == ([0], 0)
     found = translate(sentencepiece(), unigram(), 400, 90)
     assert [int(found.to_draft[t]) for t in range(3)] == [unigram().token_to_id(t) for t in SPECIAL]
-    # Two ends of the target's are one of the draft's: both are read, and the first is proposed.
+    # Two EOS tokens of the target are one of the draft: both are read, and the first is proposed.
     found = translate(unigram(), theirs, 90, 320, [(2, 0), (1, 0)])
     assert (spelling(found, 1), spelling(found, 2), found.to_draft[2], found.to_draft[1]) == (
         [0],
@@ -209,7 +212,8 @@ def test_special_tokens():
 
 
 def test_the_start_of_texts():
-    """A draft that reads <s> first gets it; where the target writes a start of its own, that is it."""
+    """A draft that reads <s> first gets it, unless the target writes a start of its own, which
+    counts as it."""
     assert translate(byte_level(), sentencepiece(), 320, 400).start.tolist() == [1]
     assert translate(sentencepiece(), byte_level(), 400, 320).start.tolist() == []
     starting = tokenizers.Tokenizer.from_str(byte_level().to_str())
@@ -221,7 +225,7 @@ def test_the_start_of_texts():
 
 
 def test_the_end_of_an_overlong_token_is_kept():
-    """At most `max_pieces`, the last ones."""
+    """At most `max_pieces` are kept, the last ones."""
     ours, _, whole = tables("byte-level", "fewer", max_pieces=100)
     _, _, cut = tables("byte-level", "fewer", max_pieces=2)
     assert whole.pieces.shape[1] > 2 == cut.pieces.shape[1]
@@ -230,7 +234,7 @@ def test_the_end_of_an_overlong_token_is_kept():
 
 
 def test_ids_beyond_the_models_are_left_out():
-    """Tokenizers may hold more than their models do."""
+    """Tokenizers may hold more ids than their models."""
     found = translate(byte_level(), sentencepiece(), 300, 270)
     assert found.to_draft.shape == (300,)
     assert max(found.to_draft.max(), found.pieces.max()) < 270

@@ -1,4 +1,5 @@
-"""One walk at a time: what `rejection` and `block` decide at the edges and by their formulas, as a path."""
+"""Single walks: what `rejection` and `block` decide in edge cases and by their formulas, on a
+path."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ def walk(uniform, parent, tokens, target, draft, rule="rejection"):
 
 @pytest.mark.parametrize("rule", WALKS)
 def test_a_guess_of_zero_draft_mass_is_never_accepted(rule):
-    """It was not drawn, and u * 0 < p would favour it, for any u."""
+    """It was not drawn, and u * 0 < p would accept it for any u."""
     target = np.full((2, 4), 0.25)
     draft = np.array([[0.5, 0.5, 0.0, 0.0]] * 2)
     node, residual, chance = walk([0.0, 0.0], (-1, 0), (0, 2), target, draft, rule)
@@ -39,7 +40,7 @@ def test_a_guess_of_zero_draft_mass_is_never_accepted(rule):
 
 
 def test_a_sibling_after_the_whole_draft_mass_is_never_accepted():
-    """A one-hot draft has one guess; what stands beside it has no mass left."""
+    """A one-hot draft has one draft token; a sibling beside it has no mass left."""
     target = np.full((3, 4), 0.25)
     draft = np.eye(4)[[1, 1, 1]]
     node, residual, _ = walk([0.0, 1.0, 0.0], (-1, 0, 0), (0, 1, 2), target, draft)
@@ -50,7 +51,8 @@ def test_a_sibling_after_the_whole_draft_mass_is_never_accepted():
 @pytest.mark.parametrize("drawn_from", ["logits", "point mass"])
 @pytest.mark.parametrize("rule", WALKS)
 def test_an_empty_residual_falls_back_to_the_target(rule, drawn_from):
-    """Refused only by rounding, where draft and target are equal: the target itself is the right answer."""
+    """Rejected by rounding only, where draft and target are equal: the target itself is the
+    right answer."""
     target = np.array([[0.0, 1.0, 0.0]] * 2)
     draft = target if drawn_from == "logits" else None
     node, residual, chance = walk([1.0, 1.0], (-1, 0), (0, 1), target, draft, rule)
@@ -78,7 +80,8 @@ def test_walk_accepts_as_often_as_it_says():
 
 
 def test_block_weighs_as_the_paper_says():
-    """Algorithm 2, equation 4, in plain words: weights, chances, the longest kept prefix, and its residual."""
+    """Algorithm 2, equation 4, in plain code: weights, chances, the longest accepted prefix, and
+    its residual."""
     rng = np.random.default_rng(4)
     seen = set()
     for _ in range(40):
@@ -106,7 +109,7 @@ def test_block_weighs_as_the_paper_says():
     "rule", [rule for rule in RULES if RULES[rule].exact and judged_by(rule, ("breadth first",))]
 )
 def test_the_verdict_is_a_node_of_the_tree(rule):
-    """The last accepted one; the tree knows the way to it, and how deep it lies."""
+    """It is the last accepted node; the tree knows its path and depth."""
     vocab, parent = SHAPES["breadth first"]
     target, _ = tables(vocab)
     p = [list(map(target, (prefix(parent, (0, 1, 2, 0, 1), n) for n in range(5))))]

@@ -1,4 +1,4 @@
-"""A small model of Python code, trained once per session: what the tests of training share."""
+"""A small model of Python code, trained once per session and shared by the training tests."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ DRAFT_SIZES = [
     *("--sequence-length", "32", "--batch-size", "4", "--eval-batches", "2"),
 ]
 SIZES = ["--vocab-size", "300", *DRAFT_SIZES]
-STEPS = ["--steps", "20", "--save-every", "5", "--eval-every", "10", "--log-every", "4", "--warmup-steps", "2",
-         "--learning-rate", "0.01"]  # fmt: skip
+STEPS = ["--steps", "20", "--save-every", "5", "--eval-every", "10", "--log-every", "4",
+         "--warmup-steps", "2", "--learning-rate", "0.01"]  # fmt: skip
 
 
 @functools.cache
 def text() -> pathlib.Path:
-    """A folder with a few small files of Python: the library's own."""
+    """A folder with a few small Python files of the library."""
     folder = ROOT / "text"
     folder.mkdir()
     for path in sorted((SOURCE / "specjax").rglob("*.py"))[:8]:
@@ -50,7 +50,7 @@ def command(out: pathlib.Path, *more: str) -> list[str]:
 
 @functools.cache
 def run() -> pathlib.Path:
-    """A run of 20 steps that nobody interrupted."""
+    """A run of 20 steps without interruption."""
     pretrain.main(command(ROOT / "run"))
     return ROOT / "run"
 
@@ -60,6 +60,6 @@ def target() -> pathlib.Path:
 
 
 def metrics(folder: pathlib.Path) -> list[dict]:
-    """What was measured, but for the clock."""
+    """The metrics without the times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]

@@ -1,4 +1,5 @@
-"""Trees of the tests: the way up from a node, and a proposer of trees whose shapes change from step to step."""
+"""Trees for the tests: the path up from a node, and a proposer whose trees change from step to
+step."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ class TreeState:
 class SampledTree(Proposer):
     """Trees for the decoder's general path: rows take turns through `shapes`, so parents are data.
 
-    `model` rereads the whole text for every node: slow, and without a cache of its own.  Siblings are drawn without
-    replacement, as the tokens of greatest logit + noise.
+    `model` rereads the whole text for every node, which is slow and needs no cache. Siblings are
+    drawn without replacement, as the tokens of largest logit + noise.
     """
 
     model: LinenModel
@@ -87,7 +88,8 @@ class SampledTree(Proposer):
             logits = self.model.apply(params, everything, positions, None, visible).logits[
                 :, width:
             ]
-            # Under shared noise drafts need no distribution, and a warped one has no second best at temperature 0.
+            # Shared noise needs no distribution, and at temperature 0 a warped one has no second
+            # best token.
             if context.shared_noise:
                 return logits.astype(jnp.float32)
             return context.warp(logits, texts(tokens, parent))
@@ -96,7 +98,7 @@ class SampledTree(Proposer):
             up = parent[:, n]
             at = jnp.maximum(up, 0)
             scores = jnp.take_along_axis(read(tokens), at[:, None, None], axis=1)[:, 0]
-            # Each row has a tree of its own, so `context.noise`, which is about one for all, does not do.
+            # Each row has another tree, and `context.noise` is for one tree in all rows.
             noise = jax.vmap(lambda d, node, deep: d.noise(node, deep)[0])(
                 context.draw, at[:, None], jnp.take_along_axis(depth, at[:, None], axis=1)
             )
@@ -104,7 +106,7 @@ class SampledTree(Proposer):
             taken = (
                 sibling[:, :, None] & (tokens[:, :, None] == jnp.arange(scores.shape[-1]))
             ).any(1)
-            # A float that is lower than any score and yet above -inf: a sibling is distinct even where nothing is left.
+            # Finite but lower than any score: siblings are distinct even if no token is left.
             found = jnp.argmax(
                 jnp.where(taken, -jnp.inf, jnp.maximum(scores + noise, -1e30)), axis=-1
             )

@@ -1,0 +1,36 @@
+"""Run the command line in this process, on the tiny checkpoint."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from specjax.commands import main
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+TINY = ROOT / "checkpoints" / "tiny"
+
+
+PAIR = ["--target", str(TINY / "target"), "--draft", str(TINY / "draft")]
+
+
+SHORT = ["--max-new-tokens", "24"]
+
+
+def run(capsys, *arguments):
+    main([str(a) for a in arguments])
+    return capsys.readouterr()
+
+
+def failure(capsys, *arguments):
+    """What a user reads on stderr when a command fails."""
+    with pytest.raises(SystemExit) as exit_:
+        main([str(a) for a in arguments])
+    assert exit_.value.code == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert "Traceback" not in found.err
+    return found.err

@@ -1,0 +1,82 @@
+"""Settings of `generate` that may differ per row."""
+
+import folders
+import numpy as np
+import pytest
+
+import specjax
+
+NEW = 40
+
+
+PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load(folders.target())
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"temperature": [0.0, 1.0, 3.0]}, [{"temperature": t} for t in (0.0, 1.0, 3.0)]),
+        (
+            {"temperature": 3.0, "top_k": [1, 3, 0]},
+            [{"temperature": 3.0, "top_k": k} for k in (1, 3, 0)],
+        ),
+        (
+            {"temperature": 3.0, "top_p": [1e-6, 0.5, 1.0]},
+            [{"temperature": 3.0, "top_p": p} for p in (1e-6, 0.5, 1.0)],
+        ),
+        (
+            {"temperature": 3.0, "min_p": [1.0, 0.2, 0.0]},
+            [{"temperature": 3.0, "min_p": p} for p in (1.0, 0.2, 0.0)],
+        ),
+    ],
+    ids=["temperature", "top_k", "top_p", "min_p"],
+)
+def test_settings_a_row(target, options, settings):
+    """With a list, each row gets its own setting and the text of that prompt alone; the first
+    row is greedy."""
+    out = specjax.generate(target, PROMPTS[:1] * 3, seed=[7, 7, 7], max_new_tokens=NEW, **options)
+    alone = [
+        specjax.generate(target, PROMPTS[0], seed=[7], max_new_tokens=NEW, **setting).tokens[0]
+        for setting in settings
+    ]
+    assert out.tokens == alone
+    assert out.tokens[0] == specjax.generate(target, PROMPTS[0], max_new_tokens=NEW).tokens[0]
+    assert len({tuple(row) for row in out.tokens}) == 3
+
+
+def test_seeds_a_row(target):
+    """Equal seeds give equal texts, other seeds other texts."""
+    a, b, c = specjax.generate(
+        target, PROMPTS[:1] * 3, seed=[5, 5, 6], max_new_tokens=NEW, temperature=1.0
+    ).tokens
+    assert a == b != c
+
+
+def test_one_seed_for_all_rows(target):
+    """With one seed the rows of the same prompt differ, and the next call repeats them."""
+    options = {"seed": 5, "max_new_tokens": NEW, "temperature": 1.0}
+    rows = specjax.generate(target, PROMPTS[:1] * 3, **options).tokens
+    assert len({tuple(row) for row in rows}) == 3
+    assert specjax.generate(target, PROMPTS[:1] * 3, **options).tokens == rows
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint32, int])
+def test_seed_of_any_integer_type(target, kind):
+    """A NumPy integer is a seed as an int is."""
+    options = {"max_new_tokens": NEW, "temperature": 1.0}
+    out = specjax.generate(target, PROMPTS, seed=kind(5), **options)
+    assert out.tokens == specjax.generate(target, PROMPTS, seed=5, **options).tokens
+
+
+def test_another_seed_is_another_text(target):
+    """The seed matters."""
+    one, two = (
+        specjax.generate(target, PROMPTS, seed=s, max_new_tokens=NEW, temperature=1.0).tokens
+        for s in (5, 6)
+    )
+    assert all(a != b for a, b in zip(one, two, strict=True))
