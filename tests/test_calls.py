@@ -90,10 +90,10 @@ def test_a_draft_alone_guesses_as_deep_as_it_is_told(target, draft):
 def test_first_of_takes_heads(tiny, order):
     """No token changes, and the heads draft where the other part does not."""
     adapter = heads.random_heads(tiny, 0)
-    parts = [specjax.NGram(adapter.max_depth), adapter]
-    proposer = specjax.FirstOf(*(parts if order == "lookup first" else parts[::-1]))
+    parts = [specjax.NGram(adapter.proposer.max_depth), adapter]
+    drafter = specjax.first_of(*(parts if order == "lookup first" else parts[::-1]))
     prompts = ["import os\n", "def f("]
-    out = specjax.generate(tiny, prompts, proposer=proposer, max_new_tokens=NEW)
+    out = specjax.generate(tiny, prompts, drafter=drafter, max_new_tokens=NEW)
     assert out.tokens == specjax.generate(tiny, prompts, max_new_tokens=NEW).tokens
     assert (
         out.stats.tested
@@ -107,19 +107,19 @@ def test_first_of_takes_a_bank_beside_a_draft(tiny):
     bank = specjax.MedusaBank.create(
         {name: heads.random_heads(tiny, seed) for seed, name in enumerate("ab")}
     )
-    chain = specjax.DraftModel(small.model, tiny.model.vocab_size, bank.max_depth)
-    prompts, options = ["import os\n"] * 3, {"draft": small, "max_new_tokens": NEW}
-    proposer = specjax.FirstOf(bank, chain)
-    out = specjax.generate(tiny, prompts, proposer=proposer, adapter=["a", "b", None], **options)
+    chain = specjax.make_drafter(tiny, small, num_drafts=bank.proposer.max_depth)
+    prompts, options = ["import os\n"] * 3, {"max_new_tokens": NEW}
+    drafter = specjax.first_of(bank, chain)
+    out = specjax.generate(tiny, prompts, drafter=drafter, adapter=["a", "b", None], **options)
     assert out.tokens == specjax.generate(tiny, prompts, max_new_tokens=NEW).tokens
-    alone = specjax.generate(tiny, prompts[:1], proposer=proposer, adapter=[None], **options)
+    alone = specjax.generate(tiny, prompts[:1], drafter=drafter, adapter=[None], **options)
     assert (
         alone.stats.accepted
-        == specjax.generate(tiny, prompts[:1], proposer=chain, **options).stats.accepted
+        == specjax.generate(tiny, prompts[:1], drafter=chain, **options).stats.accepted
     )
     for adapter, words in ((None, "several adapters"), ("c", "no adapter 'c'"), (5, "adapter=5")):
         with pytest.raises(ValueError, match=words):
-            specjax.generate(tiny, prompts, proposer=proposer, adapter=adapter, **options)
+            specjax.generate(tiny, prompts, drafter=drafter, adapter=adapter, **options)
 
 
 # --- how often a command decodes ------------------------------------------------------------------

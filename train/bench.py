@@ -234,7 +234,7 @@ def speed(options: BenchOptions) -> list[Speed]:
         folders = pathlib.Path(o.target), pathlib.Path(o.draft)
     else:
         folders = random_folders(o.size, o.vocab_size, pathlib.Path(o.weights), "float32")
-    target, draft = load(folders[0], o.dtype), load(folders[1])
+    target, draft = load(folders[0], o.dtype), load(folders[1], "float32")
     shape = (o.batch_size, o.sequence_length + 1)
     tokens = np.random.default_rng(0).integers(1, target.model.vocab_size, shape, dtype=np.int32)
     peak = o.peak * 1e12 or 1e9 * max(machine.ceilings()[name] for name in ("float32", "bfloat16"))

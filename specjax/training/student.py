@@ -169,7 +169,7 @@ def initial_params(model: LinenModel, options: StudentOptions, mesh: Mesh | None
     if options.initial is None:
         at = None if mesh is None else shardings(model, mesh, TRAINING_RULES)
         return jax.jit(model.init, out_shardings=at)(key)
-    loaded = load(options.initial, mesh=mesh, rules=TRAINING_RULES)
+    loaded = load(options.initial, "float32", mesh=mesh, rules=TRAINING_RULES)
     return {name: loaded.params[name] for name in jax.eval_shape(model.init, key)}
 
 

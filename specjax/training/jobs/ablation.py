@@ -184,7 +184,7 @@ def tau(options: AblationOptions, target: LanguageModel, folder: pathlib.Path) -
     o, measured = options, {}
     prompts = read_prompts(target, o.prompts)
     prompts = prompts[: o.limit_prompts or len(prompts)]
-    draft = load(folder, mesh=mesh_of(target.params))
+    draft = load(folder, "float32", mesh=mesh_of(target.params))
     proposer = DraftModel(draft.model, target.model.vocab_size, o.num_drafts)
     room = max(map(len, prompts)) + o.max_new_tokens + o.num_drafts
     decoder = Decoder(target.model, proposer, RULES[o.rule](), target.eos, room)
@@ -292,7 +292,7 @@ def main(argv: list[str] | None = None) -> None:
         ]
     )
     sizes = mesh_sizes(o)
-    target = load(o.target, mesh=None if sizes is None else make_mesh(**sizes))
+    target = load(o.target, "float32", mesh=None if sizes is None else make_mesh(**sizes))
     initial = more[more.index("--initial") + 1] if "--initial" in more else None
     whole = [*([INITIAL] if initial else []), *cells(LOSSES, tuple(MODES))]
     for cell in (cell for cell in whole if cell == INITIAL or cell in cells(o.losses, o.modes)):

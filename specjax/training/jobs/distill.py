@@ -309,7 +309,7 @@ def main(argv: list[str] | None = None) -> None:
             flush=True,
         )
     out, mesh = pathlib.Path(options.out), mesh_of_run(options)
-    target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
+    target = load(options.target, "float32", mesh=mesh, rules=TRAINING_RULES)
     check_initial(
         options, target.tokenizer, target.model.vocab_size, f"--target {options.target}",
         "a draft must share the target's tokens: pass one that was trained for this target",

@@ -88,7 +88,7 @@ def export_draft(options: ExportOptions) -> None:
             f"--model {options.model} has no tokenizer.json; put the target's beside the weights"
         )
     if options.target is not None:
-        check_vocabulary(draft, load(options.target))
+        check_vocabulary(draft, load(options.target, "float32"))
     save(draft, options.out)
 
 
@@ -127,7 +127,7 @@ def export_heads(options: ExportOptions) -> None:
       ValueError: the heads belong to another target, or the format cannot represent them.
     """
     assert options.target is not None
-    target = load(options.target)
+    target = load(options.target, "float32")
     matrix = np.asarray(head_matrix(target.params)).T
     heads = read_heads(pathlib.Path(options.model), options.source_format, matrix)
     _check_marks(heads, target, pathlib.Path(options.model).name)

@@ -337,7 +337,7 @@ def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapte
 def main(argv: list[str] | None = None) -> None:
     options = parse(MedusaOptions, argv, __doc__, PRESETS)
     mesh = mesh_of_run(options)
-    target = load(options.target, mesh=mesh, rules=TRAINING_RULES)
+    target = load(options.target, "float32", mesh=mesh, rules=TRAINING_RULES)
     material = gather(options, target)
     if material.text is not None and material.written is not None:
         raise ValueError(
