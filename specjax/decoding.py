@@ -174,8 +174,8 @@ class Decoder:
         if len(prompt) % (parts := row_parts(mesh)):
             raise ValueError(
                 f"{len(prompt)} rows, which {parts} devices along the mesh axis of rows do not "
-                f"divide, and {len(prompt) + -len(prompt) % parts} would: pad with rows whose limit "
-                "is their prompt_length"
+                f"divide, and {len(prompt) + -len(prompt) % parts} would: pad with rows whose "
+                "limit is their prompt_length"
             )
         eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
         rule = None
@@ -303,7 +303,8 @@ class Decoder:
         if shape(state) != shape(row):
             raise ValueError(
                 "the row and the batch are of different shapes: prefill both with the same "
-                "decoder, and both without processors or both with Processors.create(..., every=True)"
+                "decoder, and both without processors or both with "
+                "Processors.create(..., every=True)"
             )
         return _insert(layout(state), state, jnp.asarray(slot), row)
 
@@ -365,7 +366,7 @@ class Decoder:
         return IndependentDraw.create(state.key, position, size)
 
     def _warp(self, state: DecodeState, logits: Array, path: Array | None = None) -> Array:
-        """Logits [B, M, V] at the ends of `path` [B, M, D] -> logits of the sampled distribution."""
+        """Logits [B, M, V] after each `path` [B, M, D] -> logits of the sampled distribution."""
         # A draft model with its own vocabulary cannot use settings about the target's tokens.
         if state.processors is not None and logits.shape[-1] == self.target.vocab_size:
             logits = process(state, logits, path, self.logits_processor, self.capacity)
