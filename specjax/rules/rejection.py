@@ -19,9 +19,9 @@ class Rejection(Rule):
     """Exact: accept a draft x with probability min(1, p(x) / q(x)), else use the residual.
 
     p is the target's distribution after a node, q the draft's, and norm(max(p - q, 0)) the
-    residual.  Siblings are tried in turn: after a rejection p becomes the residual, and q the draft's
-    distribution without the rejected token, since siblings are drawn without replacement.  A
-    proposal without logits is a point mass: x is accepted with p(x), else removed from p.
+    residual.  Siblings are tried in turn: after a rejection p becomes the residual, and q the
+    draft's distribution without the rejected token, since siblings are drawn without replacement.
+    A proposal without logits is a point mass: x is accepted with p(x), else removed from p.
 
     Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1; Chen et al. 2023, arXiv
     2302.01318, algorithm 2; for siblings without replacement, Jeon et al. 2024, arXiv 2402.14160,
