@@ -29,7 +29,7 @@ class _Declared(abc.ABCMeta):
     """Refuses an instance that lacks an attribute which its contract declares without a default."""
 
     def __call__(cls: type[_T], *arguments: object, **named: object) -> _T:
-        made = type.__call__(cls, *arguments, **named)
+        made = super().__call__(*arguments, **named)
         declared = [
             name
             for base in cls.__mro__

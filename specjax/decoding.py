@@ -1,12 +1,13 @@
-"""The decoder: five verbs over `(params, state)`, in terms of the protocols alone.
+"""The decoder: five verbs over `(params, state)`, in terms of `specjax.contract` only.
 
     prompt - prefill -> DecodeState ->[ propose -> verify -> commit ]* -> output
 
-The last token of a row is always *pending*: decided, but not yet read by the target.  Prefill commits the prompt but
-for its last token and samples nothing; each step commits exactly as many tokens as it emits.
+The last token of a row is always *pending*: decided, but not yet read by the target.  Prefill
+commits the prompt without its last token and samples nothing; each step commits exactly as many
+tokens as it emits.
 
     tokens   t h e _ c a t _ s a t            length 11      "t" at slot 10 is pending
-    cache    t h e _ c a t _ s a              length 10      law: cache.length == length - 1
+    cache    t h e _ c a t _ s a              length 10      always length - 1
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Generator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
 
-from specjax import tree
-from specjax.contract import Context, Model, Proposer, Rule
+from specjax.contract import Cache, Context, Model, Proposer, Rule
+from specjax.emission import count, emit, record, write
 from specjax.given import check_given, check_slot
-from specjax.logprobs import Logprobs
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
 from specjax.prefilling import eos_of_rows, start
 from specjax.processors import LogitsProcessor, Processors, check_function, process
@@ -37,37 +37,42 @@ from specjax.types import (
     ModelOutput,
     Params,
     Proposal,
-    Stats,
     StepInfo,
     Verdict,
 )
 from specjax.verification import Verification
 
+_Layout = tuple[NamedSharding | None, ...] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """A target, a proposer and a rule.  Hashable: the static argument of every jit; arrays are in `Params`.
+    """A target, a proposer and a rule.
+
+    It is hashable, as the static argument of every jit; its arrays are in `Params`.
 
     Attributes:
-      target: the model decoded for.
-      proposer: where guesses come from.
-      rule: which of them are kept.
+      target: the model whose text is decoded.
+      proposer: makes the drafts.
+      rule: decides which drafts are accepted.
       eos: token ids that end a row (the ending token is part of the output).
       capacity: the most tokens that a row can hold, prompt included.
-      logits_processor: a function of the user's, about one node: see `specjax.processors.LogitsProcessor`.
-      num_logprobs: record log-probabilities of the emitted tokens, and of the so many best ones; None: of none.
+      logits_processor: a function of the user's: see `specjax.processors.LogitsProcessor`.
+      num_logprobs: record log-probabilities of the emitted tokens, and of this many best ones at
+        each; None records nothing.
     """
 
     target: Model
     proposer: Proposer
-    rule: Rule = dataclasses.field(compare=False)  # `_rule_form` is compared: its numbers are data
+    rule: Rule = dataclasses.field(compare=False)  # `_rule_form` is compared instead
     eos: tuple[int, ...] = ()
     capacity: int = 512
     logits_processor: LogitsProcessor | None = None
     num_logprobs: int | None = None
-    _rule_form: Any = dataclasses.field(init=False, repr=False)
+    # The rule without its numbers, which are data.
+    _rule_form: object = dataclasses.field(init=False, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, part, kind in (
             ("target", self.target, Model),
             ("proposer", self.proposer, Proposer),
@@ -80,45 +85,49 @@ class Decoder:
                     else f"a {type(part).__name__}"
                 )
                 raise ValueError(
-                    f"{name} is {given}; pass an instance of a subclass of specjax.contract.{kind.__name__}"
+                    f"{name} is {given}; "
+                    f"pass an instance of a subclass of specjax.contract.{kind.__name__}"
                 )
         has_numbers = not jax.tree_util.all_leaves([self.rule])
-        object.__setattr__(
-            self, "_rule_form", jax.tree.structure(self.rule) if has_numbers else self.rule
-        )
+        form = jax.tree.structure(self.rule) if has_numbers else self.rule
+        object.__setattr__(self, "_rule_form", form)
         if self.capacity < 2:
             raise ValueError(
-                f"capacity={self.capacity}; it must hold a prompt token and a new one, so at least 2"
+                f"capacity={self.capacity}; it must be at least 2, for a prompt token and a new one"
             )
         if self.proposer.num_nodes > self.capacity:
             raise ValueError(
-                f"a proposal of {self.proposer.num_nodes} nodes is larger than the capacity of {self.capacity} tokens: "
-                "propose less, or raise the capacity"
+                f"a proposal of {self.proposer.num_nodes} nodes is larger than the capacity of "
+                f"{self.capacity} tokens: propose less, or raise the capacity"
             )
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= self.target.vocab_size:
             raise ValueError(
-                f"num_logprobs={self.num_logprobs} is not allowed; it must be in [0, {self.target.vocab_size}], or None"
+                f"num_logprobs={self.num_logprobs} is not allowed; "
+                f"it must be in [0, {self.target.vocab_size}], or None"
             )
         if self.logits_processor is not None:
             check_function(self.logits_processor, self.target.vocab_size, self.capacity)
         offered = self.target.num_taps
         if not set(self.proposer.taps) <= set(range(offered)):
+            layers = f"those in [0, {offered - 1}]" if offered else "none"
             raise ValueError(
-                f"{type(self.proposer).__name__} reads the target's layers {self.proposer.taps}, and the target offers "
-                f"{f'those in [0, {offered - 1}]' if offered else 'none'}: pass the target that it was made for"
+                f"{type(self.proposer).__name__} reads the target's layers {self.proposer.taps}, "
+                f"and the target offers {layers}: pass the target that it was made for"
             )
         self.proposer.check(self.rule)
         if self.proposer.is_chain:
             return
         if not self.target.reads_trees:
             raise ValueError(
-                f"{type(self.proposer).__name__} proposes trees, but the target reads chains only (reads_trees=False: "
-                "no tree mask, or a cache that commits no path); use a proposer of chains, such as DraftModel or NGram"
+                f"{type(self.proposer).__name__} proposes trees, but the target reads chains only "
+                "(reads_trees=False: no tree mask, or a cache that commits no path); "
+                "use a proposer of chains, such as DraftModel or NGram"
             )
         if self.rule.chain_only:
             raise ValueError(
-                f"{type(self.rule).__name__} judges chains only, and {type(self.proposer).__name__} proposes trees: "
-                "use a rule for trees, such as Match() or Rejection(), or a proposer of chains"
+                f"{type(self.rule).__name__} judges chains only, and "
+                f"{type(self.proposer).__name__} proposes trees: use a rule for trees, such as "
+                "Match() or Rejection(), or a proposer of chains"
             )
 
     def prefill(
@@ -137,7 +146,8 @@ class Decoder:
         """Read the prompts.
 
         Args:
-          params: arrays of the target and the proposer.  Where they lie on a mesh, the state will too, split by row.
+          params: arrays of the target and the proposer.  If they are on a mesh, the state will be
+            on it too, split by row.
           prompt: [B, P] int32, right-padded; another P is another compilation.
           prompt_length: [B] int32, at least 1.
           limit: [B] int32; a row stops when prompt and output reach this length; at most
@@ -145,14 +155,16 @@ class Decoder:
           sampling: settings, one a row.
           key: [B] PRNG keys, split from `specjax.make_key(seed)`.  Rows with equal keys, prompts
             and settings give equal texts.
-          num_drafts: [B] int32; guesses deeper than this are dropped, and 0 decodes a row plainly; None drops none.
+          num_drafts: [B] int32; drafts deeper than this are dropped, and 0 decodes a row plainly;
+            None drops none.
           processors: penalties and the like, from `Processors.create`; None where all are off.
-          eos: [B, ids] int32, ends of text of each row (`eos_of_rows`); those of the decoder by default.
+          eos: [B, ids] int32, the EOS ids of each row (`eos_of_rows`); by default the decoder's.
 
         Raises:
-          ValueError: where a prompt or a limit does not fit, or the devices have too little memory left (checked
-            for concrete arrays, before any compilation); for keys of another implementation than
-            "threefry2x32", and for arrays of another shape or type (checked for traced ones too).
+          ValueError: a prompt or a limit does not fit, or the devices have too little free memory
+            (checked for concrete arrays, before any compilation); a key is not of the
+            implementation "threefry2x32", or an array has another shape or type (checked for traced
+            arrays too).
         """
         check_given(self.target, self.capacity, prompt, prompt_length, limit, num_drafts)
         key = keys_of_rows(key, len(prompt))
@@ -161,8 +173,9 @@ class Decoder:
         mesh = mesh_of(params.target)
         if len(prompt) % (parts := row_parts(mesh)):
             raise ValueError(
-                f"{len(prompt)} rows, which {parts} devices along the mesh axis of rows do not divide, and "
-                f"{len(prompt) + -len(prompt) % parts} would: pad with rows whose limit is their prompt_length"
+                f"{len(prompt)} rows, which {parts} devices along the mesh axis of rows do not "
+                f"divide, and {len(prompt) + -len(prompt) % parts} would: pad with rows whose "
+                "limit is their prompt_length"
             )
         eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
         rule = None
@@ -181,7 +194,7 @@ class Decoder:
     def propose(self, params: Params, state: DecodeState) -> tuple[Proposal, DecodeState]:
         """Draft a tree of tokens below the pending token of each row.
 
-        It needs no parameters of the target, but for a proposer that shares them.
+        It needs the target's parameters only for a proposer that shares them.
         """
         context = Context(
             pending=_at(state.tokens, state.length - 1),
@@ -191,81 +204,78 @@ class Decoder:
             wants_logits=self.rule.wants_logits,
             cache=state.cache,
         )
-        field = "cache" if self.proposer.shares_cache else "proposer"
-        proposal, after = self.proposer.propose(params.proposer, getattr(state, field), context)
-        return proposal, dataclasses.replace(state, **{field: after})
+        if self.proposer.shares_cache:
+            proposal, cache = self.proposer.propose(params.proposer, state.cache, context)
+            return proposal, dataclasses.replace(state, cache=cache)
+        proposal, after = self.proposer.propose(params.proposer, state.proposer, context)
+        return proposal, dataclasses.replace(state, proposer=after)
 
     def verify(self, params: Params, state: DecodeState, proposal: Proposal) -> Verification:
         """Read the proposal in one pass of the target, and let the rule judge it.
 
-        The proposal may be another than `propose` returned: the text stays exact for any.  Drafts
+        The proposal need not come from `propose`: the text is exact for any proposal.  Drafts
         deeper than a row's `num_drafts` are dropped.
         """
         is_chain, max_depth = self.proposer.is_chain, self.proposer.max_depth
         tree = jax.vmap(lambda parent: Tree.of(parent, max_depth, is_chain))(proposal.parent)
-        # Descendants of a node are deeper than it, so what is left is a tree.
-        kept = tree.depth <= state.num_drafts[:, None]
-        tree = dataclasses.replace(tree, parent=jnp.where(kept, tree.parent, ABSENT))
+        # Descendants are deeper than their node, so the rest is still a tree.
+        allowed = tree.depth <= state.num_drafts[:, None]
+        tree = dataclasses.replace(tree, parent=jnp.where(allowed, tree.parent, ABSENT))
         proposal = dataclasses.replace(proposal, parent=tree.parent)
         output = self._read(params, state, proposal, tree)
-        path = (
-            None if state.processors is None else jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
-        )
+        path = None
+        if state.processors is not None:
+            path = jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
         logits = self._warp(state, output.logits, path)
         return Verification(self._judge(state, proposal, tree, logits), tree, output, logits)
 
     def commit(
         self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification
     ) -> tuple[DecodeState, StepInfo]:
-        """Keep the accepted drafts and the next token, up to an EOS or the row's limit."""
+        """Commit the accepted drafts and the next token, up to an EOS or the row's limit."""
         verdict, tree, out = verification.verdict, verification.tree, verification.output
         proposal = dataclasses.replace(proposal, parent=tree.parent)
         path, num_accepted = _at(tree.path, verdict.node), _at(tree.depth, verdict.node)
-        accepted = jnp.take_along_axis(
-            proposal.tokens, path, axis=1
-        )  # the root, then the accepted drafts
-        emitted, count, done = self._emit(state, accepted, num_accepted, verdict.next_token)
+        # The root, then the accepted drafts.
+        accepted = jnp.take_along_axis(proposal.tokens, path, axis=1)
+        emitted, new, done = emit(state, accepted, num_accepted, verdict.next_token)
         # The root and all emitted tokens but the last are committed; the last one is pending now.
-        cache = out.cache.commit(count) if self.proposer.is_chain else out.cache.commit(count, path)
-        hidden = jnp.take_along_axis(out.hidden, path[..., None], axis=1)
-        features = (
-            None
-            if out.features is None
-            else jnp.take_along_axis(out.features, path[..., None], axis=1)
-        )
-        block = Block(accepted, hidden, count, features)
-        logprobs = self._record(state, path, emitted, out.logits, verification.logits)
-        info = StepInfo(emitted, count, num_accepted, path, proposal, verdict, verification.logits)
+        cache = out.cache.commit(new) if self.proposer.is_chain else out.cache.commit(new, path)
+        at = path[..., None]
+        hidden = jnp.take_along_axis(out.hidden, at, axis=1)
+        features = None if out.features is None else jnp.take_along_axis(out.features, at, axis=1)
+        block = Block(accepted, hidden, new, features)
+        processors: Processors | None = state.processors
+        logprobs = record(state, path, emitted, out.logits, verification.logits, self.num_logprobs)
+        info = StepInfo(emitted, new, num_accepted, path, proposal, verdict, verification.logits)
         after = dataclasses.replace(
             state,
-            tokens=_write(state.tokens, emitted, state.length),
-            length=state.length + count,
+            tokens=write(state.tokens, emitted, state.length),
+            length=state.length + new,
             done=done,
             cache=cache,
             proposer=self.proposer.observe(params.proposer, state.proposer, block),
-            processors=None
-            if state.processors is None
-            else state.processors.observe(emitted, count),
+            processors=None if processors is None else processors.observe(emitted, new),
             logprobs=logprobs,
-            stats=_count(state.stats, info, ~state.done),
+            stats=count(state.stats, info, ~state.done),
         )
         return after, info
 
     def run(
         self, params: Params, state: DecodeState, max_steps: int | Array = 2**31 - 1
     ) -> DecodeState:
-        """Step until every row is done, or `max_steps` times: one XLA program, no host in between.
+        """Step until every row is done, or `max_steps` times, in one XLA program.
 
-        The state is donated: its buffers are reused, and the one that was passed in is dead afterwards.
+        The state is donated: its buffers are reused, and the state passed in cannot be used again.
         """
         return _run(self, layout(state), params, state, jnp.asarray(max_steps, jnp.int32))
 
     def stream(
         self, params: Params, state: DecodeState, steps_per_chunk: int = 8
-    ) -> Generator[DecodeState, Any, None]:
-        """`run` a few steps at a time, and yield the state after each chunk until every row is done.
+    ) -> Generator[DecodeState, Array | np.ndarray | None, None]:
+        """`run` a few steps at a time, and yield the state after each until all rows are done.
 
-        Read what you need before the next turn, which donates the yielded state.  `send` a bool [B] to stop rows.
+        Read the state before you resume, which donates it.  `send` a bool [B] to stop rows.
         """
         if steps_per_chunk < 1:
             raise ValueError(f"steps_per_chunk={steps_per_chunk}; it must be at least 1")
@@ -276,39 +286,43 @@ class Decoder:
                 state = dataclasses.replace(state, done=state.done | jnp.asarray(stop))
 
     def insert(self, state: DecodeState, slot: int | Array, row: DecodeState) -> DecodeState:
-        """Put the one row of `row` into `slot` of `state` (continuous batching).  `state` is donated.
+        """Put the one row of `row` into `slot` of `state` (continuous batching).
+
+        `state` is donated.
 
         Raises:
-          ValueError: the two were made with other kinds of settings, or for other shapes; `row` has
-            several rows; or `slot` is no row of `state`.  A traced slot is not checked: one beyond
-            the rows inserts nothing.
+          ValueError: `state` and `row` differ in kinds of settings or in shapes; `row` has several
+            rows; or `slot` is not a row of `state`.  A traced slot is not checked: a slot out of
+            bounds inserts nothing.
         """
         check_slot(slot, len(state.tokens), len(row.tokens))
 
-        def shape(made):
-            return jax.tree.structure(made), [leaf.shape[1:] for leaf in jax.tree.leaves(made)]
+        def shape(x: DecodeState) -> tuple[object, list[tuple[int, ...]]]:
+            return jax.tree.structure(x), [leaf.shape[1:] for leaf in jax.tree.leaves(x)]
 
         if shape(state) != shape(row):
             raise ValueError(
-                "the row and the batch are of different shapes: prefill both with the same decoder, and both without "
-                "processors or both with Processors.create(..., every=True)"
+                "the row and the batch are of different shapes: prefill both with the same "
+                "decoder, and both without processors or both with "
+                "Processors.create(..., every=True)"
             )
         return _insert(layout(state), state, jnp.asarray(slot), row)
 
     def _read(
         self, params: Params, state: DecodeState, proposal: Proposal, tree: Tree
     ) -> ModelOutput:
-        """The target's pass; where no row has a draft, over the roots alone, and 0 for the others."""
+        """The target's pass; if no row has a draft, over the roots only, with 0 elsewhere."""
         num_nodes, taps = proposal.tokens.shape[1], self.proposer.taps
-        positions = state.cache.length[:, None] + tree.depth
+        cache: Cache = state.cache
+        positions = cache.length[:, None] + tree.depth
 
-        def read(width: int, cache: Any) -> ModelOutput:
+        def read(width: int, cache: Cache) -> ModelOutput:
             seen = None if self.proposer.is_chain else tree.ancestors[:, :width, :width]
             tokens, at = proposal.tokens[:, :width], positions[:, :width]
-            # A model without taps need not know the word.
-            out = self.target.apply(
-                params.target, tokens, at, cache, seen, **({"taps": taps} if taps else {})
-            )
+            if taps:
+                out = self.target.apply(params.target, tokens, at, cache, seen, taps=taps)
+            else:  # a model without taps may lack the parameter
+                out = self.target.apply(params.target, tokens, at, cache, seen)
             if width == num_nodes:
                 return out
             padded = jax.tree.map(
@@ -317,17 +331,18 @@ class Decoder:
             )
             return ModelOutput(padded[0], padded[1], out.cache, padded[2])
 
-        # A cache that does not keep scratch has another shape after another pass.
-        if not (self.proposer.may_abstain and state.cache.keeps_scratch):
-            return read(num_nodes, state.cache)
+        # Without scratch the shape of a cache depends on the width of the last pass.
+        if not (self.proposer.may_abstain and cache.keeps_scratch):
+            return read(num_nodes, cache)
         drafted = (proposal.parent != ABSENT).any()
-        shapes = jax.eval_shape(functools.partial(read, 1), state.cache)
+        shapes = jax.eval_shape(functools.partial(read, 1), cache)
         logits, hidden, features = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), (shapes.logits, shapes.hidden, shapes.features)
         )
-        empty = ModelOutput(logits, hidden, state.cache, features)
+        empty = ModelOutput(logits, hidden, cache, features)
 
-        # Loops of at most one turn: XLA copies what a branch returns, and updates a loop's carry in place.
+        # Loops of at most one turn instead of branches: XLA copies the cache that a branch returns,
+        # but updates a loop's carry in place.
         def read_if(wanted: Array, width: int, before: ModelOutput) -> ModelOutput:
             def turn(carry: tuple[Array, ModelOutput]) -> tuple[Array, ModelOutput]:
                 return jnp.zeros_like(wanted), read(width, carry[1].cache)
@@ -343,7 +358,7 @@ class Decoder:
         return jax.vmap(lambda rule, *row: rule(*row))(state.rule, *given)
 
     def _draw(self, state: DecodeState) -> SharedDraw | IndependentDraw:
-        """The randomness that the rule asks for, so that a proposer cannot be paired with another kind."""
+        """The randomness that the rule asks for; the proposer gets the same."""
         size, position = self.target.vocab_size, state.length - 1
         if self.rule.shared_noise:
             sampled = (state.sampling.temperature > 0).any()
@@ -351,78 +366,31 @@ class Decoder:
         return IndependentDraw.create(state.key, position, size)
 
     def _warp(self, state: DecodeState, logits: Array, path: Array | None = None) -> Array:
-        """Logits [B, M, V] of nodes at the ends of `path` [B, M, D] -> logits of the distribution to sample."""
-        # A draft with a vocabulary of its own has no use for settings about the target's tokens.
+        """Logits [B, M, V] after each `path` [B, M, D] -> logits of the sampled distribution."""
+        # A draft model with its own vocabulary cannot use settings about the target's tokens.
         if state.processors is not None and logits.shape[-1] == self.target.vocab_size:
             logits = process(state, logits, path, self.logits_processor, self.capacity)
         return warp(logits, state.sampling)
 
-    def _emit(
-        self, state: DecodeState, accepted: Array, num_accepted: Array, next_token: Array
-    ) -> tuple[Array, Array, Array]:
-        """The accepted drafts and then the next token, cut at an end of text and at the limit.
-
-        accepted r a b b     num_accepted 2, next_token x     ->  emitted a b x .    count 3
-        """
-        rows = jnp.arange(len(accepted))
-        emitted = jnp.roll(accepted, -1, axis=1).at[rows, num_accepted].set(next_token)
-        place = jnp.arange(emitted.shape[1])
-        count = jnp.minimum(num_accepted + 1, state.limit - state.length)
-        ends = (emitted[..., None] == state.eos[:, None]).any(-1) & (place < count[:, None])
-        count = jnp.where(ends.any(1), jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, count)
-        count = jnp.where(state.done, 0, count)
-        done = state.done | ends.any(1) | (state.length + count >= state.limit)
-        return emitted, count, done
-
-    def _record(
-        self, state: DecodeState, path: Array, emitted: Array, logits: Array, warped: Array
-    ) -> Any:
-        """Log-probabilities of this step's tokens: the i-th of them was drawn after the i-th node of the path."""
-        if self.num_logprobs is None:
-            return None
-        at = path[..., None]
-        logits, warped = (jnp.take_along_axis(x, at, axis=1) for x in (logits, warped))
-        found = Logprobs.measure(logits, warped, emitted, self.num_logprobs)
-        return jax.tree.map(
-            lambda buffer, new: _write(buffer, new, state.length), state.logprobs, found
-        )
-
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _run(decoder, layout, params, state, max_steps):
-    def go_on(carry):
+def _run(
+    decoder: Decoder, layout: _Layout, params: Params, state: DecodeState, max_steps: Array
+) -> DecodeState:
+    def go_on(carry: tuple[Array, DecodeState]) -> Array:
         return (carry[0] < max_steps) & ~carry[1].done.all()
 
-    def body(carry):
+    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
         return carry[0] + 1, hold(decoder.step(params, carry[1])[0], layout)
 
     return hold(jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1], layout)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
-def _insert(layout, state, slot, row):
+def _insert(layout: _Layout, state: DecodeState, slot: Array, row: DecodeState) -> DecodeState:
     return hold(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
 
 
 def _at(x: Array, index: Array) -> Array:
     """[B, N, ...], [B] -> [B, ...]"""
     return jax.vmap(lambda row, n: row[n])(x, index)
-
-
-def _write(buffer: Array, new: Array, start: Array) -> Array:
-    return jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0))(
-        buffer, new, start
-    )
-
-
-def _count(stats: Stats, info: StepInfo, live: Array) -> Stats:
-    asked = jax.vmap(tree.asked)(info.proposal.parent, info.path, info.num_accepted)
-    tested = jnp.minimum(asked.sum(1, dtype=jnp.int32), info.count)
-    proposed = (info.proposal.parent != ABSENT).sum(1, dtype=jnp.int32)
-    return Stats(
-        target_passes=stats.target_passes + live,
-        emitted=stats.emitted + info.count,
-        accepted=stats.accepted + jnp.minimum(info.num_accepted, info.count),
-        tested=stats.tested + tested,
-        proposed=stats.proposed + jnp.where(live, proposed, 0),
-    )

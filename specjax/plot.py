@@ -1,26 +1,33 @@
-"""Pictures: a tree with its acceptance, and what `specjax bench` found.  They need `pip install specjax[plot]`."""
+"""Figures of a tree with its acceptance, and of `specjax bench`; need `specjax[plot]`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from specjax.types import ABSENT
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def tree(
-    parent: Any, acceptance: Any = None, labels: Sequence[str] | None = None, path: Any = None
-) -> Any:
-    """Draw a tree from left to right; the thickness of an edge and the number on it are its acceptance.
+    parent: ArrayLike | Sequence[int],
+    acceptance: ArrayLike | Sequence[float] | None = None,
+    labels: Sequence[str] | None = None,
+    path: ArrayLike | Sequence[int] | None = None,
+) -> Figure:
+    """Draw a tree from left to right; width and number of an edge show its acceptance.
 
     Args:
       parent: [N] as in `Proposal`; absent nodes are left out.
-      acceptance: [N] how often a node was accepted where its parent was, in [0, 1]; NaN where that is not known.
+      acceptance: [N] how often a node was accepted if its parent was, in [0, 1]; NaN if unknown.
       labels: [N] texts, such as tokens; by default the numbers of the nodes.
-      path: nodes to mark, such as those that were accepted.
+      path: nodes to mark, such as the accepted ones.
 
     Returns:
       A matplotlib `Figure`; `savefig` writes it.
@@ -35,16 +42,17 @@ def tree(
     texts = [str(n) for n in range(count)] if labels is None else list(labels)
     if parent.ndim != 1 or not (len(values) == len(texts) == count):
         raise ValueError(
-            f"parent has shape {list(parent.shape)}, acceptance {len(values)} and labels {len(texts)} entries: "
-            "pass one of each a node"
+            f"parent has shape {list(parent.shape)}, "
+            f"acceptance {len(values)} and labels {len(texts)} entries: pass one of each per node"
         )
     if (parent >= np.arange(count)).any() or (parent < ABSENT).any():
         raise ValueError(
-            f"parent={parent.tolist()}; every node stands behind its parent, and {ABSENT} is none"
+            f"parent={parent.tolist()}; every node must come behind its parent, "
+            f"and {ABSENT} means no parent"
         )
     if ((values < 0) | (values > 1)).any():
         raise ValueError(f"acceptance={values.tolist()}; probabilities lie in [0, 1]")
-    depth, height = _places(parent)
+    depth, height = _layout(parent)
     rows = max(height.values()) + 1
     figure = new_figure(2 + 1.6 * (max(depth.values()) + 1), 1 + 0.4 * rows)
     axes = figure.add_subplot()
@@ -88,10 +96,11 @@ def tree(
 _FIGURES = {"acceptance_rate": "alpha", "mean_accepted_length": "tau", "speedup": "speed-up"}
 
 
-def bench(report: Mapping[str, Any]) -> Any:
-    """Bars of a report of `specjax bench --json`: a group a proposer, a colour a rule; inexact rules are hatched.
+def bench(report: Mapping[str, Any]) -> Figure:
+    """Bars of a report of `specjax bench --json`: one group per proposer and one colour per rule.
 
-    A row of panels for each of alpha, tau and speed-up that was measured, a column for each temperature.
+    Inexact rules are hatched.  There is a row of panels for each of alpha, tau and speed-up that
+    was measured, and a column for each temperature.
 
     Returns:
       A matplotlib `Figure`.
@@ -124,7 +133,7 @@ def bench(report: Mapping[str, Any]) -> Any:
                 across, [row[name] for row in known], thick, color=f"C{number}",
                 hatch=None if exact else "//", label=rule if exact else f"{rule} (exact=False)",
             )  # fmt: skip
-        if name != "acceptance_rate":  # plain decoding
+        if name != "acceptance_rate":  # plain decoding is 1
             axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
         axes.set_xticks(range(len(groups)), groups, rotation=45, ha="right")
         if down == 0:
@@ -137,13 +146,13 @@ def bench(report: Mapping[str, Any]) -> Any:
 
 
 def _group(row: Mapping[str, Any]) -> str:
-    """A proposer with its size."""
+    """A proposer and its size, as a label."""
     tree = row.get("branching")
     return f"{row['proposer']} {','.join(map(str, tree)) if tree else row['num_drafts']}"
 
 
-def new_figure(width: float = 4, height: float = 3) -> Any:
-    """An empty figure of so many inches.  Raises ImportError without matplotlib."""
+def new_figure(width: float = 4, height: float = 3) -> Figure:
+    """An empty figure; sizes are in inches.  Raises ImportError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -151,8 +160,8 @@ def new_figure(width: float = 4, height: float = 3) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _places(parent: np.ndarray) -> tuple[dict[int, int], dict[int, float]]:
-    """Depth and height of the nodes that are there: leaves below each other, a parent in the middle of its children."""
+def _layout(parent: np.ndarray) -> tuple[dict[int, int], dict[int, float]]:
+    """Depth and height of the present nodes: leaves are stacked, parents centred on children."""
     depth = {0: 0}
     children: dict[int, list[int]] = {0: []}
     for node in range(1, len(parent)):
@@ -161,13 +170,13 @@ def _places(parent: np.ndarray) -> tuple[dict[int, int], dict[int, float]]:
             children[int(parent[node])].append(node)
     height: dict[int, float] = {}
 
-    def place(node):
+    def set_height(node: int) -> None:
         for child in children[node]:
-            place(child)
+            set_height(child)
         below = [height[child] for child in children[node]]
         height[node] = (
             float(np.mean(below)) if below else float(sum(not children[n] for n in height))
         )
 
-    place(0)
+    set_height(0)
     return depth, height

@@ -1,68 +1,140 @@
-"""From prompts to the first state of a decoder: one program reads, another makes the state."""
+"""Prefilling: one program reads the prompts, a second one makes the state of the decoder."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Iterable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.sharding import Mesh
 
 from specjax.caches import empty_cache, read_prompt
+from specjax.contract import Cache, Model, Proposer, Rule
 from specjax.logprobs import Logprobs
 from specjax.parallel import spread
-from specjax.processors import Processors
-from specjax.types import ABSENT, Block, DecodeState, Stats
+from specjax.processors import LogitsProcessor, Processors
+from specjax.sampling import Sampling
+from specjax.types import ABSENT, Arrays, Block, DecodeState, Params, Stats
+
+Placed = tuple[Mesh | None, bool, bool]
+"""The mesh, and whether the parameters of the target and of the proposer are split along it."""
+
+
+class Parts(Protocol):
+    """The fields of a `Decoder` that prefilling needs."""
+
+    @property
+    def target(self) -> Model: ...
+
+    @property
+    def proposer(self) -> Proposer: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def logits_processor(self) -> LogitsProcessor | None: ...
+
+    @property
+    def num_logprobs(self) -> int | None: ...
 
 
 def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
-    """The token ids that end each row, as [B, ids] int32 padded with ABSENT; up to four ids are one shape."""
+    """The token ids that end each row, as [B, ids] int32 padded with ABSENT.
+
+    The number of ids is rounded up to a multiple of four, so that few shapes are compiled.
+    """
     rows = [sorted(set(row)) for row in ids]
     width = -(-max(4, *map(len, rows)) // 4) * 4
     return np.array([[*row, *[ABSENT] * (width - len(row))] for row in rows], np.int32)
 
 
-def start(decoder, placed, params, prompt, prompt_length, *given):
-    """Two programs.  The first reads the prompt, and is the same for every proposer without taps."""
+def start(
+    decoder: Parts,
+    placed: Placed,
+    params: Params,
+    prompt: Array | np.ndarray,
+    prompt_length: Array | np.ndarray,
+    limit: Array | np.ndarray,
+    num_drafts: Array | np.ndarray,
+    sampling: Sampling,
+    key: Array,
+    processors: Processors | None,
+    eos: Array | np.ndarray,
+    rule: Rule | None,
+) -> DecodeState:
+    """Run both programs.  The first is the same for every proposer without taps."""
     mesh, split_target, _ = placed
     ahead = max(decoder.proposer.num_nodes, decoder.proposer.scratch)
-    shape = (decoder.capacity, ahead), decoder.proposer.taps
-    read = _read_prompts(
-        decoder.target, shape, (mesh, split_target), params.target, prompt, prompt_length
+    sizes, taps = (decoder.capacity, ahead), decoder.proposer.taps
+    target_placed = mesh, split_target
+    *seen, cache = _read_prompts(
+        decoder.target, (sizes, taps), target_placed, params.target, prompt, prompt_length
     )
-    *seen, cache = read
-    return _begin(decoder, placed, cache, params.proposer, seen, prompt, prompt_length, *given)
+    settings = limit, num_drafts, sampling, key, processors, eos, rule
+    return _begin(decoder, placed, cache, params.proposer, seen, prompt, prompt_length, *settings)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _read_prompts(target, shape, placed, params, prompt, prompt_length):
-    """The hidden states [B, P, E] of the prompt, its features, and the cache without its last token.
+def _read_prompts(
+    target: Model,
+    shape: tuple[tuple[int, int], tuple[int, ...]],
+    placed: tuple[Mesh | None, bool],
+    params: Arrays,
+    prompt: Array,
+    prompt_length: Array,
+) -> tuple[Array, Array | None, Cache]:
+    """The hidden states [B, P, E] and features of the prompt, and the cache without its last token.
 
-    The hidden states are returned even where no proposer looks at them.  Otherwise XLA would leave
-    out what only they need, and would compile the rest of the last layer to other roundings.
+    `shape` is the capacity with the slots for staged tokens, and the taps.
+
+    The hidden states are returned even if no proposer reads them.  Otherwise XLA would leave out
+    the operations that only they need, and the rest of the last layer would round differently.
     """
     (sizes, taps), (mesh, split) = shape, placed
     prompt = spread(prompt, mesh, False)
-    # Behind the last committed slot there is room to stage a proposal, or the padded prompt.
+    # The slots after the committed ones are for a staged proposal, or for the padded prompt.
     cache = spread(empty_cache(target, len(prompt), *sizes), mesh, split)
     hidden, features, cache = read_prompt(target, params, prompt, prompt_length - 1, cache, taps)
     return spread(hidden, mesh, False), spread(features, mesh, False), spread(cache, mesh, split)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def _begin(decoder, placed, cache, params, seen, prompt, prompt_length, *given):
-    """The state of rows whose prompts the target has read; `params` are the proposer's."""
-    (hidden, features), (limit, num_drafts, sampling, key, processors, eos, rule) = seen, given
+def _begin(
+    decoder: Parts,
+    placed: Placed,
+    cache: Cache,
+    params: Arrays,
+    seen: list[Array | None],
+    prompt: Array,
+    prompt_length: Array,
+    limit: Array,
+    num_drafts: Array,
+    sampling: Sampling,
+    key: Array,
+    processors: Processors | None,
+    eos: Array,
+    rule: Rule | None,
+) -> DecodeState:
+    """The state of rows whose prompts the target has read.
+
+    `params` are the proposer's; `seen` are the hidden states and the features of the prompts.
+    """
+    hidden, features = seen
+    assert hidden is not None
     rows, width = prompt.shape
     mesh, split_target, split_proposer = placed
     prompt = spread(prompt, mesh, False)
     tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
     zero = jnp.zeros(rows, jnp.int32)
-    own, size = decoder.logits_processor is not None, decoder.target.vocab_size
-    if own or processors is not None:
-        processors = (processors or Processors()).begin(prompt, prompt_length, size, own)
+    counted, size = decoder.logits_processor is not None, decoder.target.vocab_size
+    if counted or processors is not None:
+        processors = (processors or Processors()).begin(prompt, prompt_length, size, counted)
     top = decoder.num_logprobs
     state = DecodeState(
         tokens=tokens.at[:, :width].set(prompt),
@@ -82,6 +154,5 @@ def _begin(decoder, placed, cache, params, seen, prompt, prompt_length, *given):
     )
     block = Block(prompt, hidden, prompt_length - 1, features)
     begun = decoder.proposer.init(params, block, decoder.capacity)
-    return dataclasses.replace(
-        spread(state, mesh, split_target), proposer=spread(begun, mesh, split_proposer)
-    )
+    state, begun = spread(state, mesh, split_target), spread(begun, mesh, split_proposer)
+    return dataclasses.replace(state, proposer=begun)

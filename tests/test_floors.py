@@ -16,7 +16,7 @@ FLOORS = [
     ["specjax.types", "specjax.arguments"],
     ["specjax.sampling"],
     ["specjax.tree", "specjax.logprobs", "specjax.metrics", "specjax.plot", "specjax.processors"],
-    ["specjax.contract", "specjax.verification"],
+    ["specjax.contract", "specjax.emission", "specjax.verification"],
     ["specjax.caches", "specjax.rules", "specjax.given"],
     ["specjax.models"],
     ["specjax.parallel", "specjax.text"],

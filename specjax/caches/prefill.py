@@ -44,8 +44,8 @@ def read_prompt(
     so it needs no more room.
 
     Returns:
-      The hidden states [B, W, E], the features [B, W, sum E] of the layers in `taps` (None without),
-      and the cache.
+      The hidden states [B, W, E], the features [B, W, sum E] of the layers in `taps` (None if
+      there are none), and the cache.
     """
 
     def read(

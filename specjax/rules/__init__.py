@@ -1,4 +1,4 @@
-"""Rules: which part of a proposal is kept.  A rule is a function about one row; `exact` says whether it is lossless."""
+"""Rules decide which drafts of one row are accepted; `exact` says whether a rule is lossless."""
 
 from specjax.contract import Rule
 from specjax.rules.block import BlockVerification

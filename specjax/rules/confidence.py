@@ -1,15 +1,14 @@
-"""What rules share that ask how likely the target finds a guess, and so change its distribution.
+"""Helpers of inexact rules, which accept drafts by their probability under the target.
 
-They see the warped distribution.  So a guess that the settings leave out is never kept, and at temperature 0, where
-the target's best token has all the mass, greedy decoding stays greedy decoding.
+They use the warped distribution.  So a draft that the settings exclude is never accepted, and
+greedy decoding stays greedy: at temperature 0 the target's best token has all the mass.
 
-They share the noise of the proposer, and where no guess is kept the next token is the target's own draw, as under
-`match`.  So the better the draft, the less of the distribution is lost: a perfect one loses nothing.
+They share the noise of the proposer, and after a rejection the next token is the target's own draw,
+as under `match`.  So a better draft model changes the distribution less, and a perfect one does not
+change it.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,10 +20,10 @@ from specjax.tree import Tree
 from specjax.types import ABSENT, Proposal, Verdict
 
 
-def check_fraction(**values: Any) -> None:
-    """Raises ValueError for a value outside [0, 1], or NaN; of an array, one a row, names the first such value."""
+def check_fraction(**values: object) -> None:
+    """Raises ValueError for NaN or a value outside [0, 1]; of an array it names the first one."""
     for name, value in values.items():
-        # A rule is a pytree: inside a trace it is built again from arrays, which were checked before.
+        # A rule is a pytree: JAX builds it again from tracers, whose values were checked before.
         if not isinstance(value, int | float | np.ndarray):
             continue
         for each in np.ravel(value).tolist():
@@ -33,13 +32,13 @@ def check_fraction(**values: Any) -> None:
 
 
 def confidence(proposal: Proposal, probs: Array) -> Array:
-    """[N] the target's probability of each guess, of `probs` [N, V] after each node; 0 where nothing was guessed."""
-    guessed = probs[jnp.maximum(proposal.parent, 0), proposal.tokens]
-    return jnp.where(proposal.parent == ABSENT, 0, guessed)
+    """[N] the target's probability of each draft, from `probs` [N, V]; 0 for absent nodes."""
+    drafted = probs[jnp.maximum(proposal.parent, 0), proposal.tokens]
+    return jnp.where(proposal.parent == ABSENT, 0, drafted)
 
 
 def follow(draw: Draw, tree: Tree, logits: Array, kept: Array) -> Verdict:
-    """The longest path whose guesses are all `kept` [N] (of equals the first), and then the target's own draw."""
+    """The first longest path whose drafts are all `kept` [N], then the target's own draw."""
     kept = kept.at[0].set(True)
     whole = (kept | ~tree.ancestors).all(-1)
     node = sampling.argmax(jnp.where(whole, tree.depth, -1))

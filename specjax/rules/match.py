@@ -1,4 +1,4 @@
-"""`match`: draw the target's token at every node, and follow the child that guessed it."""
+"""`match`: draw the target's token at every node, and accept the child that equals it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from specjax.types import Proposal, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Match(Rule):
-    """Exact, for any proposal at all: what is emitted is the target's own draw, and a guess only saves the pass.
+    """Exact, for any proposal: every emitted token is the target's own draw.
 
-    The token at absolute position t is argmax(logits + g_t), with Gumbel noise g_t from the row's key and t alone.  So
-    the text is the same for every proposer, every number of drafts and every batch, and for no proposer.  A proposer
-    that draws its guesses with the same noise agrees with probability at least (1 - TV) / (1 + TV).
+    The token at absolute position t is argmax(logits + g_t); the Gumbel noise g_t depends only on
+    the row's key and t.  So the text is the same with every proposer, number of drafts and batch,
+    and as without a proposer.  A proposer that draws with the same noise agrees with probability at
+    least (1 - TV) / (1 + TV).
 
-    Reference: Daliri, Musco and Suresh 2024, arXiv 2408.07978, theorem 1 and section 4 (Gumbel coupling).
+    Reference: Daliri, Musco and Suresh 2024, arXiv 2408.07978, theorem 1 and section 4
+    (Gumbel coupling).
     """
 
     exact = True
@@ -33,8 +35,8 @@ class Match(Rule):
         noise = draw.noise(jnp.arange(num_nodes), tree.depth)
         wanted = sampling.argmax(logits + noise)
 
-        # Siblings follow their parent in index order, so one pass over the nodes is a correct walk of any tree.
-        def visit(node, n):
+        # Children come after their parent, so one pass over the nodes walks down any tree.
+        def visit(node: Array, n: Array) -> tuple[Array, None]:
             follow = (proposal.parent[n] == node) & (proposal.tokens[n] == wanted[node])
             return jnp.where(follow, n, node), None
 

@@ -16,14 +16,16 @@ from specjax.types import Proposal, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Rejection(Rule):
-    """Exact: accept a guess x with probability min(1, p(x) / q(x)), else go on with the residual norm(max(p - q, 0)).
+    """Exact: accept a draft x with probability min(1, p(x) / q(x)), else use the residual.
 
-    p is the target's distribution after a node and q the draft's.  Siblings are tried in turn: after a refusal p
-    becomes the residual, and q the draft's distribution without the refused token, since siblings are drawn without
-    replacement.  A proposal without logits is a point mass: accept with p(x), then take x out of p.
+    p is the target's distribution after a node, q the draft's, and norm(max(p - q, 0)) the
+    residual.  Siblings are tried in turn: after a rejection p becomes the residual, and q the
+    draft's distribution without the rejected token, since siblings are drawn without replacement.
+    A proposal without logits is a point mass: x is accepted with p(x), else removed from p.
 
-    Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1; Chen et al. 2023, arXiv 2302.01318, algorithm 2;
-    for siblings without replacement, Jeon et al. 2024, arXiv 2402.14160, section 3.2.
+    Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1; Chen et al. 2023, arXiv
+    2302.01318, algorithm 2; for siblings without replacement, Jeon et al. 2024, arXiv 2402.14160,
+    section 3.2.
     """
 
     exact = True
@@ -39,17 +41,18 @@ class Rejection(Rule):
 
 
 def draft_probabilities(proposal: Proposal) -> Array | None:
-    """[N, V] what the children of each node were drawn from; None for point masses.
+    """[N, V] the distributions that children were drawn from; None for point masses.
 
     Raises:
-      ValueError: the drafts were drawn, and the proposer did not say from what.
+      ValueError: the drafts were drawn, and the proposal has no logits.
     """
     if proposal.point_mass:
         return None
     if proposal.logits is None:
         raise ValueError(
-            "the proposal has no logits, and this rule judges drafts by what they were drawn from: fill "
-            "Proposal.logits where context.wants_logits, or say point_mass=True if nothing was drawn"
+            "the proposal has no logits, and this rule needs the distributions that drafts were "
+            "drawn from: fill Proposal.logits where context.wants_logits, or say point_mass=True "
+            "if nothing was drawn"
         )
     return jax.nn.softmax(proposal.logits)
 
@@ -57,7 +60,7 @@ def draft_probabilities(proposal: Proposal) -> Array | None:
 def walk(
     uniform: Array, proposal: Proposal, target: Array, draft: Array | None
 ) -> tuple[Array, Array, Array]:
-    """The walk down one row's tree: siblings follow their parent in index order, so one pass over the nodes is enough.
+    """Walk down one row's tree: children come after their parent, so one pass over nodes is enough.
 
     Args:
       uniform: [N] acceptance draws.
@@ -65,46 +68,45 @@ def walk(
       target, draft: [N, V] probabilities after each node; `draft` None for point masses.
 
     Returns:
-      The last accepted node [], the distribution of the next token [V], and the chance [N] with which each node on
-      the way was accepted (1 for nodes that were not asked).
+      The last accepted node [], the distribution of the next token [V], and the chance [N] that
+      each node was accepted when it was tried (1 for nodes that were not tried).
     """
 
-    def visit(carry, n):
+    def visit(
+        carry: tuple[Array, Array, Array], n: Array
+    ) -> tuple[tuple[Array, Array, Array], Array]:
         node, residual, remaining = carry
         token = proposal.tokens[n]
         mass = jnp.ones_like(residual[0]) if draft is None else remaining[token]
-        # A guess of zero draft mass was never drawn; accepting it on u * 0 < p would favour it.
+        # A draft of zero draft mass was never drawn; accepting it on u * 0 < p would favour it.
         here = (proposal.parent[n] == node) & (mass > 0)
         accept = here & (uniform[n] * mass < residual[token])
-        refuse = here & ~accept
+        reject = here & ~accept
         chance = jnp.where(here, jnp.minimum(1, residual[token] / jnp.where(here, mass, 1)), 1)
         if draft is None:
-            refused = _normalise(residual.at[token].set(0), residual)
+            rejected = _normalise(residual.at[token].set(0), residual)
         else:
-            refused = _normalise(jnp.maximum(residual - remaining, 0), residual)
+            rejected = _normalise(jnp.maximum(residual - remaining, 0), residual)
             rest = remaining.at[token].set(0)
             remaining = jnp.where(
-                accept, draft[n], jnp.where(refuse, _normalise(rest, rest), remaining)
+                accept, draft[n], jnp.where(reject, _normalise(rest, rest), remaining)
             )
-        residual = jnp.where(accept, target[n], jnp.where(refuse, refused, residual))
+        residual = jnp.where(accept, target[n], jnp.where(reject, rejected, residual))
         return (jnp.where(accept, n, node), residual, remaining), chance
 
     start = (jnp.int32(0), target[0], target[0] if draft is None else draft[0])
     (node, residual, _), chance = jax.lax.scan(
         visit, start, jnp.arange(1, len(uniform), dtype=jnp.int32)
     )
-    return (
-        node,
-        residual,
-        jnp.concatenate([jnp.ones_like(uniform[:1]), chance.astype(uniform.dtype)]),
-    )
+    chance = jnp.concatenate([jnp.ones_like(uniform[:1]), chance.astype(uniform.dtype)])
+    return node, residual, chance
 
 
 def _normalise(x: Array, otherwise: Array) -> Array:
-    """x / sum(x), or `otherwise` where nothing is left.
+    """x / sum(x), or `otherwise` if x is zero.
 
-    A residual is empty only where p <= q everywhere, that is p = q up to rounding; then a refusal has the probability
-    of that rounding, and p itself is the right answer.
+    A residual is zero only if p = q up to rounding.  A rejection then comes from rounding alone,
+    and p itself is the right distribution.
     """
     total = x.sum()
     return jnp.where(total > 0, x / jnp.where(total > 0, total, 1), otherwise)

@@ -1,4 +1,4 @@
-"""`threshold`: keep what the target finds likely enough."""
+"""`threshold`: accept drafts that are likely enough under the target."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from specjax.types import Proposal, Verdict
 
 @struct.dataclass
 class Threshold(Rule):
-    """Inexact: keeps a guess while the target's own probability for it is at least `threshold`.
+    """Inexact: accepts a draft while its probability under the target is at least `threshold`.
 
-    With `mean` a guess is kept whole or not at all: a chain, or a path from the root of a tree to a leaf, whose
-    probabilities are at least `threshold` on average.  Either way the longest path is kept.
+    With `mean` a path is accepted as a whole: a chain, or a path from the root of a tree to a leaf,
+    whose probabilities are at least `threshold` on average.  Either way the longest path counts.
 
-    At 0 all that is possible is kept, at 1 only what is certain, so that the text is that of plain
-    decoding.  The threshold is a number: another one does not compile.
+    At 0 every possible draft is accepted; at 1 only certain ones are, and the text is that of plain
+    decoding.  The threshold is data: another one does not recompile.
     """
 
     threshold: float = 0.3
@@ -30,23 +30,21 @@ class Threshold(Rule):
     exact = False
     shared_noise = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_fraction(threshold=self.threshold)
 
     def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
         likely = confidence(proposal, jax.nn.softmax(logits))
-        kept = (likely > 0) & (
-            self._averages(tree, likely) if self.mean else likely >= self.threshold
-        )
-        return follow(draw, tree, logits, kept)
+        enough = self._averages(tree, likely) if self.mean else likely >= self.threshold
+        return follow(draw, tree, logits, (likely > 0) & enough)
 
     def _averages(self, tree: Tree, likely: Array) -> Array:
-        """[N] whether a node lies on a path to a leaf that is possible, and likely enough on average."""
+        """[N] bool: is a node on a path to a leaf that is possible and likely enough on average?"""
         node = jnp.arange(len(likely))
         path = tree.ancestors
-        guesses = path & (node > 0)
-        total = jnp.where(guesses, likely, 0).sum(-1)
+        drafts = path & (node > 0)
+        total = jnp.where(drafts, likely, 0).sum(-1)
         leaf = ~(tree.parent[None, :] == node[:, None]).any(-1)
-        possible = ((likely > 0) | ~guesses).all(-1)
-        whole = leaf & possible & (total >= self.threshold * guesses.sum(-1))
+        possible = ((likely > 0) | ~drafts).all(-1)
+        whole = leaf & possible & (total >= self.threshold * drafts.sum(-1))
         return (path & whole[:, None]).any(0)

@@ -1,4 +1,4 @@
-"""`typical`: keep what is not surprising, measured by the target's entropy."""
+"""`typical`: accept drafts that are not surprising, given the entropy of the target."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from specjax.types import Proposal, Verdict
 
 @struct.dataclass
 class Typical(Rule):
-    """Inexact: keeps a guess x while p(x) > min(posterior_threshold, posterior_alpha exp(-H(p))).
+    """Inexact: accepts a draft x if p(x) > min(posterior_threshold, posterior_alpha exp(-H(p))).
 
-    p is the target's warped distribution after the guess's parent, and H(p) its entropy in nats: where many tokens
-    would do, an unlikely one is good enough.  Of a tree the longest path is kept.  Both
-    thresholds are numbers: other ones do not compile.
+    p is the target's warped distribution after the draft's parent, and H(p) its entropy in nats: if
+    many tokens are plausible, an unlikely one is accepted too.  In a tree the longest path counts.
+    Both thresholds are data: other ones do not recompile.
 
     Reference: Cai et al. 2024, "Medusa", arXiv 2401.10774, section 2.3.1.
     """
@@ -31,7 +31,7 @@ class Typical(Rule):
     exact = False
     shared_noise = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_fraction(
             posterior_threshold=self.posterior_threshold, posterior_alpha=self.posterior_alpha
         )

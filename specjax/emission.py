@@ -1,0 +1,73 @@
+"""What a step emits: tokens cut at EOS and limit, their log-probabilities, and the counts."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax import tree
+from specjax.logprobs import Logprobs
+from specjax.types import ABSENT, DecodeState, Stats, StepInfo
+
+
+def emit(
+    state: DecodeState, accepted: Array, num_accepted: Array, next_token: Array
+) -> tuple[Array, Array, Array]:
+    """The accepted drafts and then the next token, cut at an EOS and at the limit.
+
+    accepted r a b b     num_accepted 2, next_token x     ->  emitted a b x .    count 3
+
+    Returns:
+      Emitted tokens [B, D + 1], how many of them count [B], and whether a row is done [B].
+    """
+    rows = jnp.arange(len(accepted))
+    emitted = jnp.roll(accepted, -1, axis=1).at[rows, num_accepted].set(next_token)
+    index = jnp.arange(emitted.shape[1])
+    count = jnp.minimum(num_accepted + 1, state.limit - state.length)
+    ends = (emitted[..., None] == state.eos[:, None]).any(-1) & (index < count[:, None])
+    count = jnp.where(ends.any(1), jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, count)
+    count = jnp.where(state.done, 0, count)
+    done = state.done | ends.any(1) | (state.length + count >= state.limit)
+    return emitted, count, done
+
+
+def record(
+    state: DecodeState,
+    path: Array,
+    emitted: Array,
+    logits: Array,
+    warped: Array,
+    num_logprobs: int | None,
+) -> Logprobs | None:
+    """Write the log-probabilities of a step: emitted token i was drawn after node i of the path."""
+    if num_logprobs is None:
+        return None
+    at = path[..., None]
+    logits, warped = (jnp.take_along_axis(x, at, axis=1) for x in (logits, warped))
+    measured = Logprobs.measure(logits, warped, emitted, num_logprobs)
+    return jax.tree.map(
+        lambda buffer, new: write(buffer, new, state.length), state.logprobs, measured
+    )
+
+
+def write(buffer: Array, new: Array, start: Array) -> Array:
+    """Write `new` [B, T, ...] into `buffer` [B, L, ...] from slot `start` [B] on."""
+    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+    return jax.vmap(update)(buffer, new, start)
+
+
+def count(stats: Stats, info: StepInfo, live: Array) -> Stats:
+    """Add a step to the counts; `live` [B] are the rows that were not done before it."""
+    asked = jax.vmap(tree.asked)(info.proposal.parent, info.path, info.num_accepted)
+    tested = jnp.minimum(asked.sum(1, dtype=jnp.int32), info.count)
+    proposed = (info.proposal.parent != ABSENT).sum(1, dtype=jnp.int32)
+    return Stats(
+        target_passes=stats.target_passes + live,
+        emitted=stats.emitted + info.count,
+        accepted=stats.accepted + jnp.minimum(info.num_accepted, info.count),
+        tested=stats.tested + tested,
+        proposed=stats.proposed + jnp.where(live, proposed, 0),
+    )
