@@ -131,10 +131,11 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
     def grow(node: tuple[int, ...]) -> list[tuple[int, Choices]]:
         """best[n]: the most hits of n nodes below `node`, and those nodes."""
         best: list[tuple[int, Choices]] = [(0, ())]
+        unset: list[tuple[int, Choices]] = [(-1, ())]
         for rank in reversed(range(widths[node])):
             child = (*node, rank)
             inner, right = grow(child), best
-            best = [(0, ())] + [(-1, ())] * min(len(inner) + len(right) - 1, num_nodes - 1)
+            best = [(0, ()), *unset * min(len(inner) + len(right) - 1, num_nodes - 1)]
             for m, (below, nodes) in enumerate(inner):
                 for n, (beside, others) in enumerate(right[: len(best) - 1 - m], start=m + 1):
                     if hits[child] + below + beside > best[n][0]:
