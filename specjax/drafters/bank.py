@@ -77,8 +77,8 @@ class MedusaAdapter(Drafter):
         hidden_size, vocab_size = head_matrix(target.params).shape
         if (self.heads.hidden_size, self.heads.vocab_size) != (hidden_size, vocab_size):
             raise ValueError(
-                f"the adapter {self.name} is for a target of {self.heads.hidden_size} features and "
-                f"{self.heads.vocab_size} tokens, and {target.name} has {hidden_size} and "
+                f"the adapter {self.name} is for a target of hidden size {self.heads.hidden_size} "
+                f"and {self.heads.vocab_size} tokens, and {target.name} has {hidden_size} and "
                 f"{vocab_size}: pass the target that it was trained for"
             )
         if self.marks and not np.allclose(self.marks, target_marks(target), rtol=0.02, atol=1e-4):
@@ -237,7 +237,7 @@ def _slots(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
 def _form(heads: MedusaHeads) -> str:
     kind = "linear maps of their own" if heads.own_heads else "the target's head"
     return (
-        f"{heads.num_heads} heads of {heads.num_layers} blocks on {heads.hidden_size} features, "
+        f"{heads.num_heads} heads of {heads.num_layers} blocks, hidden size {heads.hidden_size}, "
         f"{heads.vocab_size} tokens by {kind}"
     )
 

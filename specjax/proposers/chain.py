@@ -36,7 +36,7 @@ class Chain(Shape):
     confidence_threshold: float = 0.0
     is_chain = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         check_num_drafts(self.num_drafts)
         if not 0 <= self.confidence_threshold <= 1:

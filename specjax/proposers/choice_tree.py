@@ -35,7 +35,7 @@ class ChoiceTree(Proposer):
     source: BlockSource
     choices: Choices = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.source, BlockSource):
             raise ValueError(
                 f"source is a {type(self.source).__name__}; pass a block source, such as "

@@ -35,7 +35,7 @@ class DynamicTree(Shape):
     is_chain = False
     point_mass = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.depth < 1:
             raise ValueError(f"depth={self.depth}; it must be at least 1")

@@ -27,7 +27,7 @@ class FirstOf(Proposer):
     first: Proposer
     second: Proposer
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for part in (self.first, self.second):
             if not isinstance(part, Proposer):
                 raise ValueError(

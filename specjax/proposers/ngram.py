@@ -42,7 +42,7 @@ class NGram(Proposer):
     is_chain = True
     point_mass = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_num_drafts(self.num_drafts)
         self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts)
         if not 1 <= self.min_ngram <= self.max_ngram:

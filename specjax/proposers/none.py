@@ -23,7 +23,7 @@ class NoProposer(Proposer):
     is_chain = True
     point_mass = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.num_nodes < 1:
             raise ValueError(
                 f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 1"

@@ -15,7 +15,7 @@ class Shape(Proposer):
     source: Source
     _lookahead: Lookahead = dataclasses.field(init=False, repr=False, compare=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.source, Source):
             raise ValueError(
                 f"source is a {type(self.source).__name__}; pass a source, such as "

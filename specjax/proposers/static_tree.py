@@ -38,7 +38,7 @@ class StaticTree(Shape):
     branching: tuple[int, ...] = (3, 2, 1)
     is_chain = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "branching", tuple(self.branching))  # a list would not be hashable
         if not self.branching or min(self.branching) < 1:

@@ -31,7 +31,7 @@ class EarlyExitSource(Source):
     exit_layer: int
     shares_cache = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         config = self.target.module.config if isinstance(self.target, LinenModel) else None
         if not isinstance(config, TransformerConfig):
             kind = type(

@@ -48,7 +48,7 @@ class MedusaSource(BlockSource):
 
     heads: MedusaHeads
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.declare(vocab_size=self.heads.vocab_size, depth=self.heads.num_heads)
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
