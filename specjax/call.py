@@ -1,4 +1,4 @@
-"""A `Request` to a target, read and checked on the host before anything is compiled."""
+"""`Call`: a `Request`, checked on the host before anything is compiled."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from specjax.arguments import each, flag, hashable, items, number, shown, whole
-from specjax.contract import Rule
+from specjax.contract import Arrays, Rule
 from specjax.decoding import Decoder
 from specjax.drafters import MakeArrays
 from specjax.drafting import choose_drafter
@@ -32,51 +32,48 @@ _GREATEST = 2**31 - 1
 _CAPACITY_STEP = 128
 _SMALLEST_BUCKET = 16
 
+ArraysT = TypeVar("ArraysT")
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """A call of `generate` of B prompts, checked; nothing of it is compiled or moved yet."""
+    """A checked call of `generate` with B prompts; so far nothing was moved or compiled."""
 
     target: LanguageModel
     decoder: Decoder
-    make_arrays: MakeArrays  # of the proposer
+    make_arrays: MakeArrays  # for the proposer
     mesh: Mesh | None
     prompt: np.ndarray  # [B, P] int32, padded on the right
     lengths: np.ndarray  # [B] int32
-    new: int  # tokens a row at most
-    num_drafts: np.ndarray | None  # [B] int32; None: as deep as the proposer guesses
+    new: int  # the most new tokens of a row
+    num_drafts: np.ndarray | None  # [B] int32; None: as deep as the proposer drafts
     eos: np.ndarray  # [B, ids] int32
-    seeds: tuple[
-        np.ndarray, np.ndarray
-    ]  # [B] uint32; [B] int32 tells apart rows of one seed for all
+    seeds: tuple[np.ndarray, np.ndarray]  # as `seeds_of` returns them
     sampling: Sampling
     processors: Processors | None
     texts: Texts
     stream: bool
-    single: bool  # one prompt, not in a list
+    single: bool  # the prompt was given alone, not in a list
 
     @functools.cached_property
     def params(self) -> Params:
-        """The weights where they will be used; made, and so perhaps compiled, at first use."""
+        """The weights on their devices.  The first use moves and makes them, which may compile."""
         laid = self.target
         if self.mesh is not None:
             laid = dataclasses.replace(laid, params=lay(laid.model, laid.params, self.mesh))
         weights = beside(self.make_arrays(laid), self.mesh)
 
-        def pad(part: Any) -> Any:
-            heads = isinstance(part, MedusaParams)
-            return (
-                dataclasses.replace(part, adapter=pad_rows(part.adapter, self._padding))
-                if heads
-                else part
-            )
+        def pad(part: Arrays) -> Arrays:
+            if not isinstance(part, MedusaParams):
+                return part
+            return dataclasses.replace(part, adapter=pad_rows(part.adapter, self._padding))
 
         weights = jax.tree.map(pad, weights, is_leaf=lambda part: isinstance(part, MedusaParams))
         return Params(laid.params, weights)
 
     @property
     def _padding(self) -> int:
-        """Rows that are missing to a multiple of what the mesh splits them into."""
+        """Rows to add so that the mesh divides the batch."""
         return -len(self.lengths) % row_parts(self.mesh)
 
     def prefill(self) -> DecodeState:
@@ -91,15 +88,15 @@ class Call:
             "processors": self.processors,
             "eos": self.eos,
         }
-        # A row without room is done at once, and counts nowhere.
-        asked = np.arange(len(rows) + self._padding) < len(rows)
-        limit = pad_rows(self.lengths, self._padding) + np.int32(self.new) * asked
+        # A padding row may write no new tokens, so it is done at once and no statistics count it.
+        wanted = np.arange(len(rows) + self._padding) < len(rows)
+        limit = pad_rows(self.lengths, self._padding) + np.int32(self.new) * wanted
         return self.decoder.prefill(
             self.params, limit=limit.astype(np.int32), **pad_rows(given, self._padding)
         )
 
     def compile(self) -> None:
-        """Compile all that decoding will run, by a prefill and one step."""
+        """Compile everything that decoding runs, by a prefill and one step."""
         states = self.decoder.stream(self.params, self.prefill(), steps_per_chunk=1)
         state = next(states)
         with contextlib.suppress(StopIteration):
@@ -109,10 +106,10 @@ class Call:
 def check(
     target: LanguageModel, request: Request, stream: bool = False, mesh: Mesh | None = None
 ) -> Call:
-    """A request with each of its fields checked.
+    """The call that a request asks for, with each of its fields checked.
 
     Raises:
-      ValueError: the field by name, its value, and the cure.
+      ValueError: a field that cannot be used, with its name, its value and what to pass instead.
     """
     if not isinstance(target, LanguageModel):
         raise ValueError(
@@ -161,14 +158,13 @@ def check(
     width = _SMALLEST_BUCKET
     while width < longest:
         width *= 2
-    # Rounded up, so that other lengths find the compiled programs of these.
+    # Rounded up, so that calls of similar lengths share compiled programs.
     capacity = -(-max(width, longest + new, proposer.num_nodes) // _CAPACITY_STEP) * _CAPACITY_STEP
     decoder = Decoder(
         target.model, proposer, rule, target.eos, capacity, request.logits_processor, logprobs
     )
-    sampling = Sampling.create(
-        rows, **settings
-    )  # the last check, since it puts arrays onto the device
+    # The last check, since it puts arrays onto the device.
+    sampling = Sampling.create(rows, **settings)
     prompt = np.zeros((rows, width), np.int32)
     for row, tokens in zip(prompt, ids, strict=True):
         row[: len(tokens)] = tokens
@@ -192,7 +188,7 @@ def check(
 
 
 def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool]:
-    """Token ids of each prompt or conversation, and whether it is one that is not in a list."""
+    """The token ids of each prompt or conversation, and whether a single one was given alone."""
     if request.messages is None:
         prompts = () if request.prompts is None else request.prompts
         return encode(target, prompts), isinstance(request.prompts, str)
@@ -202,7 +198,11 @@ def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool
 
 
 def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
-    """Token ids of each prompt.  Raises ValueError for an empty one, or for ids outside the vocabulary."""
+    """The token ids of each prompt.
+
+    Raises:
+      ValueError: an empty prompt, ids outside the vocabulary, or a text without a tokenizer.
+    """
     rows = [prompts] if isinstance(prompts, str) else items(prompts)
     kinds = "pass a text, a list of texts, or a list of lists of token ids"
     if rows is None:
@@ -214,7 +214,8 @@ def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
         if isinstance(row, str):
             if target.tokenizer is None:
                 raise ValueError(
-                    f"{target.name} has no tokenizer.json; pass token ids in prompts instead of text"
+                    f"{target.name} has no tokenizer.json; "
+                    "pass token ids in prompts instead of text"
                 )
             row = text_ids(f"prompt {index}", target, row, special=True) if row else []
         tokens = items(row)
@@ -222,28 +223,28 @@ def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
             raise ValueError(f"prompts holds {shown(row)}; {kinds}")
         if not tokens:
             raise ValueError(f"prompt {index} is empty; a prompt needs at least one token")
-        made = []
+        ids = []
         for token in tokens:
-            known = number(token)
-            if not isinstance(known, int):
+            value = number(token)
+            if not isinstance(value, int):
                 raise ValueError(
                     f"prompt {index} holds {shown(token)}; token ids are whole numbers: {kinds}"
                 )
-            made.append(known)
-        if not 0 <= min(made) <= max(made) < target.model.vocab_size:
+            ids.append(value)
+        if not 0 <= min(ids) <= max(ids) < target.model.vocab_size:
             raise ValueError(
-                f"prompt {index} holds token ids from {shown(min(made))} to {shown(max(made))}; "
+                f"prompt {index} holds token ids from {shown(min(ids))} to {shown(max(ids))}; "
                 f"the vocabulary of {target.name} has {target.model.vocab_size}"
             )
-        encoded.append(made)
+        encoded.append(ids)
     return encoded
 
 
 def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list[int]:
-    """The tokens of a text, with `special` ones that the tokenizer adds by itself.
+    """The tokens of a text.  With `special` the tokenizer adds its special tokens, such as BOS.
 
     Raises:
-      ValueError: the tokenizer cannot read it: half of a surrogate pair has no bytes.
+      ValueError: the text cannot be encoded; for example half of a surrogate pair has no bytes.
     """
     assert target.tokenizer is not None
     try:
@@ -257,20 +258,24 @@ def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list
 def conversations(
     target: LanguageModel,
     prompts: Prompts | None,
-    messages: Any,
+    messages: object,
     more: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
-    """The token ids of each conversation.  The template writes special tokens itself, so none are added."""
+    """The token ids of each conversation; `more` are variables for the chat template.
+
+    The template writes the special tokens itself, so the tokenizer adds none.
+    """
     if prompts is not None:
         raise ValueError("pass either prompts or messages=, not both")
-    found = items(messages)
-    if found is None:
+    turns = items(messages)
+    if turns is None:
         raise ValueError(
-            f'messages={shown(messages)}; pass a list like [{{"role": "user", "content": "..."}}], or a list of such'
+            f"messages={shown(messages)}; pass a list like "
+            '[{"role": "user", "content": "..."}], or a list of such'
         )
     if target.tokenizer is None:
         raise ValueError(f"messages= needs a tokenizer, and {target.name} has none")
-    chats = [found] if found and isinstance(found[0], Mapping) else found
+    chats = [turns] if turns and isinstance(turns[0], Mapping) else turns
     try:
         texts = [render(target.files, chat, **(more or {})) for chat in chats]
     except ValueError as error:
@@ -278,14 +283,14 @@ def conversations(
     return [text_ids("messages", target, text, special=False) for text in texts]
 
 
-def ends_of(target: LanguageModel, eos: Any, rows: int) -> list[list[int]]:
+def ends_of(target: LanguageModel, eos: object, rows: int) -> list[list[int]]:
     """The token ids that end each row."""
     if eos is None:
         return [list(target.eos)] * rows
-    found = items(eos)
-    found = [eos] if found is None else found
-    nested = [items(entry) for entry in found]
-    ends = nested if found and None not in nested else [found] * rows
+    entries = items(eos)
+    entries = [eos] if entries is None else entries
+    nested = [items(entry) for entry in entries]
+    ends = nested if entries and None not in nested else [entries] * rows
     if len(ends) != rows:
         raise ValueError(
             f"eos has {len(ends)} lists for {rows} prompts; pass one list of ids, or one a prompt"
@@ -295,12 +300,14 @@ def ends_of(target: LanguageModel, eos: Any, rows: int) -> list[list[int]]:
     return [[whole("eos", token, 0, last, wanted) for token in row or ()] for row in ends]
 
 
-def bad_word_ids(target: LanguageModel, words: Any, ends: list[list[int]]) -> list[Sequence[int]]:
-    """Token sequences: a text's own, and those that it has after a space."""
-    found: list[Sequence[int]] = []
+def bad_word_ids(
+    target: LanguageModel, words: object, ends: list[list[int]]
+) -> list[Sequence[int]]:
+    """The banned token sequences; a text is banned as it is and as written after a space."""
+    banned: list[Sequence[int]] = []
     for word in word_list(words):
         if not isinstance(word, str):
-            found.append(tokens_of("bad_words", word, target.model.vocab_size))
+            banned.append(tokens_of("bad_words", word, target.model.vocab_size))
             continue
         if target.tokenizer is None:
             raise ValueError(
@@ -311,17 +318,18 @@ def bad_word_ids(target: LanguageModel, words: Any, ends: list[list[int]]) -> li
                 f"bad_words holds the empty text {word!r}; remove it, or pass token ids"
             )
         for text in (word, " " + word):
-            found.append(text_ids("bad_words", target, text, special=False))
-    for word in found:
+            banned.append(text_ids("bad_words", target, text, special=False))
+    for word in banned:
         if len(word) == 1 and any(word[0] in row for row in ends):
             raise ValueError(
-                f"bad_words bans {word[0]}, which ends a text; pass min_new_tokens, or eos=[] for texts without an end"
+                f"bad_words bans {word[0]}, which ends a text; "
+                "pass min_new_tokens, or eos=[] for texts without an end"
             )
-    return found
+    return banned
 
 
 def check_length(role: str, model: LanguageModel, ids: list[list[int]], new: int) -> None:
-    """Raises ValueError, with a cure that is possible, where prompt and new tokens are more than a model reads."""
+    """Raises ValueError if a prompt and its new tokens are more than a model reads."""
     lengths, most = [len(row) for row in ids], model.model.max_positions
     longest = max(lengths)
     if longest + new <= most:
@@ -330,51 +338,58 @@ def check_length(role: str, model: LanguageModel, ids: list[list[int]], new: int
     cures += [f"pass max_new_tokens={most - longest} or less"] * (longest < most)
     cures += ["decode without this draft"] * (role == "draft")
     raise ValueError(
-        f"prompt {lengths.index(longest)} has {longest} tokens, and max_new_tokens={new} make {longest + new}, but "
-        f"the {role} {model.name!r} reads at most {most}: {', or '.join(cures)}"
+        f"prompt {lengths.index(longest)} has {longest} tokens, and max_new_tokens={new} make "
+        f"{longest + new}, but the {role} {model.name!r} reads at most {most}: "
+        f"{', or '.join(cures)}"
     )
 
 
-def seeds_of(seed: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The seed of each row, and what tells apart rows of one seed for all."""
+def seeds_of(seed: object, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The seed of each row [B] uint32, and a number [B] int32 that is folded into its key.
+
+    Rows that share one seed get their index as that number, and rows with a seed of their own get
+    0.
+    """
     wanted = "a whole number; it must lie in [0, 2^32)"
     seeds = [whole("seed", value, 0, 2**32 - 1, wanted) for value in each("seed", seed, rows)]
     index = np.arange(rows, dtype=np.int32)
     return np.array(seeds, np.uint32), index if items(seed) is None else np.zeros_like(index)
 
 
-def pad_rows(rows: Any, padding: int) -> Any:
-    """A tree of arrays, each with its last row so many times more."""
+def pad_rows(rows: ArraysT, padding: int) -> ArraysT:
+    """A pytree of arrays, each with its last row repeated `padding` times more."""
     if padding == 0:
         return rows
     return jax.tree.map(lambda x: x[np.minimum(np.arange(len(x) + padding), len(x) - 1)], rows)
 
 
-def _rule(rule: Any) -> Rule:
+def _rule(rule: object) -> Rule:
     if rule is None:
         return Match()
     if isinstance(rule, str):
         if rule not in RULES:
             raise ValueError(
-                f"rule={rule!r} is no rule; pass one of {', '.join(RULES)}, or a rule such as Match()"
+                f"rule={rule!r} is no rule; "
+                f"pass one of {', '.join(RULES)}, or a rule such as Match()"
             )
         return RULES[rule]()
     if not isinstance(rule, Rule):
         raise ValueError(
-            f"rule={shown(rule)} is no rule; pass an object such as specjax.Match(), or one of {', '.join(RULES)}"
+            f"rule={shown(rule)} is no rule; "
+            f"pass an object such as specjax.Match(), or one of {', '.join(RULES)}"
         )
     hashable("rule", rule)
     return rule
 
 
-def _stops(target: LanguageModel, stop: Any) -> tuple[str, ...]:
-    found = [stop] if isinstance(stop, str) else [] if stop is None else items(stop)
-    if found is None or not all(isinstance(text, str) for text in found):
+def _stops(target: LanguageModel, stop: object) -> tuple[str, ...]:
+    texts = [stop] if isinstance(stop, str) else [] if stop is None else items(stop)
+    if texts is None or not all(isinstance(text, str) for text in texts):
         raise ValueError(
             f"stop={shown(stop)} is not allowed; it must be a text, a list of texts, or None"
         )
-    if "" in found:
+    if "" in texts:
         raise ValueError("stop contains an empty string, which every text contains; remove it")
-    if found and target.tokenizer is None:
+    if texts and target.tokenizer is None:
         raise ValueError(f"stop={shown(stop)} needs a tokenizer, and {target.name} has none")
-    return tuple(found)
+    return tuple(texts)

@@ -1,9 +1,9 @@
-"""Which drafter a request means: its `drafter`, `draft`, `proposer` and `speculative_config` read as one."""
+"""Chooses the drafter of a request: from drafter, draft, proposer or speculative_config."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -18,16 +18,16 @@ from specjax.proposers import NGram, NoProposer
 from specjax.request import Request
 
 DEPTH = 4
-"""Drafts of a draft model, where nobody says how many."""
+"""The default number of drafts of a draft model."""
 
 
 def choose_drafter(
     target: LanguageModel, request: Request, rows: int, mesh: Mesh | None
 ) -> tuple[Drafter, np.ndarray | None]:
-    """The drafter, and how deep each row may draft; None: as deep as the drafter does.
+    """The drafter, and the greatest depth of each row's drafts [B]; None sets no limit.
 
     Raises:
-      ValueError: parts that do not fit each other or the target, and the cure.
+      ValueError: parts that do not fit each other or the target, with what to do instead.
     """
     request = _in_our_words(target, request)
     depth, drafts = drafts_of(target, request.num_drafts, rows)
@@ -39,7 +39,8 @@ def choose_drafter(
         )
     if draft is not None and mesh_of(draft.params) not in (None, mesh):
         raise ValueError(
-            f"the draft {draft.name!r} lies on another mesh than {target.name!r}: load both with the same mesh="
+            f"the draft {draft.name!r} lies on another mesh than {target.name!r}: "
+            "load both with the same mesh="
         )
     drafter = _drafter(target, request, draft, max(depth, 1))
     if depth == 0:
@@ -47,8 +48,10 @@ def choose_drafter(
     return drafter, drafts
 
 
-def drafts_of(target: LanguageModel, num_drafts: Any, rows: int) -> tuple[int, np.ndarray | None]:
-    """How deep a draft alone drafts, and how deep each row may at most; None: as its proposer does."""
+def drafts_of(
+    target: LanguageModel, num_drafts: object, rows: int
+) -> tuple[int, np.ndarray | None]:
+    """The depth for a draft model, and the greatest depth of each row's drafts (None: no limit)."""
     if num_drafts is None:
         return DEPTH, None
     most = target.model.max_positions
@@ -57,7 +60,8 @@ def drafts_of(target: LanguageModel, num_drafts: Any, rows: int) -> tuple[int, n
         whole("num_drafts", value, 0, most, wanted)
         for value in each("num_drafts", num_drafts, rows)
     ]
-    # One number for all is structure: 0 is the program of plain decoding.  Of several, 0 is a number like others.
+    # A single 0 selects the program of plain decoding.  In a list, a 0 concerns its row alone, and
+    # the program still drafts.
     depth = depths[0] if items(num_drafts) is None else max([1, *depths])
     return depth, np.array(depths, np.int32)
 
@@ -67,18 +71,20 @@ def _drafter(
 ) -> Drafter:
     asked = request.proposer if request.drafter is None else request.drafter
     if request.drafter is not None:
-        others = [name for name in ("draft", "proposer") if getattr(request, name) is not None]
+        given = {"draft": request.draft, "proposer": request.proposer}
+        others = [name for name, value in given.items() if value is not None]
         if others:
             raise ValueError(
                 f"drafter= comes with its proposer and weights: leave {' and '.join(others)}= out"
             )
         if not isinstance(request.drafter, Drafter):
             raise ValueError(
-                f"drafter={shown(asked)} is no drafter; pass what a loader such as load_medusa returns"
+                f"drafter={shown(asked)} is no drafter; "
+                "pass what a loader such as load_medusa returns"
             )
     if isinstance(asked, str):
-        given = {} if request.num_drafts is None else {"num_drafts": depth}
-        return drafter_by_name(asked, target, draft, request.draft_dtype, **given)
+        numbers = {} if request.num_drafts is None else {"num_drafts": depth}
+        return drafter_by_name(asked, target, draft, request.draft_dtype, **numbers)
     if isinstance(asked, Drafter):
         if draft is not None:
             raise ValueError(
@@ -91,11 +97,13 @@ def _drafter(
         return make_drafter(target, draft, num_drafts=depth, dtype=request.draft_dtype)
     if isinstance(asked, type):
         raise ValueError(
-            f"proposer={shown(asked)} is a class; pass one of its objects, such as {asked.__name__}(...)"
+            f"proposer={shown(asked)} is a class; "
+            f"pass one of its objects, such as {asked.__name__}(...)"
         )
     if not isinstance(asked, Proposer):
         raise ValueError(
-            f'proposer={shown(asked)} is no proposer; pass one such as NGram(), or a name such as "ngram"'
+            f"proposer={shown(asked)} is no proposer; "
+            'pass one such as NGram(), or a name such as "ngram"'
         )
     hashable("proposer", asked)
     return (
@@ -105,13 +113,15 @@ def _drafter(
     )
 
 
-def _draft(draft: Any, mesh: Mesh | None) -> LanguageModel | None:
+def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
     if draft is None or isinstance(draft, LanguageModel):
         return draft
     if isinstance(draft, str):
+        # No rules: every device has the whole draft.
         return load(draft, mesh=mesh, rules={})
     raise ValueError(
-        f"draft is a {type(draft).__name__}; pass what specjax.load(folder) returns, a folder, or org/name"
+        f"draft is a {type(draft).__name__}; "
+        "pass what specjax.load(folder) returns, a folder, or org/name"
     )
 
 
@@ -120,20 +130,23 @@ _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prom
 
 
 def _in_our_words(target: LanguageModel, request: Request) -> Request:
-    """`speculative_config` as drafter, draft, proposer and num_drafts."""
+    """`request` with its `speculative_config` as drafter, draft, proposer and num_drafts."""
     config = request.speculative_config
     if config is None:
         return request
     name = "speculative_config"
     if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
         raise ValueError(
-            f'{name}={shown(config)}; pass a dict such as {{"method": "ngram", "num_speculative_tokens": 4}}'
+            f"{name}={shown(config)}; pass a dict such as "
+            '{"method": "ngram", "num_speculative_tokens": 4}'
         )
-    taken = [
-        field
-        for field in ("drafter", "draft", "proposer", "num_drafts")
-        if getattr(request, field) is not None
-    ]
+    given = {
+        "drafter": request.drafter,
+        "draft": request.draft,
+        "proposer": request.proposer,
+        "num_drafts": request.num_drafts,
+    }
+    taken = [field for field, value in given.items() if value is not None]
     if taken:
         raise ValueError(
             f"{name}= and {', '.join(taken)}= say the same thing: leave one of them out"
@@ -145,9 +158,8 @@ def _in_our_words(target: LanguageModel, request: Request) -> Request:
     if method not in _METHODS:
         raise ValueError(f"{name} has the method {method!r}; it takes {', '.join(_METHODS)}")
     if (method == "ngram") == ("model" in config):
-        raise ValueError(
-            f'{name} with the method {method!r} {"takes no" if method == "ngram" else "needs a"} "model"'
-        )
+        verb = "takes no" if method == "ngram" else "needs a"
+        raise ValueError(f'{name} with the method {method!r} {verb} "model"')
     drafts = config.get("num_speculative_tokens", DEPTH)
     whole(
         f"{name}['num_speculative_tokens']",
@@ -156,13 +168,11 @@ def _in_our_words(target: LanguageModel, request: Request) -> Request:
         2**31 - 1,
         "a whole number, 0 (plain) or greater",
     )
-    fields = {field: value for field, value in vars(request).items() if field != name} | {
-        "num_drafts": drafts
-    }
+    request = dataclasses.replace(request, speculative_config=None, num_drafts=drafts)
     if method == "ngram":
         most = config.get("prompt_lookup_max", NGram.max_ngram)
         least = config.get("prompt_lookup_min", min(NGram.min_ngram, most))
-        return Request(**fields | {"proposer": NGram(max(drafts, 1), most, least)})
+        return dataclasses.replace(request, proposer=NGram(max(drafts, 1), most, least))
     if method == "medusa":
-        return Request(**fields | {"drafter": load_medusa(config["model"], target)})
-    return Request(**fields | {"draft": config["model"]})
+        return dataclasses.replace(request, drafter=load_medusa(config["model"], target))
+    return dataclasses.replace(request, draft=config["model"])

@@ -18,56 +18,65 @@ Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Request:
-    """What is asked of a target.  Where a field says "one, or one a prompt", a list has a value a prompt.
+    """What a call of `generate` asks of a target.
+
+    "One, or one a prompt" means one value for all prompts, or a list with a value for each.
 
     Attributes:
       prompts: a text, a list of texts, or a list of token-id lists; they may differ in length.
       messages: instead of `prompts`, a conversation [{"role": "user", "content": "..."}, ...], or a
-        list of them, written out by the tokenizer's own chat template; the output is the
-        assistant's turn.
-      chat_template_kwargs: more arguments of that template, such as {"enable_thinking": False}.
+        list of conversations.  The tokenizer's chat template turns them into text, and the output
+        is the assistant's turn.
+      chat_template_kwargs: more variables for that template, such as {"enable_thinking": False}.
       drafter: a proposer with its weights: what `load_medusa`, `make_drafter` and other loaders
         return, or a bank of adapters.
-      draft: short for a chain from this smaller model: what `load` returned, a folder, or
-        "org/name".  A draft with another tokenizer proposes the tokens that both vocabularies hold;
-        a warning says once how many these are.
+      draft: a smaller model that drafts a chain: what `load` returned, a folder, or "org/name".  A
+        draft with another tokenizer proposes the tokens that both vocabularies contain, and a
+        warning says once how many these are.
       draft_dtype: "int8" quantises the draft's weights; the text stays the same.
-      proposer: short for a drafter that needs no weights of its own: a proposer such as `NGram()`,
-        its name, such as "ngram" or "tree", "module:Name" for your own, or "self-int8", the target
-        with its weights in int8 as its own draft.  Without drafter, draft and proposer the target
-        decodes plainly.
-      speculative_config: the same in vLLM's words: {"method": "ngram", "num_speculative_tokens": 4}.
-      adapter: which adapter of a bank: one name, or one, or None for plain decoding, a prompt.
+      proposer: a drafter that needs no weights of its own: a proposer such as `NGram()`; its name,
+        such as "ngram" or "tree"; "module:Name" for your own; or "self-int8", where the target with
+        its weights in int8 is the draft.  Without drafter, draft and proposer the target decodes
+        plainly.
+      speculative_config: vLLM's way to say drafter, draft, proposer and num_drafts, such as
+        {"method": "ngram", "num_speculative_tokens": 4}.
+      adapter: the name of a bank's adapter for all prompts, or a list with a name for each
+        prompt, or
+        None to decode it plainly.
       rule: a rule or its name.  `Match()`, the default, makes the text depend on the seed alone and
         not on the draft.  `BlockVerification()` accepts more at temperature 1 on a chain;
         `Typical()` and `Threshold()` accept more still, but change the distribution.
-      num_drafts: drafts are at most so deep (gamma); one, or one a prompt; 0 decodes plainly.  A
-        draft alone drafts just so deep, by default 4.  Of a proposer or drafter this cuts off what
-        is deeper; None cuts nothing.
-      max_new_tokens: per prompt.
-      temperature, top_k, top_p, min_p: one, or one a prompt; 0, 0, 1, 0 switch them off.  None: the
-        target's own default (`generation_config.json`), or off.
-      repetition_penalty: of the tokens of prompt and output: above 1 discourages them, 1 is off;
-        None as above.
-      presence_penalty, frequency_penalty: subtracted from the logits of the tokens of the output,
-        once and as often as they occur; 0 is off.
-      logit_bias: {token id: what is added to its logit}, for all prompts or one a prompt; -inf bans.
-      bad_words: texts, or token-id lists, that are not written.  A text stands for its tokens at the
-        beginning of a text and after a space; other spellings have other tokens.
-      logits_processor: a JAX function of your own, `(logits [V], text, counts [V]) -> logits [V]` of
-        one node, applied after all of these: see `specjax.processors.LogitsProcessor`.  Another
-        function is another compilation.
-      min_new_tokens: no EOS before so many; one, or one a prompt.
-      eos: token ids that end a row instead of the target's own, for all rows or a list a prompt; []
-        for none.
-      seed: one value in [0, 2^32), which rows tell apart by their index, or one a prompt.
+      num_drafts: the greatest depth of drafts (gamma), one, or one a prompt; 0 decodes plainly.  A
+        `draft` drafts exactly this deep, by default 4.  Deeper drafts of a proposer or drafter are
+        dropped; None drops none.
+      max_new_tokens: the most new tokens of each prompt.
+      temperature, top_k, top_p, min_p: one, or one a prompt; 0, 0, 1 and 0 switch them off.  None
+        takes the target's own default (`generation_config.json`), or switches it off if there is
+        none.
+      repetition_penalty: for the tokens of prompt and output; above 1 discourages them, 1 is off,
+        and
+        None is as above.
+      presence_penalty, frequency_penalty: subtracted from the logit of each token of the output,
+        the
+        first once and the second as often as the token occurs; 0 is off.
+      logit_bias: {token id: number added to its logit}, for all prompts or one a prompt; -inf bans.
+      bad_words: texts, or token-id lists, that are never written.  A text is banned with the tokens
+        that it has at the beginning of a text and after a space; other spellings are not banned.
+      logits_processor: your own JAX function `(logits [V], text, counts [V]) -> logits [V]` for one
+        node, applied after all of the above: see `specjax.processors.LogitsProcessor`.  A new
+        function compiles again.
+      min_new_tokens: EOS is banned before so many new tokens; one, or one a prompt.
+      eos: token ids that end a row instead of the target's own, for all rows or a list for each
+        prompt; [] for none.
+      seed: a number in [0, 2^32) for all prompts, whose rows still differ by their index, or one a
+        prompt.
       stop: texts at which a row ends; they are not part of the output.
-      logprobs: record the log-probability of each token, and of so many most probable ones.
+      logprobs: record the log-probability of each token, and of this many most probable tokens.
     """
 
     prompts: Prompts | None = None
     messages: Messages | Sequence[Messages] | None = None
-    chat_template_kwargs: Mapping[str, Any] | None = None
+    chat_template_kwargs: Mapping[str, object] | None = None
     drafter: Drafter | None = None
     draft: LanguageModel | str | None = None
     draft_dtype: Literal["int8"] | None = None
@@ -95,10 +104,10 @@ class Request:
 
 
 class Options(TypedDict, total=False):
-    """The fields of `Request` but for the prompts, as keywords of `generate`."""
+    """The fields of `Request` without the prompts, as keywords of `generate`."""
 
     messages: Messages | Sequence[Messages] | None
-    chat_template_kwargs: Mapping[str, Any] | None
+    chat_template_kwargs: Mapping[str, object] | None
     drafter: Drafter | None
     draft: LanguageModel | str | None
     draft_dtype: Literal["int8"] | None
@@ -145,14 +154,14 @@ OTHER_WORDS = {
     "generation_config": "the settings themselves, such as temperature=",
     "input_ids": "prompts=, which takes lists of token ids",
 }
-"""Keywords of other libraries, and what they are called here."""
+"""Keywords of other libraries, and what to pass instead."""
 
 
 def make_request(prompts: Prompts | None, options: Mapping[str, Any]) -> Request:
     """`Request(prompts=prompts, **options)`.
 
     Raises:
-      ValueError: a keyword that `Request` does not have, with the one that is meant.
+      ValueError: an unknown keyword, with the one that was probably meant.
     """
     known = [field.name for field in dataclasses.fields(Request)]
     for name in options:

@@ -1,4 +1,4 @@
-"""Is it lossless?  A check that anyone can run."""
+"""Audit: checks that speculative decoding is lossless."""
 
 from specjax.audit.auditing import Check, Report, audit
 from specjax.audit.chisquare import detectable, statistic, survival

@@ -1,15 +1,16 @@
-"""Is it lossless?  A check that anyone can run, of any target, proposer and rule.
+"""Checks that any target, proposer and rule decode losslessly.
 
-Everything is compared with plain decoding: no proposer, at the width of a speculative step, under `match`.
+The decoder is compared with plain decoding, under `match` and with passes of the same width.
 
-    figures        every rule     the statistics are those of the texts
-    greedy         exact rules    temperature 0, in a batch with sampled rows: the same tokens
-    same key       shared noise   sampled: the same tokens for the same key
-    same bits      on a chain     the target's logits after the text, read from either cache, agree in every bit; not of
-                                  a proposer that abstains, which leaves the width of passes to the text
-    distribution   exact rules    the first tokens of many samples, against as many plain ones: chi-square
+    figures        every rule     the statistics agree with the texts
+    greedy         exact rules    at temperature 0, beside sampled rows: the tokens are equal
+    same key       shared noise   sampled with the same key: the tokens are equal
+    same bits      chains         the target's logits after the text, read from either KV cache, are
+                                  equal in every bit (not checked if the proposer may abstain, since
+                                  then the width of a pass depends on the text)
+    distribution   exact rules    chi-square test of the first tokens of many samples
 
-A rule that does not claim to be exact is measured, and fails in its figures alone.
+A rule that does not claim to be exact is measured too, but it can fail in `figures` only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from specjax import metrics
 from specjax.audit import chisquare
-from specjax.contract import Model
+from specjax.contract import Arrays, Model
 from specjax.decoding import Decoder
 from specjax.parallel import leader, to_host
 from specjax.proposers import NoProposer
@@ -38,12 +38,16 @@ from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
 from specjax.types import DecodeState, Params
 
-_LEAST = 10  # tokens that both samples together need for a cell of their own: about 5 are expected in each
+# A cell needs so many texts of both samples together, so about 5 are expected in each sample.
+_LEAST = 10
+
+Samples = tuple[list[tuple[int, ...]], list[tuple[int, ...]]]
+"""Texts with and without speculation, each as (number of the prompt, *new tokens)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One property, whether it is claimed, whether it holds, and what was seen."""
+    """One property, whether the decoder claims it, whether it holds, and the measurement."""
 
     name: str
     claimed: bool
@@ -57,18 +61,14 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `audit` found; `str` of it is a table."""
+    """The result of `audit`; its `str` is a table."""
 
     subject: str
     checks: tuple[Check, ...]
     p_value: float  # of the distribution check
-    total_variation: (
-        float  # measured, in the cells of that check; chance alone makes `expected` of it
-    )
-    expected: float
-    detectable: (
-        float  # a bias of so much total variation would have been found with probability 0.95
-    )
+    total_variation: float  # measured in the cells of that check
+    expected: float  # the total variation that chance alone would give
+    detectable: float  # the total variation that would be detected with probability 0.95
 
     @property
     def passed(self) -> bool:
@@ -85,7 +85,10 @@ class Report:
         lines = [
             f"  {check.name:<14} {check.verdict:<{width}}  {check.detail}" for check in self.checks
         ]
-        power = f"a total variation of {self.detectable:.3f} would have been found with probability 0.95"
+        power = (
+            f"a total variation of {self.detectable:.3f} "
+            "would have been found with probability 0.95"
+        )
         end = "passed: no claim is broken" if self.passed else f"FAILED: {', '.join(self.failures)}"
         return "\n".join([self.subject, "", *lines, "", f"  {power}", f"  {end}"])
 
@@ -101,24 +104,27 @@ def audit(
     rows: int = 64,
     seed: int = 0,
     significance: float = 1e-4,
-    **settings: Any,
+    **settings: float,
 ) -> Report:
-    """Hold a decoder to what it claims.
+    """Check that a decoder is as exact as it claims.
 
     Args:
-      decoder: target, proposer and rule; its capacity holds the longest prompt and `max_new_tokens` more.
-      params: their arrays.
-      prompts: token ids; at most half as many as `rows`.  Few prompts that leave the choice open tell most.
-      max_new_tokens: of the texts that are compared token for token.
-      samples: texts drawn with speculation, and as many without it, over all prompts.
-      num_tokens: how many first tokens of these count.
-      rows: of a batch; every batch is one run of the same program.
+      decoder: target, proposer and rule; its capacity must hold the longest prompt and
+        `max_new_tokens` more.
+      params: arrays of the decoder.
+      prompts: token ids; at most half as many as `rows`.  A few prompts after which the target is
+        uncertain give the most sensitive test.
+      max_new_tokens: length of the texts that are compared token for token.
+      samples: how many texts are drawn with speculation, and as many without it, over all prompts.
+      num_tokens: how many first tokens of a sample the distribution check compares.
+      rows: rows of a batch; all batches run the same program.
       seed: of all keys.
-      significance: the chance that a lossless decoder fails the distribution check.
-      **settings: of `Sampling.create`, a number each; the temperature is 1 unless given, and greater than 0.
+      significance: the probability that a lossless decoder fails the distribution check.
+      **settings: numbers for `Sampling.create`; the temperature is 1 by default, and must be
+        greater than 0.
 
     Raises:
-      ValueError: what does not fit, and the cure; before anything is compiled.
+      ValueError: arguments that do not fit, and what to pass instead; before anything is compiled.
     """
     settings = {"temperature": 1.0, **settings}
     ids = [list(prompt) for prompt in prompts]
@@ -132,10 +138,10 @@ def audit(
         significance,
         settings["temperature"],
     )
-    of = np.arange(rows) % len(ids)  # which prompt a row has
-    lengths = np.array([len(prompt) for prompt in ids], np.int32)[of]
+    prompt_of = np.arange(rows) % len(ids)
+    lengths = np.array([len(prompt) for prompt in ids], np.int32)[prompt_of]
     tokens = np.zeros((rows, lengths.max()), np.int32)
-    for row, prompt in zip(tokens, of, strict=True):
+    for row, prompt in zip(tokens, prompt_of, strict=True):
         row[: len(ids[prompt])] = ids[prompt]
     sampling = Sampling.create(rows, **settings)
     greedy = np.arange(rows) // len(ids) % 2 == 0
@@ -157,45 +163,52 @@ def audit(
         for dec, arrays in both
     ]
 
-    found, wanted = (
+    speculative, reference = (
         _decode(dec, arrays, start, limit, mixed, _keys(seed, 0, rows))
         for (dec, arrays), start in zip(both, starts, strict=True)
     )
-    texts, reference = _texts(found, lengths), _texts(wanted, lengths)
-    same = np.array([text == other for text, other in zip(texts, reference, strict=True)])
+    texts, wanted = _texts(speculative, lengths), _texts(reference, lengths)
+    same = np.array([text == other for text, other in zip(texts, wanted, strict=True)])
     exact = decoder.rule.exact
-    checks = [_figures(found, lengths), _equal("greedy", exact, greedy, same, texts, reference)]
+    checks = [_figures(speculative, lengths)]
+    checks.append(_equal("greedy", exact, greedy, same, texts, wanted))
     if exact and decoder.rule.shared_noise:
-        checks.append(_equal("same key", True, ~greedy, same, texts, reference))
+        checks.append(_equal("same key", True, ~greedy, same, texts, wanted))
     if exact and decoder.proposer.is_chain and not decoder.proposer.may_abstain:
-        checks.append(_same_bits(decoder, params, found, wanted, same))
+        checks.append(_same_bits(decoder, params, speculative, reference, same))
 
-    drawn: tuple[list, list] = ([], [])
+    drawn: Samples = ([], [])
     limit = lengths + np.int32(num_tokens)
     quiet = None if leader() else True
     for number in tqdm(
         range(-(-samples // rows)), desc="audit", unit="batch", disable=quiet, file=sys.stderr
     ):
         for side, ((dec, arrays), start) in enumerate(zip(both, starts, strict=True)):
-            key = _keys(
-                seed, 1 + 2 * number + side, rows
-            )  # independent samples, also where the keys decide
+            # Other keys than the other side, so that the samples are independent.
+            key = _keys(seed, 1 + 2 * number + side, rows)
             state = _decode(dec, arrays, start, limit, sampling, key)
             drawn[side].extend(
-                (prompt, *text) for prompt, text in zip(of, _texts(state, lengths), strict=True)
+                (int(prompt), *text)
+                for prompt, text in zip(prompt_of, _texts(state, lengths), strict=True)
             )
-    name = f"{type(decoder.proposer).__name__} of {decoder.proposer.num_nodes} nodes, rule {decoder.rule}"
-    subject = f"{name}{'' if exact else ' (inexact)'}; {len(ids)} prompts, " + ", ".join(
-        f"{name} {value:g}" for name, value in settings.items()
-    )
+    proposer = decoder.proposer
+    subject = (
+        f"{type(proposer).__name__} of {proposer.num_nodes} nodes, rule {decoder.rule}"
+        f"{'' if exact else ' (inexact)'}; {len(ids)} prompts, "
+    ) + ", ".join(f"{name} {value:g}" for name, value in settings.items())
     return _judge(subject, checks, drawn, exact, significance)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _decode(
-    decoder: Decoder, params: Params, state: DecodeState, limit: Any, sampling: Sampling, key: Array
-):
-    """Run a prefilled batch with other numbers.  The state is kept: it starts every batch."""
+    decoder: Decoder,
+    params: Params,
+    state: DecodeState,
+    limit: np.ndarray,
+    sampling: Sampling,
+    key: Array,
+) -> DecodeState:
+    """Run a prefilled batch with these numbers.  Nothing is donated: `state` starts every batch."""
     state = dataclasses.replace(
         state, limit=limit, done=state.length >= limit, sampling=sampling, key=key
     )
@@ -203,8 +216,8 @@ def _decode(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _next_logits(target: Model, width: int, params: Any, state: DecodeState) -> Array:
-    """[B, V] after the pending token, by a pass over `width` tokens."""
+def _next_logits(target: Model, width: int, params: Arrays, state: DecodeState) -> Array:
+    """The logits [B, V] after the pending token, from a pass over `width` tokens."""
     pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     positions = state.cache.length[:, None] + jnp.arange(width)
     return target.apply(
@@ -226,7 +239,7 @@ def _texts(state: DecodeState, lengths: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def _figures(state: DecodeState, lengths: np.ndarray) -> Check:
-    """Each pass emits one token more than it accepts, but for a row's last one, which may be cut."""
+    """Each pass emits one token more than it accepts; only a row's last pass may be cut short."""
     stats, ends = to_host((state.stats, state.length))
     cut = stats.accepted + stats.target_passes - stats.emitted
     right = (
@@ -246,9 +259,14 @@ def _figures(state: DecodeState, lengths: np.ndarray) -> Check:
 
 
 def _equal(
-    name: str, claimed: bool, rows: np.ndarray, same: np.ndarray, texts: list, reference: list
+    name: str,
+    claimed: bool,
+    rows: np.ndarray,
+    same: np.ndarray,
+    texts: list[tuple[int, ...]],
+    reference: list[tuple[int, ...]],
 ) -> Check:
-    """Token for token, on some rows."""
+    """Are the texts of the rows `rows` [B] bool equal token for token?"""
     detail = f"{(same & rows).sum()} of {rows.sum()} texts are those of plain decoding"
     for row in np.flatnonzero(rows & ~same)[:1]:
         pairs = zip(texts[row], reference[row], strict=False)
@@ -261,13 +279,18 @@ def _equal(
 
 
 def _same_bits(
-    decoder: Decoder, params: Params, found: DecodeState, wanted: DecodeState, same: np.ndarray
+    decoder: Decoder,
+    params: Params,
+    speculative: DecodeState,
+    reference: DecodeState,
+    same: np.ndarray,
 ) -> Check:
-    logits, reference = (
+    """Do both KV caches give the same bits, on the rows with equal texts?"""
+    logits, wanted = (
         to_host(_next_logits(decoder.target, decoder.proposer.num_nodes, params.target, state))
-        for state in (found, wanted)
+        for state in (speculative, reference)
     )
-    bits = np.array([a.tobytes() == b.tobytes() for a, b in zip(logits, reference, strict=True)])
+    bits = np.array([a.tobytes() == b.tobytes() for a, b in zip(logits, wanted, strict=True)])
     detail = (
         f"after {(bits & same).sum()} of {same.sum()} equal texts the logits agree in every bit"
     )
@@ -275,20 +298,20 @@ def _same_bits(
 
 
 def _judge(
-    subject: str, checks: list[Check], drawn: tuple[list, list], exact: bool, significance: float
+    subject: str, checks: list[Check], drawn: Samples, exact: bool, significance: float
 ) -> Report:
+    """Add the distribution check: a chi-square test of two samples of equal size."""
     cells = _cells([*drawn[0], *drawn[1]])
     order = sorted(set(cells.values()))
     counts = [collections.Counter(cells[text] for text in side) for side in drawn]
-    found, wanted = (np.array([count[cell] for cell in order], float) for count in counts)
+    speculative, plain = (np.array([count[cell] for cell in order], float) for count in counts)
     size = len(drawn[0])
-    degrees = len(order) - len(
-        {cell[0] for cell in order}
-    )  # each prompt has as many texts on both sides
-    x = chisquare.statistic(found, wanted)
+    # Each prompt has as many texts on both sides, which takes away one degree of freedom.
+    degrees = len(order) - len({cell[0] for cell in order})
+    x = chisquare.statistic(speculative, plain)
     p_value = chisquare.survival(x, degrees)
-    distance = float(np.abs(found - wanted).sum() / (2 * size))
-    expected = float(np.sqrt(2 / math.pi * (found + wanted)).sum() / (2 * size))
+    distance = float(np.abs(speculative - plain).sum() / (2 * size))
+    expected = float(np.sqrt(2 / math.pi * (speculative + plain)).sum() / (2 * size))
     bias = chisquare.detectable(size, degrees, significance)
     detail = (
         f"chi-square {x:.1f} on {degrees} degrees of freedom, p = {p_value:.2g}; "
@@ -298,9 +321,12 @@ def _judge(
     return Report(subject, tuple(checks), p_value, distance, expected, bias)
 
 
-def _cells(texts: list[tuple]) -> dict[tuple, tuple]:
-    """Text -> cell: the text itself, or, where it is rare, its longest beginning that is not.  Prompts stay apart."""
-    cells: dict[tuple, tuple] = {}
+def _cells(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The cell of each text: its longest prefix that is frequent enough.
+
+    A text begins with the number of its prompt, and every cell contains at least that.
+    """
+    cells: dict[tuple[int, ...], tuple[int, ...]] = {}
     for size in range(max(map(len, texts)), 0, -1):
         counts = collections.Counter(text[:size] for text in texts)
         cells |= {text: text[:size] for text in texts if counts[text[:size]] >= _LEAST or size == 1}
@@ -316,18 +342,21 @@ def _check(
     num_tokens: int,
     rows: int,
     significance: float,
-    temperature: Any,
+    temperature: float,
 ) -> None:
+    """Raises ValueError for arguments of `audit` that do not fit."""
     if not ids or not all(ids):
         raise ValueError("audit needs at least one prompt, and each needs at least one token")
     least, most = min(map(min, ids)), max(map(max, ids))
     if least < 0 or most >= decoder.target.vocab_size:
         raise ValueError(
-            f"the prompts hold token ids from {least} to {most}; the vocabulary has {decoder.target.vocab_size}"
+            f"the prompts hold token ids from {least} to {most}; "
+            f"the vocabulary has {decoder.target.vocab_size}"
         )
     if rows < 2 * len(ids):
         raise ValueError(
-            f"rows={rows} are too few for {len(ids)} prompts, each greedy and sampled: pass {2 * len(ids)}"
+            f"rows={rows} are too few for {len(ids)} prompts, each greedy and sampled: "
+            f"pass {2 * len(ids)}"
         )
     if not 1 <= num_tokens <= max_new_tokens:
         raise ValueError(
@@ -339,11 +368,13 @@ def _check(
         raise ValueError(f"significance={significance}; it must lie between 0 and 1")
     if not np.ndim(temperature) == 0 or not temperature > 0:
         raise ValueError(
-            f"temperature={temperature} draws nothing to compare; pass one greater than 0 (0 is checked too)"
+            f"temperature={temperature} draws nothing to compare; "
+            "pass one greater than 0 (0 is checked too)"
         )
     room, longest = min(decoder.capacity, decoder.target.max_positions), max(map(len, ids))
     if longest + max_new_tokens > room:
         raise ValueError(
-            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} do not fit into {room}: "
-            "raise the decoder's capacity, or pass shorter prompts or a smaller max_new_tokens"
+            f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} do not fit into "
+            f"{room}: raise the decoder's capacity, or pass shorter prompts or a smaller "
+            "max_new_tokens"
         )

@@ -1,8 +1,10 @@
-"""Pearson's chi-square test of two samples, its power, and the smallest bias that it sees.
+"""Pearson's chi-square test of two samples, its power, and the smallest bias that it detects.
 
-For whole degrees of freedom the tail is a sum of positive terms, so that it is right however small it is:
+For whole degrees of freedom the tail is a sum of positive terms, so it is accurate however small:
 
-    P(X > x) = exp(-x/2) sum_{k < d/2} (x/2)^k / k!     for even d; for odd d, k runs over halves and erfc is added
+    P(X > x) = exp(-x/2) sum_{k < d/2} (x/2)^k / k!     for even d
+
+For odd d, k runs over the halves 1/2, 3/2, ..., and erfc(sqrt(x/2)) is added.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _log_gamma = np.vectorize(math.lgamma, otypes=[float])
 
 
 def statistic(found: np.ndarray, wanted: np.ndarray) -> float:
-    """Of two equally large samples, from their counts per cell: sum((a - b)^2 / (a + b))."""
+    """sum((a - b)^2 / (a + b)), from the counts per cell of two equally large samples."""
     return float(np.sum((found - wanted) ** 2 / np.maximum(found + wanted, 1)))
 
 
@@ -31,7 +33,7 @@ def survival(x: float, degrees: int) -> float:
 
 
 def power(x: float, degrees: int, noncentrality: float) -> float:
-    """P(X > x) for the noncentral chi-square distribution: central ones, mixed by a Poisson distribution."""
+    """P(X > x) for the noncentral chi-square distribution, a Poisson mixture of central ones."""
     mean = noncentrality / 2
     more = np.arange(int(mean + 12 * math.sqrt(mean + 1)) + 20)
     gained = np.cumsum(_terms(x, degrees / 2 + more))
@@ -45,11 +47,12 @@ def critical(significance: float, degrees: int) -> float:
 
 
 def detectable(samples: int, degrees: int, significance: float, wanted: float = 0.95) -> float:
-    """The smallest total variation between two distributions that is found with probability `wanted` or more.
+    """The smallest total variation that the test detects with probability `wanted` or more.
 
-    Two samples of n, from distributions at a total variation of TV, have a noncentrality of
+    Two samples of size n, from distributions with a total variation of TV, have a noncentrality of
 
-        n sum((p - q)^2 / (p + q)) >= n (sum|p - q|)^2 / sum(p + q) = 2 n TV^2      (Cauchy and Schwarz)
+        n sum((p - q)^2 / (p + q)) >= n (sum|p - q|)^2 / sum(p + q) = 2 n TV^2      (Cauchy and
+        Schwarz)
     """
     if degrees == 0:
         return 1.0
@@ -63,7 +66,7 @@ def detectable(samples: int, degrees: int, significance: float, wanted: float = 
 
 
 def _terms(x: float, k: np.ndarray) -> np.ndarray:
-    """exp(-x/2) (x/2)^k / Gamma(k + 1), by logarithms."""
+    """exp(-x/2) (x/2)^k / Gamma(k + 1), computed in logarithms."""
     with np.errstate(divide="ignore"):
         return (
             np.exp(k * np.log(x / 2) - x / 2 - _log_gamma(k + 1))
@@ -73,7 +76,7 @@ def _terms(x: float, k: np.ndarray) -> np.ndarray:
 
 
 def _solve(increasing: Callable[[float], float]) -> float:
-    """Where a function of x > 0 changes its sign."""
+    """The x > 0 at which an increasing function changes its sign, by bisection."""
     low, high = 0.0, 1.0
     while increasing(high) < 0:
         low, high = high, 2 * high

@@ -1,4 +1,4 @@
-"""Drafters: a proposer with its weights, for a target."""
+"""Drafters: a proposer together with its weights, for one target."""
 
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter

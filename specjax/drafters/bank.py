@@ -1,17 +1,17 @@
-"""Adapters per request: Medusa heads with their weights, and a bank of them from which every row picks its own."""
+"""Medusa heads with their weights, and banks of them from which each row chooses an adapter."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.arguments import each, shown
+from specjax.contract import Arrays
 from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
 from specjax.models import LanguageModel, MedusaHeads, head_matrix, initial_medusa
 from specjax.parallel import to_host
@@ -25,10 +25,10 @@ class MedusaAdapter(Drafter):
     proposer: ChoiceTree = dataclasses.field(init=False)
     heads: MedusaHeads
     choices: tuple[tuple[int, ...], ...] = ()  # the tree that suits them; () is a chain
-    acceptance: tuple[float, ...] = ()  # of each choice where its parent was right, as measured
-    marks: tuple[float, ...] = ()  # a few numbers of the target that they were trained for
+    acceptance: tuple[float, ...] = ()  # measured for each choice, given that its parent was right
+    marks: tuple[float, ...] = ()  # `target_marks` of the target that they were trained for
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "proposer", Medusa(self.heads, self.choices))
 
     @classmethod
@@ -41,7 +41,7 @@ class MedusaAdapter(Drafter):
         own_heads: bool = False,
         name: str = "new",
     ) -> MedusaAdapter:
-        """Untrained heads for a target: each says what the target's own head says."""
+        """Untrained heads for a target: each predicts what the target's own head predicts."""
         matrix = head_matrix(target.params)
         cap = None if own_heads else target.model.module.config.logit_softcap
         size, vocab = matrix.shape
@@ -58,56 +58,54 @@ class MedusaAdapter(Drafter):
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
         self.check(target)
-        places = _places({self.name: self}, adapter, rows)
-        return lambda laid: _arrays(self.bank, laid, places)
+        slots = _slots({self.name: self}, adapter, rows)
+        return lambda laid: _arrays(self.bank, laid, slots)
 
     @functools.cached_property
     def bank(self) -> MedusaBank:
-        """This adapter alone."""
+        """A bank with this adapter alone."""
         return MedusaBank.create({self.name: self})
 
     def check(self, target: LanguageModel) -> None:
-        """Raises ValueError for another target than theirs."""
+        """Raises ValueError if the heads were trained for another target."""
         if not (isinstance(target.params, Mapping) and "embedding" in target.params):
             raise ValueError(
-                f"the adapter {self.name} reads the features of a specjax Transformer, and {target.name} is a "
-                f"{type(target.model).__name__}: pass the target that it was trained for"
+                f"the adapter {self.name} reads the hidden states of a specjax Transformer, and "
+                f"{target.name} is a {type(target.model).__name__}: "
+                "pass the target that it was trained for"
             )
-        found, wanted = (
-            (self.heads.hidden_size, self.heads.vocab_size),
-            head_matrix(target.params).shape,
-        )
-        if found != wanted:
+        hidden_size, vocab_size = head_matrix(target.params).shape
+        if (self.heads.hidden_size, self.heads.vocab_size) != (hidden_size, vocab_size):
             raise ValueError(
-                f"the adapter {self.name} is for a target of {found[0]} features and {found[1]} tokens, and "
-                f"{target.name} has {wanted[0]} and {wanted[1]}: pass the target that it was trained for"
+                f"the adapter {self.name} is for a target of hidden size {self.heads.hidden_size} "
+                f"and {self.heads.vocab_size} tokens, and {target.name} has {hidden_size} and "
+                f"{vocab_size}: pass the target that it was trained for"
             )
         if self.marks and not np.allclose(self.marks, target_marks(target), rtol=0.02, atol=1e-4):
             raise ValueError(
-                f"the adapter {self.name} was trained for another target than {target.name}, which has the same shape "
-                "but other weights: pass that target, or train heads for this one"
+                f"the adapter {self.name} was trained for another target than {target.name}, which "
+                "has the same shape but other weights: pass that target, or train heads for "
+                "this one"
             )
 
 
 def target_marks(target: LanguageModel) -> tuple[float, ...]:
-    """Numbers by which a target is known again, whatever type its weights were rounded to."""
+    """A few weights that identify a target, whatever type they were rounded to."""
     return tuple(to_host(target.params["embedding"][:4, :4]).astype(np.float32).ravel().tolist())
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class MedusaBank(Drafter):
-    """Adapters of one form for one target, and one tree of choices.
+    """Adapters of one form for one target, with one tree of choices.
 
-    A capacity is compiled once: to add an adapter writes numbers into a free place.  `params` are
-    the adapters' own, stacked: every leaf [capacity, ...].
+    Programs depend on the capacity only: `add` writes into a free slot and compiles nothing again.
+    `params` are the parameters of the adapters, stacked: every leaf [capacity, ...].
     """
 
     proposer: ChoiceTree
     name: str = "bank"
     heads: MedusaHeads  # the form of each
-    adapters: dict[
-        str, MedusaAdapter
-    ]  # by name, in the order of their places; without their weights
+    adapters: dict[str, MedusaAdapter]  # by name, in the order of their slots, without weights
 
     @classmethod
     def create(
@@ -121,25 +119,26 @@ class MedusaBank(Drafter):
 
         Args:
           adapters: at least one.
-          capacity: the most that it will ever hold.
-          choices: the tree for all of them; by default the first one's.
+          capacity: the most adapters that the bank can hold.
+          choices: the tree for all of them; by default that of the first adapter.
 
         Raises:
-          ValueError: what does not fit, and the cure.
+          ValueError: no adapter, too many, or adapters that do not fit together.
         """
         if not adapters:
             raise ValueError("adapters is empty; a bank needs one, whose form the others share")
         capacity = len(adapters) if capacity is None else capacity
         if capacity < len(adapters):
             raise ValueError(
-                f"capacity={capacity}, and there are {len(adapters)} adapters: pass {len(adapters)} or more"
+                f"capacity={capacity}, and there are {len(adapters)} adapters: "
+                f"pass {len(adapters)} or more"
             )
         first = next(iter(adapters.values()))
         tree = first.choices if choices is None else tuple(map(tuple, choices))
-        room = jax.tree.map(
+        empty = jax.tree.map(
             lambda leaf: jnp.zeros((capacity, *leaf.shape), leaf.dtype), first.params
         )
-        bank = cls(proposer=Medusa(first.heads, tree), params=room, heads=first.heads, adapters={})
+        bank = cls(proposer=Medusa(first.heads, tree), params=empty, heads=first.heads, adapters={})
         for name, adapter in adapters.items():
             bank = bank.add(name, adapter)
         return bank
@@ -152,19 +151,21 @@ class MedusaBank(Drafter):
         """A bank with one more adapter.  Nothing that decodes is compiled again.
 
         Raises:
-          ValueError: a name that is taken, no free place, or an adapter of another form or target.
+          ValueError: a name that is taken, no free slot, or an adapter of another form or target.
         """
-        place = len(self.adapters)
+        slot = len(self.adapters)
         if name in self.adapters:
             raise ValueError(f"the bank has an adapter {name!r} already: choose another name")
-        if place == self.capacity:
+        if slot == self.capacity:
             raise ValueError(
-                f"the bank holds {place} of {self.capacity} adapters: create one with capacity={place + 1} or more"
+                f"the bank holds {slot} of {self.capacity} adapters: "
+                f"create one with capacity={slot + 1} or more"
             )
         if adapter.heads != self.heads:
             raise ValueError(
-                f"the adapter {name!r} has another form than those of the bank: {_form(adapter.heads)} instead of "
-                f"{_form(self.heads)}; put it into a bank of its own"
+                f"the adapter {name!r} has another form than those of the bank: "
+                f"{_form(adapter.heads)} instead of {_form(self.heads)}; "
+                "put it into a bank of its own"
             )
         for other, known in self.adapters.items():
             if (
@@ -173,11 +174,12 @@ class MedusaBank(Drafter):
                 and not np.allclose(adapter.marks, known.marks, rtol=0.02, atol=1e-4)
             ):
                 raise ValueError(
-                    f"the adapters {name!r} and {other!r} were trained for different targets: use two banks"
+                    f"the adapters {name!r} and {other!r} were trained for different targets: "
+                    "use two banks"
                 )
-        kept = dataclasses.replace(adapter, params=None)
-        stacked = _put(self.params, jnp.int32(place), adapter.params)
-        return dataclasses.replace(self, params=stacked, adapters={**self.adapters, name: kept})
+        form = dataclasses.replace(adapter, params=None)
+        stacked = _put(self.params, jnp.int32(slot), adapter.params)
+        return dataclasses.replace(self, params=stacked, adapters={**self.adapters, name: form})
 
     @property
     def has_adapters(self) -> bool:
@@ -188,61 +190,60 @@ class MedusaBank(Drafter):
             adapter.check(target)
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        """As `Drafter.for_rows`; an adapter of None is plain decoding.
+        """As `Drafter.for_rows`; a row whose adapter is None decodes plainly.
 
         Raises:
-          ValueError: an unknown name, another number of names than rows, a bank of several and no
-            choice, or another target than the adapters'.
+          ValueError: an unknown name, another number of names than rows, no name although the bank
+            has several adapters, or another target than the adapters'.
         """
         self.check(target)
-        places = _places(self.adapters, adapter, rows)
-        return lambda laid: _arrays(self, laid, places)
+        slots = _slots(self.adapters, adapter, rows)
+        return lambda laid: _arrays(self, laid, slots)
 
 
-def _arrays(bank: MedusaBank, target: LanguageModel, places: list[int]) -> MedusaParams:
+def _arrays(bank: MedusaBank, target: LanguageModel, slots: list[int]) -> MedusaParams:
     key = "head" if "head" in target.params else "embedding"
     output = None if bank.heads.own_heads else {key: target.params[key]}
-    return MedusaParams(bank.params, jnp.asarray(np.array(places, np.int32)), output)
+    return MedusaParams(bank.params, jnp.asarray(np.array(slots, np.int32)), output)
 
 
-def _places(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
-    """The place of each row's adapter; -1 for None.  A single adapter serves all rows unasked.
+def _slots(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
+    """The slot of each row's adapter, -1 for None.  If there is one adapter, it is the default.
 
     Raises:
-      ValueError: a name that is none of these, or several names and no choice.
+      ValueError: an unknown name, or no name although there are several adapters.
     """
-    places, found = {name: place for place, name in enumerate(names)}, []
+    slot_of = {name: slot for slot, name in enumerate(names)}
+    known = ", ".join(slot_of)
     if adapter is None:
-        if len(places) > 1:
+        if len(slot_of) > 1:
             raise ValueError(
-                f"the bank has several adapters: pass adapter= with one of {', '.join(places)} for all "
+                f"the bank has several adapters: pass adapter= with one of {known} for all "
                 "prompts, or with a list of a name or None for each"
             )
         return [0] * rows
+    slots = []
     for name in each("adapter", adapter, rows):
         if not isinstance(name, str | None):
-            known = ", ".join(places)
             raise ValueError(
                 f"adapter={shown(name)} is not allowed; it must be one of {known}, or None"
             )
-        if name is not None and name not in places:
-            raise ValueError(
-                f"there is no adapter {name!r} in the bank; it has {', '.join(places)}"
-            )
-        found.append(-1 if name is None else places[name])
-    return found
+        if name is not None and name not in slot_of:
+            raise ValueError(f"there is no adapter {name!r} in the bank; it has {known}")
+        slots.append(-1 if name is None else slot_of[name])
+    return slots
 
 
 def _form(heads: MedusaHeads) -> str:
     kind = "linear maps of their own" if heads.own_heads else "the target's head"
     return (
-        f"{heads.num_heads} heads of {heads.num_layers} blocks on {heads.hidden_size} features, "
+        f"{heads.num_heads} heads of {heads.num_layers} blocks, hidden size {heads.hidden_size}, "
         f"{heads.vocab_size} tokens by {kind}"
     )
 
 
 @jax.jit
-def _put(stacked: Any, place: Any, params: Any) -> Any:
+def _put(stacked: Arrays, slot: jax.Array, params: Arrays) -> Arrays:
     return jax.tree.map(
-        lambda all_, one: all_.at[place].set(one.astype(all_.dtype)), stacked, params
+        lambda all_, one: all_.at[slot].set(one.astype(all_.dtype)), stacked, params
     )

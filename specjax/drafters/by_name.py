@@ -1,4 +1,4 @@
-"""Drafters by the names of the command line, of strings, and of `module:Name`."""
+"""Drafters by their name on the command line, or by `module:Name` for one's own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specjax.proposers import (
 )
 
 SHAPES = {"draft": Chain, "universal": Chain, "tree": StaticTree, "dynamic-tree": DynamicTree}
-"""The proposers that ask a draft model, and how they arrange its drafts."""
+"""The shapes of the proposers that need a draft model, by name."""
 
 NUMBERS: Mapping[str, tuple[str, ...]] = {
     "none": (),
@@ -38,7 +38,7 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     "ngram": ("num_drafts", "max_ngram", "min_ngram"),
     "medusa": (),
 }
-"""Which numbers each of them reads."""
+"""The settings that each proposer takes."""
 
 
 def drafter_by_name(
@@ -51,22 +51,23 @@ def drafter_by_name(
     """The proposer of a name in `PROPOSERS`, "self-int8", or "module:Name", with its weights.
 
     Args:
-      name: which.
+      name: of the proposer.
       target, draft: loaded models.
       dtype: "int8" quantises the draft.
-      **numbers: of the proposer, as `NUMBERS` names them; the others are ignored.
+      **numbers: settings of the proposer, as in `NUMBERS`; other settings are ignored.
 
     Raises:
-      ValueError: an unknown name, a draft that is missing or not asked for, a module without it.
+      ValueError: an unknown name, a draft that is missing or not needed, or a failed import.
     """
     if ":" in name:
         return own_drafter(name, target, draft)
     if name == "self-int8":
         if draft is not None:
             raise ValueError(
-                f'proposer="self-int8" takes no draft, and draft={draft.name}; leave one of them out'
+                f'proposer="self-int8" takes no draft, and draft={draft.name}; '
+                "leave one of them out"
             )
-        return make_drafter(target, target, dtype="int8", **_kept("draft", numbers))
+        return make_drafter(target, target, dtype="int8", **_settings("draft", numbers))
     if name not in PROPOSERS:
         known = ", ".join([*sorted(PROPOSERS), "self-int8"])
         raise ValueError(
@@ -74,7 +75,8 @@ def drafter_by_name(
         )
     if name == "medusa":
         raise ValueError(
-            'proposer="medusa" comes without its weights: pass drafter=specjax.load_medusa(folder, target)'
+            'proposer="medusa" comes without its weights: '
+            "pass drafter=specjax.load_medusa(folder, target)"
         )
     asks_draft = name in SHAPES or name == "first-of"
     if asks_draft and draft is None:
@@ -83,32 +85,33 @@ def drafter_by_name(
         raise ValueError(
             f"proposer={name!r} asks no draft: pass either draft= or proposer=, not both"
         )
-    kept = _kept(name, numbers)
+    settings = _settings(name, numbers)
     if name in SHAPES:
         assert draft is not None
-        if name == "dynamic-tree" and "num_drafts" in kept:
-            kept["depth"] = kept.pop("num_drafts")
-        return make_drafter(target, draft, SHAPES[name], dtype=dtype, **kept)
+        if name == "dynamic-tree" and "num_drafts" in settings:
+            settings["depth"] = settings.pop("num_drafts")
+        return make_drafter(target, draft, SHAPES[name], dtype=dtype, **settings)
     if name == "first-of":
         assert draft is not None
-        chain = make_drafter(target, draft, Chain, dtype=dtype, **kept)
+        chain = make_drafter(target, draft, Chain, dtype=dtype, **settings)
         return first_of(NGram(chain.proposer.max_depth), chain)
     if name == "early-exit":
         layers = target.model.num_taps - 1
-        layer = kept.pop("exit_layer", None)
-        return BoundDrafter(
-            EarlyExit(target.model, max(layers // 2, 1) if layer is None else layer, **kept)
-        )
-    return BoundDrafter(NGram(**kept) if name == "ngram" else NoProposer())
+        layer = settings.pop("exit_layer", None)
+        if layer is None:
+            layer = max(layers // 2, 1)
+        return BoundDrafter(EarlyExit(target.model, layer, **settings))
+    return BoundDrafter(NGram(**settings) if name == "ngram" else NoProposer())
 
 
 def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -> Drafter:
-    """What "module:Name" names: a `Proposer`, a `Drafter`, or a function `(target, draft)` that makes one.
+    """The drafter that "module:Name" names.
 
-    Modules are looked for in the working directory too.
+    `Name` is a `Proposer`, a `Drafter`, or a function `(target, draft)` that makes one.  Modules
+    are also searched in the working directory.
 
     Raises:
-      ValueError: no such module, no such name in it, or something else under it.
+      ValueError: no such module, no such name in it, or an object of another kind.
     """
     module, _, attribute = name.partition(":")
     if (here := os.getcwd()) not in sys.path:
@@ -128,12 +131,13 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
     if isinstance(made, Proposer):
         return BoundDrafter(made, draft=draft if made.asks_draft else None)
     raise ValueError(
-        f"proposer={name!r} is {shown(made)}; it must be a specjax.contract.Proposer, a specjax.Drafter, or a "
-        "function (target, draft) that returns one"
+        f"proposer={name!r} is {shown(made)}; it must be a specjax.contract.Proposer, a "
+        "specjax.Drafter, or a function (target, draft) that returns one"
     )
 
 
-def _kept(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+def _settings(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `numbers` that the proposer `name` takes and that are not None."""
     return {
         key: value for key, value in numbers.items() if key in NUMBERS[name] and value is not None
     }

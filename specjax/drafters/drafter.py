@@ -1,10 +1,9 @@
-"""`Drafter`: a proposer with its weights, whatever it was made from."""
+"""`Drafter`: a proposer with its weights."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from specjax.arguments import shown
 from specjax.contract import Arrays, Proposer
@@ -13,12 +12,12 @@ from specjax.parallel import beside, mesh_of
 from specjax.proposers import FirstOf
 
 Adapter = str | Sequence[str | None] | None
-"""The adapter of all prompts by name, or one, or None for plain decoding, a prompt."""
+"""One adapter's name for all prompts, or a list with a name or None (plain) for each prompt."""
 
 MakeArrays = Callable[[LanguageModel], Arrays]
-"""Makes `Params.proposer`, given the target as it lies on its devices.
+"""Makes `Params.proposer` from the target, whose parameters are on their devices by then.
 
-It comes apart from the proposer because it may compile: everything else is checked before."""
+It may compile, so it is called after everything has been checked."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,24 +25,24 @@ class Drafter:
     """What loaders of drafters return, and `generate(drafter=...)` takes."""
 
     proposer: Proposer
-    params: Any = None  # the proposer's arrays
+    params: Arrays = None  # the proposer's
     name: str = "drafter"  # of its folder, for messages
 
     @property
     def reader(self) -> LanguageModel | None:
-        """The draft that reads every token of the target's text, and so needs as many positions."""
+        """The draft model that reads the whole text, and so limits its length, or None."""
         return None
 
     @property
     def has_adapters(self) -> bool:
-        """Does each row choose one of its adapters?"""
+        """Can each row choose an adapter?"""
         return False
 
     def check(self, target: LanguageModel) -> None:
-        """Raises ValueError for a target that it was not made for.  By default it takes any."""
+        """Raises ValueError if it was made for another target.  The default accepts any target."""
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        """What makes `Params.proposer` for so many prompts.
+        """The function that makes `Params.proposer` for `rows` prompts.
 
         Raises:
           ValueError: another target than it was made for, or an adapter that it does not have.
@@ -57,7 +56,7 @@ class Drafter:
         return lambda laid: self.params
 
     def arrays(self, target: LanguageModel, rows: int = 1, adapter: Adapter = None) -> Arrays:
-        """`Params.proposer` for so many prompts, on the target's mesh.
+        """`Params.proposer` for `rows` prompts, on the target's mesh.
 
         Raises:
           ValueError: as `for_rows`.
@@ -69,8 +68,9 @@ class Drafter:
 class BoundDrafter(Drafter):
     """A proposer whose parameters are those of the target, of a draft model, or none."""
 
-    draft: LanguageModel | None = None  # its form, for the checks
-    make_draft: Callable[[LanguageModel], LanguageModel] | None = None  # from the target as it lies
+    draft: LanguageModel | None = None  # for the checks
+    # Makes the draft from the target, if its weights differ from those of `draft`.
+    make_draft: Callable[[LanguageModel], LanguageModel] | None = None
 
     @property
     def reader(self) -> LanguageModel | None:
@@ -81,8 +81,8 @@ class BoundDrafter(Drafter):
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
         super().for_rows(target, adapter, rows)
-        made = self.make_draft
-        return lambda laid: self.proposer.bind(laid, self.draft if made is None else made(laid))
+        make = self.make_draft
+        return lambda laid: self.proposer.bind(laid, self.draft if make is None else make(laid))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ class EitherDrafter(Drafter):
 
 
 def first_of(first: Drafter | Proposer, second: Drafter | Proposer) -> Drafter:
-    """`first` where it proposes anything for a row, else `second`, as `FirstOf`, with the weights of both.
+    """For each row `first` where it proposes anything, else `second`, with the weights of both.
 
     Raises:
       ValueError: proposers of different depths, or one that can only be used alone.

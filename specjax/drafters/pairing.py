@@ -1,4 +1,4 @@
-"""A draft model for a target: with the same tokens, or with its own, which are translated."""
+"""A draft model for a target.  If their tokenizers differ, tables translate between the tokens."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import dataclasses
 import functools
 import math
 import warnings
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import tokenizers
 
-from specjax.contract import Proposer, Source
-from specjax.drafters.drafter import BoundDrafter, Drafter, MakeArrays
+from specjax.contract import Arrays, Proposer, Source
+from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
 from specjax.models import LanguageModel, quantise, quantised_form
 from specjax.proposers import Chain, DraftSource, TranslatedParams, TranslatedSource
 from specjax.text import Translation, translate, vocabulary_digest
@@ -24,16 +24,16 @@ _CURE = "use a draft of the same family, or proposer=NGram()"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DraftDrafter(Drafter):
-    """A shape over a draft model, whose tokens are translated where they are others."""
+    """A shape over a draft model, whose tokens are translated if they differ from the target's."""
 
     make: MakeArrays | None = None
-    draft: LanguageModel | None = None  # None if its tokens are translated: it stops where they end
+    draft: LanguageModel | None = None  # None if translated: such a draft may stop before the text
 
     @property
     def reader(self) -> LanguageModel | None:
         return self.draft
 
-    def for_rows(self, target: LanguageModel, adapter: Any, rows: int) -> MakeArrays:
+    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
         super().for_rows(target, adapter, rows)
         assert self.make is not None
         return self.make
@@ -42,30 +42,31 @@ class DraftDrafter(Drafter):
 def make_drafter(
     target: LanguageModel,
     draft: LanguageModel,
-    shape: Any = Chain,
+    shape: Callable[..., Proposer] = Chain,
     *,
     dtype: str | None = None,
-    **numbers: Any,
+    **numbers: object,
 ) -> Drafter:
-    """A shape over a draft model, for a target: `make_drafter(target, draft, StaticTree, branching=(3, 2))`.
+    """A shape over a draft model: `make_drafter(target, draft, StaticTree, branching=(3, 2))`.
 
-    Where the tokenizers differ, the tables between them are made once and kept, and a warning says
+    If the tokenizers differ, the tables between them are made once and cached, and a warning says
     how many tokens both have.  Nothing is compiled yet.
 
     Args:
       target, draft: as `specjax.load` returns them.
-      shape: `Chain`, `StaticTree` or `DynamicTree`, which `numbers` go to.
+      shape: `Chain`, `StaticTree` or `DynamicTree`.
       dtype: "int8" quantises the draft.
+      **numbers: arguments of `shape`.
 
     Raises:
-      ValueError: tokens that cannot be translated, or fewer than 1 % of them.
+      ValueError: tokens that cannot be translated, or models that share fewer than 1 % of them.
     """
     form = quantised_form(draft) if dtype == "int8" else draft
     size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
     tables = _tables(*words)
 
-    def params(laid: LanguageModel) -> Any:
-        # A target that drafts for itself in int8 is quantised as it lies on its devices.
+    def params(laid: LanguageModel) -> Arrays:
+        # A target that is its own draft is quantised from the parameters that are on its devices.
         own = laid if draft is target else draft
         return (quantise(own) if dtype == "int8" else own).params
 
@@ -86,7 +87,7 @@ def with_draft(
     """A proposer that was made from `draft.model`, with the weights of `draft`.
 
     Raises:
-      ValueError: it asks no draft, was made from other models, or the draft has other tokens.
+      ValueError: the proposer needs no draft, or the draft has other tokens.
     """
     form = quantised_form(draft) if dtype == "int8" else draft
     name = type(proposer).__name__
@@ -94,8 +95,9 @@ def with_draft(
         raise ValueError(f"a {name} asks no draft: pass either draft= or proposer=, not both")
     if _tables(_Words.of(target), _Words.of(form)) is not None:
         raise ValueError(
-            f"a {name} needs a draft with the tokens of {target.name!r}, and {form.name!r} has others: pass "
-            "draft= alone, which translates, or drafter=specjax.make_drafter(target, draft, shape)"
+            f"a {name} needs a draft with the tokens of {target.name!r}, and {form.name!r} has "
+            "others: pass draft= alone, which translates, or "
+            "drafter=specjax.make_drafter(target, draft, shape)"
         )
     make = (lambda laid: quantise(draft)) if dtype == "int8" else None
     return BoundDrafter(proposer, name=form.name, draft=form, make_draft=make)
@@ -103,7 +105,7 @@ def with_draft(
 
 @dataclasses.dataclass(frozen=True)
 class _Words:
-    """What the tables depend on.  A tokenizer is known again as the object that it is."""
+    """What the tables of a model depend on.  It is a cache key: tokenizers compare by identity."""
 
     tokenizer: tokenizers.Tokenizer | None
     size: int  # of the model's vocabulary
@@ -120,7 +122,7 @@ class _Words:
             if self.tokenizer
             else f"{self.size} ids, no tokenizer"
         )
-        return f"{self.name!r} ({count})"  # quoted: many a draft is called "draft"
+        return f"{self.name!r} ({count})"  # quoted, since many drafts are called "draft"
 
 
 @functools.lru_cache(maxsize=8)
@@ -130,13 +132,14 @@ def _on_device(target: _Words, draft: _Words) -> Translation:
 
 @functools.lru_cache(maxsize=8)
 def _tables(target: _Words, draft: _Words) -> Translation | None:
-    """The tables, on the host; None where equal ids mean equal tokens (padded sizes may differ)."""
+    """The tables, on the host; None if equal ids mean equal tokens (padded sizes may differ)."""
     ours, theirs = target.tokenizer, draft.tokenizer
     if ours is None or theirs is None:
         if ours is theirs and target.size == draft.size:
             return None
         raise ValueError(
-            f"without both tokenizers the draft {draft} cannot be translated for the target {target}; {_CURE}"
+            f"without both tokenizers the draft {draft} cannot be translated for the target "
+            f"{target}; {_CURE}"
         )
     if vocabulary_digest(ours) == vocabulary_digest(theirs):
         return None
@@ -150,10 +153,12 @@ def _tables(target: _Words, draft: _Words) -> Translation | None:
     shared, least = tables.num_shared, math.ceil(_LEAST_SHARED * ours.get_vocab_size())
     if shared < least:
         raise ValueError(
-            f"the draft {draft} has {shared} tokens of the target {target}, and fewer than {least} are no use; {_CURE}"
+            f"the draft {draft} has {shared} tokens of the target {target}, and fewer than {least} "
+            f"are no use; {_CURE}"
         )
     warnings.warn(
-        f"the draft {draft} speaks other tokens than the target {target}: it can propose the {shared} that both have",
+        f"the draft {draft} speaks other tokens than the target {target}: it can propose the "
+        f"{shared} that both have",
         stacklevel=6,
     )
     return tables

@@ -1,7 +1,8 @@
 """Proposers: where drafts come from.  Losslessness never depends on them.
 
-A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges what a source guesses token by token, and
-`ChoiceTree` what a block source guesses in one pass.  The others need no model.
+A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges the drafts of a source, which predicts one
+token at a time.  `ChoiceTree` arranges those of a block source, which predicts several tokens in
+one pass.  `NGram` and `NoProposer` need no model.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {
     "ngram": NGram,
     "universal": Universal,
 }
-"""The names of the command line, and what makes each."""
+"""What makes a proposer, by its name on the command line."""
 
 UniversalParams = TranslatedParams
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling, tree
-from specjax.contract import Context
+from specjax.contract import Arrays, Context
 from specjax.proposers.shape import Shape
 from specjax.types import ABSENT, Proposal
 
@@ -25,10 +24,10 @@ def check_num_drafts(num_drafts: int) -> None:
 class Chain(Shape):
     """`num_drafts` (gamma) tokens, drawn one after the other, each from a pass of the source.
 
-    With a `confidence_threshold` in (0, 1] a chain ends behind the first token to which the source
-    gives less probability than that, before any setting of the row.  The unlikely token itself
-    stays: whether a draft is made may depend on the drafts before it and not on its own outcome, or
-    rejection sampling would be biased.
+    With a `confidence_threshold` in (0, 1] a chain ends after the first token to which the source
+    gives less probability than that (before temperature and filters).  The unlikely token itself is
+    still drafted: whether a draft exists may depend on the drafts before it but not on its own
+    outcome, or rejection sampling would be biased.
 
     Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1.
     """
@@ -37,16 +36,17 @@ class Chain(Shape):
     confidence_threshold: float = 0.0
     is_chain = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         check_num_drafts(self.num_drafts)
         if not 0 <= self.confidence_threshold <= 1:
             raise ValueError(
-                f"confidence_threshold={self.confidence_threshold}; it is a probability in [0, 1], and 0 never stops"
+                f"confidence_threshold={self.confidence_threshold}; it is a probability in [0, 1], "
+                "and 0 never stops"
             )
         self.arrange(self.num_drafts + 1, self.num_drafts, self.num_drafts + 1)
 
-    def propose(self, params: Any, state: Any, context: Context) -> tuple[Proposal, Any]:
+    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
         state, reading, logits = self.source.begin(params, state, context)
         tokens, drawn_from = [context.pending], []
         going = [jnp.ones_like(context.pending, bool)] * 2
@@ -63,13 +63,13 @@ class Chain(Shape):
             sure = jnp.take_along_axis(jax.nn.softmax(logits), tokens[-1][:, None], axis=1)[:, 0]
             going.append(going[-1] & (sure >= self.confidence_threshold))
 
-            def stay(reading: Any, token: Array, last: Array) -> tuple[Any, Array]:
+            def stay(reading: Arrays, token: Array, last: Array) -> tuple[Arrays, Array]:
                 return reading, last
 
-            def extend(reading: Any, token: Array, last: Array) -> tuple[Any, Array]:
+            def extend(reading: Arrays, token: Array, last: Array) -> tuple[Arrays, Array]:
                 return self.source.extend(params, reading, token)
 
-            # Once no row goes on, the passes of the source are spared.
+            # Skip the source's pass once every row has stopped.
             reading, logits = jax.lax.cond(
                 going[-1].any(), extend, stay, reading, tokens[-1], logits
             )
@@ -82,7 +82,7 @@ class Chain(Shape):
         known = self.source.known(params, reading, nodes)
         if known is not None:
             parent = jnp.where(jnp.cumprod(known, axis=1) > 0, parent, ABSENT)
-        # Nothing is drawn below the last node.
+        # The last node has no children, so its row of logits is never read.
         logits = jnp.stack([*drawn_from, drawn_from[-1]], axis=1) if context.wants_logits else None
         proposal = Proposal(nodes, parent, logits)
         return proposal, self.source.end(params, state, reading, proposal)

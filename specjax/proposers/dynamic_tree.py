@@ -1,41 +1,41 @@
-"""`DynamicTree`: a tree that grows where the source is sure, from any source."""
+"""`DynamicTree`: a tree that grows along the most probable drafts of any source."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling, tree
-from specjax.contract import Context
+from specjax.contract import Arrays, Context
 from specjax.proposers.shape import Shape
 from specjax.types import ABSENT, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
 class DynamicTree(Shape):
-    """Expands the `width` most probable nodes of a level by `width` children each, keeps the best.
+    """Expands the `width` most probable nodes of each level by `width` children each.
 
-    A node's value is the product of the source's probabilities on its path.  Parents are data:
-    every row and step has a tree of its own, in one program.
+    A node's value is the product of the source's probabilities on its path, and the `num_nodes`
+    most valuable nodes are proposed.  Parents are data, so every row and step has a tree of its
+    own, in one compiled program.
 
-    Under shared noise a probability is a token's share after the noise, which is known to proposer
-    and rule.  Under independent draws there is no noise: the best nodes are a function of the text,
-    so they are proposed as point masses.
+    Under shared noise the probabilities are those after the noise is added, which proposer and rule
+    both know.  Under independent draws no noise is added: the best nodes are a function of the
+    text, so they are proposed as point masses.
 
     Reference: Li et al. 2024 (EAGLE-2), arXiv 2406.16858, section 4: expansion and reranking.
     """
 
     depth: int = 4
     width: int = 4
-    num_nodes: int = 16  # kept, the root included
+    num_nodes: int = 16  # proposed, the root included
     is_chain = False
     point_mass = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.depth < 1:
             raise ValueError(f"depth={self.depth}; it must be at least 1")
@@ -47,23 +47,24 @@ class DynamicTree(Shape):
         candidates = 1 + self.width + (self.depth - 1) * self.width**2
         if not 2 <= self.num_nodes <= candidates:
             raise ValueError(
-                f"num_nodes={self.num_nodes}; depth={self.depth} and width={self.width} make {candidates} candidates, "
-                f"the root among them, so it must lie in [2, {candidates}]"
+                f"num_nodes={self.num_nodes}; depth={self.depth} and width={self.width} make "
+                f"{candidates} candidates, the root among them, so it must lie in [2, {candidates}]"
             )
-        # The expanded nodes are staged, though few of them may be kept.
+        # All expanded nodes are staged, even those that are not proposed in the end.
         self.arrange(
             self.num_nodes, self.depth, max(1 + (self.depth - 1) * self.width, self.num_nodes)
         )
 
-    def propose(self, params: Any, state: Any, context: Context) -> tuple[Proposal, Any]:
+    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
         rows, width = len(context.pending), self.width
         state, reading, logits = self.source.begin(params, state, context)
         logits, root = logits[:, None], jnp.zeros((rows, 1), jnp.int32)
 
-        # Candidates of all levels, each with its parent among them, and the logarithm of its value.
+        # Candidates of all levels.  `parent` indexes into them; `value` is a log-probability.
         tokens, parent = context.pending[:, None], root + ABSENT
         value = jnp.zeros((rows, 1), jnp.float32)
-        # The expanded ones, each with its parent among these; the newest are the frontier.
+        # The expanded candidates.  `above` is their parent, as an index into `expanded`; `frontier`
+        # are those expanded last.
         expanded, above, frontier, new = root, root + ABSENT, root, value
         for level in range(self.depth):
             if level > 0:
@@ -73,7 +74,7 @@ class DynamicTree(Shape):
                 )
                 frontier = tokens.shape[1] - new.shape[1] + best
                 expanded = jnp.concatenate([expanded, frontier], axis=1)
-                # All expanded nodes but the root, which the reading holds.
+                # All expanded nodes but the root, which the source has already read.
                 last = jnp.broadcast_to(
                     jnp.arange((level - 1) * width, level * width), (rows, width)
                 )
@@ -94,11 +95,12 @@ class DynamicTree(Shape):
             parent = jnp.concatenate([parent, jnp.repeat(frontier, width, axis=1)], axis=1)
             value = jnp.concatenate([value, new], axis=1)
 
-        # A parent is worth no less than its child and stands before it, so the best of all are a tree.
-        _, kept = jax.lax.top_k(value, self.num_nodes)
-        kept = jnp.sort(kept, axis=1)
-        place = jax.vmap(jnp.searchsorted)(kept, _take(parent, kept)).astype(jnp.int32)
-        nodes, parent = _take(tokens, kept), place.at[:, 0].set(ABSENT)
+        # A parent has no less value than its child and comes before it (top_k breaks ties by
+        # index), so the best candidates form a tree.
+        _, chosen = jax.lax.top_k(value, self.num_nodes)
+        chosen = jnp.sort(chosen, axis=1)
+        parents = jax.vmap(jnp.searchsorted)(chosen, _take(parent, chosen)).astype(jnp.int32)
+        nodes, parent = _take(tokens, chosen), parents.at[:, 0].set(ABSENT)
         known = self.source.known(params, reading, nodes)
         if known is not None:
             parent = jax.vmap(tree.prune)(parent, known)

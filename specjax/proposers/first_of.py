@@ -1,42 +1,44 @@
-"""`first_of`: a row asks one proposer, and another where that one has no guess."""
+"""`FirstOf`: one proposer, and another for the rows where the first proposes nothing."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.contract import Context, Loaded, Proposer, Rule
+from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
 from specjax.proposers.shape import Shape
 from specjax.types import ABSENT, Block, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
 class FirstOf(Proposer):
-    """`first` where it proposes anything, else `second`: prompt lookup where a text repeats itself, a model elsewhere.
+    """`first` where it proposes anything, else `second`.
 
-    Both run on the whole batch, and each row chooses.  Parameters are a pair, and so is the state.
+    For example prompt lookup where a text repeats itself, and a draft model elsewhere.  Both run
+    on the whole batch, and each row takes one of the two proposals.  Parameters are a pair, and
+    so is the state.
 
-    Where only one of them says what its guesses were drawn from, the other's are point masses, written as distributions
-    with all mass on the one guess.
+    If only one of the two returns logits, the drafts of the other are point masses, which are
+    written as logits with all mass on one token.
     """
 
     first: Proposer
     second: Proposer
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for part in (self.first, self.second):
             if not isinstance(part, Proposer):
                 raise ValueError(
-                    f"FirstOf takes two proposers, and one part is a {type(part).__name__}; where a part brings "
-                    "weights, pass specjax.first_of(first, second) as drafter="
+                    f"FirstOf takes two proposers, and one part is a {type(part).__name__}; where "
+                    "a part brings weights, pass specjax.first_of(first, second) as drafter="
                 )
         if self.first.max_depth != self.second.max_depth:
             raise ValueError(
-                f"the first proposer guesses {self.first.max_depth} deep and the second {self.second.max_depth}; "
-                "give both the same depth (num_drafts, or the number of levels)"
+                f"the first proposer drafts {self.first.max_depth} deep and the second "
+                f"{self.second.max_depth}; give both the same depth "
+                "(num_drafts, or the number of levels)"
             )
         parts = (self.first, self.second)
         for part in parts:
@@ -46,8 +48,8 @@ class FirstOf(Proposer):
                 )
         if self.first.taps and self.second.taps and self.first.taps != self.second.taps:
             raise ValueError(
-                f"the proposers read the layers {self.first.taps} and {self.second.taps} of the target; "
-                "give both the same taps"
+                f"the proposers read the layers {self.first.taps} and {self.second.taps} of the "
+                "target; give both the same taps"
             )
         self.declare(
             num_nodes=max(part.num_nodes for part in parts),
@@ -63,27 +65,33 @@ class FirstOf(Proposer):
             part.check(rule)
             if rule.wants_logits and part.point_mass and not other.point_mass and not part.is_chain:
                 raise ValueError(
-                    f"{_called(part)} proposes siblings as point masses, which can stand beside drafts that "
-                    "were drawn only as a chain; use the rule match, or two proposers that both draw"
+                    f"{_called(part)} proposes siblings as point masses, which cannot be combined "
+                    "with sampled drafts; use the rule match, or two proposers that both sample"
                 )
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> tuple:
+    def bind(self, target: Loaded, draft: Loaded | None) -> tuple[Arrays, ...]:
         return tuple(
             part.bind(target, draft if part.asks_draft else None)
             for part in (self.first, self.second)
         )
 
-    def init(self, params: Any, prompt: Block, capacity: int) -> tuple:
+    def init(
+        self, params: tuple[Arrays, ...], prompt: Block, capacity: int
+    ) -> tuple[Arrays, Arrays]:
         return self.first.init(params[0], prompt, capacity), self.second.init(
             params[1], prompt, capacity
         )
 
-    def observe(self, params: Any, state: tuple, block: Block) -> tuple:
+    def observe(
+        self, params: tuple[Arrays, ...], state: tuple[Arrays, Arrays], block: Block
+    ) -> tuple[Arrays, Arrays]:
         return self.first.observe(params[0], state[0], block), self.second.observe(
             params[1], state[1], block
         )
 
-    def propose(self, params: Any, state: tuple, context: Context) -> tuple[Proposal, tuple]:
+    def propose(
+        self, params: tuple[Arrays, ...], state: tuple[Arrays, Arrays], context: Context
+    ) -> tuple[Proposal, tuple[Arrays, Arrays]]:
         one, state_one = self.first.propose(params[0], state[0], context)
         two, state_two = self.second.propose(params[1], state[1], context)
         if one.point_mass and two.logits is not None:
@@ -91,10 +99,10 @@ class FirstOf(Proposer):
         elif two.point_mass and one.logits is not None:
             two = _with_logits(two, one.logits.shape[-1])
         one, two = self._padded(one), self._padded(two)
-        found = (one.parent != ABSENT).any(1)
+        takes_first = (one.parent != ABSENT).any(1)
 
         def choose(a: Array, b: Array) -> Array:
-            return jnp.where(found.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+            return jnp.where(takes_first.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
         logits = (
             None if one.logits is None or two.logits is None else choose(one.logits, two.logits)
@@ -104,7 +112,7 @@ class FirstOf(Proposer):
         return Proposal(tokens, parent, logits, point_mass), (state_one, state_two)
 
     def _padded(self, proposal: Proposal) -> Proposal:
-        """To `num_nodes`, with nodes that are absent."""
+        """`proposal` with `num_nodes` nodes: absent ones are added."""
         extra = self.num_nodes - proposal.tokens.shape[1]
 
         def pad(x: Array, value: float) -> Array:
@@ -118,13 +126,13 @@ class FirstOf(Proposer):
 
 
 def _called(part: Proposer) -> str:
-    """A name for messages: the whole `repr` of a model would bury what they say."""
+    """A short name for messages: the `repr` of a proposer contains the whole model."""
     kind = type(part).__name__
     return f"{kind} over {type(part.source).__name__}" if isinstance(part, Shape) else kind
 
 
 def _with_logits(proposal: Proposal, size: int) -> Proposal:
-    """The point masses of a chain as distributions: below each node lies the next token and no other."""
+    """The point masses of a chain as logits: each node's only child is the next token."""
     below = jnp.roll(proposal.tokens, -1, axis=1)[..., None] == jnp.arange(size)
     logits = jnp.where(below, 0.0, -jnp.inf).astype(jnp.float32)
     return dataclasses.replace(proposal, logits=logits, point_mass=False)

@@ -1,9 +1,8 @@
-"""Short forms: the shapes over the sources that most people ask for, under one name each."""
+"""Short forms of the shapes and sources that are used most."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from specjax.contract import Model
 from specjax.models import MedusaHeads
@@ -22,7 +21,7 @@ def DraftModel(
 
 
 def DraftTree(model: Model, vocab_size: int, branching: Sequence[int] = (3, 2, 1)) -> StaticTree:
-    """A tree of fixed shape from a smaller model: `StaticTree(DraftSource(model, vocab_size), ...)`."""
+    """A static tree from a smaller model: `StaticTree(DraftSource(model, vocab_size), ...)`."""
     return StaticTree(DraftSource(model, vocab_size), tuple(branching))
 
 
@@ -40,10 +39,10 @@ def Universal(
     expansion: int = 2,
     confidence_threshold: float = 0.0,
 ) -> Chain:
-    """A chain from a model with other tokens: `Chain(TranslatedSource(model, vocab_size, expansion), ...)`."""
+    """A chain from a model with another tokenizer: `Chain(TranslatedSource(...), ...)`."""
     return Chain(TranslatedSource(model, vocab_size, expansion), num_drafts, confidence_threshold)
 
 
-def Medusa(heads: MedusaHeads, choices: Choices | Sequence[Any] = ()) -> ChoiceTree:
+def Medusa(heads: MedusaHeads, choices: Choices | Sequence[Sequence[int]] = ()) -> ChoiceTree:
     """A tree of choices from Medusa heads: `ChoiceTree(MedusaSource(heads), choices)`."""
-    return ChoiceTree(MedusaSource(heads), tuple(choices))
+    return ChoiceTree(MedusaSource(heads), tuple(map(tuple, choices)))

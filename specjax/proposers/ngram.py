@@ -1,9 +1,8 @@
-"""`ngram`: prompt lookup.  What followed the last time that the text ended like this?"""
+"""`NGram`: prompt lookup, which copies what followed the last time the text ended like this."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +10,14 @@ from flax import struct
 from jax import Array
 
 from specjax import tree
-from specjax.contract import Context, Proposer
+from specjax.contract import Arrays, Context, Proposer
 from specjax.proposers.chain import check_num_drafts
 from specjax.types import ABSENT, Block, Proposal
 
 
 @struct.dataclass
 class NGramState:
-    tokens: Array  # [B, capacity] the text so far but for the pending token
+    tokens: Array  # [B, capacity + N] the text so far, without the pending token
     length: Array  # [B]
 
 
@@ -26,10 +25,12 @@ class NGramState:
 class NGram(Proposer):
     """Copies what followed the most recent earlier occurrence of the longest matching suffix.
 
-    Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A continuation that reaches
-    the end of the text goes round: after "a b a b" it proposes "a b a ...".  Rows without a match propose nothing, and
-    where no row has one, the target reads no more than in plain decoding; `may_abstain=False` keeps the width of its
-    passes, and with it their bits.
+    Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A
+    continuation that reaches the end of the text repeats: after "a b a b" it proposes "a b a ...".
+
+    Rows without a match propose nothing.  If no row has a match, the target reads the pending
+    tokens alone, as in plain decoding.  With `may_abstain=False` every pass has the same width,
+    so that its logits have the same bits.
 
     Reference: Saxena 2023, "Prompt lookup decoding".
     """
@@ -41,15 +42,16 @@ class NGram(Proposer):
     is_chain = True
     point_mass = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_num_drafts(self.num_drafts)
         self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts)
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(
-                f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram}; 1 <= min_ngram <= max_ngram must hold"
+                f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram}; "
+                "1 <= min_ngram <= max_ngram must hold"
             )
 
-    def init(self, params: Any, prompt: Block, capacity: int) -> NGramState:
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> NGramState:
         rows, width = prompt.tokens.shape
         tokens = (
             jnp.zeros((rows, capacity + self.num_nodes), jnp.int32).at[:, :width].set(prompt.tokens)
@@ -57,29 +59,29 @@ class NGram(Proposer):
         return NGramState(tokens, prompt.count)
 
     def propose(
-        self, params: Any, state: NGramState, context: Context
+        self, params: Arrays, state: NGramState, context: Context
     ) -> tuple[Proposal, NGramState]:
         tokens, parent = jax.vmap(self._look_up)(state.tokens, state.length, context.pending)
         return Proposal(tokens, parent, point_mass=True), state
 
-    def observe(self, params: Any, state: NGramState, block: Block) -> NGramState:
+    def observe(self, params: Arrays, state: NGramState, block: Block) -> NGramState:
         tokens = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))(
             state.tokens, block.tokens, state.length
         )
         return NGramState(tokens, state.length + block.count)
 
     def _look_up(self, text: Array, length: Array, pending: Array) -> tuple[Array, Array]:
-        """One row: tokens and parents [N].  The suffix ends at slot `length`, which the pending token takes."""
+        """One row: tokens and parents [N].  The suffix ends at slot `length`, the pending token."""
         text = text.at[length].set(pending)
         slot = jnp.arange(len(text))
-        # same[i] counts how many tokens up to slot i agree with the end of the text, up to max_ngram.
+        # same[i]: how many tokens up to slot i agree with the end of the text, at most max_ngram.
         same, still = jnp.zeros_like(slot), jnp.ones_like(slot, bool)
         for back in range(self.max_ngram):
             here = jnp.roll(text, back) == text[length - back]
             still = still & here & (slot >= back) & (length >= back)
             same = same + still
         same = jnp.where((slot < length) & (same >= self.min_ngram), same, 0)
-        # The longest match; of equals the most recent.
+        # The longest match, and the most recent one of equal length.
         at = jnp.max(jnp.where((same == same.max()) & (same > 0), slot, -1))
         drafts = text[at + 1 + jnp.arange(self.num_drafts) % jnp.maximum(length - at, 1)]
         parent = jnp.where(

@@ -1,13 +1,12 @@
-"""`none`: propose nothing.  Plain autoregressive decoding, and the baseline of every comparison."""
+"""`NoProposer`: plain autoregressive decoding, the baseline of every comparison."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
-from specjax.contract import Context, Proposer
+from specjax.contract import Arrays, Context, Proposer
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -15,8 +14,8 @@ from specjax.types import ABSENT, Block, Proposal
 class NoProposer(Proposer):
     """The root alone, padded with absent nodes to `num_nodes`.
 
-    At the width of a speculative step (num_drafts + 1) the target runs the very same program, shape for shape, so
-    that speculation can be compared with it bit for bit, in bfloat16 too.
+    With the `num_nodes` of another proposer (num_drafts + 1 for a chain) the target runs the same
+    program on the same shapes, so the two can be compared bit for bit, in bfloat16 too.
     """
 
     num_nodes: int = 1
@@ -24,16 +23,18 @@ class NoProposer(Proposer):
     is_chain = True
     point_mass = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.num_nodes < 1:
             raise ValueError(
                 f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 1"
             )
 
-    def init(self, params: Any, prompt: Block, capacity: int) -> tuple:
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> tuple[()]:
         return ()
 
-    def propose(self, params: Any, state: tuple, context: Context) -> tuple[Proposal, tuple]:
+    def propose(
+        self, params: Arrays, state: tuple[()], context: Context
+    ) -> tuple[Proposal, tuple[()]]:
         tokens = (
             jnp.zeros((len(context.pending), self.num_nodes), jnp.int32)
             .at[:, 0]
@@ -41,5 +42,5 @@ class NoProposer(Proposer):
         )
         return Proposal(tokens, jnp.full_like(tokens, ABSENT), point_mass=True), state
 
-    def observe(self, params: Any, state: tuple, block: Block) -> tuple:
+    def observe(self, params: Arrays, state: tuple[()], block: Block) -> tuple[()]:
         return state

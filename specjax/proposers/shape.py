@@ -1,22 +1,21 @@
-"""`Shape`: what proposers have in common that arrange the guesses of a source."""
+"""`Shape`: the base class of proposers that arrange the drafts of a source."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from specjax.contract import Loaded, Lookahead, Proposer, Source
+from specjax.contract import Arrays, Loaded, Lookahead, Proposer, Source
 from specjax.types import Block
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape(Proposer):
-    """Parameters and state are the source's.  A shape says in which order the source is asked."""
+    """Decides which tokens the source reads, and when.  Parameters and state are the source's."""
 
     source: Source
     _lookahead: Lookahead = dataclasses.field(init=False, repr=False, compare=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.source, Source):
             raise ValueError(
                 f"source is a {type(self.source).__name__}; pass a source, such as "
@@ -24,7 +23,7 @@ class Shape(Proposer):
             )
 
     def arrange(self, num_nodes: int, max_depth: int, staged: int) -> None:
-        """Declare the sizes, and what follows from the source.
+        """Declare the sizes of the proposals, and the attributes that follow from the source.
 
         Args:
           num_nodes: N of a proposal, the root included.
@@ -41,11 +40,11 @@ class Shape(Proposer):
         )
         object.__setattr__(self, "_lookahead", Lookahead(max_depth, staged, self.is_chain))
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         return self.source.bind(target, draft)
 
-    def init(self, params: Any, prompt: Block, capacity: int) -> Any:
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
         return self.source.init(params, prompt, capacity, self._lookahead)
 
-    def observe(self, params: Any, state: Any, block: Block) -> Any:
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
         return self.source.observe(params, state, block)

@@ -5,30 +5,31 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling, tree
-from specjax.contract import Context
+from specjax.contract import Arrays, Context
 from specjax.proposers.shape import Shape
 from specjax.types import Proposal
 
 
 @dataclasses.dataclass(frozen=True)
 class StaticTree(Shape):
-    """Every node of level l has `branching[l]` children: (3, 2, 1) makes levels of 3, 6 and 6 nodes.
+    """Every node of level l has `branching[l]` children.
 
-    Siblings are the tokens of greatest logit + noise.  Under shared noise those are the best guesses
-    at the target's own draw; with noise of the node's own that is drawing without replacement
-    (Gumbel-top-k).  A row of temperature 0 has runners-up under `match`; under `rejection` its first
-    child has all the mass, and the others count for nothing.
+    For example (3, 2, 1) makes levels of 3, 6 and 6 nodes.
 
-    The source reads a level in one pass, together with the levels above: a pass sees what it stages
-    itself, and what is committed.  So a proposal costs a pass a level, and the last level is never
-    read.
+    Siblings are the tokens of greatest logit + noise.  Under shared noise those are the best
+    predictions of the target's own draw.  With separate noise for each node they are a draw without
+    replacement (Gumbel-top-k).  At temperature 0 all siblings can be accepted under `match`; under
+    `rejection` the first child has all the mass, and the others are never accepted.
+
+    The source reads a level in one pass.  That pass repeats the levels above, since it sees only
+    committed tokens and those that it stages itself.  So a proposal costs one pass for each level
+    but the last, which is never read.
 
     Reference: Kool et al. 2019, arXiv 1903.06059, section 3 (Gumbel-top-k); Jeon et al. 2024,
     arXiv 2402.14160.
@@ -37,12 +38,13 @@ class StaticTree(Shape):
     branching: tuple[int, ...] = (3, 2, 1)
     is_chain = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "branching", tuple(self.branching))  # a list would not be hashable
         if not self.branching or min(self.branching) < 1:
             raise ValueError(
-                f"branching={self.branching}; every level needs at least 1 child a node, as in (3, 2, 1)"
+                f"branching={self.branching}; every level needs at least 1 child a node, "
+                "as in (3, 2, 1)"
             )
         size = self.source.vocab_size
         if max(self.branching) > size:
@@ -52,7 +54,7 @@ class StaticTree(Shape):
 
     @property
     def parent(self) -> np.ndarray:
-        """[N]: level by level, siblings side by side."""
+        """[N] the parent of each node, level by level, with siblings next to each other."""
         starts = np.cumsum([0, *self._widths])
         levels = [np.arange(first, end) for first, end in itertools.pairwise(starts)]
         below = [
@@ -65,7 +67,7 @@ class StaticTree(Shape):
     def _widths(self) -> list[int]:
         return [math.prod(self.branching[:level]) for level in range(len(self.branching) + 1)]
 
-    def propose(self, params: Any, state: Any, context: Context) -> tuple[Proposal, Any]:
+    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
         rows, parent = len(context.pending), jnp.array(self.parent)
         depth, mask = tree.depth(parent), tree.ancestor_mask(parent)
         state, reading, logits = self.source.begin(params, state, context)
@@ -74,7 +76,7 @@ class StaticTree(Shape):
         for level, (width, children) in enumerate(zip(self._widths, self.branching, strict=False)):
             nodes = jnp.arange(tokens.shape[1] - width, tokens.shape[1])
             if level > 0:
-                # All nodes so far but the root, which the reading holds.
+                # All nodes so far but the root, which the source has already read.
                 at, seen = jnp.broadcast_to(nodes - 1, (rows, width)), slice(1, tokens.shape[1])
                 reading, logits = self.source.read_tree(
                     params, reading, tokens[:, seen], at, depth[seen] - 1, mask[None, seen, seen]
@@ -93,7 +95,7 @@ class StaticTree(Shape):
             parents = jax.vmap(tree.prune)(parents, known)
         all_logits = None
         if context.wants_logits:
-            # Nothing is drawn below the last level.
+            # Nodes of the last level have no children, so their rows of logits are never read.
             drawn_from.append(jnp.zeros((rows, self._widths[-1], logits.shape[-1]), jnp.float32))
             all_logits = jnp.concatenate(drawn_from, axis=1)
         proposal = Proposal(tokens, parents, all_logits)

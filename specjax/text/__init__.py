@@ -1,4 +1,4 @@
-"""Text and tokens: chat templates, vocabularies, and where a stop string cuts."""
+"""Text and tokens: chat templates, vocabularies and stop strings."""
 
 from specjax.text.chat import Messages, render
 from specjax.text.stops import Texts

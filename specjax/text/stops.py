@@ -1,4 +1,4 @@
-"""Token ids to text as it grows: what is certain of it, and where a stop string cuts it."""
+"""The text of a growing row: which part of it is final, and where a stop string cuts it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from specjax.models import LanguageModel
 
 
 class Texts:
-    """Of the rows of one batch."""
+    """Decodes the rows of one batch."""
 
-    def __init__(self, target: LanguageModel, before: list[int], stops: tuple[str, ...]):
+    def __init__(self, target: LanguageModel, before: list[int], stops: tuple[str, ...]) -> None:
         self.target, self.stops = target, stops
         self._before = before  # the last token of each prompt
 
     def decode(self, row: int, tokens: list[int]) -> str:
-        """The text of the new tokens.  Decoded behind the prompt's last one: alone, some lose a leading space."""
+        """The text of the new tokens.
+
+        They are decoded together with the prompt's last token: alone, some lose a leading space.
+        """
         if self.target.tokenizer is None:
             return ""
         before = self.target.tokenizer.decode([self._before[row]])
@@ -25,20 +28,28 @@ class Texts:
         )
 
     def cut(self, row: int, tokens: list[int]) -> tuple[list[int], str, bool]:
-        """The fewest tokens whose text contains a stop string, the text before it, and True; or all, and False."""
+        """Cut the tokens and the text of a row at its first stop string.
+
+        Returns:
+          The fewest tokens whose text contains a stop string, the text before that, and True; or
+          all tokens, their text and False.
+        """
         text = self.decode(row, tokens)
         if not any(stop in text for stop in self.stops):
             return tokens, text, False
         low, high = 1, len(tokens)
         while low < high:
             middle = (low + high) // 2
-            found = any(stop in self.decode(row, tokens[:middle]) for stop in self.stops)
-            low, high = (low, middle) if found else (middle + 1, high)
+            stopped = any(stop in self.decode(row, tokens[:middle]) for stop in self.stops)
+            low, high = (low, middle) if stopped else (middle + 1, high)
         text = self.decode(row, tokens[:low])
         return tokens[:low], text[: min(at for at in map(text.find, self.stops) if at >= 0)], True
 
     def certain(self, text: str) -> str:
-        """What of a growing text cannot change any more: no half character, no beginning of a stop string."""
+        """The part of a growing text that can no longer change.
+
+        It ends before an incomplete character and before the beginning of a stop string.
+        """
         text = text.rstrip("\ufffd")
         held = max(
             (n for stop in self.stops for n in range(1, len(stop)) if text.endswith(stop[:n])),

@@ -1,13 +1,14 @@
-"""From the tokens of one tokenizer to those of another: static tables, made once from the two.
+"""Translates the tokens of one tokenizer into those of another, with tables that are made once.
 
-Tokens are compared by the BYTES that they stand for, whatever alphabet a tokenizer writes them in:
+Tokens are equal if they stand for the same BYTES, whatever alphabet a tokenizer writes them in:
 
     byte-level BPE    Ġthe        b" the"         <|endoftext|>   itself
     sentencepiece     ▁the        b" the"         </s>            itself
     byte fallback     <0xE6>      b"\\xe6"
 
-So far this is the intersection of the two vocabularies (Timor et al. 2025, arXiv 2502.05202); tokens outside
-it are spelt in several of the other's tokens, so that a draft can at least read what it cannot propose.
+The tokens that both have are the intersection of Timor et al. 2025, arXiv 2502.05202.  Each other
+token of the target is spelt with several tokens of the draft, so the draft can read it but never
+proposes it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import tokenizers
 from flax import struct
+from jax import Array
 from tqdm import tqdm
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -36,31 +37,33 @@ _FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"
 _LARGE = 20_000
 
+_Table = Array | np.ndarray  # NumPy where it is made, and an Array on the device
+
 
 @struct.dataclass
 class Translation:
-    """The tables.  V is the target's vocabulary size; ids of the draft are what they hold.
+    """The tables.  They hold ids of draft tokens; V is the target's vocabulary size.
 
-    Law: a token with `to_draft[v] >= 0` is spelt by that token alone, so that what was proposed costs one to read.
+    A token with `to_draft[v] >= 0` is spelt by that one token, so the draft reads each of its own
+    drafts as one token.
     """
 
-    pieces: Any  # [V, M] int32; what spells a target token, padded with 0
-    count: Any  # [V] int32; how many pieces; 0 for what the draft cannot read
-    to_draft: (
-        Any  # [V] int32; the draft token that stands for the same bytes, -1 where there is none
-    )
-    start: (
-        Any  # [K] int32; what the draft's texts begin with, where the target's begin with nothing
-    )
+    pieces: _Table  # [V, M] int32; the draft tokens that spell a target token, padded with 0
+    count: _Table  # [V] int32; how many pieces; 0 for a token that the draft cannot read
+    to_draft: _Table  # [V] int32; the draft token that stands for the same bytes, or -1
+    start: _Table  # [K] int32; what starts the draft's texts, if nothing starts the target's
 
     @property
     def num_shared(self) -> int:
-        """Tokens that can be proposed.  Of concrete tables."""
+        """How many tokens can be proposed.  The tables must not be traced."""
         return int((np.asarray(self.to_draft) >= 0).sum())
 
     @property
     def expansion(self) -> int:
-        """Draft tokens to reserve for a target token: the mean over the vocabulary, rounded up.  Of concrete tables."""
+        """Draft tokens to reserve for a target token: the mean over the vocabulary, rounded up.
+
+        The tables must not be traced.
+        """
         counts = np.asarray(self.count)
         return math.ceil(counts[counts > 0].mean()) if counts.any() else 1
 
@@ -76,11 +79,11 @@ def translate(
     """The tables between two tokenizers, as NumPy arrays.
 
     Args:
-      target, draft: byte-level or sentencepiece-style.
-      target_size, draft_size: of the models' vocabularies, padding included.
-      same: (target id, draft id) of special tokens that play the same role, such as the ends of text.  Others go
-        together where their strings are equal.
-      max_pieces: M at most; of a token that needs more the last ones are kept.
+      target, draft: byte-level or sentencepiece-style tokenizers.
+      target_size, draft_size: the models' vocabulary sizes, padding included.
+      same: (target id, draft id) of special tokens that play the same role, such as EOS.  Other
+        special tokens are paired if their strings are equal.
+      max_pieces: the greatest M; a token that needs more pieces keeps its last ones.
 
     Raises:
       ValueError: a tokenizer whose tokens do not stand for bytes.
@@ -89,22 +92,22 @@ def translate(
     to_ours, to_theirs = ours.canonical(), theirs.canonical()
     to_draft = np.full(target_size, -1, np.int32)
     spelt: dict[int, list[int]] = {}
-    unknown = []
+    unknown: list[tuple[int, bytes]] = []
     for token, meaning in ours.meaning.items():
-        found = to_theirs.get(meaning)
-        if found is not None:
-            spelt[token] = [found]
+        twin = to_theirs.get(meaning)
+        if twin is not None:
+            spelt[token] = [twin]
             if to_ours[meaning] == token:
-                to_draft[token] = found
+                to_draft[token] = twin
         elif isinstance(meaning, bytes):
             unknown.append((token, meaning))
     taken = set(to_draft.tolist())
-    for token, found in [*same, *zip(ours.start, theirs.start, strict=False)]:
-        if token < target_size and found < draft_size and to_draft[token] < 0:
-            spelt[token] = [found]
-            if found not in taken:
-                to_draft[token] = found
-                taken.add(found)
+    for token, twin in [*same, *zip(ours.start, theirs.start, strict=False)]:
+        if token < target_size and twin < draft_size and to_draft[token] < 0:
+            spelt[token] = [twin]
+            if twin not in taken:
+                to_draft[token] = twin
+                taken.add(twin)
     quiet = None if len(unknown) > _LARGE else True
     for token, meaning in tqdm(
         unknown, desc="translating tokens", unit="token", disable=quiet, leave=False
@@ -115,8 +118,8 @@ def translate(
     count = np.zeros(target_size, np.int32)
     count[list(spelt)] = [len(pieces) for pieces in spelt.values()]
     pieces = np.zeros((target_size, max(1, count.max(initial=1))), np.int32)
-    places = np.arange(pieces.shape[1]) < count[:, None]
-    pieces[places] = [piece for token in sorted(spelt) for piece in spelt[token]]
+    used = np.arange(pieces.shape[1]) < count[:, None]
+    pieces[used] = [piece for token in sorted(spelt) for piece in spelt[token]]
     return Translation(
         pieces, count, to_draft, np.array([] if ours.start else theirs.start, np.int32)
     )
@@ -126,24 +129,24 @@ def translate(
 class _Vocabulary:
     """What the tokens of a tokenizer mean: bytes, or a special token (a str)."""
 
-    model: Any
+    model: tokenizers.models.Model
     byte_level: bool
-    meaning: dict[int, bytes | str]  # in the order in which equal ones are preferred
+    meaning: dict[int, bytes | str]  # of tokens with one meaning the preferred one comes first
     start: list[int]  # the special token that the tokenizer puts before every text, if any
 
     @classmethod
     def read(cls, tokenizer: tokenizers.Tokenizer, size: int) -> _Vocabulary:
-        found = json.loads(tokenizer.to_str())
+        config = json.loads(tokenizer.to_str())
         parts = json.dumps(
-            [found["pre_tokenizer"], found["decoder"], found["normalizer"]], ensure_ascii=False
+            [config["pre_tokenizer"], config["decoder"], config["normalizer"]], ensure_ascii=False
         )
         byte_level = '"ByteLevel"' in parts
         if not byte_level and _SPACE not in parts:
             raise ValueError(
-                f"a {found['model']['type']} tokenizer that is neither byte-level nor sentencepiece-style cannot be "
-                "translated: its tokens do not stand for bytes"
+                f"a {config['model']['type']} tokenizer that is neither byte-level nor "
+                "sentencepiece-style cannot be translated: its tokens do not stand for bytes"
             )
-        special = {added["id"]: added["special"] for added in found["added_tokens"]}
+        special = {added["id"]: added["special"] for added in config["added_tokens"]}
 
         def meaning(token: str, number: int) -> bytes | str | None:
             if number in special:
@@ -155,7 +158,7 @@ class _Vocabulary:
             except UnicodeEncodeError:
                 return None
 
-        # Byte-fallback tokens come last: text is made of the ordinary ones.
+        # Byte-fallback tokens come last, since an ordinary token with the same bytes is preferred.
         order = sorted(
             tokenizer.get_vocab(with_added_tokens=True).items(),
             key=lambda item: (_is_fallback(item[0]), item[1]),
@@ -169,16 +172,17 @@ class _Vocabulary:
         return cls(tokenizer.model, byte_level, {number: m for number, m in meanings if m}, start)
 
     def canonical(self) -> dict[bytes | str, int]:
-        """Of tokens that mean the same, the one to use."""
-        found: dict[bytes | str, int] = {}
+        """The preferred token for each meaning."""
+        preferred: dict[bytes | str, int] = {}
         for number, meaning in self.meaning.items():
-            found.setdefault(meaning, number)
-        return found
+            preferred.setdefault(meaning, number)
+        return preferred
 
     def spell(self, text: bytes, known: dict[bytes | str, int]) -> list[int]:
-        """The tokens that the tokenizer's model makes of `text`, or one a byte, or none.
+        """The tokens that the tokenizer's model makes of `text`, or one for each byte, or none.
 
-        Past its normalizer and pre-tokenizer, which would take a part of a word for a whole one.
+        The normalizer and the pre-tokenizer are skipped: they would treat a part of a word as a
+        whole word.
         """
         try:
             if self.byte_level:
@@ -199,13 +203,13 @@ def _is_fallback(token: str) -> bool:
 
 
 def _bytes_of(token: str) -> bytes:
-    """Of a sentencepiece token."""
+    """The bytes of a sentencepiece token."""
     return (
         bytes([int(token[3:5], 16)]) if _is_fallback(token) else token.replace(_SPACE, " ").encode()
     )
 
 
 def vocabulary_digest(tokenizer: tokenizers.Tokenizer) -> str:
-    """Equal for tokenizers that give the same tokens the same ids."""
+    """A hash that is equal for tokenizers that give the same tokens the same ids."""
     pairs = sorted(tokenizer.get_vocab(with_added_tokens=True).items())
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Sources: what guesses the next tokens.  A shape of `specjax.proposers` arranges the guesses."""
+"""Sources: they predict the next tokens, and a shape of `specjax.proposers` arranges the drafts."""
 
 from specjax.proposers.sources.draft import DraftSource, DraftState
 from specjax.proposers.sources.early_exit import EarlyExitSource

@@ -1,4 +1,4 @@
-"""Tokens that the target has committed, and that a model of the proposer's has yet to read."""
+"""Tokens that the target has committed and a draft model has not read yet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specjax.types import Block
 
 
 def remember(fresh: Array, block: Block) -> tuple[Array, Array]:
-    """`fresh` [B, D + 1] with the committed tokens of `block`, and how many [B] they are."""
+    """`fresh` [B, D + 1], overwritten with the tokens of `block`, and how many [B] they are."""
     width = min(fresh.shape[1], block.tokens.shape[1])
     return fresh.at[:, :width].set(block.tokens[:, :width]), block.count
 

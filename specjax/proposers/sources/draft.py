@@ -1,9 +1,8 @@
-"""`draft`: a smaller language model with the target's tokens."""
+"""`DraftSource`: a smaller language model with the target's tokenizer."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,42 +10,42 @@ from flax import struct
 from jax import Array
 
 from specjax.caches import empty_cache, read_prompt
-from specjax.contract import Context, Loaded, Lookahead, Model, Source
+from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
 from specjax.proposers.sources.catch_up import remember, then_pending
 from specjax.types import ABSENT, Block, Proposal
 
 
 @struct.dataclass
 class DraftState:
-    cache: Any
+    cache: Cache
     fresh: Array  # [B, depth + 1] tokens that the target committed and the draft has not read
     count: Array  # [B] how many
-    ahead: (
-        Array | None
-    )  # [B, depth] what the last chain read, ABSENT where it did not; None: unused
+    # [B, depth] the drafts that the last chain read, ABSENT where none; None if they are not reused
+    ahead: Array | None
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftSource(Source):
-    """A model that reads what the target commits, and takes its own drafts back.
+    """A model that reads the committed tokens, and removes its own drafts from its KV cache.
 
     `observe` remembers a block, and the next `begin` reads it in one pass with the pending token.
 
-    Accepted drafts of a chain are not read again if the cache keeps scratch: then at most two
-    tokens are left to read, the last draft and the pending token.
+    If the cache keeps scratch, accepted drafts of a chain are not read again.  Then at most two
+    tokens are left to read: the last draft and the pending token.
 
-    The draft may have another (padded) vocabulary size than the target, as long as both mean the
-    same tokens.
+    The draft's vocabulary may be padded to another size than the target's, as long as equal ids
+    mean equal tokens.
     """
 
     model: Model
     vocab_size: int  # the target's
     asks_draft = True
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         if draft is None:
             raise ValueError(
-                "a proposer over a draft model comes without its weights: pass the loaded model as draft="
+                "a proposer over a draft model comes without its weights: "
+                "pass the loaded model as draft="
             )
         if self.model != draft.model or self.vocab_size != target.model.vocab_size:
             raise ValueError(
@@ -55,9 +54,11 @@ class DraftSource(Source):
             )
         return draft.params
 
-    def init(self, params: Any, prompt: Block, capacity: int, lookahead: Lookahead) -> DraftState:
+    def init(
+        self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead
+    ) -> DraftState:
         rows, width = len(prompt.tokens), lookahead.depth + 1
-        # The drafts are staged behind the tokens that are caught up with: there is room for both.
+        # Drafts are staged after the committed tokens that are still unread, so both need room.
         cache = empty_cache(self.model, rows, capacity, width + lookahead.staged)
         cache = read_prompt(self.model, params, prompt.tokens, prompt.count, cache)[-1]
         reuses = lookahead.is_chain and cache.keeps_scratch
@@ -67,8 +68,8 @@ class DraftSource(Source):
         )
 
     def begin(
-        self, params: Any, state: DraftState, context: Context
-    ) -> tuple[DraftState, Any, Array]:
+        self, params: Arrays, state: DraftState, context: Context
+    ) -> tuple[DraftState, Cache, Array]:
         unread = state if state.ahead is None else self._read_most(params, state)
         tokens = then_pending(unread.fresh, unread.count, context.pending)
         staged, logits = self._read(params, unread.cache, tokens, unread.count[:, None])
@@ -77,39 +78,42 @@ class DraftSource(Source):
         )
         return caught_up, staged.commit(unread.count + 1), logits[:, 0]
 
-    def extend(self, params: Any, reading: Any, tokens: Array) -> tuple[Any, Array]:
+    def extend(self, params: Arrays, reading: Cache, tokens: Array) -> tuple[Cache, Array]:
         cache, logits = self._read(
             params, reading, tokens[:, None], jnp.zeros_like(tokens)[:, None]
         )
         return cache.commit(jnp.ones_like(tokens)), logits[:, 0]
 
     def read_tree(
-        self, params: Any, reading: Any, tokens: Array, at: Array, depth: Array, mask: Array
-    ) -> tuple[Any, Array]:
+        self, params: Arrays, reading: Cache, tokens: Array, at: Array, depth: Array, mask: Array
+    ) -> tuple[Cache, Array]:
         return self._read(params, reading, tokens, at, depth, mask)
 
-    def end(self, params: Any, state: DraftState, reading: Any, proposal: Proposal) -> DraftState:
+    def end(
+        self, params: Arrays, state: DraftState, reading: Cache, proposal: Proposal
+    ) -> DraftState:
         state = dataclasses.replace(state, cache=reading.rewind(state.cache))
         if state.ahead is None:
             return state
-        # A draft was read if another hangs below it in any row: where a chain stops, passes are spared.
+        # A draft was read if any row has a draft after it: a chain skips the passes that no row
+        # needs.
         was_read = (proposal.parent[:, 1:] != ABSENT).any(0)
         return dataclasses.replace(
             state, ahead=jnp.where(was_read, proposal.tokens[:, :-1], ABSENT)
         )
 
-    def observe(self, params: Any, state: DraftState, block: Block) -> DraftState:
+    def observe(self, params: Arrays, state: DraftState, block: Block) -> DraftState:
         fresh, count = remember(state.fresh, block)
         state = dataclasses.replace(state, fresh=fresh, count=count)
         if state.ahead is None:
             return state
         depth = state.ahead.shape[1]
-        right = (fresh[:, :-1] == state.ahead) & (jnp.arange(depth) < count[:, None])
-        known = jnp.cumprod(right, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
+        accepted = (fresh[:, :-1] == state.ahead) & (jnp.arange(depth) < count[:, None])
+        known = jnp.cumprod(accepted, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
         fresh = jax.vmap(jnp.roll)(fresh, -known)
         return DraftState(state.cache.commit(known), fresh, count - known, state.ahead)
 
-    def _read_most(self, params: Any, state: DraftState) -> DraftState:
+    def _read_most(self, params: Arrays, state: DraftState) -> DraftState:
         """Read all unread tokens but the last, if any row has more than one."""
 
         def read(state: DraftState) -> DraftState:
@@ -118,20 +122,21 @@ class DraftSource(Source):
             fresh = jax.vmap(jnp.roll)(state.fresh, -most)
             return DraftState(cache.commit(most), fresh, state.count - most, state.ahead)
 
-        # A loop of at most one turn: XLA copies what a branch returns, and updates a loop's carry in place.
+        # A loop of at most one iteration, because XLA copies the result of a `cond` but updates the
+        # carry of a loop in place.
         state = jax.lax.while_loop(lambda state: (state.count > 1).any(), read, state)
         return dataclasses.replace(state, fresh=state.fresh[:, :1])
 
     def _read(
         self,
-        params: Any,
-        cache: Any,
+        params: Arrays,
+        cache: Cache,
         tokens: Array,
         at: Array,
         depth: Array | None = None,
         mask: Array | None = None,
-    ) -> tuple[Any, Array]:
-        """Stage `tokens` [B, T]; return the cache, and logits [B, M, V] after the tokens `at` [B, M]."""
+    ) -> tuple[Cache, Array]:
+        """Stage `tokens` [B, T]; return the cache, and logits [B, M, V] after those `at` [B, M]."""
         tokens = jnp.minimum(tokens, self.model.vocab_size - 1)
         positions = cache.length[:, None] + (
             jnp.arange(tokens.shape[1]) if depth is None else depth

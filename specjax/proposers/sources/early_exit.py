@@ -1,15 +1,14 @@
-"""`early_exit`: the first layers of the target, with its own head."""
+"""`EarlyExitSource`: the first layers of the target, with the target's own head."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.caches import KVCache
-from specjax.contract import Context, Loaded, Lookahead, Model, Source
+from specjax.contract import Arrays, Context, Loaded, Lookahead, Model, Source
 from specjax.models import LinenModel, TransformerConfig
 from specjax.types import Block, Proposal
 
@@ -19,10 +18,10 @@ class EarlyExitSource(Source):
     """The target without its last layers, in the target's own cache.
 
     Its parameters are the target's: the layers, the final norm and the head.  It stages its drafts
-    behind the length of the target's cache, where the target stages its pass next.  So it has no
-    prompt to read, and nothing to catch up with.
+    after the committed tokens of the target's KV cache, and the next pass of the target overwrites
+    them.  So it reads no prompt, and it never has to catch up with committed tokens.
 
-    Any target will do; one that was trained with losses at its inner layers drafts better.
+    Any target works, but one that was trained with losses at its inner layers drafts better.
 
     Reference: Elhoushi et al. 2024 (LayerSkip), arXiv 2404.16710, section 4.3: self-speculative
     decoding.
@@ -32,7 +31,7 @@ class EarlyExitSource(Source):
     exit_layer: int
     shares_cache = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         config = self.target.module.config if isinstance(self.target, LinenModel) else None
         if not isinstance(config, TransformerConfig):
             kind = type(
@@ -51,44 +50,46 @@ class EarlyExitSource(Source):
     @property
     def model(self) -> LinenModel:
         """The target without its last layers."""
-        assert isinstance(self.target, LinenModel)  # checked above
+        assert isinstance(self.target, LinenModel)  # checked by __post_init__
         config = self.target.module.config.truncated(self.exit_layer)
         return dataclasses.replace(self.target, module=self.target.module.clone(config=config))
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         if self.target != target.model:
             raise ValueError(
-                f"the early exit was made for another target than {target.name}; pass target.model to it"
+                f"the early exit was made for another target than {target.name}; "
+                "pass target.model to it"
             )
         return target.params
 
-    def init(self, params: Any, prompt: Block, capacity: int, lookahead: Lookahead) -> tuple:
+    def init(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> tuple[()]:
         return ()
 
     def begin(
-        self, params: Any, state: KVCache, context: Context
+        self, params: Arrays, state: KVCache, context: Context
     ) -> tuple[KVCache, KVCache, Array]:
         layers = slice(self.exit_layer)
         first = dataclasses.replace(state, keys=state.keys[layers], values=state.values[layers])
         return state, *self.extend(params, first, context.pending)
 
-    def extend(self, params: Any, reading: KVCache, tokens: Array) -> tuple[KVCache, Array]:
+    def extend(self, params: Arrays, reading: KVCache, tokens: Array) -> tuple[KVCache, Array]:
         out = self.model.apply(params, tokens[:, None], reading.length[:, None], reading)
         return out.cache.commit(jnp.ones_like(reading.length)), out.logits[:, 0].astype(jnp.float32)
 
     def read_tree(
-        self, params: Any, reading: KVCache, tokens: Array, at: Array, depth: Array, mask: Array
+        self, params: Arrays, reading: KVCache, tokens: Array, at: Array, depth: Array, mask: Array
     ) -> tuple[KVCache, Array]:
         out = self.model.apply(params, tokens, reading.length[:, None] + depth, reading, mask)
         return out.cache, jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
 
-    def end(self, params: Any, state: KVCache, reading: KVCache, proposal: Proposal) -> KVCache:
-        # The first layers' buffers are those that were written; the length is the target's again.
+    def end(self, params: Arrays, state: KVCache, reading: KVCache, proposal: Proposal) -> KVCache:
+        # Take the buffers of the first layers from the reading, and everything else, the length
+        # too, from the target's cache.
         keys, values = (
-            mine + whole[self.exit_layer :]
-            for mine, whole in ((reading.keys, state.keys), (reading.values, state.values))
+            first + whole[self.exit_layer :]
+            for first, whole in ((reading.keys, state.keys), (reading.values, state.values))
         )
         return dataclasses.replace(state, keys=keys, values=values)
 
-    def observe(self, params: Any, state: tuple, block: Block) -> tuple:
+    def observe(self, params: Arrays, state: tuple[()], block: Block) -> tuple[()]:
         return state

@@ -1,59 +1,57 @@
-"""`medusa`: heads on the target's hidden states; every row has the heads of its own adapter."""
+"""`MedusaSource`: heads on the target's hidden states; each row chooses its own adapter."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.contract import BlockSource, Context, Loaded
+from specjax.contract import Arrays, BlockSource, Context, Loaded
 from specjax.models import MedusaHeads, head_matrix, medusa_features, medusa_logits
 from specjax.types import Block
 
 
 @struct.dataclass
 class MedusaParams:
-    """Arrays of a bank of A adapters, and which of them each row asks for.
+    """Parameters of a bank of A adapters, and the adapter of each row.
 
-    `Decoder.prefill` reads `adapter` for the rows that it is given, and keeps it in their state;
-    later steps take any.
+    Only `Decoder.prefill` reads `adapter`: it copies the adapters of its rows into their state.
     """
 
-    bank: Any  # of `MedusaHeads`, stacked: every leaf [A, ...]
-    adapter: Array  # [B] int32, or one for all rows; -1: none, the row decodes plainly
-    output: Any = None  # of the target, for `models.head_matrix`; None where heads have their own
+    bank: Arrays  # parameters of `MedusaHeads`, stacked: every leaf [A, ...]
+    adapter: Array  # [B] int32, or one for all rows; with -1 the row decodes plainly
+    output: Arrays = None  # the target's, for `models.head_matrix`; None if heads have their own
 
 
 @struct.dataclass
 class MedusaState:
     hidden: Array  # [B, E] hidden state of the last token that the target has read
-    known: Array  # [B] bool; has it read any?
+    known: Array  # [B] bool; has the target read any token yet?
     adapter: Array  # [B] int32
 
 
 @dataclasses.dataclass(frozen=True)
 class MedusaSource(BlockSource):
-    """Head k draws the token k + 1 places behind the pending one.
+    """Head k (from 0) predicts the token k + 1 positions after the pending one.
 
     The heads see the target's last hidden state at the token before the pending one.  They do not
-    see each other's drafts: all nodes of a depth share a distribution.
+    see each other's drafts, so all nodes of a depth share a distribution.
 
-    Rows with different adapters or none, and rows that have nothing but a pending token yet, share
-    one program.
+    One compiled program serves rows with different adapters, rows with none, and rows that have
+    only a pending token so far.
 
     Reference: Cai et al. 2024, arXiv 2401.10774.
     """
 
     heads: MedusaHeads
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.declare(vocab_size=self.heads.vocab_size, depth=self.heads.num_heads)
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         raise ValueError(
             "a Medusa comes without its weights: pass what specjax.load_medusa returns instead"
         )
@@ -62,13 +60,14 @@ class MedusaSource(BlockSource):
         del capacity
         if jnp.size(params.adapter) != 1 and jnp.shape(params.adapter) != prompt.count.shape:
             raise ValueError(
-                f"adapter has {len(params.adapter)} values for {len(prompt.count)} rows; pass one a row"
+                f"adapter has {len(params.adapter)} values for {len(prompt.count)} rows; "
+                "pass one a row"
             )
         adapter = jnp.broadcast_to(params.adapter, prompt.count.shape).astype(jnp.int32)
         hidden, known = jnp.zeros_like(prompt.hidden[:, 0]), jnp.zeros(prompt.count.shape, bool)
         return self.observe(params, MedusaState(hidden, known, adapter), prompt)
 
-    def observe(self, params: Any, state: MedusaState, block: Block) -> MedusaState:
+    def observe(self, params: Arrays, state: MedusaState, block: Block) -> MedusaState:
         last = jnp.maximum(block.count - 1, 0)[:, None, None]
         hidden = jnp.take_along_axis(block.hidden, last, axis=1)[:, 0]
         read = block.count > 0
@@ -81,19 +80,21 @@ class MedusaSource(BlockSource):
         rows, heads = len(state.hidden), self.heads
         width = heads.vocab_size if heads.own_heads else heads.hidden_size
 
-        def one(index: Array, made: Array) -> Array:
-            mine = state.adapter == index
+        def add(index: Array, outputs: Array) -> Array:
+            uses = state.adapter == index
 
-            def ask(made: Array) -> Array:
+            def apply(outputs: Array) -> Array:
                 arrays = jax.tree.map(lambda leaf: leaf[index], params.bank)
                 new = medusa_features(heads, arrays, state.hidden)
-                return jnp.where(mine[:, None, None], new.astype(made.dtype), made)
+                return jnp.where(uses[:, None, None], new.astype(outputs.dtype), outputs)
 
-            return jax.lax.cond(mine.any(), ask, lambda made: made, made)
+            return jax.lax.cond(uses.any(), apply, lambda outputs: outputs, outputs)
 
-        # A gather would copy each row's heads; this loop reads an adapter once, and only if asked for.
+        # A gather would copy the heads for every row.  This loop reads each adapter once, and skips
+        # those that no row uses.
         count = len(jax.tree.leaves(params.bank)[0])
-        made = jnp.zeros((rows, heads.num_heads, width), state.hidden.dtype)
-        made = jax.lax.fori_loop(0, count, one, made)
-        logits = medusa_logits(heads, made, None if heads.own_heads else head_matrix(params.output))
+        outputs = jnp.zeros((rows, heads.num_heads, width), state.hidden.dtype)
+        outputs = jax.lax.fori_loop(0, count, add, outputs)
+        target_head = None if heads.own_heads else head_matrix(params.output)
+        logits = medusa_logits(heads, outputs, target_head)
         return logits, state.known & (state.adapter >= 0), state

@@ -1,16 +1,16 @@
-"""`translated`: a smaller language model with a tokenizer of its own."""
+"""`TranslatedSource`: a smaller language model with another tokenizer than the target's."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
 from specjax.caches import empty_cache, read_prompt
-from specjax.contract import Context, Loaded, Lookahead, Model, Source
+from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
 from specjax.proposers.sources.catch_up import remember, then_pending
 from specjax.text import Translation
 from specjax.types import ABSENT, Block, Proposal
@@ -18,35 +18,35 @@ from specjax.types import ABSENT, Block, Proposal
 
 @struct.dataclass
 class TranslatedParams:
-    model: Any
+    model: Arrays
     translation: Translation
 
 
 @struct.dataclass
 class TranslatedState:
-    cache: Any  # of the draft's own tokens
-    fresh: Array  # [B, depth + 1] tokens that the target committed and the draft has not read
+    cache: Cache  # holds draft tokens
+    fresh: Array  # [B, depth + 1] target tokens that are committed and the draft has not read
     count: Array  # [B] how many
     room: Array  # [B] draft tokens that still fit; negative once the text has outgrown the cache
 
 
 class _Reading(NamedTuple):
-    cache: Any
+    cache: Cache
     readable: Array  # [B] bool: does the draft know the text up to the pending token?
 
 
 @dataclasses.dataclass(frozen=True)
 class TranslatedSource(Source):
-    """A `model` that need not share the target's tokens.
+    """A draft model whose tokens differ from the target's.
 
-    What the target commits is spelt in the draft's tokens and read, several for one where need be.
-    The draft's logits are gathered onto the target's vocabulary, where they are warped and drawn
-    from.  A token that the draft does not have is never proposed, so every draft is one token of
-    both.
+    The draft reads each committed token of the target as one or more draft tokens that spell it.
+    Its logits are gathered onto the target's vocabulary, where they are warped and sampled.
+    Tokens that the draft does not have are never proposed, so every draft is one token of both
+    models.
 
-    A text of the target may take more draft tokens than were reserved (`expansion` for each, on
-    average), or than the draft can read.  From then on its row proposes nothing.  Of a prompt that
-    long the end is read.
+    A text may need more draft tokens than are reserved (`expansion` for each target token) or than
+    the draft can read.  From then on its row proposes nothing.  If the prompt alone is too long,
+    the draft reads its end.
 
     Reference: Timor et al. 2025, arXiv 2502.05202, token-level intersection.
     """
@@ -56,10 +56,10 @@ class TranslatedSource(Source):
     expansion: int = 2
     asks_draft = True
 
-    def bind(self, target: Loaded, draft: Loaded | None) -> Any:
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         raise ValueError(
-            "a proposer over a translated draft comes without its weights and tables: pass draft= alone, "
-            "or drafter= with what specjax.make_drafter(target, draft) returns"
+            "a proposer over a translated draft comes without its weights and tables: pass draft= "
+            "alone, or drafter= with what specjax.make_drafter(target, draft) returns"
         )
 
     def init(
@@ -69,14 +69,16 @@ class TranslatedSource(Source):
         depth, start = lookahead.depth, params.translation.start
         catch_up, wanted = _most_pieces(params, depth), capacity * self.expansion + len(start)
         room = min(wanted, self.model.max_positions - catch_up - depth)
-        # Where the text cannot fit, the prompt leaves room for what follows it.
+        # If the draft cannot read the whole text, keep half of the room for what follows the
+        # prompt.
         width = min(
             width * self.expansion, room - len(start) if room == wanted else room // 2 - len(start)
         )
         if width < 1:
             raise ValueError(
-                f"the draft reads at most {self.model.max_positions} tokens, too few to propose {depth} "
-                f"and to read {catch_up} at once: pass a draft with more context, or a smaller num_drafts"
+                f"the draft reads at most {self.model.max_positions} tokens, too few to propose "
+                f"{depth} and to read {catch_up} at once: pass a draft with more context, "
+                "or a smaller num_drafts"
             )
         tokens, count = spell(params.translation, prompt.tokens, prompt.count, width)
         tokens = jnp.concatenate([jnp.broadcast_to(start, (rows, len(start))), tokens], axis=1)
@@ -89,15 +91,14 @@ class TranslatedSource(Source):
         self, params: TranslatedParams, state: TranslatedState, context: Context
     ) -> tuple[TranslatedState, _Reading, Array]:
         translation, pending = params.translation, context.pending
-        # Catch up: the tokens committed since, then the pending one, in one pass.
+        # Catch up in one pass: the newly committed tokens, then the pending one.
         unread = then_pending(state.fresh, state.count, pending)
         most = _most_pieces(params, state.fresh.shape[1] - 1)
         tokens, count = spell(translation, unread, state.count + 1, most)
         keep = count - translation.count[pending]
         room = state.room - keep
-        keep = jnp.where(
-            room < 0, 0, keep
-        )  # what does not fit is scratch, and so is all that follows
+        # A text that no longer fits commits nothing more: the draft's cache is stale from here on.
+        keep = jnp.where(room < 0, 0, keep)
         staged, logits = self._read(params, state.cache, tokens, jnp.maximum(count - 1, 0)[:, None])
         caught_up = TranslatedState(staged.commit(keep), state.fresh, jnp.zeros_like(keep), room)
         return caught_up, _Reading(staged.commit(count), (room >= 0) & (count > 0)), logits[:, 0]
@@ -123,7 +124,7 @@ class TranslatedSource(Source):
         return reading._replace(cache=cache), logits
 
     def known(self, params: TranslatedParams, reading: _Reading, tokens: Array) -> Array:
-        """Nothing follows from a text that the draft cannot read, nor from a token that it lacks."""
+        """No draft follows a text that the draft cannot read, nor a token that it does not have."""
         return (params.translation.to_draft[tokens] >= 0).at[:, 0].set(reading.readable)
 
     def end(
@@ -144,13 +145,13 @@ class TranslatedSource(Source):
     def _read(
         self,
         params: TranslatedParams,
-        cache: Any,
+        cache: Cache,
         tokens: Array,
         at: Array,
         depth: Array | None = None,
         mask: Array | None = None,
-    ) -> tuple[Any, Array]:
-        """Stage `tokens` [B, T] of the draft; the cache, and logits [B, M, V] after the tokens `at`."""
+    ) -> tuple[Cache, Array]:
+        """Stage draft tokens [B, T]; return the cache, and logits [B, M, V] after those `at`."""
         positions = cache.length[:, None] + (
             jnp.arange(tokens.shape[1]) if depth is None else depth
         )
@@ -161,30 +162,34 @@ class TranslatedSource(Source):
 
 
 def _most_pieces(params: TranslatedParams, depth: int) -> int:
-    """Draft tokens that spell a step's: drafts are one each, the target's own choice may take more."""
+    """The most draft tokens that spell the unread tokens of one step, the pending one included.
+
+    Accepted drafts take one draft token each.  The pending token before them and the one after them
+    are the target's own choice, and may take up to M pieces each.
+    """
     return depth + 2 * params.translation.pieces.shape[1]
 
 
 def spell(translation: Translation, tokens: Array, count: Array, width: int) -> tuple[Array, Array]:
-    """Write target tokens in the draft's.
+    """Spell target tokens in draft tokens.
 
     Args:
       translation: the tables, with at most M pieces a token.
-      tokens: [B, T] of the target.
-      count: [B] how many of them are there.
-      width: of the result; of a row that needs more the last pieces are kept.
+      tokens: [B, T] target tokens.
+      count: [B] how many of them count; the others are padding.
+      width: of the result; a row that needs more keeps its last pieces.
 
     Returns:
-      [B, width] draft tokens, right-padded with 0, and how many [B].
+      [B, width] draft tokens, right-padded with 0, and how many [B] there are.
 
         the cat . .      count 2      pieces t he | c a t      ->     t he c a t 0 0 0      5
     """
-    place = jnp.arange(translation.pieces.shape[1])
+    piece = jnp.arange(translation.pieces.shape[1])
     each = jnp.where(jnp.arange(tokens.shape[1]) < count[:, None], translation.count[tokens], 0)
     end = jnp.cumsum(each, axis=1, dtype=jnp.int32)
     start = end - each - jnp.maximum(end[:, -1:] - width, 0)
-    slot = jnp.where(place < each[..., None], start[..., None] + place, ABSENT)
-    slot = jnp.where(slot >= 0, slot, width)  # beyond the result: dropped
+    slot = jnp.where(piece < each[..., None], start[..., None] + piece, ABSENT)
+    slot = jnp.where(slot >= 0, slot, width)  # out of bounds, so mode="drop" leaves it out
     rows = jnp.arange(len(tokens))[:, None, None]
     spelt = (
         jnp.zeros((len(tokens), width), jnp.int32)
