@@ -1,4 +1,4 @@
-"""Families: a configuration of the one transformer and a table of tensor names each."""
+"""Families: for each one a configuration of the transformer and a table of tensor names."""
 
 from specjax.models.families.family import Family, Tensor
 from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
