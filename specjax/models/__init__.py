@@ -1,4 +1,4 @@
-"""Models: one transformer, a table of the families that are read into it, and adapters for models of your own."""
+"""Models: one transformer, the model families that it covers, and adapters for your own models."""
 
 from specjax.models.adapters import from_function, from_linen, from_nnx
 from specjax.models.attention import attend
