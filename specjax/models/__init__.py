@@ -5,7 +5,7 @@ from specjax.models.attention import attend
 from specjax.models.base import LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
-from specjax.models.families import FAMILIES, Family, Tensor
+from specjax.models.families import FAMILIES, Config, Family, Tensor
 from specjax.models.language_model import OFF, LanguageModel
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_features, medusa_logits
 from specjax.models.products import dot_general, float32_dot_general
@@ -16,6 +16,7 @@ from specjax.models.transformer import Transformer, head_matrix
 __all__ = [
     "FAMILIES",
     "OFF",
+    "Config",
     "Family",
     "LanguageModel",
     "LinenModel",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flax import nnx
 
 
-class Settings(TypedDict, total=False):
+class _Settings(TypedDict, total=False):
     """The keyword arguments of `from_function`."""
 
     vocab_size: Required[int]
@@ -86,7 +86,7 @@ def from_function(
     )
 
 
-def from_linen(module: nn.Module, **settings: Unpack[Settings]) -> Model:
+def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model:
     """A `flax.linen` module as a model; its params are what `module.init` returns.
 
     Args:
@@ -97,7 +97,7 @@ def from_linen(module: nn.Module, **settings: Unpack[Settings]) -> Model:
     return from_function(_Linen(module), **settings)
 
 
-def from_nnx(model: nnx.Module, **settings: Unpack[Settings]) -> tuple[Model, Arrays]:
+def from_nnx(model: nnx.Module, **settings: Unpack[_Settings]) -> tuple[Model, Arrays]:
     """A `flax.nnx` model, in its inference mode (`model.eval()`), as a model and its params.
 
     Args:

@@ -73,8 +73,9 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
-                "grouped-query attention shares each key head among the same number of query heads"
+                f"num_heads={self.num_heads} is not a multiple of "
+                f"num_kv_heads={self.num_kv_heads}: grouped-query attention shares each key head "
+                "among the same number of query heads"
             )
         for rope in {self.rope_of(i) for i in range(self.num_layers)}:
             if rope is not None and int(self.head_dim * rope.fraction) % 2:
@@ -93,7 +94,8 @@ class TransformerConfig:
             )
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise ValueError(
-                f"experts_per_token={self.experts_per_token}; it must lie in [1, {self.num_experts}]"
+                f"experts_per_token={self.experts_per_token}; it must lie in "
+                f"[1, {self.num_experts}]"
             )
 
     def truncated(self, num_layers: int) -> TransformerConfig:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -42,12 +43,12 @@ class TextCache(Cache):
 
     keeps_scratch = True
 
-    def commit(self, count: Array, path: Array | None = None) -> TextCache:
+    def commit(self, count: Array, path: Array | None = None) -> Self:
         refuse_path(path)
-        return TextCache(self.tokens, self.length + count)
+        return dataclasses.replace(self, length=self.length + count)
 
-    def rewind(self, to: TextCache) -> TextCache:
-        return TextCache(self.tokens, to.length)
+    def rewind(self, to: Cache) -> Self:
+        return dataclasses.replace(self, length=to.length)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,7 +102,10 @@ class Norm(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202, equation 6), or down(act(up(x)))."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))).
+
+    Reference: Shazeer 2020, arXiv 2002.05202, equation 6.
+    """
 
     config: TransformerConfig
     dense: Callable[..., Dense]
@@ -169,5 +172,5 @@ class Experts(nn.Module):
 
 
 def residual_scale(c: TransformerConfig) -> float:
-    """Init scale of output projections, as in GPT-2: keeps the residual stream's size with depth."""
+    """Init scale of output projections, as in GPT-2: keeps the residual stream bounded."""
     return c.init_scale / (2 * c.num_layers) ** 0.5

@@ -90,9 +90,9 @@ def medusa_logits(heads: MedusaHeads, found: Array, target_head: Array | None) -
     if heads.own_heads:
         return found.astype(jnp.float32)
     assert target_head is not None
-    logits = heads.dot_general(
-        features, target_head, (((features.ndim - 1,), (0,)), ((), ()))
-    ).astype(jnp.float32)
+    logits = heads.dot_general(found, target_head, (((found.ndim - 1,), (0,)), ((), ()))).astype(
+        jnp.float32
+    )
     cap = heads.logit_softcap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
