@@ -121,7 +121,7 @@ def save(
     Raises:
       ValueError: the model is not a `Transformer`, or the dtype is not supported.
     """
-    module = getattr(model.model, "module", None)
+    module = model.model.module if isinstance(model.model, LinenModel) else None
     if not isinstance(module, Transformer):
         raise ValueError(
             f"{model.name} is no specjax Transformer; write its parameters with "
@@ -265,8 +265,8 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
     }
     generation, config = dict(loaded[_GENERATION]), dict(loaded[_CONFIG])
     if config.get("model_type") != ours.family or family.read_config(config) != ours:
-        # By default BOS is the EOS token.  The padding id is written too, because transformers would
-        # otherwise add its own.
+        # By default BOS is the EOS token.  Padding is written too, because transformers
+        # would otherwise add its own.
         ids["bos_token_id"] = config.get("bos_token_id", eos[0] if eos else None)
         padding = {"pad_token_id": config.get("pad_token_id")}
         config = {

@@ -64,7 +64,7 @@ class Int8(nn.meta.AxisMetadata):
 class _Kernel:
     """What a module sees of an `Int8`: a leaf with a shape, to be passed to its dot_general."""
 
-    def __init__(self, stored: Int8):
+    def __init__(self, stored: Int8) -> None:
         self.stored = stored
         self.shape = stored.values.shape[::-1]
 

@@ -72,9 +72,9 @@ def check_memory(
     require(needed, devices_of(params.target), what, cure)
 
 
-def _on_a_mesh(x: Array | np.ndarray) -> NamedSharding | None:
+def _on_a_mesh(x: Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding | None:
     """Its sharding on a mesh; None for a host array and on one device, which trace alike."""
-    at = x.sharding if isinstance(x, jax.Array) else None
+    at = x.sharding if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else None
     return at if isinstance(at, NamedSharding) else None
 
 

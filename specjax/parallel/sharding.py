@@ -144,7 +144,7 @@ def module_shardings(module: nn.Module, mesh: Mesh, rules: Rules, *inputs: Array
     # A projection is split between heads, never within a head.
     units = {name: getattr(config, f"num_{name}", 0) for name in ("heads", "kv_heads")}
 
-    def place(
+    def sharding_of(
         path: jax.tree_util.KeyPath, spec: PartitionSpec | None, leaf: jax.ShapeDtypeStruct
     ) -> NamedSharding:
         if spec is None:
@@ -168,7 +168,7 @@ def module_shardings(module: nn.Module, mesh: Mesh, rules: Rules, *inputs: Array
 
     leaves = nn.meta.unbox(boxed)
     return jax.tree_util.tree_map_with_path(
-        place,
+        sharding_of,
         nn.get_partition_spec(boxed),
         leaves,
         is_leaf=lambda x: x is None or isinstance(x, PartitionSpec),
@@ -278,7 +278,7 @@ def spread(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = RULES
     axis = _axes(mesh, rules.get("kv_heads"))
     parts = _size(mesh, axis) if split_heads else 1
 
-    def place(leaf: KVCache | Array) -> KVCache | Array:
+    def shard(leaf: KVCache | Array) -> KVCache | Array:
         at: NamedSharding | KVCache = rows
         if isinstance(leaf, KVCache):
             if parts > 1 and leaf.keys[0].shape[1] % parts == 0:
@@ -289,7 +289,7 @@ def spread(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = RULES
             at = dataclasses.replace(jax.tree.map(lambda _: heads, leaf), length=rows)
         return jax.lax.with_sharding_constraint(leaf, at)
 
-    return jax.tree.map(place, state, is_leaf=lambda x: isinstance(x, KVCache))
+    return jax.tree.map(shard, state, is_leaf=lambda x: isinstance(x, KVCache))
 
 
 def layout(state: Arrays) -> tuple[NamedSharding | None, ...] | None:
