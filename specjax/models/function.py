@@ -160,8 +160,8 @@ def _check(model: RereadingModel | CachedModel) -> None:
         hash(model)
     except TypeError as error:
         raise ValueError(
-            f"the model cannot be a static argument of jit ({error}): arrays belong into the params, "
-            "and fields of a module must be hashable"
+            f"the model cannot be a static argument of jit ({error}): arrays belong into the "
+            "params, and fields of a module must be hashable"
         ) from None
 
 
