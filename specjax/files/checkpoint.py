@@ -1,8 +1,8 @@
-"""Hugging Face folders in and out: configuration, safetensors, tokenizer, sampling defaults.
+"""Reads and writes Hugging Face folders: configuration, weights, tokenizer, sampling defaults.
 
-Nothing from a folder is ever executed: weights are read from safetensors only, and a configuration that asks for its
-own code (`auto_map`) is refused.  Everything is checked against the configuration before a tensor is read, and all
-that does not fit is named at once.
+Code from a folder is never executed: weights are read from safetensors only, and a configuration
+that asks for its own code (`auto_map`) is refused.  Everything is checked against the configuration
+before a tensor is read, and one error names everything that does not fit.
 """
 
 from __future__ import annotations
@@ -11,26 +11,22 @@ import json
 import os
 import pathlib
 import tempfile
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tokenizers
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
+from specjax.files.folder import INDEX, SHARDS, SINGLE, read_bytes, read_json
 from specjax.files.hub import SLOW_TOKENIZER, TOKENIZER, find_folder
-from specjax.files.tensors import (
-    INDEX,
-    SHARDS,
-    SINGLE,
-    read_bytes,
-    read_json,
-    read_params,
-    write_params,
-)
+from specjax.files.tensors import read_params, write_params
 from specjax.models import (
     FAMILIES,
     OFF,
+    Config,
     Family,
     LanguageModel,
     LinenModel,
@@ -46,7 +42,7 @@ _FILES = (_CONFIG, _GENERATION, *TOKENIZER)
 
 def load(
     path: str | os.PathLike[str],
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     *,
     revision: str | None = None,
     mesh: Mesh | None = None,
@@ -55,17 +51,19 @@ def load(
     """Read a model.
 
     Args:
-      path: a folder with `config.json` and `model.safetensors` (or a sharded index), or `org/name` on the Hugging Face
-        Hub, which goes through the Hub's own cache and obeys `HF_HUB_OFFLINE`.  A folder never touches the network.
+      path: a folder with `config.json` and `model.safetensors` (or an index of shards), or
+        `org/name` on the Hugging Face Hub, which is downloaded into the Hub's cache unless
+        `HF_HUB_OFFLINE` is set.  A folder never touches the network.
       dtype: of the parameters and of the KV cache: float32 (the default on a CPU), bfloat16 (the
-        default on accelerators) or float16.
+        default on other devices) or float16.
       revision: a branch, tag or commit on the Hub.
-      mesh: split the parameters over its devices, as `specjax.parallel.sharding` says; each reads its own part.
-      rules: how, as `specjax.parallel.sharding.RULES`; {} lays the whole model on every device, which suits a small draft.
+      mesh: split the parameters over its devices; each device reads its own part.
+      rules: how to split them, like `specjax.parallel.sharding.RULES`; {} replicates the model on
+        every device, which suits a small draft.
 
     Raises:
       ValueError: what does not fit, and the cure.
-      OSError: no such folder or model, or a file that is missing or cannot be read.
+      OSError: there is no such folder or model, or a file is missing or cannot be read.
     """
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     dtype = _check_dtype(dtype or ("float32" if platform == "cpu" else "bfloat16"))
@@ -75,8 +73,9 @@ def load(
     generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
     eos, defaults = _eos(folder, generation, config), _defaults(folder, generation)
     tokenizer = _tokenizer(folder, ours.vocab_size)
-    # How a CPU multiplies fast: bfloat16 by kernels that stand as in the file, and as a tied embedding does; float32 by
-    # turned ones, and there a turned copy of a tied embedding pays for itself.  Elsewhere memory is dearer.
+    # A CPU multiplies bfloat16 fastest with kernels [out, in], as in the file and in a tied
+    # embedding, and float32 with kernels [in, out].  There a transposed copy of a tied embedding is
+    # worth its memory; on other devices it is not.
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
     model = LinenModel(Transformer(ours, separate_head=separate, transposed=transposed), dtype)
@@ -87,7 +86,7 @@ def load(
     return LanguageModel(model, params, tokenizer, eos, name, defaults, files)
 
 
-def read_config(folder: pathlib.Path) -> tuple[dict[str, Any], Family, TransformerConfig]:
+def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig]:
     """A folder's `config.json`, its family, and the configuration that the family reads from it.
 
     Raises:
@@ -104,25 +103,29 @@ def read_config(folder: pathlib.Path) -> tuple[dict[str, Any], Family, Transform
         raise ValueError(f"{folder / _CONFIG}: {error}") from None
 
 
-def save(model: LanguageModel, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:
+def save(
+    model: LanguageModel, folder: str | os.PathLike[str], *, dtype: DTypeLike | None = None
+) -> None:
     """Write a folder that `load` and transformers read.
 
-    What `load` found beside the weights is written as it came; only what `dataclasses.replace` has changed since (the
-    configuration, `eos`, `defaults`) is written anew.  An interrupted save leaves the model that was there, or a folder
-    without `config.json`, which nothing loads.  Of several processes the first writes, and all must call.
+    The other files that `load` found are written unchanged, except for fields that
+    `dataclasses.replace` has changed since (the configuration, `eos`, `defaults`).  An interrupted
+    save leaves the old model, or a folder without `config.json`, which cannot be loaded.  The first
+    of several processes writes, but all must call.
 
     Args:
-      model: over a `Transformer`.
-      folder: made if need be; a model that is in it is replaced, other files stay.
-      dtype: of the weights, rounded to nearest; by default what they have.
+      model: its model is a `Transformer`.
+      folder: created if needed; a model in it is replaced, other files stay.
+      dtype: of the weights, rounded to nearest; by default the dtype that they have.
 
     Raises:
-      ValueError: no `Transformer`, or a dtype that is not supported.
+      ValueError: the model is not a `Transformer`, or the dtype is not supported.
     """
-    module = getattr(model.model, "module", None)
+    module = model.model.module if isinstance(model.model, LinenModel) else None
     if not isinstance(module, Transformer):
         raise ValueError(
-            f"{model.name} is no specjax Transformer; write its parameters with specjax.files.orbax.save_params"
+            f"{model.name} is no specjax Transformer; write its parameters with "
+            "specjax.files.orbax.save_params"
         )
     dtype = dtype and _check_dtype(dtype)
     folder, family = pathlib.Path(folder), FAMILIES[module.config.family]
@@ -149,27 +152,26 @@ def save(model: LanguageModel, folder: str | os.PathLike[str], *, dtype: Any = N
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer:
-    """A `tokenizer.json`, which gives every text all of its tokens and no others.
+    """Read a `tokenizer.json`, with truncation and padding switched off.
 
-    The file may hold a truncation and a padding, left over from how somebody once called the
-    tokenizer.  They are switched off, as in transformers, where a call has to ask for them: else a
-    prompt would be cut or padded without a word, and continued as another text.
+    The file may hold settings for both, left over from an earlier call of the tokenizer.  They
+    would silently cut or pad a prompt.  transformers ignores them too, unless a call asks for them.
 
     Raises:
-      ValueError: the file is no tokenizer.
+      ValueError: the file is not a tokenizer.
       OSError: it is missing or cannot be read.
     """
     text = read_bytes(pathlib.Path(path))
     try:
-        found = tokenizers.Tokenizer.from_str(text.decode())
+        tokenizer = tokenizers.Tokenizer.from_str(text.decode())
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{path} is not a tokenizer: {error}") from None
-    found.no_truncation()
-    found.no_padding()
-    return found
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
-def _check_dtype(dtype: Any) -> Any:
+def _check_dtype(dtype: DTypeLike) -> np.dtype:
     try:
         dtype = jnp.dtype(dtype)
     except TypeError:
@@ -178,15 +180,16 @@ def _check_dtype(dtype: Any) -> Any:
         raise ValueError(
             f"dtype={dtype} is not supported; pass {', '.join(d.name for d in _DTYPES)}"
         )
-    return dtype
+    return cast(np.dtype, dtype)
 
 
-def _family(folder: pathlib.Path, config: dict[str, Any]) -> Family:
+def _family(folder: pathlib.Path, config: Config) -> Family:
     kind = config.get("model_type")
     if "auto_map" in config:
         raise ValueError(
-            f"{folder / _CONFIG} asks for its own code (auto_map); specjax never executes code from a folder. "
-            "If the weights are those of a plain model_type, remove auto_map from the file"
+            f"{folder / _CONFIG} asks for its own code (auto_map); specjax never executes code "
+            "from a folder. If the weights are those of a plain model_type, remove auto_map from "
+            "the file"
         )
     if "quantization_config" in config:
         raise ValueError(
@@ -194,31 +197,35 @@ def _family(folder: pathlib.Path, config: dict[str, Any]) -> Family:
         )
     if kind not in FAMILIES:
         raise ValueError(
-            f"{folder}: model_type {kind!r} is not supported; specjax reads {', '.join(sorted(FAMILIES))}"
+            f"{folder}: model_type {kind!r} is not supported; specjax reads "
+            f"{', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[kind]
 
 
-def _eos(folder: Any, generation: dict[str, Any], config: dict[str, Any]) -> tuple[int, ...]:
-    found = generation.get("eos_token_id")
-    found = config.get("eos_token_id") if found is None else found
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+def _eos(folder: str | pathlib.Path, generation: Config, config: Config) -> tuple[int, ...]:
+    value = generation.get("eos_token_id")
+    value = config.get("eos_token_id") if value is None else value
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) for i in ids):
         raise ValueError(
-            f"{folder}: eos_token_id is {found!r}; it must be a token id or a list of them"
+            f"{folder}: eos_token_id is {value!r}; it must be a token id or a list of them"
         )
     return tuple(ids)
 
 
-def _defaults(folder: Any, generation: dict[str, Any]) -> dict[str, float]:
-    """What the file says, where it asks for sampling at all; the top_k=50 that transformers would add is not."""
+def _defaults(folder: str | pathlib.Path, generation: Config) -> dict[str, float]:
+    """The sampling settings in generation_config.json, if it asks for sampling.
+
+    transformers would add top_k=50 to them; specjax does not.
+    """
     sampled = bool(generation.get("do_sample"))
-    names = OFF if sampled else ("repetition_penalty",)  # which greedy text heeds too
-    found = {name: generation[name] for name in names if generation.get(name) is not None}
-    for name, value in found.items():
+    names = OFF if sampled else ("repetition_penalty",)  # it applies to greedy decoding too
+    settings = {name: generation[name] for name in names if generation.get(name) is not None}
+    for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{folder}: {name} in {_GENERATION} is {value!r}; it must be a number")
-    return {"temperature": 1.0, **found} if sampled else found
+    return {"temperature": 1.0, **settings} if sampled else settings
 
 
 def _tokenizer(folder: pathlib.Path, vocab_size: int) -> tokenizers.Tokenizer | None:
@@ -227,36 +234,39 @@ def _tokenizer(folder: pathlib.Path, vocab_size: int) -> tokenizers.Tokenizer | 
         old = [name for name in SLOW_TOKENIZER if (folder / name).exists()]
         if old:
             raise ValueError(
-                f"{folder} has a tokenizer in an older format ({', '.join(old)}) and no tokenizer.json; write one with "
-                f"transformers: AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+                f"{folder} has a tokenizer in an older format ({', '.join(old)}) and no "
+                "tokenizer.json; write one with transformers: "
+                f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
             )
         return None
-    found = read_tokenizer(path)
-    # Added tokens may lie beyond the embedding (Gemma 3's token for images does); `generate` refuses their ids.
-    greatest = max(found.get_vocab(with_added_tokens=False).values(), default=0)
+    tokenizer = read_tokenizer(path)
+    # Added tokens may be outside the embedding (Gemma 3's image token is); `generate` refuses their
+    # ids.
+    greatest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
     if greatest >= vocab_size:
         raise ValueError(
-            f"{path} has token ids up to {greatest}, and the embedding only {vocab_size} rows: it is the tokenizer of "
-            "another model"
+            f"{path} has token ids up to {greatest}, and the embedding only {vocab_size} rows: it "
+            "is the tokenizer of another model"
         )
-    return found
+    return tokenizer
 
 
-def _json(value: Any) -> bytes:
+def _json(value: Config) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, bytes]:
-    """generation_config.json and config.json, in this order: as they came, but for what has changed since."""
+    """generation_config.json and config.json, in this order, with the fields that have changed."""
     ours, eos = model.model.module.config, model.eos
     ids = {"eos_token_id": list(eos) if len(eos) > 1 else eos[0] if eos else None}
-    came = {
+    loaded = {
         name: json.loads(model.files[name]) if name in model.files else {}
         for name in (_GENERATION, _CONFIG)
     }
-    generation, config = dict(came[_GENERATION]), dict(came[_CONFIG])
+    generation, config = dict(loaded[_GENERATION]), dict(loaded[_CONFIG])
     if config.get("model_type") != ours.family or family.read_config(config) != ours:
-        # A text starts with what ends one, where no file says otherwise; transformers would add its own paddings.
+        # By default BOS is the EOS token.  Padding is written too, because transformers
+        # would otherwise add its own.
         ids["bos_token_id"] = config.get("bos_token_id", eos[0] if eos else None)
         padding = {"pad_token_id": config.get("pad_token_id")}
         config = {
@@ -270,14 +280,14 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
     config |= {name: dtype for name in ("dtype", "torch_dtype") if name in config} or {
         "dtype": dtype
     }
-    if "bos_token_id" in ids or _eos(model.name, generation, came[_CONFIG]) != eos:
+    if "bos_token_id" in ids or _eos(model.name, generation, loaded[_CONFIG]) != eos:
         config, generation = config | ids, generation | ids
     if _defaults(model.name, generation) != model.defaults:
         generation = {name: value for name, value in generation.items() if name not in OFF}
         generation |= {"do_sample": "temperature" in model.defaults, **model.defaults}
     new = {_GENERATION: generation, _CONFIG: config}
     return {
-        name: model.files[name] if new[name] == came[name] else _json(new[name])
+        name: model.files[name] if new[name] == loaded[name] else _json(new[name])
         for name in new
         if new[name]
     }

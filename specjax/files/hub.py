@@ -1,11 +1,11 @@
-"""Where a model's folder is: on this machine, or on the Hugging Face Hub, in the Hub's own cache."""
+"""Finds a model's folder: on this machine, or downloaded into the Hugging Face Hub's cache."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 
-from specjax.files.tensors import INDEX, SINGLE, shard_names
+from specjax.files.folder import INDEX, SINGLE, shard_names
 
 TOKENIZER = (
     "tokenizer.json",
@@ -14,36 +14,41 @@ TOKENIZER = (
     "chat_template.jinja",
 )
 SLOW_TOKENIZER = (
-    "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json", "merges.txt", "vocab.txt"
+    "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "vocab.json",
+    "merges.txt", "vocab.txt",
 )  # fmt: skip
-"""Tokenizers in older formats: recognised, so that they can be refused by name."""
+"""Tokenizers in older formats, which are refused by name."""
 
 
 def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:
     """The folder of a model.
 
     Args:
-      path: a folder, or `org/name` on the Hub.  What exists here, or looks like a path, never touches the network.
+      path: a folder, or `org/name` on the Hub.  A folder that exists, or a text that looks like a
+        path, never touches the network.
       revision: a branch, tag or commit on the Hub; by default `main`.
 
     Raises:
-      ValueError, OSError: there is none, and the cure.
+      ValueError, OSError: there is no such folder or model; with the cure.
     """
     folder = pathlib.Path(path)
     if folder.is_dir():
         if revision is not None:
             raise ValueError(
-                f"revision={revision!r} is for models of the Hub, and {folder} is a folder here: drop it"
+                f"revision={revision!r} is for models of the Hub, and {folder} is a folder here: "
+                "drop it"
             )
         return folder
     if not isinstance(path, str) or not _is_name(path):
         raise FileNotFoundError(
-            f"{path} is not a folder; pass one that holds config.json and {SINGLE}, or org/name for a model of the Hub"
+            f"{path} is not a folder; pass one that holds config.json and {SINGLE}, or org/name "
+            "for a model of the Hub"
         )
     return _download(path, revision)
 
 
 def _is_name(path: str) -> bool:
+    """Does it look like `org/name`?"""
     return (
         path.count("/") == 1
         and not path.startswith((".", "/", "~"))
@@ -58,17 +63,18 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
         from huggingface_hub import errors
     except ImportError:
         raise ValueError(
-            f"{name} is not a folder here, and to fetch it from the Hub takes huggingface_hub: "
+            f"{name} is not a folder here, and fetching it from the Hub needs huggingface_hub: "
             "pip install 'specjax[hub]'"
         ) from None
 
-    def fetch(files, revision):
+    def fetch(files: list[str], revision: str | None) -> pathlib.Path:
         return pathlib.Path(
             huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=files)
         )
 
     try:
-        # First what is small; the index says which files hold the weights, of which some models have several sets.
+        # Fetch the small files first: some models have several sets of weights, and the index says
+        # which files are needed.
         folder = fetch(
             ["config.json", "generation_config.json", INDEX, *TOKENIZER, *SLOW_TOKENIZER], revision
         )
@@ -80,17 +86,19 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
         )
     except errors.GatedRepoError:
         raise PermissionError(
-            f"{name} is gated: accept its conditions at https://huggingface.co/{name}, then log in with `hf auth login`"
+            f"{name} is gated: accept its conditions at https://huggingface.co/{name}, then log in "
+            "with `hf auth login`"
         ) from None
     except errors.RevisionNotFoundError:
         raise FileNotFoundError(f"{name} has no revision {revision!r} on the Hub") from None
     except errors.RepositoryNotFoundError:
         raise FileNotFoundError(
-            f"{name} is neither a folder here nor a model of the Hub that you may read: check its spelling, "
-            "or log in with `hf auth login`"
+            f"{name} is neither a folder here nor a model of the Hub that you may read: check its "
+            "spelling, or log in with `hf auth login`"
         ) from None
     except errors.LocalEntryNotFoundError:
         raise FileNotFoundError(
-            f"{name}{f' at {revision}' if revision else ''} is not a folder here, not (wholly) in the Hub's cache, and "
-            "the Hub is out of reach: go online and unset HF_HUB_OFFLINE, or pass a local folder"
+            f"{name}{f' at {revision}' if revision else ''} is not a folder here, not (wholly) in "
+            "the Hub's cache, and the Hub is out of reach: go online and unset HF_HUB_OFFLINE, or "
+            "pass a local folder"
         ) from None

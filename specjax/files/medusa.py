@@ -1,20 +1,26 @@
-"""Folders of Medusa heads in and out: `config.json` and `medusa_lm_head.safetensors`, as the authors' code has them.
+"""Reads and writes folders of Medusa heads, in the format of the authors' code.
 
-    {head}.{block}.linear.weight [E, E]   {head}.{block}.linear.bias [E]   and version 1: {head}.{blocks}.weight [V, E]
+A folder holds `config.json` and `medusa_lm_head.safetensors` with the tensors
 
-What only specjax reads stands under "specjax" in the configuration: the tree that was measured, and the target's marks.
+    {head}.{block}.linear.weight [E, E]   {head}.{block}.linear.bias [E]
+    {head}.{blocks}.weight [V, E]         only in version 1
+
+What only specjax reads is under "specjax" in the configuration: the tree with its measured
+acceptance, and the marks by which the target is recognised.
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
+from typing import TypedDict
 
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
+from jax import Array
+from jax.typing import DTypeLike
 
 from specjax.drafters import MedusaAdapter
 from specjax.files.tensors import all_finite
@@ -25,12 +31,23 @@ _WEIGHTS = "medusa_lm_head.safetensors"
 _STORED = ("F64", "F32", "F16", "BF16")
 
 
+class _Config(TypedDict):
+    """The fields of `config.json`."""
+
+    heads: int
+    layers: int
+    version: int
+    choices: tuple[tuple[int, ...], ...]
+    acceptance: tuple[float, ...]
+    marks: tuple[float, ...]
+
+
 def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapter:
-    """Read the heads in a folder, in the type of the target's weights.
+    """Read the heads in a folder, in the dtype of the target's weights.
 
     Raises:
-      ValueError: what does not fit the configuration or the target, all at once, and the cure.
-      FileNotFoundError: no such folder, or a file that it lacks.
+      ValueError: everything that does not fit the configuration or the target, with the cure.
+      FileNotFoundError: there is no such folder, or it lacks a file.
     """
     folder = pathlib.Path(path)
     if not folder.is_dir():
@@ -46,31 +63,36 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
         config["heads"], size, vocab, num_layers=layers, own_heads=own, logit_softcap=cap
     )
     weights = _read_weights(folder, heads, target, matrix.dtype)
-    named = {name: config[name] for name in ("choices", "acceptance", "marks")}
     try:
-        adapter = MedusaAdapter(params=weights, name=folder.name, heads=heads, **named)
+        adapter = MedusaAdapter(
+            params=weights,
+            name=folder.name,
+            heads=heads,
+            choices=config["choices"],
+            acceptance=config["acceptance"],
+            marks=config["marks"],
+        )
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from None
     adapter.check(target)
     if len(adapter.acceptance) not in (0, len(adapter.proposer.choices)):
         raise ValueError(
-            f"{folder / 'config.json'}: acceptance has {len(adapter.acceptance)} values; pass one a choice"
+            f"{folder / 'config.json'}: acceptance has {len(adapter.acceptance)} values; pass one "
+            "a choice"
         )
     return adapter
 
 
 def save_medusa(
-    folder: str | pathlib.Path, adapter: MedusaAdapter, base: str, dtype: Any = None
+    folder: str | pathlib.Path, adapter: MedusaAdapter, base: str, dtype: DTypeLike | None = None
 ) -> None:
-    """Write heads.
+    """Write heads.  The first of several processes writes, but all must call.
 
     Args:
-      folder: made if need be; files of these names in it are replaced.
+      folder: created if needed; files of these names in it are replaced.
       adapter: the heads.
       base: the target's name, for `base_model_name_or_path`.
-      dtype: to round to; by default what the parameters have.
-
-    Of several processes the first writes, and all must call.
+      dtype: to round to; by default the dtype of the parameters.
     """
     folder, heads, params = pathlib.Path(folder), adapter.heads, to_host(adapter.params)
     if not leader():
@@ -97,29 +119,29 @@ def save_medusa(
 
 
 def _tensors(heads: MedusaHeads) -> dict[str, tuple[str, tuple[int, ...], bool]]:
-    """Name of a tensor -> parameter, place in it, and whether it is stored transposed."""
-    found: dict[str, tuple[str, tuple[int, ...], bool]] = {}
+    """Name of a tensor -> parameter, index into it, and whether it is stored transposed."""
+    tensors: dict[str, tuple[str, tuple[int, ...], bool]] = {}
     for head in range(heads.num_heads):
         for layer in range(heads.num_layers):
-            found[f"{head}.{layer}.linear.weight"] = ("kernel", (layer, head), True)
-            found[f"{head}.{layer}.linear.bias"] = ("bias", (layer, head), False)
+            tensors[f"{head}.{layer}.linear.weight"] = ("kernel", (layer, head), True)
+            tensors[f"{head}.{layer}.linear.bias"] = ("bias", (layer, head), False)
         if heads.own_heads:
-            found[f"{head}.{heads.num_layers}.weight"] = ("head", (head,), True)
-    return found
+            tensors[f"{head}.{heads.num_layers}.weight"] = ("head", (head,), True)
+    return tensors
 
 
-def _read_config(path: pathlib.Path) -> dict[str, Any]:
+def _read_config(path: pathlib.Path) -> _Config:
     if not path.exists():
         raise FileNotFoundError(
             f"{path} is missing; a folder of Medusa heads holds config.json and {_WEIGHTS}"
         )
     try:
-        found = json.loads(path.read_text())
-        ours = found.get("specjax", {})
-        config = {
-            "heads": int(found["medusa_num_heads"]),
-            "layers": int(found["medusa_num_layers"]),
-            "version": int(float(found.get("version", 1))),
+        fields = json.loads(path.read_text())
+        ours = fields.get("specjax", {})
+        config: _Config = {
+            "heads": int(fields["medusa_num_heads"]),
+            "layers": int(fields["medusa_num_layers"]),
+            "version": int(float(fields.get("version", 1))),
             "choices": tuple(tuple(map(int, choice)) for choice in ours.get("choices", ())),
             "acceptance": tuple(map(float, ours.get("acceptance", ()))),
             "marks": tuple(map(float, ours.get("target", ()))),
@@ -128,23 +150,23 @@ def _read_config(path: pathlib.Path) -> dict[str, Any]:
         raise ValueError(f"{path} lacks {error}: is this a folder of Medusa heads?") from None
     except (ValueError, TypeError, AttributeError) as error:  # broken JSON is a ValueError
         raise ValueError(f"{path} is no configuration of Medusa heads: {error}") from None
-    for name in ("heads", "layers"):
-        if config[name] < 1:
-            raise ValueError(f"{path}: medusa_num_{name} is {config[name]}; it must be at least 1")
+    for name, count in (("heads", config["heads"]), ("layers", config["layers"])):
+        if count < 1:
+            raise ValueError(f"{path}: medusa_num_{name} is {count}; it must be at least 1")
     if config["version"] not in (1, 2):
-        raise ValueError(f"{path}: version is {found['version']!r}; specjax reads 1 and 2")
+        raise ValueError(f"{path}: version is {fields['version']!r}; specjax reads 1 and 2")
     return config
 
 
 def _read_weights(
-    folder: pathlib.Path, heads: MedusaHeads, target: LanguageModel, dtype: Any
-) -> dict[str, Any]:
+    folder: pathlib.Path, heads: MedusaHeads, target: LanguageModel, dtype: np.dtype
+) -> dict[str, Array]:
     path = folder / _WEIGHTS
     if not path.exists():
         if list(folder.glob("*.pt")):
             raise ValueError(
-                f"{folder} holds pickled weights (.pt) only, and reading those executes what they contain: "
-                f"convert them to {_WEIGHTS} with safetensors.torch.save_file"
+                f"{folder} holds pickled weights (.pt) only, and reading those executes what they "
+                f"contain: convert them to {_WEIGHTS} with safetensors.torch.save_file"
             )
         raise FileNotFoundError(f"{folder} holds no {_WEIGHTS}")
     try:
@@ -158,8 +180,8 @@ def _read_weights(
         shape = shapes[leaf]
         if name not in names:
             faults.append(f"{name} is missing (shape {list(shape)})")
-        elif (found := tuple(handle.get_slice(name).get_shape())) != shape:
-            faults.append(f"{name} has shape {list(found)} instead of {list(shape)}")
+        elif (stored := tuple(handle.get_slice(name).get_shape())) != shape:
+            faults.append(f"{name} has shape {list(stored)} instead of {list(shape)}")
         elif (kind := handle.get_slice(name).get_dtype()) not in _STORED:
             faults.append(f"{name} is stored as {kind}; specjax reads {', '.join(_STORED)}")
     faults += [f"{name} is not a tensor of such heads" for name in sorted(names - set(wanted))]
@@ -174,11 +196,11 @@ def _read_weights(
         "bias": (*stack, size),
         "head": (heads.num_heads, size, heads.vocab_size),
     }
-    arrays: dict[str, Any] = {leaf: np.empty(shapes[leaf], dtype) for leaf, _, _ in wanted.values()}
+    arrays = {leaf: np.empty(shapes[leaf], dtype) for leaf, _, _ in wanted.values()}
     spoilt = []
     for name, (leaf, at, transpose) in wanted.items():
         tensor = handle.get_tensor(name)
-        with np.errstate(over="ignore"):  # of float16: what overflows is found below
+        with np.errstate(over="ignore"):  # float16 may overflow, which is detected below
             arrays[leaf][at] = tensor.T if transpose else tensor
         if not all_finite(arrays[leaf][at]):
             spoilt.append(name)

@@ -1,24 +1,24 @@
-"""Parameters in Orbax folders: saved as they lie on their devices, restored onto any mesh.
+"""Parameters in Orbax folders: saved with their sharding, restored onto any mesh.
 
-For models that no Hugging Face family describes, and for large ones on many hosts: every host writes and reads its own
-part.
+This is for models that no Hugging Face family describes, and for large ones on many hosts: every
+host writes and reads its own shards.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
-from typing import Any
 
 import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from specjax.models import LinenModel
 from specjax.parallel import shardings
+from specjax.types import Arrays
 
 
-def save_params(params: Any, folder: str | os.PathLike[str]) -> None:
-    """Write parameters into a new folder; it appears when it is whole.  Raises ValueError where it exists."""
+def save_params(params: Arrays, folder: str | os.PathLike[str]) -> None:
+    """Write parameters into a new folder, atomically.  Raises ValueError if it exists."""
     import orbax.checkpoint as ocp
 
     with ocp.StandardCheckpointer() as checkpointer:
@@ -27,18 +27,18 @@ def save_params(params: Any, folder: str | os.PathLike[str]) -> None:
 
 def restore_params(
     folder: str | os.PathLike[str], model: LinenModel, mesh: Mesh | None = None
-) -> Any:
+) -> Arrays:
     """The parameters of `model`, in its dtype.
 
     Args:
       folder: from `save_params`.
-      model: says shapes, dtype and axes.
-      mesh: to lie on, as `sharding.shardings` says; None: the default device.  Any mesh will do, whatever they were
-        saved from.
+      model: gives shapes, dtype and axes.
+      mesh: shards the parameters with `sharding.shardings`; None: the default device.  It need not
+        be the mesh that they were saved from.
 
     Raises:
-      ValueError: the folder holds other parameters than those of the model.
-      FileNotFoundError: no such folder.
+      ValueError: the parameters in the folder are not those of the model.
+      FileNotFoundError: there is no such folder.
     """
     import orbax.checkpoint as ocp
 
@@ -57,11 +57,11 @@ def restore_params(
         lambda s, at: jax.ShapeDtypeStruct(s.shape, model.dtype, sharding=at), shapes, placed
     )
     with ocp.StandardCheckpointer() as checkpointer:
-        found = checkpointer.metadata(folder)
-        found = getattr(found, "item_metadata", found)
+        metadata = checkpointer.metadata(folder)
+        metadata = getattr(metadata, "item_metadata", metadata)  # its place depends on the version
         stored = {
             jax.tree_util.keystr(path): tuple(leaf.shape)
-            for path, leaf in _leaves(dict(found or {}))
+            for path, leaf in _leaves(dict(metadata or {}))
         }
         needed = {jax.tree_util.keystr(path): leaf.shape for path, leaf in _leaves(wanted)}
         if stored != needed:
@@ -78,5 +78,5 @@ def restore_params(
         return checkpointer.restore(folder, wanted)
 
 
-def _leaves(tree: Any) -> list[Any]:
+def _leaves(tree: Arrays) -> list[tuple[jax.tree_util.KeyPath, Arrays]]:
     return jax.tree_util.tree_leaves_with_path(tree)

@@ -1,8 +1,8 @@
-"""Safetensors files as parameters and back, by the rows of a family's table.
+"""Reads parameters from safetensors files and writes them, by the rows of a family's table.
 
-A stored tensor is a lazy array over its part of the file, mapped while it is read: the part that a row names, its
-transpose and the slice of a device are views of it.  So only what a device will hold is read, and no more than one
-parameter stands in host memory beside it.  Writing holds one stored tensor at a time.
+A stored tensor is memory-mapped while it is read.  The part that a row names, its transpose and the
+slice of a device are views of it, so a process reads only what its devices will hold, and at most
+one parameter is in host memory at a time.  Writing holds one stored tensor at a time.
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 from flax.traverse_util import flatten_dict, unflatten_dict
+from jax import Array
+from jax.typing import DTypeLike
 from tqdm import tqdm
 
+from specjax.files.folder import read_bytes, weight_files
 from specjax.models import Family, LinenModel, Tensor, TransformerConfig
 from specjax.parallel import devices_of, leader, require, to_host
-
-SINGLE, INDEX, SHARDS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "model-*-of-*.safetensors",
-)
+from specjax.types import Arrays
 
 _KINDS = {
     "F32": jnp.dtype("float32"),
@@ -37,13 +35,15 @@ _KINDS = {
     "F16": jnp.dtype("float16"),
     "F64": jnp.dtype("float64"),
 }
-"""What safetensors calls a dtype that can be a weight."""
+"""The names in safetensors of the dtypes that weights can have."""
 
 _HEAD = ("head", "kernel")
 _PIECE = 2**17  # numbers
 
 _Shape = tuple[int, ...]
 _Path = tuple[str, ...]
+_Index = tuple[slice, ...]
+_K = TypeVar("_K", str, _Path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,87 +56,33 @@ class Stored:
     start: int  # byte of the file
 
     def map(self) -> np.ndarray:
-        """A view of the file.  Nothing is read before an element is asked for."""
+        """A view of the file, which is read when an element is accessed."""
         if 0 in self.shape:
             return np.zeros(self.shape, _KINDS[self.kind])
         return np.asarray(np.memmap(self.file, _KINDS[self.kind], "r", self.start, self.shape))
 
 
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """The object in a file of a model folder.  Raises ValueError or OSError, which name the file."""
-    try:
-        found = json.loads(read_bytes(path))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}, not an object")
-    return found
-
-
-def read_bytes(path: pathlib.Path, size: int = -1) -> bytes:
-    """A file, or its first `size` bytes.  Raises OSError, which names the file and the cure."""
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(size)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path} is missing; a model folder holds config.json and {SINGLE}"
-        ) from None
-    except OSError as error:
-        raise type(error)(
-            f"{path} cannot be read ({error.strerror}): it must be a file that you may read"
-        ) from None
-
-
-def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files that hold the weights.  Raises ValueError or OSError, which say what is missing."""
-    single, index = folder / SINGLE, folder / INDEX
-    if single.exists():
-        return [single]
-    if index.exists():
-        files = [folder / name for name in shard_names(index)]
-        missing = [file.name for file in files if not file.exists()]
-        if missing or not files:
-            raise FileNotFoundError(
-                f"{index} names {', '.join(missing) or 'no file'}: download the missing shards"
-            )
-        return files
-    if list(folder.glob("*.bin")) or list(folder.glob("*.pt*")):
-        raise ValueError(
-            f"{folder} holds pickled weights (pytorch_model.bin) only, and reading those executes what they contain; "
-            "specjax reads safetensors: convert with transformers' save_pretrained(safe_serialization=True)"
-        )
-    raise FileNotFoundError(f"{folder} holds no {SINGLE} and no {INDEX}")
-
-
-def shard_names(index: pathlib.Path) -> list[str]:
-    """The files that an index names."""
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(
-        isinstance(n, str) and n == pathlib.Path(n).name for n in names.values()
-    ):
-        raise ValueError(
-            f"{index}: weight_map must map the names of tensors to files of this folder"
-        )
-    return sorted(set(names.values()))
-
-
 def read_params(
-    folder: pathlib.Path, family: Family, model: LinenModel, dtype: Any, shardings: Any = None
-) -> dict[str, Any]:
+    folder: pathlib.Path,
+    family: Family,
+    model: LinenModel,
+    dtype: DTypeLike,
+    shardings: Arrays = None,
+) -> Arrays:
     """The parameters of `model`, in `dtype`.
 
     Args:
       folder: with safetensors files.
-      family: names their tensors.
-      model: over a `Transformer`.
+      family: gives the names of the tensors.
+      model: a `Transformer`.
       dtype: to convert to.
-      shardings: a tree like the parameters; each device reads its own slice of each tensor.  None: the default device.
+      shardings: a tree like the parameters; each device reads its own slice of each tensor.  None
+        means the default device.
 
     Raises:
-      ValueError: all that is missing, misshapen, twice there, of another dtype or left over, at
-        once; or more than the devices have memory for; or every tensor with NaN or infinities in
-        `dtype` (of several processes, each says so of what it reads).
+      ValueError: every tensor that is missing, unexpected, stored twice, or of another shape or
+        dtype; or the devices have too little memory; or every tensor with NaN or infinities in
+        `dtype` (each process reports those that it reads).
     """
     shapes = {
         path: leaf.shape
@@ -176,9 +122,9 @@ def read_params(
         f"the parameters in {folder}",
         cure,
     )
-    # What is greatest first: the copies that reading it takes are gone when the memory fills up.
-    leaves = sorted(_grouped(rows, "path").items(), key=lambda leaf: -math.prod(shapes[leaf[0]]))
-    params: dict[_Path, Any] = {}
+    # Largest first: reading needs temporary copies, and later the memory is fuller.
+    leaves = sorted(_grouped(rows, _path).items(), key=lambda leaf: -math.prod(shapes[leaf[0]]))
+    params: dict[_Path, Array] = {}
     spoilt: set[str] = set()
     for path, parts in tqdm(
         leaves, desc=f"loading {folder.name}", unit="tensor", disable=None, leave=False
@@ -188,7 +134,7 @@ def read_params(
             leaf = jax.make_array_from_callback(shapes[path], placed[path], read)
         else:
             leaf = jax.device_put(read((slice(None),) * len(shapes[path])))
-        params[path] = jax.block_until_ready(leaf)  # or the host's copies would queue up
+        params[path] = jax.block_until_ready(leaf)  # otherwise host copies would pile up
     if spoilt:
         lines = [f"  {name} {_what_is_not_finite(stored[name], dtype)}" for name in sorted(spoilt)]
         raise ValueError(f"the weights in {folder} are no finite numbers:\n" + "\n".join(lines))
@@ -196,10 +142,10 @@ def read_params(
 
 
 def all_finite(numbers: np.ndarray) -> bool:
-    """Whether a contiguous array of floats holds neither NaN nor infinity.
+    """Does a contiguous array of floats hold neither NaN nor infinity?
 
-    The bits of the exponent are compared, a piece at a time that a core's cache holds: that costs a
-    fraction of reading the array, and the `isfinite` of bfloat16 many times as much.
+    It compares the bits of the exponent, in pieces that fit into a core's cache.  That costs a
+    fraction of reading the array; `isfinite` of bfloat16 costs many times as much.
     """
     bits = numbers.reshape(-1).view(f"u{numbers.itemsize}")
     exponent = np.array(np.inf, numbers.dtype).view(bits.dtype)  # all of its ones
@@ -208,21 +154,26 @@ def all_finite(numbers: np.ndarray) -> bool:
 
 
 def write_params(
-    file: pathlib.Path, family: Family, config: TransformerConfig, params: Any, dtype: Any = None
+    file: pathlib.Path,
+    family: Family,
+    config: TransformerConfig,
+    params: Arrays,
+    dtype: DTypeLike | None = None,
 ) -> np.dtype:
-    """Write one safetensors file, rounded to `dtype` (None: as they are).  Returns the dtype of the first tensor.
+    """Write one safetensors file, rounded to `dtype` (None: as they are).
 
-    Of several processes the first writes; the others must call too, since they hold parts of what it writes.
+    The first of several processes writes; the others must call too, since they hold shards of it.
+    Returns the dtype of the first tensor.
     """
     leaves = _flat(params)
     tensors = {}
-    for name, parts in _grouped(_as_held(family.tensors(config), leaves), "name").items():
+    for name, parts in _grouped(_as_held(family.tensors(config), leaves), _name).items():
         kind = jnp.dtype(dtype or leaves[parts[0].path].dtype)
         tensors[name] = (_stored_shape(parts[0], leaves[parts[0].path].shape), kind, parts)
     names = {kind: name for name, kind in _KINDS.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    # Greater numbers first, so that all are aligned.
+    # Wider dtypes first, so that all tensors are aligned.
     order = sorted(tensors, key=lambda name: -tensors[name][1].itemsize)
     for name in order:
         shape, kind, _ = tensors[name]
@@ -240,30 +191,30 @@ def write_params(
             for row in parts:
                 part = to_host(leaves[row.path])
                 part = part if row.at is None else part[row.at]
-                place = whole.reshape(row.view or shape)[row.index]
-                place[...] = (part.T if row.transpose else part).reshape(place.shape)
+                view = whole.reshape(row.view or shape)[row.index]
+                view[...] = (part.T if row.transpose else part).reshape(view.shape)
             stream.write(whole.reshape(-1).view(np.uint8).data)
     return next(iter(tensors.values()))[1]
 
 
 def _open(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list[str]]:
-    """Every tensor of the files, by name, and complaints about those that are there twice."""
-    found: dict[str, Stored] = {}
+    """Every tensor of the files by name, and a fault for each one that is in two files."""
+    stored: dict[str, Stored] = {}
     faults = []
     for file in files:
         for name, tensor in _header(file):
-            if name in found:
+            if name in stored:
                 faults.append(f"{name} is in two files")
-            found[name] = tensor
-    return found, faults
+            stored[name] = tensor
+    return stored, faults
 
 
 def _header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
     length = int.from_bytes(read_bytes(file, 8), "little")
+    """The tensors of a file by name."""
     try:
-        safetensors.safe_open(
-            file, "np"
-        )  # which checks every offset, shape and dtype against the file's length
+        # This checks every offset, shape and dtype against the file's length.
+        safetensors.safe_open(file, "np")
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged or truncated ({error}); download it again") from None
     for name, entry in json.loads(read_bytes(file, 8 + length)[8:]).items():
@@ -280,7 +231,7 @@ def _header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
 
 
 def _rows(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
-    """The table of the family, with the names that older files use where these are such."""
+    """The table of the family; names lack the family's prefix if no stored name has it."""
     rows = family.tensors(config)
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
         rows = [dataclasses.replace(row, name=row.name.removeprefix(family.prefix)) for row in rows]
@@ -288,30 +239,38 @@ def _rows(family: Family, config: TransformerConfig, stored: Iterable[str]) -> l
 
 
 def _as_held(rows: Iterable[Tensor], held: Iterable[_Path]) -> list[Tensor]:
-    """The rows, each turned about where the parameters hold a kernel [in, out] as a weight [out, in]."""
-    known, found = set(held), []
+    """The rows, transposed for parameters that hold a kernel [in, out] as a weight [out, in]."""
+    known, changed = set(held), []
     for row in rows:
         turned = (*row.path[:-1], "weight")
         if row.path not in known and turned in known:
             row = dataclasses.replace(row, path=turned, transpose=not row.transpose)
-        found.append(row)
-    return found
+        changed.append(row)
+    return changed
 
 
-def _grouped(rows: Iterable[Tensor], field: str) -> dict[Any, list[Tensor]]:
-    found: dict[Any, list[Tensor]] = {}
+def _grouped(rows: Iterable[Tensor], key: Callable[[Tensor], _K]) -> dict[_K, list[Tensor]]:
+    groups: dict[_K, list[Tensor]] = {}
     for row in rows:
-        found.setdefault(getattr(row, field), []).append(row)
-    return found
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
-def _flat(tree: Any) -> dict[_Path, Any]:
-    found: Any = flatten_dict(tree)  # whose type says that leaves may be branches
-    return found
+def _name(row: Tensor) -> str:
+    return row.name
+
+
+def _path(row: Tensor) -> _Path:
+    return row.path
+
+
+def _flat(tree: Arrays) -> dict[_Path, Arrays]:
+    """Path -> leaf."""
+    return cast(dict[_Path, Arrays], flatten_dict(tree))
 
 
 def _part_shape(row: Tensor, leaf: _Shape) -> _Shape:
-    """What a row reads of a parameter, turned as it is stored."""
+    """The shape of a row's part of a parameter, in the layout of the file."""
     shape = leaf if row.at is None else leaf[1:]
     return shape[::-1] if row.transpose else shape
 
@@ -324,19 +283,17 @@ def _misfits(
     rows: list[Tensor], shapes: dict[_Path, _Shape], stored: dict[str, Stored]
 ) -> list[str]:
     faults = []
-    for name, parts in _grouped(rows, "name").items():
+    for name, parts in _grouped(rows, _name).items():
         shape = _stored_shape(parts[0], shapes[parts[0].path])
         if name not in stored:
             faults.append(f"{name} is missing (shape {list(shape)})")
             continue
-        found, read = (
-            stored[name],
-            sum(math.prod(_part_shape(row, shapes[row.path])) for row in parts),
-        )
-        if found.shape != shape:
-            faults.append(f"{name} has shape {list(found.shape)} instead of {list(shape)}")
-        elif found.kind not in _KINDS:
-            faults.append(f"{name} is stored as {found.kind}; specjax reads {', '.join(_KINDS)}")
+        tensor = stored[name]
+        read = sum(math.prod(_part_shape(row, shapes[row.path])) for row in parts)
+        if tensor.shape != shape:
+            faults.append(f"{name} has shape {list(tensor.shape)} instead of {list(shape)}")
+        elif tensor.kind not in _KINDS:
+            faults.append(f"{name} is stored as {tensor.kind}; specjax reads {', '.join(_KINDS)}")
         elif read != math.prod(shape):
             faults.append(
                 f"{name} holds {math.prod(shape)} numbers, of which the family's table reads {read}"
@@ -347,14 +304,14 @@ def _misfits(
 def _leftovers(
     rows: list[Tensor], family: Family, config: TransformerConfig, stored: dict[str, Stored]
 ) -> list[str]:
-    """Tensors that nothing reads, but for buffers and for the second copy of a tied embedding."""
+    """Tensors that no row reads, except buffers and a second copy of a tied embedding."""
     untied = _rows(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
     unread = [name for name in stored if name not in known and not name.endswith(family.ignored)]
     return [f"{name} is not a tensor of this architecture" for name in unread]
 
 
-def _what_is_not_finite(tensor: Stored, dtype: Any) -> str:
+def _what_is_not_finite(tensor: Stored, dtype: DTypeLike) -> str:
     """What is wrong with a tensor that is not finite in `dtype`, and the cure."""
     numbers, nans, infinite, greatest = tensor.map().reshape(-1), 0, 0, 0.0
     for at in range(0, numbers.size, _PIECE):
@@ -373,36 +330,37 @@ def _reader(
     parts: list[Tensor],
     leaf: _Shape,
     stored: dict[str, Stored],
-    dtype: Any,
+    dtype: DTypeLike,
     spoilt: set[str],
-) -> Callable[[Any], np.ndarray]:
-    """A function from slices of a parameter, one a dimension, to a fresh array of its numbers.
+) -> Callable[[_Index | None], np.ndarray]:
+    """A function from an index of a parameter (a slice for each dimension) to a new array.
 
-    It adds to `spoilt` the names of tensors that are not finite, in `dtype` and in these slices.
+    It adds to `spoilt` the names of tensors whose numbers in `dtype` and this index are not finite.
     """
-    by_place = {row.at: row for row in parts}
+    by_index = {row.at: row for row in parts}
 
-    def part(at):
-        row = by_place[at]
+    def part(at: int | None) -> np.ndarray:
+        row = by_index[at]
         whole = stored[row.name].map()
-        found = whole.reshape(row.view or whole.shape)[row.index].reshape(_part_shape(row, leaf))
-        return found.T if row.transpose else found
+        view = whole.reshape(row.view or whole.shape)[row.index].reshape(_part_shape(row, leaf))
+        return view.T if row.transpose else view
 
-    def read(index):
+    def read(index: _Index | None) -> np.ndarray:
+        assert index is not None  # JAX passes None only without a shape
         out = np.empty(
             [len(range(*s.indices(size))) for s, size in zip(index, leaf, strict=True)], dtype
         )
-        if None in by_place:
+        if None in by_index:
             fill(out, None, index)
         else:  # a stack of experts
             for i, at in enumerate(range(*index[0].indices(leaf[0]))):
                 fill(out[i], at, index[1:])
         return out
 
-    def fill(out, at, index):
-        with np.errstate(over="ignore"):  # of float16: what overflows is found below
+    def fill(out: np.ndarray, at: int | None, index: _Index) -> None:
+        with np.errstate(over="ignore"):  # float16 may overflow, which is detected below
             out[...] = part(at)[index]
         if not all_finite(out):
-            spoilt.add(by_place[at].name)
+            spoilt.add(by_index[at].name)
 
     return read

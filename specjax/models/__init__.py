@@ -1,11 +1,11 @@
-"""Models: one transformer, a table of the families that are read into it, and adapters for models of your own."""
+"""Models: one transformer, the model families that it covers, and adapters for your own models."""
 
 from specjax.models.adapters import from_function, from_linen, from_nnx
 from specjax.models.attention import attend
 from specjax.models.base import LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
-from specjax.models.families import FAMILIES, Family, Tensor
+from specjax.models.families import FAMILIES, Config, Family, Tensor
 from specjax.models.language_model import OFF, LanguageModel
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_features, medusa_logits
 from specjax.models.products import dot_general, float32_dot_general
@@ -16,6 +16,7 @@ from specjax.models.transformer import Transformer, head_matrix
 __all__ = [
     "FAMILIES",
     "OFF",
+    "Config",
     "Family",
     "LanguageModel",
     "LinenModel",

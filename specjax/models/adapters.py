@@ -1,19 +1,35 @@
-"""Bring your own model: a plain function, a Linen module, an NNX model, and Equinox through the plain function.
+"""Bring your own model: a plain function (also for Equinox), a Linen module or an NNX model.
 
-Without `init_cache` a model is a function of the text, `tokens [B, T] -> logits [B, T, V]`; it is read again in every
-pass, which is exact and slow.  With `init_cache` it keeps a cache.  `specjax.models.function` has both contracts.
+Without `init_cache` a model is a function of the text, `tokens [B, T] -> logits [B, T, V]`.  Every
+pass then reads the whole text again, which is exact but slow.  With `init_cache` the model keeps a
+cache.  `specjax.models.function` describes both contracts.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Required, TypedDict, Unpack
 
 import jax
+from flax import linen as nn
+from jax import Array
 
 from specjax.contract import Cache, Model
 from specjax.models.function import CachedModel, RereadingModel
+from specjax.types import Arrays
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+
+class _Settings(TypedDict, total=False):
+    """The keyword arguments of `from_function`."""
+
+    vocab_size: Required[int]
+    max_positions: Required[int]
+    init_cache: Callable[[int, int], Cache] | None
+    reads_trees: bool
 
 
 def from_function(
@@ -21,66 +37,76 @@ def from_function(
     *,
     vocab_size: int,
     max_positions: int,
-    init_cache: Callable[[int, int], Any] | None = None,
+    init_cache: Callable[[int, int], Cache] | None = None,
     reads_trees: bool = True,
 ) -> Model:
     """A pure function as a model.
 
-    An Equinox model comes in through its two halves:
+    For an Equinox model, split it into arrays and structure:
 
         params, static = eqx.partition(net, eqx.is_array)
-        model = from_function(lambda params, tokens: jax.vmap(eqx.combine(params, static))(tokens), ...)
+
+        def read(params, tokens):
+            return jax.vmap(eqx.combine(params, static))(tokens)
+
+        model = from_function(read, ...)
 
     Args:
-      function: `(params, tokens) -> logits`, causal; with `init_cache` `(params, tokens, positions, cache, mask) ->
-        (logits, cache)`.  Either may return hidden features after the logits.  Define it once: a second, equal
-        function is another model, and compiles again.
+      function: causal, `(params, tokens) -> logits`; with `init_cache`
+        `(params, tokens, positions, cache, mask) -> (logits, cache)`.  Either may return hidden
+        states after the logits.  Define it once: a second, equal function is another model, and
+        compiles again.
       vocab_size: V.
       max_positions: the longest text that the model can read, in tokens.
-      init_cache: `(rows, slots) -> cache`, empty: a `KVCache`, a `RecurrentCache`, or any `types.ChainCache`.
-      reads_trees: False for a function that ignores `mask`.  A cache that commits no paths says so itself.
+      init_cache: `(rows, slots) -> cache`, empty: a `KVCache`, a `RecurrentCache`, or any other
+        `contract.Cache`.
+      reads_trees: False for a function that ignores `mask`.  If the cache cannot commit paths, the
+        model reads no trees in any case.
 
     Raises:
-      ValueError: sizes that are none, a function that cannot be hashed, a cache of the wrong make.
+      ValueError: a size below 1, a function that cannot be hashed, or an unsuitable cache.
     """
     if init_cache is None:
         return RereadingModel(function, vocab_size, max_positions)
     cache = jax.eval_shape(lambda: init_cache(3, 2))
     if not isinstance(cache, Cache):
         raise ValueError(
-            f"init_cache returns a {type(cache).__name__}; return a specjax.KVCache, a specjax.RecurrentCache, or a "
-            "class of your own that inherits from specjax.contract.Cache"
+            f"init_cache returns a {type(cache).__name__}; return a specjax.KVCache, a "
+            "specjax.RecurrentCache, or a class of your own that inherits from "
+            "specjax.contract.Cache"
         )
     for leaf in jax.tree.leaves(cache):
         if leaf.shape[:1] != (3,):
             raise ValueError(
-                f"init_cache(3, 2) holds an array {list(leaf.shape)}; axis 0 of every array must be the row, so 3"
+                f"init_cache(3, 2) holds an array {list(leaf.shape)}; axis 0 of every array "
+                "must be the row, so 3"
             )
     return CachedModel(
         function, vocab_size, max_positions, init_cache, reads_trees and cache.commits_paths
     )
 
 
-def from_linen(module: Any, **settings: Any) -> Model:
+def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model:
     """A `flax.linen` module as a model; its params are what `module.init` returns.
 
     Args:
-      module: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.  Equal modules make
-        equal models.
-      **settings: of `from_function`.
+      module: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.
+        Equal modules make equal models.
+      **settings: as in `from_function`.
     """
     return from_function(_Linen(module), **settings)
 
 
-def from_nnx(model: Any, **settings: Any) -> tuple[Model, Any]:
+def from_nnx(model: nnx.Module, **settings: Unpack[_Settings]) -> tuple[Model, Arrays]:
     """A `flax.nnx` model, in its inference mode (`model.eval()`), as a model and its params.
 
     Args:
-      model: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.  What it changes in
-        itself meanwhile is forgotten.
-      **settings: of `from_function`.
+      model: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.
+        Changes that a call makes to the model itself are discarded.
+      **settings: as in `from_function`.
     """
-    from flax import nnx  # here alone: its import has broken with several releases of JAX
+    # Imported only here, because several releases of JAX have broken this import.
+    from flax import nnx
 
     graph, params = nnx.split(model)
     return from_function(_Nnx(graph), **settings), params
@@ -88,17 +114,17 @@ def from_nnx(model: Any, **settings: Any) -> tuple[Model, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Linen:
-    module: Any
+    module: nn.Module
 
-    def __call__(self, params: Any, *inputs: Any) -> Any:
+    def __call__(self, params: Arrays, *inputs: Array | Cache | None) -> Arrays:
         return self.module.apply(params, *inputs)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Nnx:
-    graph: Any
+    graph: nnx.GraphDef
 
-    def __call__(self, params: Any, *inputs: Any) -> Any:
+    def __call__(self, params: Arrays, *inputs: Array | Cache | None) -> Arrays:
         from flax import nnx
 
         return nnx.merge(self.graph, params)(*inputs)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
+from jax.typing import DTypeLike
 
-from specjax.contract import Model
-from specjax.types import ModelOutput
+from specjax.contract import Cache, Model
+from specjax.types import Arrays, ModelOutput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,16 +20,16 @@ class LinenModel(Model):
     """A module whose `__call__(tokens, positions, cache, mask, taps)` returns a `ModelOutput`.
 
     The module also offers `vocab_size`, `max_positions`, `num_taps` and
-    `init_cache(batch, size, dtype)`.  Equal modules make
-    equal models, so a compiled function is found again.
+    `init_cache(batch, size, dtype)`.  Equal modules make equal models, which share compiled
+    functions.
     """
 
-    module: Any  # flax.linen.Module
-    dtype: Any = jnp.float32  # of the cache
+    module: nn.Module
+    dtype: DTypeLike = jnp.float32  # of the cache
 
     reads_trees = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         module = self.module
         self.declare(
             vocab_size=module.vocab_size,
@@ -36,21 +37,22 @@ class LinenModel(Model):
             num_taps=module.num_taps,
         )
 
-    def init(self, key: Array) -> Any:
-        """Random parameters, a plain dict of arrays (partitioning metadata removed)."""
+    def init(self, key: Array) -> Arrays:
+        """Random parameters: a plain dict of arrays, without partitioning metadata."""
         tokens = jnp.zeros((1, 1), jnp.int32)
         return nn.meta.unbox(jax.jit(self.module.init)(key, tokens, tokens))["params"]
 
-    def init_cache(self, batch: int, size: int) -> Any:
+    def init_cache(self, batch: int, size: int) -> Cache:
         return self.module.init_cache(batch, size, self.dtype)
 
     def apply(
         self,
-        params: Any,
+        params: Arrays,
         tokens: Array,
         positions: Array,
-        cache: Any = None,
+        cache: Cache | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        return self.module.apply({"params": params}, tokens, positions, cache, mask, taps)
+        out = self.module.apply({"params": params}, tokens, positions, cache, mask, taps)
+        return cast(ModelOutput, out)

@@ -1,29 +1,30 @@
-"""Does a model of one's own keep the contract?  Its passes in pieces are compared with one plain reading."""
+"""Does your own model keep the contract?  Its passes in pieces are compared with one plain pass."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
-from specjax.contract import Model
+from specjax.contract import Cache, Model
 from specjax.sampling import make_key
+from specjax.types import Arrays, ModelOutput
 
 _ROWS, _TOKENS = 2, 8
 
 
-def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
+def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
     """Read a few random tokens at once, in pieces, and as a tree, and compare the logits.
 
     Args:
-      model: from `from_function` and its like.
+      model: for example from `from_function`.
       params: its arrays.
-      tolerance: the greatest difference, as a part of the greatest logit; float32 needs 1e-3 at most.
+      tolerance: the largest difference that is allowed, relative to the largest logit; float32
+        needs 1e-3 at most.
 
     Raises:
-      ValueError: which law is broken, by how much, and where to look.
+      ValueError: which rule of the contract is broken, by how much, and where to look.
     """
     if min(model.max_positions, model.vocab_size) < _TOKENS:
         raise ValueError(
@@ -33,7 +34,12 @@ def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
     order = jax.vmap(lambda key: jax.random.permutation(key, model.vocab_size))(keys)
     tokens = order[:, :_TOKENS].astype(jnp.int32)
 
-    def read(tokens, cache=None, depth=None, mask=None):
+    def read(
+        tokens: Array,
+        cache: Cache | None = None,
+        depth: Array | None = None,
+        mask: Array | None = None,
+    ) -> ModelOutput:
         start = 0 if cache is None else cache.length[:, None]
         depth = jnp.arange(tokens.shape[1]) if depth is None else depth
         return model.apply(
@@ -43,8 +49,8 @@ def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
     plain = read(tokens).logits
     scale = float(jnp.abs(plain).max())
 
-    def compare(found, wanted, law):
-        apart = float(jnp.abs(found.astype(jnp.float32) - wanted.astype(jnp.float32)).max())
+    def compare(logits: Array, wanted: Array, law: str) -> None:
+        apart = float(jnp.abs(logits.astype(jnp.float32) - wanted.astype(jnp.float32)).max())
         if not apart <= tolerance * scale:
             raise ValueError(f"{law} (logits up to {scale:.3g} differ by {apart:.3g})")
 
@@ -55,7 +61,7 @@ def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
         "the model is not causal: a token changes the logits before it",
     )
 
-    # Rows commit 1 and 3 of 4 tokens, then read others in vain, then go on.
+    # The rows commit 1 and 3 of 4 tokens, stage tokens that are all rejected, and continue.
     cache, count = model.init_cache(_ROWS, 3 * _TOKENS), jnp.array([1, 3])
     out = read(tokens[:, :4], cache)
     compare(out.logits, plain[:, :4], "the first pass over an empty cache is not the plain reading")
@@ -63,24 +69,28 @@ def check_model(model: Model, params: Any, tolerance: float = 1e-3) -> None:
     if not np.array_equal(out.cache.length, count):
         raise ValueError("apply must leave cache.length as it is: commit moves it")
     cache = out.cache.commit(jnp.zeros_like(count))
-    place = count[:, None] + jnp.arange(4)
-    ahead = jnp.take_along_axis(tokens, place, axis=1)
-    wanted = jnp.take_along_axis(plain, place[..., None], axis=1)
+    index = count[:, None] + jnp.arange(4)
+    ahead = jnp.take_along_axis(tokens, index, axis=1)
+    wanted = jnp.take_along_axis(plain, index[..., None], axis=1)
     out = read(ahead, cache)
     law = (
-        "what follows a commit is not what follows the text: are tokens staged at cache.length of their own row, "
-        "do they see exactly the committed ones before them, and do positions come from `positions`?"
+        "what follows a commit is not what follows the text: are tokens staged at cache.length of "
+        "their own row, do they see exactly the committed ones before them, and do positions come "
+        "from `positions`?"
     )
     compare(out.logits, wanted, law)
     if not model.reads_trees:
         return
 
-    # The first of those with two children: another token, and the right one; then its child.
+    # A tree: the root has two children, a wrong token and the right one, which has a child.
     other = tokens[:, ::-1][:, :1]
     nodes = jnp.concatenate([ahead[:, :1], other, ahead[:, 1:3]], axis=1)
     mask = jnp.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], bool)[None]
     out = read(nodes, cache, jnp.array([0, 1, 1, 2]), mask)
-    law = "a branch of a tree is not read as its path: is `mask` heeded, and do siblings share their position?"
+    law = (
+        "a branch of a tree is not read as its path: is `mask` heeded, and do siblings share their "
+        "position?"
+    )
     compare(out.logits[:, [0, 2, 3]], wanted[:, :3], law)
     cache = out.cache.commit(
         jnp.full_like(count, 3), jnp.broadcast_to(jnp.array([0, 2, 3]), (_ROWS, 3))

@@ -1,4 +1,4 @@
-"""What a decoder-only transformer can be: sizes, and the switches in which the families differ."""
+"""The configuration of the transformer: its sizes, and the switches in which families differ."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ parallel  x + attention(norm(x)) + mlp(norm(x)), each with a norm of its own
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-    """Hashable, so that it can be a static argument of `jax.jit`.  What a layer has of its own is a tuple over layers;
-    an empty one means that all layers are alike."""
+    """Hashable, so that it can be a static argument of `jax.jit`.
+
+    A setting that differs between layers is a tuple with one entry for each layer; an empty tuple
+    means that all layers are alike.
+    """
 
     vocab_size: int
     hidden_size: int
@@ -33,11 +36,10 @@ class TransformerConfig:
     # Positions
     rope: Rope | None = dataclasses.field(default_factory=Rope)
     ropes: tuple[Rope | None, ...] = ()  # by layer, instead of `rope`
-    position_offset: int | None = (
-        None  # learned positions: row offset + t of a table; None: no table
-    )
+    # Learned positions: token t adds row offset + t of a table; None: no table.
+    position_offset: int | None = None
     # Embedding and head
-    embedding_size: int | None = None  # where it is not `hidden_size`: projected in and out
+    embedding_size: int | None = None  # if not `hidden_size`: projected in and out
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
     logit_softcap: float | None = None  # c tanh(x / c)
@@ -50,9 +52,8 @@ class TransformerConfig:
     # Attention
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: str | None = (
-        None  # RMS norm of queries and keys: over each "head", or over the "whole" projection
-    )
+    # RMS norm of queries and keys: over each "head", or over the "whole" projection.
+    qk_norm: str | None = None
     query_scale: float | None = None  # by default head_dim ** -0.5
     attention_softcap: float | None = None
     windows: tuple[int | None, ...] = ()  # by layer: a token sees itself and window - 1 before it
@@ -65,20 +66,22 @@ class TransformerConfig:
     experts_per_token: int = 2
     expert_size: int = 0
     normalise_experts: bool = True  # the chosen experts' weights sum to 1
-    sparse: tuple[bool, ...] = ()  # by layer, where only some of them hold experts
+    sparse: tuple[bool, ...] = ()  # by layer: whether it has experts
     init_scale: float = 0.02
     family: str = "llama"  # a row of models.FAMILIES
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
-                f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.num_kv_heads}: "
-                "grouped-query attention shares each key head among the same number of query heads"
+                f"num_heads={self.num_heads} is not a multiple of "
+                f"num_kv_heads={self.num_kv_heads}: grouped-query attention shares each key head "
+                "among the same number of query heads"
             )
         for rope in {self.rope_of(i) for i in range(self.num_layers)}:
             if rope is not None and int(self.head_dim * rope.fraction) % 2:
                 raise ValueError(
-                    f"head_dim={self.head_dim} makes an odd number of features to turn; rotary positions turn pairs"
+                    f"head_dim={self.head_dim} makes an odd number of features to turn; rotary "
+                    "positions turn pairs"
                 )
         for name in ("ropes", "windows", "sparse"):
             if len(getattr(self, name)) not in (0, self.num_layers):
@@ -91,11 +94,12 @@ class TransformerConfig:
             )
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise ValueError(
-                f"experts_per_token={self.experts_per_token}; it must lie in [1, {self.num_experts}]"
+                f"experts_per_token={self.experts_per_token}; it must lie in "
+                f"[1, {self.num_experts}]"
             )
 
     def truncated(self, num_layers: int) -> TransformerConfig:
-        """The first layers alone."""
+        """The configuration of the first `num_layers` layers alone."""
         own = {name: getattr(self, name)[:num_layers] for name in ("ropes", "windows", "sparse")}
         return dataclasses.replace(self, num_layers=num_layers, **own)
 

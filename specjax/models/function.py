@@ -1,25 +1,28 @@
-"""A function as a model: one that reads the whole text again in every pass, and one that keeps a cache.
+"""A function as a model: one that reads the whole text again in every pass, and one with a cache.
 
-The first takes `(params, tokens [B, T])` and returns logits [B, T, V]; it must be causal.  The second is a pass of
-`contract.Model`:
+The first takes `(params, tokens [B, T])` and returns logits [B, T, V]; it must be causal.  The
+second is a pass of `contract.Model`:
 
     def apply(params, tokens, positions, cache, mask):
         return logits, cache
 
   * `tokens` and `positions` are [B, N], `logits` [B, N, V]; a row is a text of its own.
-  * Token n sees what its row has committed, and of the N tokens those m with `mask[b, n, m]`, itself among them; a
-    `mask` of None is causal (m <= n).  `cache.visible_slots` says it in slots.
-  * What the model remembers of the N tokens is staged behind the committed part, in any `contract.Cache`:
-    `cache.stage` writes keys and values for `KVCache`, `RecurrentCache.stage` takes states.  The length stays.
+  * Token n sees the committed tokens of its row, and of the N tokens those m with `mask[b, n, m]`,
+    itself included.  A `mask` of None is causal (m <= n).  `cache.visible_slots` converts this to
+    slots.
+  * The keys and values (or states) of the N tokens are staged behind the committed tokens, in any
+    `contract.Cache`: `cache.stage` writes keys and values for `KVCache`, and
+    `RecurrentCache.stage` takes states.  The length does not change.
 
-Both may return features [B, N, E] after the logits, which heads that are trained on them read; without, E is 0.
+Both may return hidden states [B, N, E] after the logits, for heads that are trained on them;
+otherwise E is 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -28,37 +31,37 @@ from jax import Array
 
 from specjax.caches import stage
 from specjax.contract import Cache, Model, refuse_path, refuse_taps
-from specjax.types import ModelOutput
+from specjax.types import Arrays, ModelOutput
 
 
 @struct.dataclass
 class TextCache(Cache):
-    """The tokens themselves."""
+    """A cache that holds the tokens themselves."""
 
     tokens: Array  # [B, S] int32
     length: Array  # [B] int32
 
     keeps_scratch = True
 
-    def commit(self, count: Array, path: Array | None = None) -> TextCache:
+    def commit(self, count: Array, path: Array | None = None) -> Self:
         refuse_path(path)
-        return TextCache(self.tokens, self.length + count)
+        return dataclasses.replace(self, length=self.length + count)
 
-    def rewind(self, to: TextCache) -> TextCache:
-        return TextCache(self.tokens, to.length)
+    def rewind(self, to: Cache) -> Self:
+        return dataclasses.replace(self, length=to.length)
 
 
 @dataclasses.dataclass(frozen=True)
 class RereadingModel(Model):
-    """Exact and slow: each pass reads the whole buffer, whatever has been read before."""
+    """Exact but slow: each pass reads the whole buffer again."""
 
-    function: Callable[..., Any]  # (params, tokens [B, T]) -> logits, or (logits, hidden)
+    function: Callable[..., Arrays]  # (params, tokens [B, T]) -> logits, or (logits, hidden)
     vocab_size: int
     max_positions: int
 
     reads_trees = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(self)
 
     def init_cache(self, batch: int, size: int) -> TextCache:
@@ -66,14 +69,14 @@ class RereadingModel(Model):
 
     def apply(
         self,
-        params: Any,
+        params: Arrays,
         tokens: Array,
         positions: Array,
         cache: TextCache | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """As `contract.Model.apply`; the place of a token in the text is its position."""
+        """As `contract.Model.apply`; `positions` is not used, a token's slot is its position."""
         refuse_taps(taps)
         if mask is not None:
             raise ValueError(
@@ -84,67 +87,71 @@ class RereadingModel(Model):
         text = stage(cache.tokens[:, None, :, None], tokens[:, None, :, None], cache.length)[
             :, 0, :, 0
         ]
-        # Staged tokens may lie beyond the last position; what comes of those is never kept.
+        # Staged tokens may lie beyond the last position; those are never committed.
         width = min(text.shape[1], self.max_positions)
         out = self._read(params, text[:, :width])
         at = jnp.minimum(cache.length[:, None] + jnp.arange(tokens.shape[1]), width - 1)
         logits, hidden = (jax.vmap(lambda row, n: row[n])(x, at) for x in (out.logits, out.hidden))
         return ModelOutput(logits, hidden, TextCache(text, cache.length))
 
-    def _read(self, params: Any, tokens: Array) -> ModelOutput:
-        found = self.function(params, tokens)
-        logits, *hidden = found if isinstance(found, tuple) else (found,)
+    def _read(self, params: Arrays, tokens: Array) -> ModelOutput:
+        out = self.function(params, tokens)
+        logits, *hidden = out if isinstance(out, tuple) else (out,)
         return _output(self, tokens, logits, hidden, None)
 
 
 @dataclasses.dataclass(frozen=True)
 class CachedModel(Model):
-    """Full speed; it reads trees if its cache commits paths, unless `reads_trees` says that it ignores the mask."""
+    """Full speed: each pass reads only the new tokens.
 
-    function: Callable[
-        ..., Any
-    ]  # (params, tokens, positions, cache, mask) -> (logits, cache), or features between
+    It reads trees if its cache commits paths, unless `reads_trees` says that it ignores the mask.
+    """
+
+    # (params, tokens, positions, cache, mask) -> (logits, cache) or (logits, hidden, cache)
+    function: Callable[..., Arrays]
     vocab_size: int
     max_positions: int
-    make_cache: Callable[[int, int], Any]
+    make_cache: Callable[[int, int], Cache]
     reads_trees: bool
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(self)
 
-    def init_cache(self, batch: int, size: int) -> Any:
+    def init_cache(self, batch: int, size: int) -> Cache:
         return self.make_cache(batch, size)
 
     def apply(
         self,
-        params: Any,
+        params: Arrays,
         tokens: Array,
         positions: Array,
-        cache: Any = None,
+        cache: Cache | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
         """As `contract.Model.apply`."""
         refuse_taps(taps)
         memory = self.init_cache(*tokens.shape) if cache is None else cache
-        # Padding may lie beyond the last position.  Nobody sees it; but a table that gives NaN there would spread it.
+        # Padding may lie beyond the last position.  No token sees it, but a NaN that an embedding
+        # table returns there would spread.
         positions = jnp.minimum(positions, self.max_positions - 1)
-        found = self.function(params, tokens, positions, memory, mask)
+        out = self.function(params, tokens, positions, memory, mask)
         if (
-            not isinstance(found, tuple)
-            or len(found) not in (2, 3)
-            or type(found[-1]) is not type(memory)
+            not isinstance(out, tuple)
+            or len(out) not in (2, 3)
+            or type(out[-1]) is not type(memory)
         ):
             raise ValueError(
-                f"the model returned {_describe(found)}; with a cache it must return (logits, cache) or "
-                f"(logits, hidden, cache), the cache being the {type(memory).__name__} that it was given"
+                f"the model returned {_describe(out)}; with a cache it must return (logits, cache) "
+                f"or (logits, hidden, cache), where the cache is the {type(memory).__name__} that "
+                "it was given"
             )
-        logits, *hidden, after = found
+        logits, *hidden, after = out
         return _output(self, tokens, logits, hidden, None if cache is None else after)
 
 
 def _check(model: RereadingModel | CachedModel) -> None:
-    """Raises ValueError for what could only fail later, and less clearly."""
+    """Raises ValueError for mistakes that would otherwise fail later and less clearly."""
     for name in ("vocab_size", "max_positions"):
         value = getattr(model, name)
         if not isinstance(value, int) or value < 1:
@@ -153,25 +160,32 @@ def _check(model: RereadingModel | CachedModel) -> None:
         hash(model)
     except TypeError as error:
         raise ValueError(
-            f"the model cannot be a static argument of jit ({error}): arrays belong into the params, "
-            "and fields of a module must be hashable"
+            f"the model cannot be a static argument of jit ({error}): arrays belong into the "
+            "params, and fields of a module must be hashable"
         ) from None
 
 
-def _describe(found: Any) -> str:
-    if isinstance(found, tuple):
-        return f"({', '.join(map(_describe, found))})"
-    return (
-        f"an array {list(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
-    )
+def _describe(out: Arrays) -> str:
+    """What a function returned, for a message."""
+    if isinstance(out, tuple):
+        return f"({', '.join(map(_describe, out))})"
+    return f"an array {list(out.shape)}" if hasattr(out, "shape") else f"a {type(out).__name__}"
 
 
-def _output(model: Any, tokens: Array, logits: Any, hidden: list[Any], cache: Any) -> ModelOutput:
+def _output(
+    model: RereadingModel | CachedModel,
+    tokens: Array,
+    logits: Array,
+    hidden: list[Array],
+    cache: Cache | None,
+) -> ModelOutput:
+    """The checked output.  `logits` may still be anything that the function returned."""
     wanted = (*tokens.shape, model.vocab_size)
     if getattr(logits, "shape", None) != wanted or len(hidden) > 1:
         raise ValueError(
-            f"for tokens {list(tokens.shape)} the model returned {_describe((logits, *hidden))}; the first must be "
-            f"logits {list(wanted)} [rows, tokens, vocab_size], and there may be hidden features after them"
+            f"for tokens {list(tokens.shape)} the model returned {_describe((logits, *hidden))}; "
+            f"the first must be logits {list(wanted)} [rows, tokens, vocab_size], and there may be "
+            "hidden features after them"
         )
     return ModelOutput(
         logits, hidden[0] if hidden else jnp.zeros((*tokens.shape, 0), logits.dtype), cache

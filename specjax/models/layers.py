@@ -1,15 +1,16 @@
-"""The parts that a layer is made of: a linear map, a norm, an MLP, and the same as a mixture of experts."""
+"""The parts of a layer: a linear map, a norm, an MLP, and a mixture of expert MLPs."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
+from jax.nn.initializers import Initializer
 
 from specjax.models.config import TransformerConfig
 from specjax.models.products import dot_general
@@ -20,6 +21,14 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": functools.partial(nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(nn.gelu, approximate=True),
 }
+
+
+def named_param(
+    module: nn.Module, name: str, init: Initializer, axes: tuple[str, ...], shape: tuple[int, ...]
+) -> Array:
+    """A parameter of `module` whose axes have names, for `parallel.sharding`."""
+    boxed = nn.with_logical_partitioning(init, axes)
+    return cast(Array, module.param(name, boxed, shape))  # Linen unboxes it
 
 
 class Dense(nn.Module):
@@ -35,13 +44,13 @@ class Dense(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         name, turn, summed = ("weight", -1, 1) if self.transposed else ("kernel", 1, 0)
-        init = nn.with_logical_partitioning(nn.initializers.normal(self.scale), self.axes[::turn])
-        kernel: Any = self.param(name, init, (x.shape[-1], self.features)[::turn])
+        init = nn.initializers.normal(self.scale)
+        shape = (x.shape[-1], self.features)[::turn]
+        kernel = named_param(self, name, init, self.axes[::turn], shape)
         y = self.dot_general(x, kernel, (((x.ndim - 1,), (summed,)), ((), ())))
         if self.use_bias:
-            init = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.axes[1:])
-            bias: Any = self.param("bias", init, (self.features,))
-            y = y + bias
+            zeros = nn.initializers.zeros_init()
+            y = y + named_param(self, "bias", zeros, self.axes[1:], (self.features,))
         return y
 
 
@@ -49,7 +58,7 @@ class Dense(nn.Module):
 def look_up(table: Array, ids: Array) -> Array:
     """Rows [..., E] of a table [V, E].
 
-    XLA:CPU would turn the whole of a bfloat16 table into float32 first.  Whole numbers stay as they are.
+    XLA:CPU would first convert the whole of a bfloat16 table to float32, but not one of integers.
     """
     if jax.default_backend() != "cpu" or table.dtype != jnp.bfloat16:
         return jnp.take(table, ids, axis=0, mode="clip")
@@ -58,15 +67,17 @@ def look_up(table: Array, ids: Array) -> Array:
 
 
 @look_up.defjvp
-def _(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     table, ids = primals
-    return look_up(table, ids), jnp.take(
-        tangents[0], ids, axis=0, mode="clip"
-    )  # whole numbers have no slope
+    slope, _ = tangents  # ids are integers and have no derivative
+    return look_up(table, ids), jnp.take(slope, ids, axis=0, mode="clip")
 
 
 class Norm(nn.Module):
-    """x / rms(x) * w (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4), or layer norm; computed in float32."""
+    """x / rms(x) * w, or layer norm; computed in float32.
+
+    Reference: Zhang and Sennrich 2019, arXiv 1910.07467, equation 4.
+    """
 
     config: TransformerConfig
     kind: str | None = None  # by default the configuration's
@@ -76,24 +87,25 @@ class Norm(nn.Module):
     def __call__(self, x: Array) -> Array:
         c, kind = self.config, self.kind or self.config.norm
         init = nn.initializers.constant(1.0 - c.norm_offset)
-        weight: Any = self.param(
-            "weight", nn.with_logical_partitioning(init, (self.axis,)), (x.shape[-1],)
-        )
+        weight = named_param(self, "weight", init, (self.axis,), (x.shape[-1],))
         y = x.astype(jnp.float32)
         if kind == "layer":
             y = y - jnp.mean(y, axis=-1, keepdims=True)
         y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + c.norm_eps)
         if kind == "layer":
-            init = nn.with_logical_partitioning(nn.initializers.zeros_init(), (self.axis,))
-            bias: Any = self.param("bias", init, (x.shape[-1],))
+            zeros = nn.initializers.zeros_init()
+            bias = named_param(self, "bias", zeros, (self.axis,), (x.shape[-1],))
             return (y * weight.astype(jnp.float32) + bias.astype(jnp.float32)).astype(x.dtype)
-        if c.norm_offset:  # Gemma rounds once, Llama before the product
+        if c.norm_offset:  # Gemma rounds after the product, Llama before it
             return (y * (c.norm_offset + weight.astype(jnp.float32))).astype(x.dtype)
         return weight * y.astype(x.dtype)
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)) (Shazeer 2020, arXiv 2002.05202, equation 6), or down(act(up(x)))."""
+    """down(act(gate(x)) * up(x)), or down(act(up(x))).
+
+    Reference: Shazeer 2020, arXiv 2002.05202, equation 6.
+    """
 
     config: TransformerConfig
     dense: Callable[..., Dense]
@@ -102,7 +114,7 @@ class MLP(nn.Module):
     def __call__(self, x: Array) -> Array:
         c = self.config
 
-        def dense(name, features, axes, scale):
+        def dense(name: str, features: int, axes: tuple[str, str], scale: float) -> Dense:
             return self.dense(features, axes, c.mlp_bias, scale, name=name)
 
         activate = ACTIVATIONS[c.activation]
@@ -115,9 +127,10 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """A gated MLP chosen per token: the `experts_per_token` best of a softmax over all experts, and their mean.
+    """A mixture of gated MLPs: for each token the weighted sum of its best experts.
 
-    Tokens are sorted by expert and multiplied group by group, so only chosen experts are computed.
+    A softmax over all experts ranks them, and the best `experts_per_token` are used.  Tokens are
+    sorted by expert and multiplied group by group, so only chosen experts are computed.
 
     Reference: Shazeer et al. 2017, arXiv 1701.06538, section 2.
     """
@@ -129,9 +142,9 @@ class Experts(nn.Module):
     def __call__(self, x: Array) -> Array:
         c = self.config
 
-        def stack(name, shape, axes, scale) -> Any:
-            init = nn.with_logical_partitioning(nn.initializers.normal(scale), ("expert", *axes))
-            return self.param(name, init, (c.num_experts, *shape))
+        def stack(name: str, shape: tuple[int, int], axes: tuple[str, str], scale: float) -> Array:
+            init = nn.initializers.normal(scale)
+            return named_param(self, name, init, ("expert", *axes), (c.num_experts, *shape))
 
         inner = c.expert_size
         gate = stack("gate", (c.hidden_size, inner), ("embed", "expert_mlp"), c.init_scale)
@@ -159,5 +172,5 @@ class Experts(nn.Module):
 
 
 def residual_scale(c: TransformerConfig) -> float:
-    """GPT-2's: the residual stream keeps its size with depth."""
+    """Init scale of output projections, as in GPT-2: keeps the residual stream bounded."""
     return c.init_scale / (2 * c.num_layers) ** 0.5

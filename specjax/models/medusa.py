@@ -1,35 +1,37 @@
-"""Medusa heads: residual blocks on a target's features, one stack of them for each token further ahead."""
+"""Medusa heads: residual blocks on a target's hidden states, one stack for each token ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
+from specjax.models.layers import named_param
 from specjax.models.products import dot_general
+from specjax.types import Arrays
 
 
 class MedusaHeads(nn.Module):
-    """Head k (from 0) guesses, from the features of the token at t, the token at t + 2 + k.
+    """Head k (from 0) predicts the token at t + 2 + k from the hidden state of the token at t.
 
-        block(x) = x + silu(W x + b),    guess = softmax(H block(... block(x)))
+        block(x) = x + silu(W x + b),    prediction = softmax(H block(... block(x)))
 
-    The target's own head has the token at t + 1.  A block of zeros is the identity.
+    The target's own head predicts the token at t + 1.  A block of zeros is the identity.
 
     Reference: Cai et al. 2024, arXiv 2401.10774, "Medusa heads" (there with one block).
 
     Attributes:
       num_heads: K.
-      hidden_size: E, of the target's features after its final norm.
+      hidden_size: E, of the target's hidden states after its final norm.
       vocab_size: V, the target's.
       num_layers: blocks a head.
-      own_heads: every head has a linear map H to the vocabulary of its own (version 1), instead of the target's
-        (version 2).
-      logit_softcap: of a target whose logits are capped, under version 2.
+      own_heads: every head has its own linear map H to the vocabulary (version 1) instead of the
+        target's (version 2).
+      logit_softcap: of a target with capped logits, under version 2.
       dot_general: as in `Transformer`.
     """
 
@@ -43,25 +45,23 @@ class MedusaHeads(nn.Module):
 
     @nn.compact
     def __call__(self, hidden: Array) -> Array:
-        """[..., E] -> [..., K, E], what the linear map is applied to; with `own_heads` [..., K, V], what it gives."""
+        """[..., E] -> [..., K, E], before the linear map; with `own_heads` [..., K, V] after it."""
         shape = (self.num_layers, self.num_heads, self.hidden_size)
 
-        def zeros(name, axes, *shape):
-            return self.param(
-                name, nn.with_logical_partitioning(nn.initializers.zeros_init(), axes), shape
-            )
+        def zeros(name: str, axes: tuple[str, ...], *shape: int) -> Array:
+            return named_param(self, name, nn.initializers.zeros_init(), axes, shape)
 
-        kernel: Any = zeros(
+        kernel = zeros(
             "kernel", ("layers", "medusa", "embed", "embed_out"), *shape, self.hidden_size
         )
-        bias: Any = zeros("bias", ("layers", "medusa", "embed_out"), *shape)
+        bias = zeros("bias", ("layers", "medusa", "embed_out"), *shape)
         x = jnp.broadcast_to(
             hidden[..., None, :], (*hidden.shape[:-1], self.num_heads, self.hidden_size)
         )
         for layer in range(self.num_layers):
             x = x + nn.silu(self._multiply(x, kernel[layer]) + bias[layer])
         if self.own_heads:
-            head: Any = zeros(
+            head = zeros(
                 "head",
                 ("medusa", "embed", "vocab"),
                 self.num_heads,
@@ -72,22 +72,21 @@ class MedusaHeads(nn.Module):
         return x
 
     def _multiply(self, x: Array, kernel: Array) -> Array:
-        """[..., K, E] by [K, E, F], each head with its own."""
+        """[..., K, E] times [K, E, F], for each head with its own matrix."""
 
-        def one(x, kernel):
+        def one(x: Array, kernel: Array) -> Array:
             return self.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
 
         return jax.vmap(one, (-2, 0), -2)(x, kernel)
 
 
-def medusa_features(heads: MedusaHeads, params: Any, hidden: Array) -> Array:
-    """`heads` with their parameters, on features [..., E]: [..., K, E], or with `own_heads` [..., K, V]."""
-    found: Any = heads.apply({"params": params}, hidden)
-    return found
+def medusa_features(heads: MedusaHeads, params: Arrays, hidden: Array) -> Array:
+    """The heads on hidden states [..., E]: [..., K, E], or with `own_heads` [..., K, V]."""
+    return cast(Array, heads.apply({"params": params}, hidden))
 
 
 def medusa_logits(heads: MedusaHeads, found: Array, target_head: Array | None) -> Array:
-    """What `medusa_features` returns as float32 logits [..., K, V]; `target_head` is [E, V]."""
+    """The output of `medusa_features` as float32 logits [..., K, V]; `target_head` is [E, V]."""
     if heads.own_heads:
         return found.astype(jnp.float32)
     assert target_head is not None
@@ -99,7 +98,7 @@ def medusa_logits(heads: MedusaHeads, found: Array, target_head: Array | None) -
 
 
 def initial_medusa(heads: MedusaHeads, target_head: Array) -> dict[str, Array]:
-    """Parameters with which every head says what the target's own head [E, V] says: the start of training."""
+    """Parameters with which every head predicts what the target's head [E, V] does."""
     shape = (heads.num_layers, heads.num_heads, heads.hidden_size)
     params = {
         "kernel": jnp.zeros((*shape, heads.hidden_size), target_head.dtype),

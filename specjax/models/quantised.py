@@ -1,77 +1,84 @@
-"""Weights in int8: a kernel as whole numbers with a scale per output channel, multiplied by activations in int8 too.
+"""Weights in int8 with a scale per output channel, multiplied by activations in int8 too.
 
-    y[m, o]  =  sx[m] * sw[o] * sum_i xq[m, i] * wq[o, i]       xq = round(x / sx),  sx[m] = max_i |x[m, i]| / 127
+    y[m, o]  =  sx[m] * sw[o] * sum_i xq[m, i] * wq[o, i]
+    xq = round(x / sx),  sx[m] = max_i |x[m, i]| / 127
 
-The sum is exact in int32, so that a row of y depends on its row of x alone, to the bit.  Kernels stand as [out, in],
-which XLA:CPU multiplies faster than [in, out]; a single row is padded to two, since alone it takes ten times as long.
-(qwix, which quantises Flax models too, does not pad it, and imports `flax.nnx`.)
+The sum is exact in int32, so a row of y depends bit for bit on its own row of x alone.  Kernels are
+stored as [out, in], which XLA:CPU multiplies faster than [in, out].  A single row is padded to two,
+because one row alone takes ten times as long.  (qwix, which quantises Flax models too, does not pad
+it, and imports `flax.nnx`.)
 
-A quantised draft changes how often it is right, never the text.  A quantised target is another model than the one it
-was made from, and its text is its own.
+Quantising the draft changes how many drafts are accepted, never the text.  A quantised target is a
+different model from the original, and writes a different text.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import weakref
-from typing import Any
+from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
 from jax import Array
+from jax.lax import DotDimensionNumbers
 
 from specjax.models.base import LinenModel
 from specjax.models.language_model import LanguageModel
 from specjax.models.products import dot_general
+from specjax.types import Arrays
 
 _LARGEST = 127
 
 
 @struct.dataclass
 class Int8(nn.meta.AxisMetadata):
-    """A kernel [in, out] that stands as [out, in]; Linen unboxes it where the module asks for the parameter."""
+    """A kernel [in, out], stored as [out, in].
+
+    Linen unboxes it when the module asks for the parameter.
+    """
 
     values: Array  # [out, in] int8
     scale: Array  # [out] float32
 
     @classmethod
     def quantise(cls, kernel: Array) -> Int8:
-        """Round [in, out] to the nearest multiple of each column's greatest value / 127."""
+        """Round [in, out] to multiples of each column's largest absolute value / 127."""
         values, scale = _round(kernel.T)
         return cls(values, scale[:, 0])
 
     def unbox(self) -> _Kernel:
         return _Kernel(self)
 
-    def replace_boxed(self, val: Any) -> Any:
+    def replace_boxed(self, val: Arrays) -> Arrays:
         return val
 
-    def add_axis(self, index: int, params: Any) -> Any:
+    def add_axis(self, index: int, params: dict) -> NoReturn:
         raise ValueError("an int8 kernel cannot be stacked; stack the model, then quantise it")
 
     remove_axis = add_axis
 
 
 class _Kernel:
-    """What the module gets to see: an opaque leaf of the right shape, which it can only hand to its dot_general."""
+    """What a module sees of an `Int8`: a leaf with a shape, to be passed to its dot_general."""
 
-    def __init__(self, stored: Int8):
+    def __init__(self, stored: Int8) -> None:
         self.stored = stored
         self.shape = stored.values.shape[::-1]
 
 
 def _round(x: Array) -> tuple[Array, Array]:
-    """[M, K] -> int8 [M, K] and float32 [M, 1], a scale a row."""
+    """[M, K] -> int8 [M, K] and float32 [M, 1], one scale per row."""
     x = x.astype(jnp.float32)
     scale = jnp.abs(x).max(-1, keepdims=True) / _LARGEST
     scale = jnp.where(scale == 0, 1, scale)
     return jnp.round(x / scale).astype(jnp.int8), scale
 
 
-def int8_dot_general(x: Array, kernel: Any, dimensions: Any) -> Array:
-    """`models.products.dot_general`, with an `Int8` kernel too."""
+def int8_dot_general(x: Array, kernel: Array | _Kernel, dimensions: DotDimensionNumbers) -> Array:
+    """`models.products.dot_general` that also takes an `Int8` kernel."""
     if not isinstance(kernel, _Kernel):
         return dot_general(x, kernel, dimensions)
     if dimensions != (((x.ndim - 1,), (0,)), ((), ())):
@@ -91,12 +98,13 @@ _made: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKey
 
 
 def quantise(model: LanguageModel) -> LanguageModel:
-    """`model` with its matrices in int8, a quarter of their bytes; the embedding that tokens are looked up in stays.
+    """`model` with its matrices in int8, a quarter of their bytes in float32.
 
-    A tied embedding gets an int8 copy as the output matrix.  The same object is returned for the same model.
+    The embedding stays as it is; a tied one gets an int8 copy as the output matrix.  Quantising the
+    same model again returns the same object.
 
     Raises:
-      ValueError: a model that multiplies its weights by itself, so not one of ours.
+      ValueError: the model is not a specjax Transformer.
     """
     form = quantised_form(model)
     if form is model:
@@ -113,9 +121,7 @@ def quantise(model: LanguageModel) -> LanguageModel:
 
 
 def quantised_form(model: LanguageModel) -> LanguageModel:
-    """What `quantise` makes, but with the weights as they are: enough to check what it is used for.
-
-    Nothing is compiled.
+    """`quantise`, but with the weights as they are: enough for checks, and nothing is compiled.
 
     Raises:
       ValueError: as `quantise`.
@@ -123,8 +129,9 @@ def quantised_form(model: LanguageModel) -> LanguageModel:
     network = model.model
     if not (isinstance(network, LinenModel) and hasattr(network.module, "dot_general")):
         raise ValueError(
-            f"{model.name} is a {type(network).__name__}; only a specjax Transformer, as specjax.load returns, can be "
-            "quantised here: a model of your own brings its weights in int8 itself"
+            f"{model.name} is a {type(network).__name__}; only a specjax Transformer, as "
+            "specjax.load returns, can be quantised here: a model of your own must quantise its "
+            "weights itself"
         )
     if network.module.dot_general is int8_dot_general:
         return model
@@ -136,15 +143,14 @@ def quantised_form(model: LanguageModel) -> LanguageModel:
     return dataclasses.replace(model, model=made, name=f"{model.name} in int8")
 
 
-def _quantise(params: Any) -> Any:
-    found = {}
+def _quantise(params: Arrays) -> Arrays:
+    quantised = {}
     for name, leaf in params.items():
         if isinstance(leaf, dict):
-            found[name] = _quantise(leaf)
-        elif (
-            name in ("kernel", "weight") and leaf.ndim == 2
-        ):  # [in, out], or transposed; a norm's weight is a vector
-            found["kernel"] = jax.jit(Int8.quantise)(leaf if name == "kernel" else leaf.T)
+            quantised[name] = _quantise(leaf)
+        # A kernel [in, out], or a transposed one, which is named weight.  A norm's weight is 1-D.
+        elif name in ("kernel", "weight") and leaf.ndim == 2:
+            quantised["kernel"] = jax.jit(Int8.quantise)(leaf if name == "kernel" else leaf.T)
         else:
-            found[name] = leaf
-    return found
+            quantised[name] = leaf
+    return quantised

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021, arXiv 2104.09864) and the ways to stretch them to longer texts."""
+"""Rotary position embeddings (Su et al. 2021, arXiv 2104.09864), also scaled for longer texts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jax import Array
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Base and scaling.  `kind` is a row of `SCALINGS`; the fields behind `amplitude` serve some of them."""
+    """Base and scaling.  `kind` is a key of `SCALINGS`; not every kind reads every field."""
 
     theta: float = 10000.0
     kind: str = "default"
-    fraction: float = 1.0  # of the head's features that are turned
-    amplitude: float = 1.0  # of cosines and sines: scores grow by its square
+    fraction: float = 1.0  # of the head's features that are rotated
+    amplitude: float = 1.0  # factor of cosines and sines: scores grow by its square
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -30,22 +30,22 @@ class Rope:
     factors: tuple[float, ...] = ()  # a divisor for each frequency
 
     def frequencies(self, dim: int) -> np.ndarray:
-        """[features turned / 2] radians per position, for heads of `dim` features."""
+        """[rotated features / 2] radians per position, for heads of `dim` features."""
         turned = int(dim * self.fraction)
         freq = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned))
         return SCALINGS[self.kind](self, freq).astype(np.float32)
 
     def rotations(self, positions: Array, dim: int) -> tuple[Array, Array]:
-        """[B, N] positions -> cosines and sines, each [B, N, 1, features turned / 2] float32."""
+        """[B, N] positions -> cosines and sines, each [B, N, 1, rotated features / 2] float32."""
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
-        # The barrier keeps XLA from computing them again inside every layer.
+        # The barrier keeps XLA from recomputing them inside every layer.
         return jax.lax.optimization_barrier(
             (jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude)
         )
 
 
 def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:
-    """Long wavelengths are stretched by `factor`, short ones are kept, those between are blended."""
+    """Llama 3: stretch long wavelengths by `factor`, keep short ones, blend those in between."""
     span = rope.high_freq_factor - rope.low_freq_factor
     keep = (rope.original_max_positions * freq / (2 * math.pi) - rope.low_freq_factor) / span
     keep = np.clip(keep, 0, 1)
@@ -53,11 +53,13 @@ def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:
 
 
 def _yarn(rope: Rope, freq: np.ndarray) -> np.ndarray:
-    """Peng et al. 2023, arXiv 2309.00071, section 3.2: the same blend, linear in the index of the frequency."""
+    """YaRN: the same blend, but linear in the index of the frequency.
 
-    def index(
-        turns: float,
-    ) -> float:  # of the frequency that makes so many turns over the original context
+    Reference: Peng et al. 2023, arXiv 2309.00071, section 3.2.
+    """
+
+    def index(turns: float) -> float:
+        """Of the frequency that makes so many turns over the original context."""
         return (
             len(freq)
             * math.log(rope.original_max_positions / (turns * 2 * math.pi))
@@ -77,14 +79,16 @@ SCALINGS: dict[str, Callable[[Rope, np.ndarray], np.ndarray]] = {
     "linear": lambda rope, freq: freq / rope.factor,  # Chen et al. 2023, arXiv 2306.15595
     "llama3": _llama3,
     "yarn": _yarn,
-    "longrope": lambda rope, freq: (
-        freq / np.array(rope.factors, np.float32)
-    ),  # Ding et al. 2024, arXiv 2402.13753
+    # Ding et al. 2024, arXiv 2402.13753
+    "longrope": lambda rope, freq: freq / np.array(rope.factors, np.float32),
 }
 
 
 def rotate(x: Array, rotations: tuple[Array, Array]) -> Array:
-    """Turn the first features of [B, N, H, D]: of R turned ones, i pairs with i + R/2, as in Hugging Face files."""
+    """Rotate the first R features of [B, N, H, D].
+
+    Feature i pairs with i + R/2, as in Hugging Face files.
+    """
     cos, sin = rotations
     half = cos.shape[-1]
     first, second = x[..., :half].astype(jnp.float32), x[..., half : 2 * half].astype(jnp.float32)

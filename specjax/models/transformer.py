@@ -1,7 +1,7 @@
 """The one decoder-only transformer.  A family is a configuration of it and a table of tensor names.
 
-Layers are unrolled, each with its own cache leaf: a scan over stacked layers would slice every weight and cache leaf in
-each turn.
+Layers are unrolled, each with its own cache leaf: a scan over stacked layers would slice every
+weight and cache leaf in each iteration.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
+from jax.typing import DTypeLike
 
 from specjax.caches import KVCache, WindowedCache
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import TransformerConfig
-from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, residual_scale
+from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, named_param, residual_scale
 from specjax.models.products import dot_general
 from specjax.models.rope import rotate
-from specjax.types import ModelOutput
+from specjax.types import Arrays, ModelOutput
 
 _Rotations = tuple[Array, Array] | None
 _Memory = KVCache | None  # of one layer
@@ -35,11 +35,13 @@ class Attention(nn.Module):
     dense: Callable[..., Dense]
 
     @nn.compact
-    def __call__(self, x: Array, rotations: _Rotations, memory: _Memory, visible: Array | None):
+    def __call__(
+        self, x: Array, rotations: _Rotations, memory: _Memory, visible: Array | None
+    ) -> tuple[Array, Array, Array]:
         c = self.config
         batch, width, _ = x.shape
 
-        def project(name, heads, normed=False):
+        def project(name: str, heads: int, normed: bool = False) -> Array:
             axis = "heads" if name == "q" else "kv_heads"
             y = self.dense(
                 heads * c.head_dim, ("embed", axis), c.qkv_bias, c.init_scale, name=name
@@ -67,21 +69,26 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then an MLP, each added to the stream; `config.norm_order` says where the norms stand."""
+    """Attention, then an MLP, each added to the residual stream.
+
+    `config.norm_order` says where the norms are.
+    """
 
     config: TransformerConfig
     index: int
     dense: Callable[..., Dense]
 
     @nn.compact
-    def __call__(self, x: Array, rotations: _Rotations, memory: _Memory, visible: Array | None):
+    def __call__(
+        self, x: Array, rotations: _Rotations, memory: _Memory, visible: Array | None
+    ) -> tuple[Array, Array, Array]:
         c = self.config
 
-        def norm(name, y):
+        def norm(name: str, y: Array) -> Array:
             return Norm(c, name=name)(y)
 
         before = c.norm_order in ("pre", "sandwich", "parallel")
-        behind = c.norm_order in ("post", "sandwich")
+        after = c.norm_order in ("post", "sandwich")
         attention = Attention(c, c.window_of(self.index), self.dense, name="attention")
         mixed, keys, values = attention(
             norm("attention_norm", x) if before else x, rotations, memory, visible
@@ -89,24 +96,28 @@ class Layer(nn.Module):
         mlp = (Experts if c.is_sparse(self.index) else MLP)(c, self.dense, name="mlp")
         if c.norm_order == "parallel":
             return x + mixed + mlp(norm("mlp_norm", x)), keys, values
-        x = x + (norm("attention_post_norm", mixed) if behind else mixed)
+        x = x + (norm("attention_post_norm", mixed) if after else mixed)
         x = norm("attention_post_norm", x) if c.norm_order == "after" else x
         added = mlp(norm("mlp_norm", x) if before else x)
-        x = x + (norm("mlp_post_norm", added) if behind else added)
+        x = x + (norm("mlp_post_norm", added) if after else added)
         return norm("mlp_post_norm", x) if c.norm_order == "after" else x, keys, values
 
 
 class Transformer(nn.Module):
-    """Tokens in, logits and features out.  A `contract.Model` through `models.base.LinenModel`.
+    """Tokens in, logits and hidden states out.
+
+    `models.base.LinenModel` makes it a `contract.Model`.
 
     Attributes:
       config: sizes and switches.
-      dot_general: of every product with a weight, `models.products.dot_general` or one like it: training passes one
+      dot_general: multiplies with weights, like `models.products.dot_general`: training passes one
         that multiplies in bfloat16.  (Experts multiply with `jax.lax.ragged_dot`.)
-      separate_head: hold a tied embedding a second time as output matrix, turned as other kernels are.
-      transposed: hold kernels [out, in].  XLA:CPU multiplies several rows of float32 up to 2.6 times faster by
-        [in, out], and of bfloat16 up to 1.8 times faster by [out, in]; accelerators do not mind.
-      remat: compute the inside of a layer again in the backward pass instead of keeping it.
+      separate_head: hold a tied embedding a second time as the output matrix, in the layout of the
+        other kernels.
+      transposed: hold kernels as [out, in].  On XLA:CPU several rows of float32 are up to 2.6 times
+        faster with [in, out], and of bfloat16 up to 1.8 times faster with [out, in]; accelerators
+        show no difference.
+      remat: recompute the activations inside a layer in the backward pass instead of keeping them.
     """
 
     config: TransformerConfig
@@ -127,7 +138,7 @@ class Transformer(nn.Module):
     def num_taps(self) -> int:
         return self.config.num_layers + 1
 
-    def init_cache(self, batch: int, size: int, dtype: Any) -> KVCache:
+    def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
         c = self.config
         if not c.windows:
             return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
@@ -147,16 +158,16 @@ class Transformer(nn.Module):
         c = self.config
         size = c.embedding_size or c.hidden_size
 
-        def table(name, rows, features, axes) -> Any:
-            init = nn.with_logical_partitioning(nn.initializers.normal(c.init_scale), axes)
-            return self.param(name, init, (rows, features))
+        def table(name: str, rows: int, features: int, axes: tuple[str, str]) -> Array:
+            init = nn.initializers.normal(c.init_scale)
+            return named_param(self, name, init, axes, (rows, features))
 
         dense = functools.partial(Dense, dot_general=self.dot_general, transposed=self.transposed)
 
-        def linear(name, features, axes):
+        def linear(name: str, features: int, axes: tuple[str, str]) -> Dense:
             return dense(features, axes, False, c.init_scale, name=name)
 
-        embedding: Any = table("embedding", c.vocab_size, size, ("vocab", "embed"))
+        embedding = table("embedding", c.vocab_size, size, ("vocab", "embed"))
         x = look_up(embedding, tokens)
         if c.embedding_scale != 1.0:
             x = x * jnp.asarray(c.embedding_scale, x.dtype)
@@ -205,7 +216,7 @@ class Transformer(nn.Module):
 def _visible(
     window: int | None, positions: Array, memory: _Memory, mask: Array | None
 ) -> Array | None:
-    """[B, N, S] which slots (or, without a cache, tokens) each token sees; None: those before it."""
+    """[B, N, S] which slots (or, without a cache, tokens) each token sees; None: plain causal."""
     if memory is not None:
         return memory.visible(positions, mask, window)
     if mask is None or window is None:
@@ -213,8 +224,8 @@ def _visible(
     return mask & (positions[:, :, None] - positions[:, None] < window)
 
 
-def head_matrix(params: Any) -> Array:
-    """The output matrix [E, V]: features times it are logits."""
+def head_matrix(params: Arrays) -> Array:
+    """The output matrix [E, V]: hidden states times it are the logits."""
     if "head" not in params:
         return params["embedding"].T
     return params["head"]["kernel"] if "kernel" in params["head"] else params["head"]["weight"].T

@@ -1,8 +1,9 @@
-"""Several processes that run one command together: they find each other, and none waits for one that is gone.
+"""Several processes that run one command together, and all end when one of them fails.
 
-`jax.distributed` joins them, and ends a process whose peers are gone, with a stack of C++ for a message, after seconds
-in which all hang in a collective.  So each keeps a socket to process 0 besides: the system closes it with the process,
-whatever that was busy with, and who is left says so and ends.
+`jax.distributed` connects them.  If a process is gone, it leaves the others hanging in a collective
+for some time and then ends them with a C++ stack trace.  So each process also keeps a socket to
+process 0: the system closes it when the process ends, whatever it was doing, and the remaining
+processes print a clear message and end.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, TextIO
 
 import jax
 import numpy as np
@@ -27,30 +28,31 @@ from jax.experimental import multihost_utils
 
 AUTO = "auto"
 _DONE = "done"
-_TIMEOUT = 60  # seconds in which all must have come
-_HEARTBEAT = 30  # seconds after which a machine is given up that no longer answers
-_MOMENT = 2  # seconds in which the end of another process is noticed
+_TIMEOUT = 60  # seconds in which all processes must have joined
+_HEARTBEAT = 30  # seconds after which a machine that does not answer counts as gone
+_MOMENT = 2  # seconds within which the end of another process is noticed
 _STATUS = 2
 
-_tell: Callable[[str], None] | None = None  # why this process ends, to the others
+_tell: Callable[[str], None] | None = None  # tells the other processes why this one ends
 
 
 def join(
     coordinator: str, num_processes: int | None, process_id: int | None, timeout: float = _TIMEOUT
 ) -> None:
-    """Become one of several processes; from now on only the first of them writes to stdout.
+    """Join a group of processes; from now on only the first of them writes to stdout.
 
-    Must come before anything asks JAX for a device.  A process that nobody joins, or that misses another later on,
-    ends with a message and status 2.
+    Call it before anything asks JAX for a device.  If the group does not come together, or another
+    process fails later on, this process ends with a message and status 2.
 
     Args:
-      coordinator: HOST:PORT of process 0; or "auto", which leaves to JAX what a cluster's environment says.
-      num_processes: how many there are; None: the environment's JAX_NUM_PROCESSES, or as above.
-      process_id: which of them this is; None: likewise JAX_PROCESS_ID.
-      timeout: seconds that it may take.
+      coordinator: HOST:PORT of process 0, or "auto": JAX reads the environment of a cluster.
+      num_processes: how many there are; by default JAX_NUM_PROCESSES in the environment, or with
+        "auto" what the cluster says.
+      process_id: which of them this is; by default JAX_PROCESS_ID, or what the cluster says.
+      timeout: seconds until all processes must have joined.
 
     Raises:
-      ValueError: a number that is missing or does not fit, or no cluster's environment.
+      ValueError: a number is missing or out of range, or "auto" finds no cluster.
     """
     host, _, port = coordinator.rpartition(":")
     if coordinator != AUTO and not (host and port.isdecimal() and 0 < int(port) < 2**16):
@@ -69,31 +71,35 @@ def join(
             f"--process-id {number} of --num-processes {count}: they are counted from 0"
         )
 
-    missing = f"the {count or ''} processes did not come together at {address or coordinator} within {timeout:g} s: "
-    missing += "is each of them running, with the same --coordinator and --num-processes and its own --process-id, "
-    missing += "and can they reach that host and port?"
-    # JAX would abort with a stack of C++: its own time is longer.
+    missing = (
+        f"the {count or ''} processes did not come together at {address or coordinator} within "
+        f"{timeout:g} s: is each of them running, with the same --coordinator and --num-processes "
+        "and its own --process-id, and can they reach that host and port?"
+    )
+    # JAX would abort with a C++ stack trace, so its own timeout is longer.
     late = threading.Timer(timeout, _end, [missing])
     late.daemon = True
     late.start()
-    given: dict[str, Any] = {
+    timeouts: dict[str, Any] = {
         "initialization_timeout": int(timeout) + 30,
         "heartbeat_timeout_seconds": _HEARTBEAT,
     }
     if "shutdown_timeout_seconds" in inspect.signature(jax.distributed.initialize).parameters:
-        given["shutdown_timeout_seconds"] = _HEARTBEAT
+        timeouts["shutdown_timeout_seconds"] = _HEARTBEAT
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Gloo tells on stdout whom it has found: that goes to stderr now, and what Python prints where it went.
+    # Gloo prints to stdout.  Send that to stderr, but Python's own output still to stdout.
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
     sys.stdout = os.fdopen(stdout, "w", buffering=1)
     try:
-        jax.distributed.initialize(address, count, number, **given)
+        jax.distributed.initialize(address, count, number, **timeouts)
     except (ValueError, RuntimeError) as error:
         if coordinator == AUTO and "be defined" in str(error):
-            error = f"no cluster that JAX knows has started this process ({error}): pass HOST:PORT of process 0, "
-            error += "--num-processes and --process-id instead"
+            error = (
+                f"no cluster that JAX knows has started this process ({error}): pass HOST:PORT of "
+                "process 0, --num-processes and --process-id instead"
+            )
         raise ValueError(f"--coordinator {coordinator}: {error}") from None
     count, number = jax.process_count(), jax.process_index()
     if number:
@@ -103,19 +109,23 @@ def join(
 
 
 def add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that `join_from` reads."""
     parser.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        help="of the first of several processes that run this command, or auto: a cluster's environment says",
+        help="address of the first of several processes that run this command, or auto: as a "
+        "cluster's environment says",
     )
-    parser.add_argument("--num-processes", type=int, help="how many; without it JAX_NUM_PROCESSES")
+    parser.add_argument("--num-processes", type=int, help="how many (default: JAX_NUM_PROCESSES)")
     parser.add_argument(
-        "--process-id", type=int, help="which of them this is, from 0; without it JAX_PROCESS_ID"
+        "--process-id", type=int, help="which of them this is, from 0 (default: JAX_PROCESS_ID)"
     )
 
 
-def join_from(options: dict[str, Any]) -> None:
-    """`join`, where the options of a command ask for it: coordinator, num_processes and process_id.
+def join_from(options: Mapping[str, Any]) -> None:
+    """Call `join` if the options of a command ask for it.
+
+    It reads coordinator, num_processes and process_id.
 
     Raises:
       ValueError: as `join`, or a number without a coordinator.
@@ -132,7 +142,7 @@ def join_from(options: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-    """Around all that a command does: a process of several that fails tells the others, and waits for none."""
+    """Wraps the whole of a command: if this process fails, it tells the others and ends at once."""
     try:
         yield
     except BaseException as error:
@@ -141,21 +151,21 @@ def leaving() -> Iterator[None]:
         asked = isinstance(error, SystemExit)
         if not asked:
             traceback.print_exc()
-        # Whatever failed, a checkpoint perhaps, may have failed for want of another process: who watches that one says
-        # so and ends this one.
+        # The error may only be a consequence of another process being gone.  Then the thread that
+        # watches that process ends this one, with the better message.
         _flush()
         time.sleep(_MOMENT)
         cause = error.__context__ if asked and error.__context__ is not None else error
         _tell(f"it has stopped: {cause!r}".replace("\n", " "))
         _flush()
-        os._exit(
-            error.code if asked and isinstance(error.code, int) else 1
-        )  # without JAX's barrier at the exit
+        # A normal exit would wait for the others in JAX's barrier.
+        os._exit(error.code if asked and isinstance(error.code, int) else 1)
     if _tell is not None:
         _tell(_DONE)
 
 
 def _number(option: str, given: int | None, variable: str) -> int | None:
+    """The value of an option, or else of an environment variable."""
     text = os.environ.get(variable)
     if given is not None or text is None:
         return given
@@ -169,14 +179,15 @@ def _connect(host: str, count: int, number: int) -> None:
     global _tell
     lock = threading.Lock()
 
-    def lost(who, why):
+    def lost(who: int | str, why: str) -> str:
         return (
-            f"process {who} of {count} is gone ({why}), and process {number} cannot go on without it: start the "
-            f"command again with the processes that remain, --num-processes {count - 1} and a --mesh of their devices; "
-            "training resumes from its last checkpoint"
+            f"process {who} of {count} is gone ({why}), and process {number} cannot go on without "
+            "it: start the command again with the processes that remain, "
+            f"--num-processes {count - 1} and a --mesh of their devices; training resumes from its "
+            "last checkpoint"
         )
 
-    def send(link, text):
+    def send(link: socket.socket, text: str) -> None:
         with contextlib.suppress(OSError), lock:
             link.sendall(f"{text}\n".encode())
 
@@ -193,7 +204,7 @@ def _connect(host: str, count: int, number: int) -> None:
         link = _alive(socket.create_connection((host, int(port)), _TIMEOUT))
         send(link, f"{secret} {number}")
 
-        def listen():
+        def listen() -> None:
             for line in _lines(link.makefile()):
                 if line == _DONE:
                     return
@@ -205,13 +216,13 @@ def _connect(host: str, count: int, number: int) -> None:
         threading.Thread(target=listen, daemon=True).start()
         return
 
-    others: dict[int, tuple[socket.socket, Any]] = {}
+    others: dict[int, tuple[socket.socket, TextIO]] = {}
 
-    def tell_all(text):
+    def tell_all(text: str) -> None:
         for link, _ in others.values():
             send(link, text if text == _DONE else f"0 {text}")
 
-    def attend(who, lines):
+    def attend(who: int, lines: TextIO) -> None:
         for line in _lines(lines):
             if line == _DONE:
                 return
@@ -221,14 +232,14 @@ def _connect(host: str, count: int, number: int) -> None:
             why = "its connection has closed"
         for link, _ in others.values():
             send(link, f"{who} {why}")
-        time.sleep(0.5)  # they end with that message, rather than with the end of this process
+        time.sleep(0.5)  # so that they read this message before the connection closes
         _end(lost(who, why))
 
     while len(others) < count - 1:
         link = _alive(server.accept()[0])
         lines = link.makefile()
-        found, _, who = lines.readline().strip().partition(" ")
-        if found == secret and who.isdecimal():
+        shown, _, who = lines.readline().strip().partition(" ")
+        if shown == secret and who.isdecimal():
             others[int(who)] = link, lines
     server.close()
     _tell = tell_all
@@ -245,12 +256,13 @@ def _alive(link: socket.socket) -> socket.socket:
         ("TCP_KEEPINTVL", _HEARTBEAT // 6),
         ("TCP_KEEPCNT", 4),
     ):
-        if hasattr(socket, name):  # not every system counts
+        if hasattr(socket, name):  # not every system has these options
             link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return link
 
 
-def _lines(lines: Any) -> Iterator[str]:
+def _lines(lines: TextIO) -> Iterator[str]:
+    """Lines until the connection ends, with or without an error."""
     with contextlib.suppress(OSError, ValueError):
         for line in lines:
             yield line.strip()

@@ -1,6 +1,6 @@
-"""Families: a configuration of the one transformer and a table of tensor names each."""
+"""Families: for each one a configuration of the transformer and a table of tensor names."""
 
-from specjax.models.families.family import Family, Tensor
+from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from specjax.models.families.gpt2 import GPT2
 from specjax.models.families.gpt_neox import GPT_NEOX
@@ -33,6 +33,7 @@ FAMILIES: dict[str, Family] = {
 
 __all__ = [
     "FAMILIES",
+    "Config",
     "Family",
     "Tensor",
 ]

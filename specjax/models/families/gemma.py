@@ -1,11 +1,9 @@
-"""Gemma (arXiv 2403.08295), Gemma 2 (arXiv 2408.00118) and the text models of Gemma 3 (arXiv 2503.19786)."""
+"""Gemma (arXiv 2403.08295), Gemma 2 (2408.00118) and the text models of Gemma 3 (2503.19786)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family
+from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import (
     activation,
     flag,
@@ -20,11 +18,11 @@ from specjax.models.families.fields import (
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
-def _read_gemma(config: dict[str, Any], **changes: Any) -> TransformerConfig:
+def _read_gemma(config: Config, **changes: object) -> TransformerConfig:
     refuse(config, use_bidirectional_attention=False)
-    # The first files say "gelu" and mean its tanh form.
+    # The first checkpoints say "gelu" but were trained with its tanh form.
     name = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
-    fields: dict[str, Any] = {
+    fields: Config = {
         "norm_offset": 1.0,
         "embedding_scale": config["hidden_size"] ** 0.5,
         "tied_embeddings": flag(config, "tie_word_embeddings", True),
@@ -35,13 +33,13 @@ def _read_gemma(config: dict[str, Any], **changes: Any) -> TransformerConfig:
     return read_llama(config, **{**fields, **changes})
 
 
-def _write_gemma(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
-    found = write_llama(c, attention_bias=c.qkv_bias, **changes)
-    return found | {"hidden_activation": found["hidden_act"]}
+def _write_gemma(c: TransformerConfig, **changes: object) -> Config:
+    config = write_llama(c, attention_bias=c.qkv_bias, **changes)
+    return config | {"hidden_activation": config["hidden_act"]}
 
 
-def _later(config: dict[str, Any], period: int) -> dict[str, Any]:
-    """What Gemma 2 and 3 share; every `period`-th layer sees everything."""
+def _later(config: Config, period: int) -> Config:
+    """The fields that Gemma 2 and 3 share; every `period`-th layer has full attention."""
     types = [
         "full_attention" if (i + 1) % period == 0 else "sliding_attention"
         for i in range(config["num_hidden_layers"])
@@ -53,7 +51,7 @@ def _later(config: dict[str, Any], period: int) -> dict[str, Any]:
     }
 
 
-def _write_later(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
+def _write_later(c: TransformerConfig, **changes: object) -> Config:
     assert c.query_scale is not None
     return _write_gemma(
         c,
@@ -65,12 +63,12 @@ def _write_later(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
     )
 
 
-def _cap(config: dict[str, Any], name: str, default: float | None = None) -> float | None:
-    """Where logits are capped; null switches a cap off."""
+def _cap(config: Config, name: str, default: float | None = None) -> float | None:
+    """The soft cap of logits in field `name`; null switches it off."""
     return None if config.get(name, default) is None else number(config, name, default)
 
 
-def _read_gemma2(config: dict[str, Any]) -> TransformerConfig:
+def _read_gemma2(config: Config) -> TransformerConfig:
     return _read_gemma(
         config,
         attention_softcap=_cap(config, "attn_logit_softcapping", 50.0),
@@ -79,15 +77,13 @@ def _read_gemma2(config: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def _read_gemma3(config: dict[str, Any]) -> TransformerConfig:
+def _read_gemma3(config: Config) -> TransformerConfig:
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6
     later = _later(config, pattern)
     kinds = config.get("rope_parameters")
     if kinds is not None:
-        everything, local = (
-            kinds.get(kind) or {} for kind in ("full_attention", "sliding_attention")
-        )
-        rope, near = rope_of(everything, 1e6, 1.0, config), rope_of(local, 1e4, 1.0, config)
+        full, local = (kinds.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
+        rope, near = rope_of(full, 1e6, 1.0, config), rope_of(local, 1e4, 1.0, config)
     else:
         rope = read_rope(config, theta=1e6)
         near = rope_of({}, number(config, "rope_local_base_freq", 1e4, above=1.0), 1.0, config)
@@ -103,7 +99,7 @@ def _read_gemma3(config: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def _write_gemma3(c: TransformerConfig) -> dict[str, Any]:
+def _write_gemma3(c: TransformerConfig) -> Config:
     near = next((r for i, r in enumerate(c.ropes) if c.window_of(i) is not None), None)
     return _write_later(
         c, rope_local_base_freq=1e4 if near is None else write_rope(near)["rope_theta"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family, Tensor
+from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import (
     activation,
     activation_name,
@@ -16,7 +14,7 @@ from specjax.models.families.fields import (
 )
 
 
-def _read(config: dict[str, Any]) -> TransformerConfig:
+def _read(config: Config) -> TransformerConfig:
     refuse(
         config,
         scale_attn_weights=True,
@@ -50,7 +48,7 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def _write(c: TransformerConfig) -> dict[str, Any]:
+def _write(c: TransformerConfig) -> Config:
     return {
         "model_type": "gpt2",
         "vocab_size": c.vocab_size,
@@ -67,29 +65,29 @@ def _write(c: TransformerConfig) -> dict[str, Any]:
 
 
 def _tensors(c: TransformerConfig) -> list[Tensor]:
-    found = [
+    rows = [
         Tensor("transformer.wte.weight", ("embedding",)),
         Tensor("transformer.wpe.weight", ("positions",)),
     ]
     if not c.tied_embeddings:
-        found.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
+        rows.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
 
     def both(name: str, path: tuple[str, ...], weight: str = "weight") -> list[Tensor]:
         name = f"transformer.{name}"
         return [Tensor(f"{name}.weight", (*path, weight)), Tensor(f"{name}.bias", (*path, "bias"))]
 
-    found += both("ln_f", ("norm",))
+    rows += both("ln_f", ("norm",))
     for i in range(c.num_layers):
         theirs, ours, size = f"h.{i}", f"layer_{i}", c.hidden_size
-        found += both(f"{theirs}.ln_1", (ours, "attention_norm"))
-        found += both(f"{theirs}.ln_2", (ours, "mlp_norm"))
-        found += both(f"{theirs}.attn.c_proj", (ours, "attention", "o"), "kernel")
-        found += both(f"{theirs}.mlp.c_fc", (ours, "mlp", "up"), "kernel")
-        found += both(f"{theirs}.mlp.c_proj", (ours, "mlp", "down"), "kernel")
+        rows += both(f"{theirs}.ln_1", (ours, "attention_norm"))
+        rows += both(f"{theirs}.ln_2", (ours, "mlp_norm"))
+        rows += both(f"{theirs}.attn.c_proj", (ours, "attention", "o"), "kernel")
+        rows += both(f"{theirs}.mlp.c_fc", (ours, "mlp", "up"), "kernel")
+        rows += both(f"{theirs}.mlp.c_proj", (ours, "mlp", "down"), "kernel")
         for n, part in enumerate("qkv"):
             at, path = slice(n * size, (n + 1) * size), (ours, "attention", part)
             name = f"transformer.{theirs}.attn.c_attn"
-            found.append(
+            rows.append(
                 Tensor(
                     f"{name}.weight",
                     (*path, "kernel"),
@@ -97,8 +95,8 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
                     index=(slice(None), at),
                 )
             )
-            found.append(Tensor(f"{name}.bias", (*path, "bias"), shape=(3 * size,), index=(at,)))
-    return found
+            rows.append(Tensor(f"{name}.bias", (*path, "bias"), shape=(3 * size,), index=(at,)))
+    return rows
 
 
 GPT2 = Family(

@@ -1,11 +1,9 @@
-"""GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and Pythia: parallel branches, partly rotary heads."""
+"""GPT-NeoX (Black et al. 2022, arXiv 2204.06745) and Pythia: parallel branches, partial rotary."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family, Tensor
+from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import (
     activation,
     activation_name,
@@ -18,10 +16,10 @@ from specjax.models.families.fields import (
 from specjax.models.families.llama import dense
 
 
-def _read(config: dict[str, Any]) -> TransformerConfig:
+def _read(config: Config) -> TransformerConfig:
     check_sizes(
-        config, "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "max_position_embeddings",
+        config, "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "num_attention_heads", "max_position_embeddings",
     )  # fmt: skip
     bias = flag(config, "attention_bias", True)
     theta = number(config, "rotary_emb_base", 10000.0, above=1.0)
@@ -49,7 +47,7 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def _write(c: TransformerConfig) -> dict[str, Any]:
+def _write(c: TransformerConfig) -> Config:
     assert c.rope is not None
     rope = write_rope(c.rope)
     return {
@@ -73,42 +71,42 @@ def _write(c: TransformerConfig) -> dict[str, Any]:
 
 
 def _tensors(c: TransformerConfig) -> list[Tensor]:
-    found = [Tensor("gpt_neox.embed_in.weight", ("embedding",))]
+    rows = [Tensor("gpt_neox.embed_in.weight", ("embedding",))]
     if not c.tied_embeddings:
-        found += dense("embed_out", ("head",), False)
+        rows += dense("embed_out", ("head",), False)
 
-    def norm(name, path):
+    def norm(name: str, path: tuple[str, ...]) -> list[Tensor]:
         return [Tensor(f"gpt_neox.{name}.{kind}", (*path, kind)) for kind in ("weight", "bias")]
 
-    found += norm("final_layer_norm", ("norm",))
-    # Of each head its query, key and value stand together.
+    rows += norm("final_layer_norm", ("norm",))
+    # The fused matrix holds query, key and value of one head after the other.
     heads, size, width = c.num_heads, c.head_dim, c.hidden_size
     for i in range(c.num_layers):
         theirs, ours = f"layers.{i}", f"layer_{i}"
-        found += norm(f"{theirs}.input_layernorm", (ours, "attention_norm"))
-        found += norm(f"{theirs}.post_attention_layernorm", (ours, "mlp_norm"))
+        rows += norm(f"{theirs}.input_layernorm", (ours, "attention_norm"))
+        rows += norm(f"{theirs}.post_attention_layernorm", (ours, "mlp_norm"))
         name = f"gpt_neox.{theirs}.attention.query_key_value"
         for n, part in enumerate("qkv"):
-            path, index, rows = (ours, "attention", part), (slice(None), n), 3 * heads * size
-            found.append(
+            path, index, width_out = (ours, "attention", part), (slice(None), n), 3 * heads * size
+            rows.append(
                 Tensor(
                     f"{name}.weight", (*path, "kernel"), transpose=True,
-                    shape=(rows, width), view=(heads, 3, size, width), index=index,
+                    shape=(width_out, width), view=(heads, 3, size, width), index=index,
                 )
             )  # fmt: skip
             if c.qkv_bias:
                 bias = Tensor(
                     f"{name}.bias",
                     (*path, "bias"),
-                    shape=(rows,),
+                    shape=(width_out,),
                     view=(heads, 3, size),
                     index=index,
                 )
-                found.append(bias)
-        found += dense(f"gpt_neox.{theirs}.attention.dense", (ours, "attention", "o"), c.out_bias)
-        found += dense(f"gpt_neox.{theirs}.mlp.dense_h_to_4h", (ours, "mlp", "up"), True)
-        found += dense(f"gpt_neox.{theirs}.mlp.dense_4h_to_h", (ours, "mlp", "down"), True)
-    return found
+                rows.append(bias)
+        rows += dense(f"gpt_neox.{theirs}.attention.dense", (ours, "attention", "o"), c.out_bias)
+        rows += dense(f"gpt_neox.{theirs}.mlp.dense_h_to_4h", (ours, "mlp", "up"), True)
+        rows += dense(f"gpt_neox.{theirs}.mlp.dense_4h_to_h", (ours, "mlp", "down"), True)
+    return rows
 
 
 GPT_NEOX = Family(
@@ -116,9 +114,6 @@ GPT_NEOX = Family(
     _read,
     _write,
     _tensors,
-    ignored=(
-        ".attention.bias",
-        ".attention.masked_bias",
-        ".rotary_emb.inv_freq",
-    ),  # causal masks, frequencies
+    # Causal masks and rotary frequencies.
+    ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
 )

@@ -1,14 +1,13 @@
-"""Llama 2, 3, 3.1 to 3.3, and what shares their layout (TinyLlama, Vicuna, SmolLM2).
+"""Llama 2, 3, 3.1 to 3.3, and models with the same layout (TinyLlama, Vicuna, SmolLM2).
 
-Most later families are variations of this one: their files call `read_llama`, `write_llama` and `llama_tensors`.
+Most later families are variations of this one: their files call `read_llama`, `write_llama` and
+`llama_tensors`.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family, Tensor
+from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import (
     activation,
     activation_name,
@@ -35,11 +34,11 @@ _NORMS = {
 }
 
 
-def read_llama(config: dict[str, Any], **changes: Any) -> TransformerConfig:
-    """A Hugging Face configuration -> ours, with `changes` for what a family has of its own.
+def read_llama(config: Config, **changes: object) -> TransformerConfig:
+    """A Hugging Face configuration -> ours, with `changes` for fields in which a family differs.
 
     Raises:
-      ValueError: a switch that would change the numbers.
+      ValueError: a setting that is not supported and would change the numbers.
       KeyError: a field is missing.
     """
     sizes = (
@@ -54,7 +53,7 @@ def read_llama(config: dict[str, Any], **changes: Any) -> TransformerConfig:
     )
     heads = config["num_attention_heads"]
     bias = flag(config, "attention_bias", False)
-    fields: dict[str, Any] = {
+    fields: Config = {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
         "mlp_size": config["intermediate_size"],
@@ -74,11 +73,15 @@ def read_llama(config: dict[str, Any], **changes: Any) -> TransformerConfig:
     }
     if "rope" not in changes:
         fields["rope"] = read_rope(config)
-    return TransformerConfig(**{**fields, **changes})
+    fields |= changes
+    return TransformerConfig(**fields)
 
 
-def write_llama(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
-    """Ours -> a configuration that transformers 4 and 5 read, with `changes` for what a family has of its own."""
+def write_llama(c: TransformerConfig, **changes: object) -> Config:
+    """Our configuration -> one that transformers 4 and 5 read.
+
+    `changes` are fields in which a family differs.
+    """
     assert c.rope is not None
     return {
         "model_type": c.family,
@@ -109,18 +112,18 @@ def llama_tensors(
       experts: the name of the block that holds the experts.
       expert_parts: the names of an expert's gate, up and down matrices.
     """
-    found = [
+    rows = [
         Tensor("model.embed_tokens.weight", ("embedding",)),
         Tensor("model.norm.weight", ("norm", "weight")),
     ]
     if not c.tied_embeddings:
-        found.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
+        rows.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
     for i in range(c.num_layers):
         theirs, ours = f"model.layers.{i}", f"layer_{i}"
         for name, norm in _NORMS[c.norm_order].items():
-            found.append(Tensor(f"{theirs}.{norm}.weight", (ours, name, "weight")))
+            rows.append(Tensor(f"{theirs}.{norm}.weight", (ours, name, "weight")))
         for part in "qk" if c.qk_norm else "":
-            found.append(
+            rows.append(
                 Tensor(
                     f"{theirs}.self_attn.{part}_norm.weight",
                     (ours, "attention", f"{part}_norm", "weight"),
@@ -128,31 +131,31 @@ def llama_tensors(
             )
         for part in "qkvo":
             bias = c.out_bias if part == "o" else c.qkv_bias
-            found += dense(f"{theirs}.self_attn.{part}_proj", (ours, "attention", part), bias)
+            rows += dense(f"{theirs}.self_attn.{part}_proj", (ours, "attention", part), bias)
         if not c.is_sparse(i):
             for part in ("gate", "up", "down"):
-                found += dense(f"{theirs}.mlp.{part}_proj", (ours, "mlp", part), c.mlp_bias)
+                rows += dense(f"{theirs}.mlp.{part}_proj", (ours, "mlp", part), c.mlp_bias)
             continue
-        found += dense(f"{theirs}.{experts}.gate", (ours, "mlp", "router"), False)
+        rows += dense(f"{theirs}.{experts}.gate", (ours, "mlp", "router"), False)
         for expert in range(c.num_experts):
             for part, name in zip(("gate", "up", "down"), expert_parts, strict=True):
                 name = f"{theirs}.{experts}.experts.{expert}.{name}.weight"
-                found.append(Tensor(name, (ours, "mlp", part), transpose=True, at=expert))
-    return found
+                rows.append(Tensor(name, (ours, "mlp", part), transpose=True, at=expert))
+    return rows
 
 
 def dense(name: str, path: tuple[str, ...], bias: bool) -> list[Tensor]:
-    """A `torch.nn.Linear`."""
+    """The rows of a `torch.nn.Linear`."""
     weight = Tensor(f"{name}.weight", (*path, "kernel"), transpose=True)
     return [weight, Tensor(f"{name}.bias", (*path, "bias"))] if bias else [weight]
 
 
-def _read(config: dict[str, Any]) -> TransformerConfig:
+def _read(config: Config) -> TransformerConfig:
     refuse(config, partial_rotary_factor=1.0)
     return read_llama(config)
 
 
-def _write(c: TransformerConfig) -> dict[str, Any]:
+def _write(c: TransformerConfig) -> Config:
     return write_llama(c, attention_bias=c.qkv_bias, mlp_bias=c.mlp_bias)
 
 
@@ -161,6 +164,6 @@ LLAMA = Family(
     read_config=_read,
     write_config=_write,
     tensors=llama_tensors,
-    # Old files hold the rotary frequencies, and tied ones sometimes a second copy of the embedding.
+    # Old files hold the rotary frequencies as well.
     ignored=(".rotary_emb.inv_freq",),
 )

@@ -1,12 +1,11 @@
-"""Mistral (Jiang et al. 2023, arXiv 2310.06825) and Mixtral (Jiang et al. 2024, arXiv 2401.04088)."""
+"""Mistral (Jiang et al. 2023, arXiv 2310.06825) and Mixtral (2024, arXiv 2401.04088)."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family
+from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import (
     check_sizes,
     number,
@@ -17,11 +16,12 @@ from specjax.models.families.fields import (
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
-def _read_mistral(config: dict[str, Any]) -> TransformerConfig:
-    return _read({"sliding_window": 4096, **config})  # where a file is silent; null is no window
+def _read_mistral(config: Config) -> TransformerConfig:
+    # 4096 is the default of a missing field; null means that no layer slides.
+    return _read({"sliding_window": 4096, **config})
 
 
-def _read(config: dict[str, Any], **changes: Any) -> TransformerConfig:
+def _read(config: Config, **changes: object) -> TransformerConfig:
     sliding = config.get("sliding_window") is not None
     types = ["sliding_attention" if sliding else "full_attention"] * config["num_hidden_layers"]
     return read_llama(
@@ -29,11 +29,11 @@ def _read(config: dict[str, Any], **changes: Any) -> TransformerConfig:
     )
 
 
-def _write(c: TransformerConfig, **changes: Any) -> dict[str, Any]:
+def _write(c: TransformerConfig, **changes: object) -> Config:
     return write_llama(c, sliding_window=write_windows(c.windows)["sliding_window"], **changes)
 
 
-def _read_mixtral(config: dict[str, Any]) -> TransformerConfig:
+def _read_mixtral(config: Config) -> TransformerConfig:
     check_sizes(config, "num_local_experts", "num_experts_per_tok")
     return _read(
         config,
@@ -45,7 +45,7 @@ def _read_mixtral(config: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def _write_mixtral(c: TransformerConfig) -> dict[str, Any]:
+def _write_mixtral(c: TransformerConfig) -> Config:
     return _write(c, num_local_experts=c.num_experts, num_experts_per_tok=c.experts_per_token)
 
 

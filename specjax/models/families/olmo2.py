@@ -1,21 +1,19 @@
-"""OLMo 2 (arXiv 2501.00656): norms behind the branches, and over whole queries and keys."""
+"""OLMo 2 (arXiv 2501.00656): norms after the branches, and over whole queries and keys."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family
+from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import number
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
-def _read(config: dict[str, Any]) -> TransformerConfig:
+def _read(config: Config) -> TransformerConfig:
     eps = number(config, "rms_norm_eps", 1e-5, least=0.0)
     return read_llama(config, norm_order="post", qk_norm="whole", mlp_bias=False, norm_eps=eps)
 
 
-def _write(c: TransformerConfig) -> dict[str, Any]:
+def _write(c: TransformerConfig) -> Config:
     return write_llama(c, attention_bias=c.qkv_bias)
 
 

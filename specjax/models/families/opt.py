@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family, Tensor
+from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import (
     activation,
     activation_name,
@@ -16,10 +14,10 @@ from specjax.models.families.fields import (
 )
 from specjax.models.families.llama import dense
 
-_PADDING = 2  # the first rows of the table of positions belong to no token
+_PADDING = 2  # the table of positions starts with two rows that no token uses
 
 
-def _read(config: dict[str, Any]) -> TransformerConfig:
+def _read(config: Config) -> TransformerConfig:
     refuse(config, enable_bias=True, layer_norm_elementwise_affine=True)
     check_sizes(
         config, "vocab_size", "hidden_size", "ffn_dim", "num_hidden_layers", "num_attention_heads",
@@ -53,7 +51,7 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def _write(c: TransformerConfig) -> dict[str, Any]:
+def _write(c: TransformerConfig) -> Config:
     return {
         "model_type": "opt",
         "vocab_size": c.vocab_size,
@@ -73,31 +71,31 @@ def _write(c: TransformerConfig) -> dict[str, Any]:
 
 def _tensors(c: TransformerConfig) -> list[Tensor]:
     root = "model.decoder"
-    found = [
+    rows = [
         Tensor(f"{root}.embed_tokens.weight", ("embedding",)),
         Tensor(f"{root}.embed_positions.weight", ("positions",)),
     ]
     if not c.tied_embeddings:
-        found += dense("lm_head", ("head",), False)
+        rows += dense("lm_head", ("head",), False)
 
-    def norm(name, path):
+    def norm(name: str, path: tuple[str, ...]) -> list[Tensor]:
         return [Tensor(f"{root}.{name}.{kind}", (*path, kind)) for kind in ("weight", "bias")]
 
     if c.final_norm:
-        found += norm("final_layer_norm", ("norm",))
+        rows += norm("final_layer_norm", ("norm",))
     if c.embedding_size is not None:
-        found += dense(f"{root}.project_in", ("project_in",), False)
-        found += dense(f"{root}.project_out", ("project_out",), False)
+        rows += dense(f"{root}.project_in", ("project_in",), False)
+        rows += dense(f"{root}.project_out", ("project_out",), False)
     suffix = "norm" if c.norm_order == "pre" else "post_norm"
     for i in range(c.num_layers):
         theirs, ours = f"layers.{i}", f"layer_{i}"
-        found += norm(f"{theirs}.self_attn_layer_norm", (ours, f"attention_{suffix}"))
-        found += norm(f"{theirs}.final_layer_norm", (ours, f"mlp_{suffix}"))
+        rows += norm(f"{theirs}.self_attn_layer_norm", (ours, f"attention_{suffix}"))
+        rows += norm(f"{theirs}.final_layer_norm", (ours, f"mlp_{suffix}"))
         for part, name in zip("qkvo", ("q_proj", "k_proj", "v_proj", "out_proj"), strict=True):
-            found += dense(f"{root}.{theirs}.self_attn.{name}", (ours, "attention", part), True)
-        found += dense(f"{root}.{theirs}.fc1", (ours, "mlp", "up"), True)
-        found += dense(f"{root}.{theirs}.fc2", (ours, "mlp", "down"), True)
-    return found
+            rows += dense(f"{root}.{theirs}.self_attn.{name}", (ours, "attention", part), True)
+        rows += dense(f"{root}.{theirs}.fc1", (ours, "mlp", "up"), True)
+        rows += dense(f"{root}.{theirs}.fc2", (ours, "mlp", "down"), True)
+    return rows
 
 
 OPT = Family("OPTForCausalLM", _read, _write, _tensors, prefix="model.")

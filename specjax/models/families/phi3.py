@@ -1,35 +1,34 @@
-"""Phi-3, Phi-3.5 and Phi-4 (arXiv 2404.14219): Llama with its projections fused, and rope factors for long texts."""
+"""Phi-3, Phi-3.5 and Phi-4 (arXiv 2404.14219): Llama with fused projections and longrope."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family, Tensor
+from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import number, read_rope, read_windows, refuse, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
-def _read(config: dict[str, Any]) -> TransformerConfig:
+def _read(config: Config) -> TransformerConfig:
     refuse(config, attention_bias=False, mlp_bias=False)
     rope = read_rope(config)
     sliding = config.get("sliding_window") is not None
     types = ["sliding_attention" if sliding else "full_attention"] * config["num_hidden_layers"]
     most = config.get("max_position_embeddings", 4096)
     if rope.kind == "longrope":
-        # Texts beyond the original context take other factors for all their positions: a cached text cannot change
-        # over, so the context ends where the short factors do.
+        # A text longer than the original context uses the long factors for all of its positions.
+        # Keys in the KV cache cannot be rotated again, so the context ends with the short factors.
         most = min(most, rope.original_max_positions)
     eps, windows = number(config, "rms_norm_eps", 1e-5, least=0.0), read_windows(config, types)
     return read_llama(config, rope=rope, windows=windows, max_positions=most, norm_eps=eps)
 
 
-def _write(c: TransformerConfig) -> dict[str, Any]:
-    found = write_llama(c, sliding_window=write_windows(c.windows)["sliding_window"])
+def _write(c: TransformerConfig) -> Config:
+    config = write_llama(c, sliding_window=write_windows(c.windows)["sliding_window"])
     if c.rope is not None and c.rope.kind == "longrope":
-        found["original_max_position_embeddings"] = c.rope.original_max_positions
-    return found
+        config["original_max_position_embeddings"] = c.rope.original_max_positions
+    return config
 
 
 def _fused(
@@ -50,10 +49,9 @@ def _fused(
 
 
 def _tensors(c: TransformerConfig) -> list[Tensor]:
-    found = []
     heads, shared = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     layers = [row for row in llama_tensors(c) if len(row.path) == 4]
-    found = [row for row in llama_tensors(c) if len(row.path) != 4]
+    table = [row for row in llama_tensors(c) if len(row.path) != 4]
     for i in range(c.num_layers):
         rows = [row for row in layers if row.path[0] == f"layer_{i}"]
         name = f"model.layers.{i}"
@@ -64,14 +62,14 @@ def _tensors(c: TransformerConfig) -> list[Tensor]:
             (heads, shared, shared),
             c.hidden_size,
         )
-        found += _fused(
+        table += _fused(
             rows,
             f"{name}.mlp.gate_up_proj.weight",
             ("gate", "up"),
             (c.mlp_size,) * 2,
             c.hidden_size,
         )
-    return found
+    return table
 
 
 PHI3 = Family("Phi3ForCausalLM", _read, _write, _tensors, ignored=(".rotary_emb.inv_freq",))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family
+from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import check_sizes, flag, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
-def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
+def _windows(config: Config) -> tuple[int | None, ...]:
     if not flag(config, "use_sliding_window", False) or config.get("sliding_window") is None:
         return read_windows(config, ["full_attention"] * config["num_hidden_layers"])
     first = config.get("max_window_layers", 28)
@@ -21,41 +20,40 @@ def _windows(config: dict[str, Any]) -> tuple[int | None, ...]:
     )
 
 
-def _write_windows(c: TransformerConfig) -> dict[str, Any]:
+def _write_windows(c: TransformerConfig) -> Config:
     if not c.windows:
         return {"use_sliding_window": False, "sliding_window": None}
     return {"use_sliding_window": True, **write_windows(c.windows)}
 
 
-def _read_qwen2(config: dict[str, Any]) -> TransformerConfig:
+def _read_qwen2(config: Config) -> TransformerConfig:
     return read_llama(
         config, qkv_bias=True, out_bias=False, mlp_bias=False, windows=_windows(config)
     )
 
 
-def _write_qwen2(c: TransformerConfig) -> dict[str, Any]:
+def _write_qwen2(c: TransformerConfig) -> Config:
     return write_llama(c, **_write_windows(c))
 
 
-def _read_qwen3(config: dict[str, Any], **changes: Any) -> TransformerConfig:
+def _read_qwen3(config: Config, **changes: object) -> TransformerConfig:
     size = config.get("head_dim") or 128  # the family's default, whatever the hidden size
     changes = {"windows": _windows(config), **changes}
     return read_llama(config, qk_norm="head", head_dim=size, mlp_bias=False, **changes)
 
 
-def _write_qwen3(c: TransformerConfig) -> dict[str, Any]:
+def _write_qwen3(c: TransformerConfig) -> Config:
     return write_llama(c, attention_bias=c.qkv_bias, **_write_windows(c))
 
 
-def _read_qwen3_moe(config: dict[str, Any]) -> TransformerConfig:
-    experts = (
-        "num_experts" if "num_experts" in config else "num_local_experts"
-    )  # before transformers 5, and since
+def _read_qwen3_moe(config: Config) -> TransformerConfig:
+    # transformers 5 renamed this field to num_local_experts.
+    experts = "num_experts" if "num_experts" in config else "num_local_experts"
     check_sizes(config, experts, "num_experts_per_tok", "moe_intermediate_size")
     layers = range(config["num_hidden_layers"])
     step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     sparse = tuple(i not in dense and (i + 1) % step == 0 for i in layers)
-    # Here, unlike in the dense models, a window is every layer's.
+    # Unlike in the dense models, the window applies to every layer.
     window = config.get("sliding_window") if flag(config, "use_sliding_window", False) else None
     return _read_qwen3(
         config,
@@ -68,7 +66,7 @@ def _read_qwen3_moe(config: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def _write_qwen3_moe(c: TransformerConfig) -> dict[str, Any]:
+def _write_qwen3_moe(c: TransformerConfig) -> Config:
     windows = _write_windows(c)
     windows.pop("layer_types", None)
     return write_llama(

@@ -1,27 +1,25 @@
-"""SmolLM3: Llama without rotary positions in some layers (NoPE, Yang et al. 2025, arXiv 2501.18795)."""
+"""SmolLM3: Llama with no rotary positions in some layers (NoPE, Yang et al. 2025, 2501.18795)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from specjax.models.config import TransformerConfig
-from specjax.models.families.family import Family
+from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import flag, read_rope, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
-def _turned(config: dict[str, Any]) -> list[bool]:
+def _turned(config: Config) -> list[bool]:
     """Which layers have rotary positions."""
-    found = config.get("no_rope_layers")  # 1 where they have, in spite of the name
+    flags = config.get("no_rope_layers")  # in spite of its name, 1 means that a layer has them
     interval = config.get("no_rope_layer_interval", 4)
     return (
-        [bool(x) for x in found]
-        if found
+        [bool(x) for x in flags]
+        if flags
         else [(i + 1) % interval != 0 for i in range(config["num_hidden_layers"])]
     )
 
 
-def _read(config: dict[str, Any]) -> TransformerConfig:
+def _read(config: Config) -> TransformerConfig:
     turned, rope = _turned(config), read_rope(config, theta=2e6)
     sliding = flag(config, "use_sliding_window", False) and config.get("sliding_window") is not None
     types = ["sliding_attention" if sliding and not turn else "full_attention" for turn in turned]
@@ -32,7 +30,7 @@ def _read(config: dict[str, Any]) -> TransformerConfig:
     )
 
 
-def _write(c: TransformerConfig) -> dict[str, Any]:
+def _write(c: TransformerConfig) -> Config:
     return write_llama(
         c,
         attention_bias=c.qkv_bias,
