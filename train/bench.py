@@ -27,6 +27,7 @@ from bench.timing import Timed, alternate
 from bench.weights import SIZES, random_folders
 from specjax.drafters import MedusaAdapter
 from specjax.files import load
+from specjax.measure import describe
 from specjax.models import LanguageModel, LinenModel, TransformerConfig
 from specjax.training import accepted
 from specjax.training.dataset import Written
@@ -299,7 +300,7 @@ def main(argv: list[str] | None = None) -> None:
     # On an accelerator both libraries must fit; this is read when JAX first touches it.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     report = {
-        "machine": machine.describe(),
+        "machine": describe(),
         "options": dataclasses.asdict(options),
         "speed": speed(options) if {"distill", "medusa"} & set(options.only) else [],
         "memory": [
