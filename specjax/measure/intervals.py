@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jax.typing import ArrayLike
+from jax import Array
+from numpy.typing import ArrayLike
 
 Interval = tuple[float, float, float]
 """A value, and the lower and upper end of its 95 % interval."""
@@ -13,7 +14,7 @@ Interval = tuple[float, float, float]
 _RESAMPLES = 2000
 
 
-def interval(above: ArrayLike, below: ArrayLike, seed: int = 0) -> Interval | None:
+def interval(above: Array | ArrayLike, below: Array | ArrayLike, seed: int = 0) -> Interval | None:
     """sum(above) / sum(below) over prompts with its 95 % interval; None if sum(below) is 0.
 
     The bootstrap draws prompts with replacement (Efron and Tibshirani 1993, chapter 13), and not
