@@ -1,14 +1,18 @@
-"""How a benchmark ends where its command line is at fault."""
+"""What the command lines of all benchmarks share."""
 
 from __future__ import annotations
 
 import pathlib
 import sys
 from collections.abc import Callable
+from typing import Any
+
+Report = dict[str, Any]
+"""A report, or a row of one, as JSON holds it."""
 
 
 def run(main: Callable[[], None]) -> None:
-    """What a user can mend ends in its message and exit status 2."""
+    """Run a command line; an error that a user can fix ends in its message and exit status 2."""
     try:
         main()
     except (ValueError, OSError, ImportError) as error:

@@ -1,11 +1,11 @@
-"""Who is measured: specjax and transformers on the same weights, each a function from prompts to new tokens."""
+"""The contestants: specjax and transformers, each a function from prompts to new tokens."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +13,29 @@ import numpy as np
 
 import specjax
 from bench.imposed import Imposed, Script
-from bench.weights import Pair
+from bench.weights import Pair, TorchModel
 from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling
+from specjax.contract import Proposer
+from specjax.measure import PromptCounts
+from specjax.types import Arrays
+
+Imposition = tuple[np.ndarray, np.ndarray]
+"""Text [B, L] that the target writes, and bool [B, L]: is the draft of this token right?"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """`run(prompts [B, P], new)` returns tokens [B, new]; it has finished all its work when it returns."""
+    """`run(prompts [B, P], new)` returns tokens [B, new] after all its work has finished.
+
+    `counts` and `prefill` grow by one entry for each run, or stay empty.
+    """
 
     name: str
     library: str
     num_drafts: int
     run: Callable[[np.ndarray, int], np.ndarray]
-    counts: dict[str, int] = dataclasses.field(
-        default_factory=dict
-    )  # what the last run told of itself
-    prefill: list[float] = dataclasses.field(
-        default_factory=list
-    )  # seconds until it began to decode, a run; or []
+    counts: list[PromptCounts] = dataclasses.field(default_factory=list)
+    prefill: list[float] = dataclasses.field(default_factory=list)  # seconds before decoding began
 
 
 def ours(
@@ -38,7 +43,7 @@ def ours(
     draft: specjax.LanguageModel | None,
     kind: str,
     num_drafts: int = 0,
-    script: tuple[np.ndarray, np.ndarray] | None = None,
+    script: Imposition | None = None,
     width: int = 1,
     name: str | None = None,
 ) -> Contestant:
@@ -48,21 +53,23 @@ def ours(
       target, draft: loaded models.
       kind: of proposer.
       num_drafts: gamma.
-      script: text [B, L] and coins [B, L] that impose an acceptance.
-      width: nodes of a plain pass (1, or that of a speculative step).
+      script: imposes an acceptance.
+      width: tokens that a plain pass reads: 1, or as many as a speculative step.
       name: in the report; by default the kind.
     """
-    proposer: Any = {
-        "plain": lambda: NoProposer(num_nodes=width),
-        "draft": lambda: DraftModel(draft.model, target.model.vocab_size, num_drafts),  # pyright: ignore
-        "ngram": lambda: NGram(num_drafts),
-    }[kind]()
-    arrays: Any = draft.params if kind == "draft" and draft is not None else None
+    proposer: Proposer
+    arrays: Arrays = None
+    if kind == "draft":
+        assert draft is not None
+        proposer = DraftModel(draft.model, target.model.vocab_size, num_drafts)
+        arrays = draft.params
+    else:
+        proposer = NGram(num_drafts) if kind == "ngram" else NoProposer(num_nodes=width)
     if script is not None and kind != "plain":
         proposer = Imposed(proposer, target.model.vocab_size)
         arrays = Script(arrays, jnp.asarray(script[0], jnp.int32), jnp.asarray(script[1]))
     params = Params(target.params, arrays)
-    counts: dict[str, int] = {}
+    counts: list[PromptCounts] = []
     prefill: list[float] = []
 
     def run(prompts: np.ndarray, new: int) -> np.ndarray:
@@ -80,15 +87,8 @@ def ours(
         prefill.append(time.perf_counter() - started)
         state = jax.block_until_ready(decoder.run(params, state))
         stats = state.stats
-        found = {
-            "passes": stats.target_passes,
-            "emitted": stats.emitted,
-            "accepted": stats.accepted,
-        }
-        counts.update(
-            {key: int(np.sum(count)) for key, count in {**found, "tested": stats.tested}.items()}
-        )
-        counts["steps"] = int(np.max(stats.target_passes))
+        fields = stats.target_passes, stats.emitted, stats.tested, stats.accepted
+        counts.append(PromptCounts(*map(np.asarray, fields)))
         return np.asarray(state.tokens)[:, length : length + new]
 
     default = kind if kind != "plain" or width == 1 else f"plain at {width} rows"
@@ -99,17 +99,18 @@ def theirs(
     pair: Pair,
     kind: str,
     num_drafts: int = 0,
-    script: tuple[np.ndarray, np.ndarray] | None = None,
+    script: Imposition | None = None,
     compiled: bool = False,
 ) -> Contestant:
     """transformers' generate: `plain`, `draft` (assisted generation) or `ngram` (prompt lookup)."""
-    forward: Any = None
+    forward: Callable[..., object] | None = None
 
     def run(prompts: np.ndarray, new: int) -> np.ndarray:
         nonlocal forward
         import torch
 
-        model, options = pair.peer("target"), {}
+        model = pair.peer("target")
+        options: dict[str, object] = {}
         if kind == "draft":
             options["assistant_model"] = assistant = pair.peer("draft")
             assistant.generation_config.num_assistant_tokens = num_drafts
@@ -123,20 +124,26 @@ def theirs(
         try:
             with torch.inference_mode(), _scripted(model, num_drafts, script):
                 out = model.generate(
-                    ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, min_new_tokens=new,
-                    pad_token_id=0, **options,
+                    ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new,
+                    min_new_tokens=new, pad_token_id=0, **options,
                 )  # fmt: skip
         finally:
-            vars(model).pop("forward", None)  # others run the same model
+            vars(model).pop("forward", None)  # other contestants run the same model
         return out[:, prompts.shape[1] :].cpu().numpy()
 
     return Contestant(kind + (" compiled" if compiled else ""), "transformers", num_drafts, run)
 
 
-class _scripted:
-    """While open, `model`'s candidate generators do their work, and guess what the script says."""
+class _Generator(Protocol):
+    """transformers' candidate generator."""
 
-    def __init__(self, model: Any, num_drafts: int, script: tuple[np.ndarray, np.ndarray] | None):
+    get_candidates: Callable[..., object]
+
+
+class _scripted:
+    """Here `model`'s candidate generators do their work, but draft what `script` says."""
+
+    def __init__(self, model: TorchModel, num_drafts: int, script: Imposition | None):
         self.model, self.num_drafts, self.script = model, num_drafts, script
 
     def __enter__(self) -> None:
@@ -151,12 +158,14 @@ class _scripted:
         text, right = (torch.from_numpy(np.asarray(x)) for x in self.script)
         vocab = self.model.config.vocab_size
 
-        def scripted(*args: Any, **options: Any) -> Any:
+        def scripted(*args: object, **options: object) -> _Generator:
             generator = make(*args, **options)
-            guess = generator.get_candidates
+            draft = generator.get_candidates
 
-            def candidates(ids: Any, *rest: Any, **more: Any) -> Any:
-                guess(ids, *rest, **more)
+            def candidates(
+                ids: torch.Tensor, *rest: object, **more: object
+            ) -> tuple[torch.Tensor, None]:
+                draft(ids, *rest, **more)
                 start = ids.shape[1]
                 said = text[:1, start : start + drafts].to(ids)
                 wrong = (said + 1) % vocab
@@ -168,5 +177,5 @@ class _scripted:
 
         self.model._get_candidate_generator = scripted
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.model.__dict__.pop("_get_candidate_generator", None)

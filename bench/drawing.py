@@ -1,20 +1,25 @@
-"""The reports of `python -m bench` as a picture: speed against the number of drafts."""
+"""A picture of the reports of `python -m bench`: speed against the number of drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
+from bench.command import Report
 from specjax.plot import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _VARIES = ("batch", "prompt_length", "vocab_size")
 
 
-def draw(reports: Sequence[dict[str, Any]]) -> Any:
-    """Tokens/s above, speed-up over specjax's plain decoding below; a column a report.  Returns a matplotlib `Figure`.
+def draw(reports: Sequence[Report]) -> Figure:
+    """Draw tokens/s above and the speed-up over specjax's plain decoding below.
 
-    A contestant keeps its colour: full lines are measured, dotted ones are what a step would give
-    that took as long as its parts do alone, and what does not guess is a level line.
+    Each report has a column, and each contestant its colour.  Full lines are measured.  Dotted
+    lines are what a step would reach that took only as long as its parts do alone.  Contestants
+    that do not draft are dashed level lines.
     """
     figure = new_figure(2 + 4 * len(reports), 7)
     panels = figure.subplots(2, len(reports), squeeze=False, sharex=True, sharey="row")
@@ -31,37 +36,37 @@ def draw(reports: Sequence[dict[str, Any]]) -> Any:
         for name, colour in colours.items():
             rows = [row for row in report["rows"] if _name(row) == name and row["speedup"]]
             for axes, value in zip(column, ("tokens_per_second", "speedup"), strict=True):
-                guessing = [row for row in rows if row["num_drafts"]]
+                drafting = [row for row in rows if row["num_drafts"]]
                 for row in rows:
                     if not row["num_drafts"]:
                         axes.axhline(
                             row[value], color=colour, linewidth=0.8, linestyle="--", label=name
                         )
-                if guessing:
-                    lookaheads = [row["num_drafts"] for row in guessing]
+                if drafting:
+                    lookaheads = [row["num_drafts"] for row in drafting]
                     axes.plot(
                         lookaheads,
-                        [row[value] for row in guessing],
+                        [row[value] for row in drafting],
                         color=colour,
                         marker="o",
                         label=name,
                     )
                     axes.set_xticks(lookaheads)
-                known = [row for row in guessing if row.get("parts_over_step")]
+                known = [row for row in drafting if row.get("parts_over_step")]
                 by_parts = [row[value] / row["parts_over_step"] for row in known]
                 axes.plot(
                     [row["num_drafts"] for row in known], by_parts, color=colour, linestyle=":"
                 )
     panels[0, 0].set_ylabel("tokens/s")
-    panels[1, 0].set_ylabel("x plain; dotted: by the parts of a step")
+    panels[1, 0].set_ylabel("x plain; dotted: from the parts of a step")
     panels[0, 0].legend(fontsize=7)
     return figure
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: Report) -> str:
     return f"{row['library']} {row['proposer']}"
 
 
-def _shown(row: dict[str, Any]) -> bool:
-    """Not the plain passes that are there to be counted as a cost."""
+def _shown(row: Report) -> bool:
+    """Plain passes that are only measured as a cost are not drawn."""
     return not row["proposer"].startswith("plain at") and "alone" not in row["proposer"]

@@ -1,6 +1,6 @@
-"""python -m bench.goals: what this project wants to reach on a CPU, row by row: measured, goal, met or missed.
+"""python -m bench.goals: this project's goals on a CPU, and whether each is met or missed.
 
-Every figure is a ratio from one run of `python -m bench`, whose arguments stand in `RUNS`.
+Every figure is a ratio from one run of `python -m bench`; `RUNS` has the arguments.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Callable
-from typing import Any
 
 from bench.__main__ import check, measure, parser, table
-from bench.command import run
+from bench.command import Report, run
 
 _IMPOSED = "--synthetic-acceptance 0.8"
 RUNS = {
@@ -21,20 +20,22 @@ RUNS = {
     "850M f32": f"--size 850m {_IMPOSED} --num-drafts 4 --peers plain",
     "110M bf16": f"--size 110m --dtype bfloat16 {_IMPOSED} --num-drafts 4 --compiled",
     "110M f32 batch 8": f"--size 110m {_IMPOSED} --num-drafts 4 --batch 8 --peers plain",
-    "110M bf16 batch 8": f"--size 110m --dtype bfloat16 {_IMPOSED} --num-drafts 4 --batch 8 --peers plain",
+    "110M bf16 batch 8": (
+        f"--size 110m --dtype bfloat16 {_IMPOSED} --num-drafts 4 --batch 8 --peers plain"
+    ),
     "shipped pair": "--peers",
 }
 _QUICK = "--size tiny --vocab-size 512 --new-tokens 16 --rounds 1"
 
 
-class Report:
-    """What one run found."""
+class Rows:
+    """The rows of one run."""
 
-    def __init__(self, found: dict[str, Any]):
-        self.rows = found["rows"]
+    def __init__(self, report: Report):
+        self.rows: list[Report] = report["rows"]
 
-    def row(self, library: str, proposer: str, num_drafts: int = 0) -> dict[str, Any]:
-        """{} where it was left out."""
+    def row(self, library: str, proposer: str, num_drafts: int = 0) -> Report:
+        """The row of a contestant, or {} if it was left out."""
         key = library, proposer, num_drafts
         return next(
             (r for r in self.rows if (r["library"], r["proposer"], r["num_drafts"]) == key), {}
@@ -44,24 +45,24 @@ class Report:
         return self.row("specjax", proposer, num_drafts).get(what)
 
     def times(self, proposer: str, other: str, gamma: int = 0, its: int = 0) -> float | None:
-        """specjax over transformers, in tokens/s; None where one of them has no clean sample."""
+        """specjax over transformers in tokens/s; None if either has no clean sample."""
         mine = self.row("specjax", proposer, gamma).get("tokens_per_second")
         peer = self.row("transformers", other, its).get("tokens_per_second")
         return mine / peer if mine and peer else None
 
     def least_parts(self) -> float | None:
-        """Of what guesses: the parts of a step, measured alone, over the step."""
-        found = (r["parts_over_step"] for r in self.rows if r.get("parts_over_step"))
-        return min(found, default=None)
+        """The least `parts_over_step` of all proposers."""
+        ratios = (r["parts_over_step"] for r in self.rows if r.get("parts_over_step"))
+        return min(ratios, default=None)
 
     def best(self) -> float | None:
-        """Speed-up of the best proposer over plain decoding."""
-        found = (
+        """The speed-up of the best proposer over plain decoding."""
+        speedups = (
             r["speedup"]
             for r in self.rows
             if r["library"] == "specjax" and r["num_drafts"] and r["speedup"]
         )
-        return max(found, default=None)
+        return max(speedups, default=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,30 +70,39 @@ class Goal:
     case: str
     run: str
     goal: float
-    value: Callable[[Report], float | None]
+    value: Callable[[Rows], float | None]
 
 
 def _goals() -> list[Goal]:
-    found = []
+    goals = []
     for size in ("110M", "850M"):
         run = f"{size} f32"
-        found += [
-            Goal(f"{run}, plain, over transformers", run, 2.2, lambda r: r.times("plain", "plain")),
-            Goal(f"{run}, imposed 0.8, 4 guesses, over plain", run, 2.7, lambda r: r.ours("draft", "speedup", 4)),
-            Goal(f"{run}, plain, share of the bandwidth", run, 0.75, lambda r: r.ours("plain", "share_of_bandwidth")),
-            Goal(f"{run}, least parts over step", run, 0.92, Report.least_parts),
+        goals += [
+            Goal(f"{run}, plain, over transformers", run, 2.2,
+                 lambda r: r.times("plain", "plain")),
+            Goal(f"{run}, imposed 0.8, 4 drafts, over plain", run, 2.7,
+                 lambda r: r.ours("draft", "speedup", 4)),
+            Goal(f"{run}, plain, share of the bandwidth", run, 0.75,
+                 lambda r: r.ours("plain", "share_of_bandwidth")),
+            Goal(f"{run}, least parts over step", run, 0.92, Rows.least_parts),
         ]  # fmt: skip
     wide, half = "110M f32 batch 8", "110M bf16 batch 8"
-    found += [
-        Goal("110M f32, assisted, over transformers", "110M f32", 3, lambda r: r.times("draft", "draft", 4, 4)),
-        Goal("110M bf16, plain, over a compiled one", "110M bf16", 1.2, lambda r: r.times("plain", "plain compiled")),
-        Goal("110M bf16, assisted, over transformers", "110M bf16", 1.4, lambda r: r.times("draft", "draft", 4, 4)),
-        Goal("110M bf16, lookup, over transformers", "110M bf16", 1.4, lambda r: r.times("ngram", "ngram", 4, 4)),
-        Goal(f"{wide}, assisted, over transformers plain", wide, 2.5, lambda r: r.times("draft", "plain", 4)),
-        Goal(f"{half}, assisted, over transformers plain", half, 2.5, lambda r: r.times("draft", "plain", 4)),
-        Goal("shipped pair, best proposer over plain", "shipped pair", 2, Report.best),
+    goals += [
+        Goal("110M f32, assisted, over transformers", "110M f32", 3,
+             lambda r: r.times("draft", "draft", 4, 4)),
+        Goal("110M bf16, plain, over a compiled one", "110M bf16", 1.2,
+             lambda r: r.times("plain", "plain compiled")),
+        Goal("110M bf16, assisted, over transformers", "110M bf16", 1.4,
+             lambda r: r.times("draft", "draft", 4, 4)),
+        Goal("110M bf16, prompt lookup, over transformers", "110M bf16", 1.4,
+             lambda r: r.times("ngram", "ngram", 4, 4)),
+        Goal(f"{wide}, assisted, over transformers plain", wide, 2.5,
+             lambda r: r.times("draft", "plain", 4)),
+        Goal(f"{half}, assisted, over transformers plain", half, 2.5,
+             lambda r: r.times("draft", "plain", 4)),
+        Goal("shipped pair, best proposer over plain", "shipped pair", 2, Rows.best),
     ]  # fmt: skip
-    return found
+    return goals
 
 
 GOALS = _goals()
@@ -101,10 +111,10 @@ GOALS = _goals()
 def main(argv: list[str] | None = None) -> None:
     made = argparse.ArgumentParser(prog="python -m bench.goals", description=__doc__)
     made.add_argument(
-        "--only", nargs="+", choices=list(RUNS), default=list(RUNS), help="these runs"
+        "--only", nargs="+", choices=list(RUNS), default=list(RUNS), help="only these runs"
     )
     made.add_argument(
-        "--quick", action="store_true", help="tiny models: shows that it runs, and measures nothing"
+        "--quick", action="store_true", help="use tiny models, to see that everything runs"
     )
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--new-tokens", type=int, default=128)
@@ -126,7 +136,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def settings(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
-    """The arguments of `python -m bench` for a run."""
+    """The arguments of `python -m bench` for this run."""
     words = [
         *RUNS[name].split(),
         "--rounds",
@@ -136,15 +146,15 @@ def settings(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
     ]
     if arguments.quick:
         words += [*_QUICK.split(), "--limit-prompts", "2"]
-    found = parser().parse_args(words)
-    check(found)
-    found.batch, found.vocab_size = found.batch[0], found.vocab_size[0]
-    return found
+    chosen = parser().parse_args(words)
+    check(chosen)
+    chosen.batch, chosen.vocab_size = chosen.batch[0], chosen.vocab_size[0]
+    return chosen
 
 
-def judge(goal: Goal, report: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table; `open` where a side of the ratio has no clean sample."""
-    measured = goal.value(Report(report))
+def judge(goal: Goal, report: Report) -> Report:
+    """A row of the table; the verdict is `open` if a side of the ratio has no clean sample."""
+    measured = goal.value(Rows(report))
     verdict = "open" if measured is None else "met" if measured >= goal.goal else "missed"
     return {"case": goal.case, "measured": measured, "goal": goal.goal, "verdict": verdict}
 

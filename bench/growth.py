@@ -1,4 +1,4 @@
-"""python -m bench.growth: how time and memory grow, each curve beside the law that it should follow."""
+"""python -m bench.growth: how time and memory grow, compared with the law they should follow."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import json
 import pathlib
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from bench.command import run
+from bench.command import Report, run
 from specjax import (
     Decoder,
     LinenModel,
@@ -30,31 +29,34 @@ from specjax import (
 )
 from specjax.plot import new_figure
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 BASE = {"batch": 1, "prompt": 64, "drafts": 4, "vocabulary": 4096, "layers": 6}
 _DEPARTS = 1.25
 
-# What varies, its values, and how the parts of a cost should grow with it, each in words.
+# What varies, its values, and how each part of the cost should grow with it.
 AXES: dict[str, tuple[list[int], dict[str, str]]] = {
     "batch": (
         [1, 2, 4, 8, 16],
         {
-            "step": "flat while weights are read, then linear in the rows",
-            "memory": "linear: caches",
+            "step": "flat while bound by reading weights, then linear in the rows",
+            "memory": "linear: KV caches",
             "compile": "flat",
         },
     ),
     "prompt": (
         [64, 256, 1024, 2048],
         {
-            "step": "flat, then linear once the cache outweighs the weights",
-            "memory": "linear: cache",
+            "step": "flat, then linear once the KV cache is larger than the weights",
+            "memory": "linear: KV cache",
             "compile": "flat",
         },
     ),
     "drafts": (
         [1, 2, 4, 6, 8],
         {
-            "step": "flat while memory binds, then linear in the nodes",
+            "step": "flat while bound by memory, then linear in the nodes",
             "memory": "flat",
             "compile": "flat",
         },
@@ -78,19 +80,19 @@ PARTS = {"step": ("ms a step", 1e3), "memory": ("MB", 1e-6), "compile": ("s to c
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__)
     parser.add_argument("--axes", nargs="+", choices=sorted(AXES), default=list(AXES))
-    parser.add_argument("--steps", type=int, default=32, help="decoding steps of a sample")
+    parser.add_argument("--steps", type=int, default=32, help="decoding steps per sample")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--plot", help="draw the curves into this file")
     arguments = parser.parse_args(argv)
     if arguments.plot:
-        new_figure()  # without matplotlib, say so now rather than after the measurement
-    found: dict[str, list[dict[str, Any]]] = {}
+        new_figure()  # fails before the measurement, not after it, if matplotlib is missing
+    figures: dict[str, list[Report]] = {}
     turns = [(axis, value) for axis in arguments.axes for value in AXES[axis][0]]
     for axis, value in tqdm(turns, unit="setting", disable=None):
         row = measure({**BASE, axis: value}, arguments.steps, arguments.rounds)
-        found.setdefault(axis, []).append({axis: value, **row})
-    for axis, rows in found.items():
+        figures.setdefault(axis, []).append({axis: value, **row})
+    for axis, rows in figures.items():
         values = np.array([row[axis] for row in rows], float)
         print(f"\n{axis}")
         for part, words in AXES[axis][1].items():
@@ -99,27 +101,27 @@ def main(argv: list[str] | None = None) -> None:
         print(f"\n| {axis} | step, ms | memory, MB | compile, s |\n|---|---|---|---|")
         for row in rows:
             print(
-                f"| {row[axis]} | {row['step'] * 1e3:.2f} | {row['memory'] / 1e6:.1f} | {row['compile']:.1f} |"
+                f"| {row[axis]} | {row['step'] * 1e3:.2f} | {row['memory'] / 1e6:.1f} "
+                f"| {row['compile']:.1f} |"
             )
     if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(found, indent=1))
+        pathlib.Path(arguments.json).write_text(json.dumps(figures, indent=1))
     if arguments.plot:
-        plot(found).savefig(arguments.plot)
+        plot(figures).savefig(arguments.plot)
 
 
 def measure(setting: dict[str, int], steps: int, rounds: int) -> dict[str, float]:
-    """Seconds a step, bytes of arguments and scratch of the compiled run, and seconds to compile it."""
+    """Seconds per step, bytes that the compiled run holds, and seconds to compile it."""
     config = TransformerConfig(
-        vocab_size=setting["vocabulary"], hidden_size=256, mlp_size=688, num_layers=setting["layers"], num_heads=4,
-        num_kv_heads=2, head_dim=64, max_positions=8192,
+        vocab_size=setting["vocabulary"], hidden_size=256, mlp_size=688,
+        num_layers=setting["layers"], num_heads=4, num_kv_heads=2, head_dim=64, max_positions=8192,
     )  # fmt: skip
     model = LinenModel(Transformer(config))
     params = Params(model.init(jax.random.key(0)))
     rows, length = setting["batch"], setting["prompt"]
     proposer = NGram(setting["drafts"]) if setting["drafts"] else NoProposer()
-    capacity = length + (rounds + 2) * steps * (
-        max(AXES["drafts"][0]) + 1
-    )  # the same, whatever is varied
+    # The same for all numbers of drafts, so that only one thing varies.
+    capacity = length + (rounds + 2) * steps * (max(AXES["drafts"][0]) + 1)
     decoder = Decoder(model, proposer, Match(), (), capacity)
     prompt = jnp.asarray(
         np.random.default_rng(0).integers(1, config.vocab_size, (rows, length)), jnp.int32
@@ -129,11 +131,12 @@ def measure(setting: dict[str, int], steps: int, rounds: int) -> dict[str, float
     state = decoder.prefill(
         params, prompt, lengths, limit=lengths * 0 + capacity, sampling=sampling, key=keys
     )
-    run: Callable = jax.jit(lambda p, s: decoder.run(p, s, steps), donate_argnums=1)
+    jitted = jax.jit(lambda p, s: decoder.run(p, s, steps), donate_argnums=1)
     started = time.perf_counter()
-    compiled = run.lower(params, state).compile()
+    compiled = jitted.lower(params, state).compile()
     seconds = time.perf_counter() - started
-    memory: Any = compiled.memory_analysis()
+    memory = compiled.memory_analysis()
+    assert memory is not None
     samples = []
     for _ in range(rounds + 1):
         started = time.perf_counter()
@@ -144,7 +147,11 @@ def measure(setting: dict[str, int], steps: int, rounds: int) -> dict[str, float
 
 
 def law(x: np.ndarray, y: np.ndarray, words: str) -> tuple[np.ndarray, str]:
-    """The line a + b x that fits best in ratio, with b = 0 for what should be flat; and a word where it departs."""
+    """Fit a + b x by least squares of the relative error, with b = 0 if `words` is "flat".
+
+    Returns:
+      The fitted values, and where and by how much `y` departs from them, or "".
+    """
     slope = 0.0 if words == "flat" else 1.0
     a = np.stack([np.ones_like(x), slope * x], axis=1) / y[:, None]
     fitted = (
@@ -159,11 +166,11 @@ def law(x: np.ndarray, y: np.ndarray, words: str) -> tuple[np.ndarray, str]:
     )
 
 
-def plot(found: dict[str, list[dict[str, Any]]]) -> Any:
-    """A column an axis, a row a cost: measured, and the law beside it.  Returns a matplotlib `Figure`."""
-    figure = new_figure(4 * len(found), 9)
-    panels = figure.subplots(len(PARTS), len(found), squeeze=False)
-    for column, (axis, rows) in zip(panels.T, found.items(), strict=True):
+def plot(figures: dict[str, list[Report]]) -> Figure:
+    """Draw every cost, as measured and by its law, against every axis."""
+    figure = new_figure(4 * len(figures), 9)
+    panels = figure.subplots(len(PARTS), len(figures), squeeze=False)
+    for column, (axis, rows) in zip(panels.T, figures.items(), strict=True):
         x = np.array([row[axis] for row in rows], float)
         for panel, (part, (unit, scale)) in zip(column, PARTS.items(), strict=True):
             y, words = np.array([row[part] for row in rows]) * scale, AXES[axis][1][part]

@@ -1,8 +1,9 @@
-"""python -m bench.laws: what speculation promises, held against this device and this precision; status 1 if it breaks.
+"""python -m bench.laws: check on this device and in this precision what speculation promises.
 
-The auditor compares each proposer with plain decoding at the width of its step: greedy texts, texts of the same key,
-and the bits of what the target says next.  Then one prompt and one key run with every number of drafts, at that one
-width, which must give one text; and at widths of their own, which in bfloat16 need not, so that is only counted.
+The auditor compares each proposer with plain decoding at the width of its step: greedy texts, texts
+of the same key, and the bits of the target's next logits.  Then one prompt and one key are decoded
+with every number of drafts at that width, which must give one text.  At other widths bfloat16 may
+give other texts, so these are only counted.  The exit status is 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ import numpy as np
 from bench.command import run
 from bench.weights import SIZES, Pair, random_on_device
 from specjax import Decoder, DraftModel, Match, NGram, NoProposer, Params, Sampling, audit, make_key
+from specjax.contract import Proposer
+from specjax.types import Arrays
 
 _PROMPTS, _LENGTH = 4, 16
 
@@ -27,7 +29,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--size", choices=sorted(SIZES), default="110m", help="of random weights")
     parser.add_argument("--vocab-size", type=int, default=32000)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--num-drafts", type=int, nargs="+", default=[1, 4], help="lookaheads")
+    parser.add_argument(
+        "--num-drafts", type=int, nargs="+", default=[1, 4], help="numbers of drafts"
+    )
     parser.add_argument("--new-tokens", type=int, default=64)
     arguments = parser.parse_args(argv)
     pair = random_on_device(arguments.size, arguments.vocab_size, arguments.dtype)
@@ -35,14 +39,15 @@ def main(argv: list[str] | None = None) -> None:
         1, arguments.vocab_size, (_PROMPTS, _LENGTH), dtype=np.int32
     )
     print(
-        f"{arguments.size}, {arguments.dtype}, {jax.devices()[0].device_kind}, jax {jax.__version__}\n"
+        f"{arguments.size}, {arguments.dtype}, {jax.devices()[0].device_kind}, "
+        f"jax {jax.__version__}\n"
     )
-    kept = True
+    passed = True
     for gamma in arguments.num_drafts:
         for name, (proposer, arrays) in proposers(pair, gamma).items():
             decoder = Decoder(pair.target.model, proposer, Match(), (), 256)
             params = Params(pair.target.params, arrays)
-            found = audit(
+            report = audit(
                 decoder,
                 params,
                 prompts.tolist(),
@@ -52,16 +57,15 @@ def main(argv: list[str] | None = None) -> None:
                 top_k=4,
             )
             same = drafts_of_one_width(decoder, params, prompts[0], arguments.new_tokens)
-            print(
-                f"{name}: {found}\n  0 to {gamma} drafts, one key: {'one text' if same else 'FAIL: several texts'}\n"
-            )
-            kept = kept and found.passed and same
+            verdict = "one text" if same else "FAIL: several texts"
+            print(f"{name}: {report}\n  0 to {gamma} drafts, one key: {verdict}\n")
+            passed = passed and report.passed and same
     print(of_all_widths(pair, prompts, arguments.num_drafts, arguments.new_tokens))
-    sys.exit(not kept)
+    sys.exit(not passed)
 
 
-def proposers(pair: Pair, gamma: int) -> dict[str, tuple[Any, Any]]:
-    """One that is mostly right, one that is wrong, and one that asks no model."""
+def proposers(pair: Pair, gamma: int) -> dict[str, tuple[Proposer, Arrays]]:
+    """A proposer that is mostly right, one that is mostly wrong, and prompt lookup."""
     target, draft, size = pair.target, pair.draft, pair.target.model.vocab_size
     assert draft is not None
     return {
@@ -72,7 +76,7 @@ def proposers(pair: Pair, gamma: int) -> dict[str, tuple[Any, Any]]:
 
 
 def drafts_of_one_width(decoder: Decoder, params: Params, prompt: np.ndarray, new: int) -> bool:
-    """One prompt and key in rows that may guess 0, 1, 2 ... deep: do they write one text?"""
+    """Is the text of one prompt and key the same in rows with at most 0, 1, 2, ... drafts?"""
     deep = np.arange(decoder.proposer.max_depth + 1, dtype=np.int32)
     texts = _decode(
         decoder, params, np.tile(prompt, (len(deep), 1)), new, np.zeros_like(deep), deep
@@ -81,7 +85,7 @@ def drafts_of_one_width(decoder: Decoder, params: Params, prompt: np.ndarray, ne
 
 
 def of_all_widths(pair: Pair, prompts: np.ndarray, lookaheads: list[int], new: int) -> str:
-    """How many texts of plain decoding at one row are those of wider passes."""
+    """How many texts of plain decoding stay the same when the target's passes are wider."""
     keys, lines = np.arange(len(prompts)), []
     plain = Decoder(pair.target.model, NoProposer(), Match(), (), 256)
     reference = _decode(plain, Params(pair.target.params), prompts, new, keys)
@@ -93,7 +97,7 @@ def of_all_widths(pair: Pair, prompts: np.ndarray, lookaheads: list[int], new: i
             .sum()
         )
         lines.append(
-            f"plain at {width} rows: {same} of {len(prompts)} texts are those at one row (no claim)"
+            f"plain at {width} rows: {same} of {len(prompts)} texts equal those at one row (no claim)"
         )
     return "\n".join(lines)
 
@@ -104,13 +108,14 @@ def _decode(
     prompts: np.ndarray,
     new: int,
     keys: np.ndarray,
-    num_drafts: Any = None,
+    num_drafts: np.ndarray | None = None,
 ) -> np.ndarray:
-    """New tokens [B, new] at temperature 1; rows of equal number in `keys` [B] have equal keys."""
+    """New tokens [B, new] at temperature 1, drawn with the keys of the numbers `keys` [B]."""
     lengths = np.full(len(prompts), prompts.shape[1], np.int32)
     state = decoder.prefill(
-        params, prompts, lengths, limit=lengths + np.int32(new), sampling=Sampling.create(len(prompts), 1.0),
-        key=jax.vmap(make_key)(keys), num_drafts=num_drafts,
+        params, prompts, lengths, limit=lengths + np.int32(new),
+        sampling=Sampling.create(len(prompts), 1.0), key=jax.vmap(make_key)(keys),
+        num_drafts=num_drafts,
     )  # fmt: skip
     return np.asarray(decoder.run(params, state).tokens)[
         :, prompts.shape[1] : prompts.shape[1] + new

@@ -1,4 +1,4 @@
-"""What the contestants continue: the ends of real prompts, or random tokens; all of one length, as a batch asks."""
+"""Prompts of one length: the ends of real prompts, or random tokens."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def batches(
     length: int | None,
     limit: int = 0,
 ) -> list[np.ndarray]:
-    """Token ids [rows, length] of each batch: one of random tokens without a `path`, else all that its prompts fill.
+    """Token ids [rows, length] of each batch that the prompts fill.
 
     Args:
-      target: whose tokens they are.
-      path: as `--prompt-file` of `specjax bench`.
+      target: whose tokenizer is used.
+      path: as `--prompt-file` of `specjax bench`; None gives one batch of random tokens.
       rows: of a batch.
-      length: of a prompt, of which the last tokens are taken; None is 32 random ones, or 96 real ones.
-      limit: use the first so many prompts only; 0: all.
+      length: how many of a prompt's last tokens are used; None is 96, or 32 random ones.
+      limit: use only this many prompts; 0 uses all.
 
     Raises:
-      ValueError: a prompt that is shorter, or fewer prompts than rows.
+      ValueError: a prompt has fewer tokens than `length`, or there are fewer prompts than `rows`.
     """
     if path is None:
         shape = (rows, length or RANDOM_LENGTH)
@@ -44,10 +44,10 @@ def batches(
     for number, prompt in enumerate(ids):
         if len(prompt) < length:
             raise ValueError(
-                f"prompt {number} of {path} has {len(prompt)} tokens, fewer than the {length} that are asked for: pass "
-                f"--prompt-length {min(map(len, ids))}"
+                f"prompt {number} of {path} has {len(prompt)} tokens, fewer than the {length} that "
+                f"are asked for: pass --prompt-length {min(map(len, ids))}"
             )
     if len(ids) < rows:
         raise ValueError(f"--batch {rows} asks for more prompts than the {len(ids)} of {path}")
-    found = np.array([prompt[-length:] for prompt in ids], np.int32)
-    return [found[at : at + rows] for at in range(0, len(found) - rows + 1, rows)]
+    ends = np.array([prompt[-length:] for prompt in ids], np.int32)
+    return [ends[at : at + rows] for at in range(0, len(ends) - rows + 1, rows)]

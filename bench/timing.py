@@ -1,137 +1,74 @@
-"""Contestants in turn, so that a drift of the machine meets all alike; samples that others disturbed are dropped."""
+"""Contestants of `python -m bench` take turns: see `specjax.measure`."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
-import statistics
-import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from tqdm import tqdm
 
 from bench.contestants import Contestant
-from specjax.commands import Meter
+from specjax import measure
+from specjax.measure import Interval, PromptCounts, Sample, first_calls, take_turns
 
-_BUSY = 0.1
 
+class Timed(measure.Timed):
+    """What was measured of one contestant.
 
-@dataclasses.dataclass
-class Timed:
-    """What was measured of one contestant."""
+    Attributes:
+      contestant: who.
+      tokens: [B, new] of the first call of each batch.
+      counts: of each batch, for each row; an empty list if the contestant does not tell.
+    """
 
-    contestant: Contestant
-    first: float  # seconds of the first call, which compiles
-    seconds: list[list[float]]  # of the clean samples, a list a batch of prompts
-    dropped: int
-    tokens: list[np.ndarray]  # [B, new] a batch
-    counts: dict[str, int]  # over all batches; those that the contestant tells
-    prefill: list[
-        list[float]
-    ]  # seconds of the clean samples before decoding began; of those that tell
+    def __init__(self, contestant: Contestant, prompts: Sequence[np.ndarray], new: int):
+        name = f"{contestant.library} {contestant.name} {contestant.num_drafts}"
+        super().__init__(name, len(prompts))
+        self.contestant, self._prompts, self._new = contestant, prompts, new
+        self.tokens: list[np.ndarray] = []
+        self.counts: list[PromptCounts] = []
 
-    @property
-    def median(self) -> float | None:
-        """Of all batches together; None where one of them has no clean sample."""
-        return self._total(statistics.median)
-
-    @property
-    def decoding(self) -> float | None:
-        """`median` without the prefill; None where the contestant does not tell it, too."""
-        median = self.median
-        if median is None or not all(self.prefill):
-            return None
-        return median - sum(map(statistics.median, self.prefill))
+    def run(self, item: int) -> Sample:
+        started = time.perf_counter()
+        tokens = self.contestant.run(self._prompts[item], self._new)
+        seconds = time.perf_counter() - started
+        if item == len(self.tokens):
+            self.tokens.append(tokens)
+            self.counts += self.contestant.counts[-1:]
+        return Sample(seconds, prefill=next(reversed(self.contestant.prefill), None))
 
     @property
     def step(self) -> float | None:
-        """Seconds a step of decoding, of all rows together."""
-        return (
-            self.decoding / self.counts["steps"]
-            if self.decoding and self.counts.get("steps")
-            else None
-        )
+        """Seconds of a decoding step, which serves all rows of a batch together."""
+        steps = sum(int(counts.passes.max()) for counts in self.counts)
+        return self.decoding / steps if self.decoding and steps else None
 
-    @property
-    def spread(self) -> float | None:
-        """(longest - shortest) / median."""
-        high, low, middle = self._total(max), self._total(min), self.median
-        return (high - low) / middle if high is not None and low is not None and middle else None
-
-    @property
-    def alpha(self) -> float | None:
-        """Accepted guesses of those that the target judged."""
-        return (
-            self.counts["accepted"] / self.counts["tested"] if self.counts.get("tested") else None
-        )
-
-    @property
-    def tau(self) -> float | None:
-        """New tokens a pass of the target."""
-        return self.counts["emitted"] / self.counts["passes"] if self.counts else None
-
-    def _total(self, of: Callable[[list[float]], float]) -> float | None:
-        return sum(map(of, self.seconds)) if all(self.seconds) else None
+    def acceptance(self) -> dict[str, Interval | None]:
+        """`alpha` and `tau` over the rows of all batches; None if the contestant does not tell."""
+        if not self.counts:
+            return {"alpha": None, "tau": None}
+        return measure.acceptance(PromptCounts.join(self.counts))
 
 
 def alternate(
-    contestants: list[Contestant],
+    contestants: Sequence[Contestant],
     prompts: Sequence[np.ndarray],
     new: int,
     rounds: int,
     until: float = math.inf,
 ) -> tuple[list[Timed], list[str]]:
-    """Each contestant on each batch once to warm up, then all of them `rounds` times in turn.
+    """Run every batch once with each contestant to compile, then `rounds` times in turn.
 
-    Of the time that is left `until` then, on the clock of `time.perf_counter`, first calls may take two thirds: whoever
-    comes later is left out, as is who fails, so that an unattended run loses nobody else.  One round is always run.
+    A contestant whose first call would begin too late before `until` (on the clock of
+    `time.perf_counter`) is left out, and so is one that fails, so that an unattended run goes on
+    with the others.
 
     Returns:
-      What was measured of each, and who was left out, and why.
+      What was measured of each contestant, and for each one left out a line that says why.
     """
-    found, left, began = [], [], time.perf_counter()
-    for contestant in tqdm(
-        contestants, desc="first calls", unit="contestant", disable=None, file=sys.stderr
-    ):
-        name = f"{contestant.library} {contestant.name} {contestant.num_drafts}"
-        started = time.perf_counter()
-        if found and started - began > (until - began) * 2 / 3:
-            left.append(f"{name}: no time")
-            continue
-        try:
-            tokens, counts = [contestant.run(prompts[0], new)], dict(contestant.counts)
-            first = time.perf_counter() - started
-            for batch in prompts[1:]:
-                tokens.append(contestant.run(batch, new))
-                counts = {name: count + contestant.counts[name] for name, count in counts.items()}
-        except Exception as error:
-            if not found:  # the first is what all are compared with
-                raise
-            traceback.print_exc()
-            left.append(f"{name}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")
-            continue
-        found.append(
-            Timed(
-                contestant, first, [[] for _ in prompts], 0, tokens, counts, [[] for _ in prompts]
-            )
-        )
-    bar = tqdm(total=rounds, desc="measuring", unit="round", disable=None, file=sys.stderr)
-    for turn in range(rounds):
-        if turn and time.perf_counter() > until:
-            break
-        for number, timed in itertools.product(range(len(prompts)), found):
-            meter, started = Meter(), time.perf_counter()
-            timed.contestant.run(prompts[number], new)
-            seconds = time.perf_counter() - started
-            if meter.busy() > _BUSY:
-                timed.dropped += 1
-            else:
-                timed.seconds[number].append(seconds)
-                timed.prefill[number] += timed.contestant.prefill[-1:]
-        bar.update()
-    bar.close()
-    return found, left
+    ready, left_out = first_calls(
+        [Timed(c, prompts, new) for c in contestants], until, forgive=True
+    )
+    take_turns(ready, rounds, until)
+    return ready, left_out

@@ -1,4 +1,4 @@
-"""Pairs of models to measure: folders, or random weights of a given size; the same for specjax and transformers."""
+"""Pairs of models to measure, from folders or with random weights, for both libraries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import specjax
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.models import FAMILIES
 
-# hidden, MLP, layers, heads, key heads; the target, then its draft.
+# Hidden size, MLP size, layers, heads, key heads; of the target, then of its draft.
 SIZES = {
     "tiny": ((64, 176, 2, 4, 2), (32, 88, 1, 2, 2)),
     "15m": ((256, 704, 12, 4, 4), (128, 352, 2, 2, 2)),
@@ -26,8 +26,10 @@ SIZES = {
     "8b": ((4096, 14336, 32, 32, 8), (2048, 8192, 16, 32, 8)),
 }
 
-
 ROLES = ("target", "draft")
+
+TorchModel = Any
+"""A transformers model; transformers' types do not cover the attributes that are used here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,21 +38,19 @@ class Pair:
 
     target: LanguageModel
     draft: LanguageModel | None
-    peer: Callable[
-        [str], Any
-    ]  # of a role: transformers' model, on torch's accelerator where it has one
+    peer: Callable[[str], TorchModel]  # of a role; on torch's accelerator if there is one
 
 
 def from_folders(target: pathlib.Path, draft: pathlib.Path | None, dtype: str) -> Pair:
-    """Each library loads its own; transformers' are loaded when they are first asked for."""
+    """Each library loads the folders; transformers loads a model when it is first needed."""
 
     @functools.cache
-    def peer(role: str) -> Any:
+    def peer(role: str) -> TorchModel:
         import torch
         import transformers
 
         folder = {"target": target, "draft": draft}[role]
-        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        model: TorchModel = transformers.AutoModelForCausalLM.from_pretrained(
             str(folder), dtype=getattr(torch, dtype)
         )
         return model.eval().to(_torch_device())
@@ -61,34 +61,35 @@ def from_folders(target: pathlib.Path, draft: pathlib.Path | None, dtype: str) -
 def random_folders(
     size: str, vocab_size: int, folder: pathlib.Path, dtype: str
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Folders of a random target and draft of Llama's kind, made where they are not there yet."""
-    found = []
+    """Folders of a random Llama target and its draft; they are made if they do not exist."""
+    folders = []
     for role, config in zip(ROLES, _configs(size, vocab_size), strict=True):
-        place = folder / f"{size}-{vocab_size}-{dtype}-{role}"
-        found.append(place)
-        if (place / "model.safetensors").exists():
+        path = folder / f"{size}-{vocab_size}-{dtype}-{role}"
+        folders.append(path)
+        if (path / "model.safetensors").exists():
             continue
         model = LinenModel(Transformer(config), jnp.dtype(dtype))
-        params = jax.tree.map(lambda x: x.astype(dtype), model.init(jax.random.key(len(found))))
-        specjax.save(LanguageModel(model, params, None, (), place.name), place)
-    return found[0], found[1]
+        params = jax.tree.map(lambda x: x.astype(dtype), model.init(jax.random.key(len(folders))))
+        specjax.save(LanguageModel(model, params, None, (), path.name), path)
+    return folders[0], folders[1]
 
 
 def random_on_device(size: str, vocab_size: int, dtype: str) -> Pair:
-    """Random weights without a file, which 8B in bfloat16 would take minutes to write and to read.
+    """Random weights without files, because 8B in bfloat16 would take minutes to write and read.
 
-    transformers draws them where it runs, and specjax takes them over by DLPack and turns them there: both hold the
-    same numbers, each in its own memory.
+    transformers draws them on its device; specjax takes them over by DLPack and transposes them
+    there.  Both hold the same numbers, each in its own memory.
     """
     import torch
     import transformers
 
-    peers, ours = {}, []
+    peers: dict[str, TorchModel] = {}
+    ours: list[LanguageModel] = []
     for seed, (role, config) in enumerate(zip(ROLES, _configs(size, vocab_size), strict=True)):
         torch.manual_seed(seed)
         with torch.device(_torch_device()):
             settings = transformers.LlamaConfig(**FAMILIES["llama"].write_config(config))
-            drawn: Any = transformers.AutoModelForCausalLM.from_config(
+            drawn: TorchModel = transformers.AutoModelForCausalLM.from_config(
                 settings, dtype=getattr(torch, dtype)
             )
         peers[role] = drawn.eval().requires_grad_(False)
@@ -105,9 +106,9 @@ def random_on_device(size: str, vocab_size: int, dtype: str) -> Pair:
 def _configs(size: str, vocab_size: int) -> list[TransformerConfig]:
     return [
         TransformerConfig(
-            vocab_size=vocab_size, hidden_size=hidden, mlp_size=mlp, num_layers=layers, num_heads=heads,
-            num_kv_heads=kv_heads, head_dim=hidden // heads, max_positions=8192, tied_embeddings=True,
-            init_scale=hidden**-0.5,
+            vocab_size=vocab_size, hidden_size=hidden, mlp_size=mlp, num_layers=layers,
+            num_heads=heads, num_kv_heads=kv_heads, head_dim=hidden // heads, max_positions=8192,
+            tied_embeddings=True, init_scale=hidden**-0.5,
         )
         for hidden, mlp, layers, heads, kv_heads in SIZES[size]
     ]  # fmt: skip

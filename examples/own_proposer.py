@@ -1,7 +1,7 @@
 """A proposer of your own, with weights: a table of which token most often follows which.
 
-    python examples/own_proposer.py
-    specjax generate "def fibonacci(n):" --proposer examples.own_proposer:bigrams
+python examples/own_proposer.py
+specjax generate "def fibonacci(n):" --proposer examples.own_proposer:bigrams
 """
 
 import dataclasses

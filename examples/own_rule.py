@@ -1,6 +1,6 @@
 """A rule of your own: accept a draft among the `top` best tokens of the target.  It is not exact.
 
-    python examples/own_rule.py
+python examples/own_rule.py
 """
 
 import jax

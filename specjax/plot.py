@@ -93,7 +93,7 @@ def tree(
     return figure
 
 
-_FIGURES = {"acceptance_rate": "alpha", "mean_accepted_length": "tau", "speedup": "speed-up"}
+_FIGURES = {"alpha": "alpha", "tau": "tau", "speedup": "speed-up"}
 
 
 def bench(report: Mapping[str, Any]) -> Figure:
@@ -130,10 +130,10 @@ def bench(report: Mapping[str, Any]) -> Figure:
             across = [groups.index(_group(row)) + (number + 0.5) * thick - 0.4 for row in known]
             exact = all(row["exact"] for row in mine)
             axes.bar(
-                across, [row[name] for row in known], thick, color=f"C{number}",
+                across, [_value(row[name]) for row in known], thick, color=f"C{number}",
                 hatch=None if exact else "//", label=rule if exact else f"{rule} (exact=False)",
             )  # fmt: skip
-        if name != "acceptance_rate":  # plain decoding is 1
+        if name != "alpha":  # plain decoding
             axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
         axes.set_xticks(range(len(groups)), groups, rotation=45, ha="right")
         if down == 0:
@@ -143,6 +143,11 @@ def bench(report: Mapping[str, Any]) -> Figure:
     if rows:
         panels[0, 0].legend(fontsize=7)
     return figure
+
+
+def _value(figure: float | Sequence[float]) -> float:
+    """The figure without the ends of its interval, if it has one."""
+    return figure[0] if isinstance(figure, Sequence) else figure
 
 
 def _group(row: Mapping[str, Any]) -> str:

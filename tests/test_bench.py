@@ -15,6 +15,7 @@ from bench import __main__ as bench
 from bench import command, machine, timing, vocabularies
 from bench.contestants import Contestant
 from bench.prompts import SHIPPED, batches
+from specjax.measure import PromptCounts, turns
 
 TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
 
@@ -67,11 +68,11 @@ def test_what_cannot_be_measured_is_refused(monkeypatch, capsys, options, messag
 def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
     """Counts add up over the batches; a batch without an undisturbed sample has no median."""
     busy = iter([0.0, 0.9, 0.0, 0.0])
-    monkeypatch.setattr(timing, "Meter", lambda: types.SimpleNamespace(busy=lambda: next(busy)))
-    counts, prefill = {}, []
+    monkeypatch.setattr(turns, "Meter", lambda: types.SimpleNamespace(busy=lambda: next(busy)))
+    counts, prefill = [], []
 
     def run(prompts, new):
-        counts.update(accepted=int(prompts[0, 0]), tested=4, emitted=6, passes=3, steps=3)
+        counts.append(PromptCounts(*np.array([[3], [6], [4], prompts[0]])))
         prefill.append(-1.0)
         return np.full((1, new), prompts[0, 0])
 
@@ -79,7 +80,9 @@ def test_all_batches_count_and_disturbed_samples_do_not(monkeypatch):
     (timed,), _ = timing.alternate(
         [Contestant("draft", "specjax", 1, run, counts, prefill)], asked, 2, rounds=2
     )
-    assert (timed.alpha, timed.tau, timed.dropped) == (0.5, 2.0, 1)
+    figures = timed.acceptance()
+    assert (figures["alpha"][0], figures["tau"], timed.dropped) == (0.5, (2.0, 2.0, 2.0), 1)
+    assert 0.25 <= figures["alpha"][1] <= figures["alpha"][2] <= 0.75
     assert [len(samples) for samples in timed.seconds] == [2, 1]
     assert [tokens.tolist() for tokens in timed.tokens] == [[[1, 1]], [[3, 3]]]
     assert timed.median == pytest.approx(sum(map(np.median, timed.seconds)))
@@ -119,8 +122,8 @@ def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
         "same_tokens" not in row if name == "int8 target" else row["same_tokens"] == 2
         for name, row in rows.items()
     )
-    assert rows["self-int8"]["acceptance_rate"] > 0.8
-    assert rows["plain"]["mean_accepted_length"] == 1.0
+    assert rows["self-int8"]["alpha"][0] > 0.8
+    assert rows["plain"]["tau"] == [1.0, 1.0, 1.0]
     target, draft = (specjax.load(TINY / name) for name in ("target", "draft"))
     found = [(one.name, one.num_drafts) for one in bench._in_int8(target, draft, [1, 2], None)]
     drafts = [(name, gamma) for gamma in (1, 2) for name in ("draft int8", "self-int8")]

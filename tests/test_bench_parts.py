@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bench import __main__ as bench
-from bench import goals, growth, imposed, laws, machine, spec_bench, weights
+from bench import goals, growth, imposed, laws, machine, report, spec_bench, weights
 from bench.contestants import ours, theirs
 from specjax.metrics import expected_accepted_length
 
@@ -73,7 +73,8 @@ def test_imposed_contestants_say_the_same(pair, monkeypatch):
     ):
         np.testing.assert_array_equal(contestant.run(prompts, new), text)
     passes, accepted, tested = np.sum([imposed.walk(row, 3) for row in right], axis=0)
-    assert [drafted.counts[name] for name in ("passes", "accepted", "tested")] == [
+    counts = drafted.counts[0]
+    assert [counts.passes.sum(), counts.accepted.sum(), counts.tested.sum()] == [
         passes,
         accepted,
         tested,
@@ -130,10 +131,10 @@ def test_parts_over_a_step():
     not cut."""
     alone = {("plain at 5 rows", 0): 1.6, ("draft alone", 0): 0.2}
     steps = {**alone, ("draft", 4): 2.0, ("ngram", 4): 1.5}
-    assert bench.parts_over_step(steps, "draft", 4) == pytest.approx(1.2)
-    assert bench.parts_over_step(steps, "ngram", 4) == pytest.approx(1.6 / 1.5)
-    assert bench.parts_over_step(steps, "draft", 6) is None
-    assert bench.parts_over_step({**steps, ("draft alone", 0): None}, "draft", 4) is None
+    assert report.parts_over_step(steps, "draft", 4) == pytest.approx(1.2)
+    assert report.parts_over_step(steps, "ngram", 4) == pytest.approx(1.6 / 1.5)
+    assert report.parts_over_step(steps, "draft", 6) is None
+    assert report.parts_over_step({**steps, ("draft alone", 0): None}, "draft", 4) is None
 
 
 def test_several_batches_are_several_reports(monkeypatch, tmp_path, capsys):
@@ -173,7 +174,7 @@ def test_growth_says_where_it_departs():
 
 def test_the_ceiling_is_the_best_read(monkeypatch):
     monkeypatch.setattr(machine, "bandwidths", lambda rounds: {"one": 39.0, "other": 70.0})
-    monkeypatch.setattr(machine, "_median", lambda call, rounds: 1.0)
+    monkeypatch.setattr(machine, "median_seconds", lambda call, rounds: 1.0)
     machine.ceilings.cache_clear()
     assert machine.ceilings()["bandwidth"] == 70.0
     machine.ceilings.cache_clear()

@@ -22,7 +22,7 @@ FLOORS = [
     ["specjax.parallel", "specjax.text"],
     ["specjax.proposers", "specjax.prefilling"],
     ["specjax.decoding"],
-    ["specjax.drafters", "specjax.audit"],
+    ["specjax.drafters", "specjax.audit", "specjax.measure"],
     ["specjax.files"],
     ["specjax.request"],
     ["specjax.drafting"],

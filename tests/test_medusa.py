@@ -252,7 +252,9 @@ def test_generate_refuses_adapters_that_do_not_fit():
     }.items():
         with pytest.raises(ValueError, match=message):
             specjax.generate(target, "x", **options)
-    with pytest.raises(ValueError, match=r"heads 0 is for a target of hidden size 64.*draft has 32"):
+    with pytest.raises(
+        ValueError, match=r"heads 0 is for a target of hidden size 64.*draft has 32"
+    ):
         specjax.generate(draft, "x", proposer=one)
     moved = dataclasses.replace(
         target,

@@ -53,8 +53,8 @@ def test_what_is_no_tree_is_refused(arguments, message):
 
 
 def row(rule, temperature, guesses=4, **figures):
-    """A row of a report of `specjax bench`."""
-    known = {"acceptance_rate": 0.5, "mean_accepted_length": 2.0, "speedup": None, **figures}
+    """Of a report of `specjax bench`."""
+    known = {"alpha": [0.5, 0.4, 0.6], "tau": [2.0, 1.9, 2.1], "speedup": None, **figures}
     exact = rule != "typical"
     return {"proposer": "draft", "num_drafts": guesses, "guesses": guesses, "rule": rule,
             "exact": exact, "temperature": temperature, **known}  # fmt: skip
@@ -67,7 +67,7 @@ def test_every_row_of_a_bench_is_a_bar():
         found
         for t in (0.0, 1.0)
         for found in (
-            row("match", t, 0, acceptance_rate=None),
+            row("match", t, 0, alpha=None),
             row("match", t),
             row("match", t, 6),
             row("typical", t),

@@ -34,6 +34,7 @@ from bench.weights import SIZES, random_folders
 from specjax.contract import Arrays
 from specjax.drafters import MedusaAdapter
 from specjax.files import load
+from specjax.measure import describe
 from specjax.models import LanguageModel, LinenModel, TransformerConfig
 from specjax.training import accepted
 from specjax.training.dataset import Written
@@ -371,7 +372,7 @@ def main(argv: list[str] | None = None) -> None:
     # Both libraries must fit into an accelerator's memory; JAX reads this when it starts.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     report: Report = {
-        "machine": machine.describe(),
+        "machine": describe(),
         "options": dataclasses.asdict(options),
         "speed": speed(options) if {"distill", "medusa"} & set(options.only) else [],
         "memory": [

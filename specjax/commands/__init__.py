@@ -8,10 +8,9 @@ import warnings
 
 from specjax import __version__
 from specjax.commands import audit, bench, generate, train
-from specjax.commands.bench import Meter
 from specjax.parallel import join_from, leaving
 
-__all__ = ["COMMANDS", "Meter", "main"]
+__all__ = ["COMMANDS", "main"]
 
 COMMANDS = {"generate": generate, "bench": bench, "audit": audit, "train": train}
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""

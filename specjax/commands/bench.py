@@ -1,8 +1,4 @@
-"""`specjax bench`: proposers, lookaheads and rules against plain decoding, side by side in one process.
-
-Every round runs every setting on every prompt in turn, so that a drift of the machine's speed meets all alike.  A
-sample is dropped when other processes used the cores meanwhile; of the rest the median counts.
-"""
+"""`specjax bench`: compare proposers, numbers of drafts and rules with plain decoding."""
 
 from __future__ import annotations
 
@@ -10,21 +6,13 @@ import argparse
 import dataclasses
 import itertools
 import json
-import math
-import os
 import pathlib
-import statistics
-import sys
-import time
-from collections.abc import Sequence
-from typing import Any
-
-import jax
-from tqdm import tqdm
 
 import specjax
 from specjax import plot
 from specjax.call import check_length, encode
+from specjax.commands.report import Facts, Measured, Row, label, print_report
+from specjax.contract import Rule
 from specjax.flags import (
     DRAFTED,
     KINDS,
@@ -42,269 +30,229 @@ from specjax.flags import (
     reads,
     sampling,
 )
+from specjax.measure import (
+    PromptCounts,
+    Sample,
+    Timed,
+    acceptance,
+    describe,
+    first_calls,
+    interval,
+    medians,
+    take_turns,
+)
 from specjax.parallel import add_process_arguments, leader
+from specjax.request import Options
 
-HELP = "acceptance and speed of proposers, numbers of drafts and rules, against plain decoding"
+HELP = "measure acceptance and speed of proposers, numbers of drafts and rules"
 
-_BUSY = 0.1
 _LOOKAHEADS = (1, 2, 4, 6, 8)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Setting:
-    """One row of the report: what is handed to `generate`, and the words and numbers that name it."""
+class _Drafts:
+    """A drafter and what it was made from."""
 
-    options: dict[str, Any]
-    facts: dict[str, Any]
+    kind: str
+    drafter: specjax.Drafter
+    branching: list[int] | None
+
+    def facts(self, name: str, rule: Rule, temperature: float) -> Facts:
+        proposer = self.drafter.proposer
+        facts: Facts = {
+            "proposer": self.kind,
+            "num_drafts": proposer.max_depth,
+            "guesses": proposer.num_nodes - 1,
+            "rule": name,
+            "exact": rule.exact,
+            "temperature": temperature,
+        }
+        if self.branching is not None:
+            facts["branching"] = self.branching
+        return facts
+
+
+class _Entry(Timed):
+    """One row to be measured: `generate` with these options, on every prompt."""
+
+    def __init__(
+        self, target: specjax.LanguageModel, prompts: list[str], options: Options, facts: Facts
+    ):
+        super().__init__(f"{label(facts)} with {facts['rule']}", len(prompts))
+        self.facts, self.outputs = facts, dict[int, specjax.Output]()
+        self._target, self._prompts, self._options = target, prompts, options
+
+    def run(self, item: int) -> Sample:
+        output = specjax.generate(self._target, self._prompts[item], **self._options)
+        self.outputs[item] = output
+        return Sample(output.stats.seconds, output.stats.compile_seconds)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
         "--proposers", "--proposer", nargs="+", choices=KINDS, default=["draft", "ngram"],
-        help="which to compare; none, which is plain decoding, is always there",
+        help="proposers to compare; plain decoding is always measured",
     )  # fmt: skip
     add_numbers_of_proposers(parser, _LOOKAHEADS)
     rules = sorted(specjax.RULES)
     parser.add_argument(
-        "--rules", "--rule", nargs="+", choices=rules, default=["match"], help="under which"
+        "--rules", "--rule", nargs="+", choices=rules, default=["match"], help="rules to compare"
     )
     add_numbers_of_rules(parser)
     add_sampling_arguments(parser, several=True)
     add_processor_arguments(parser)
     add_process_arguments(parser)
     parser.add_argument(
-        "--rounds",
-        type=int,
-        default=5,
-        help="measured rounds, after one that compiles; 0: no timing",
-    )
+        "--rounds", type=int, default=5,
+        help="measured rounds, after one that compiles; 0 measures acceptance only",
+    )  # fmt: skip
     parser.add_argument(
-        "--limit-prompts", type=int, default=0, help="use the first so many prompts only; 0: all"
+        "--limit-prompts", type=int, default=0, help="use only this many prompts; 0 uses all"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
     parser.add_argument("--save", metavar="FILE", help="write the same JSON to this file")
-    parser.add_argument(
-        "--plot", metavar="FILE", help="draw acceptance, length and speed-up to this file"
-    )
+    parser.add_argument("--plot", metavar="FILE", help="draw alpha, tau and speed-up to this file")
 
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.rounds < 0 or arguments.limit_prompts < 0:
         raise ValueError(
-            f"--rounds {arguments.rounds} and --limit-prompts {arguments.limit_prompts}: both must be 0 or more"
+            f"--rounds {arguments.rounds} and --limit-prompts {arguments.limit_prompts}: "
+            "both must be 0 or more"
         )
     if arguments.plot:
-        plot.new_figure()  # without matplotlib, say so now rather than after the measurement
+        plot.new_figure()  # fails before the measurement, not after it, if matplotlib is missing
     prompts = read_prompts(arguments)
     prompts = prompts[: arguments.limit_prompts or len(prompts)]
     target, draft = load_models(arguments, arguments.proposers, arguments.rules)
-    settings, impossible = _settings(arguments, target, draft, prompts)
+    entries, impossible = _entries(arguments, target, draft, prompts)
     report = {
-        "device": jax.devices()[0].device_kind, "cores": os.cpu_count(), "jax": jax.__version__,
-        "dtype": target.model.dtype.name, "prompts": len(prompts), "max_new_tokens": arguments.max_new_tokens,
-        "impossible": impossible, **_measure(target, prompts, settings, arguments.rounds),
-    }  # fmt: skip
+        **describe(),
+        "dtype": target.model.dtype.name,
+        "prompts": len(prompts),
+        "max_new_tokens": arguments.max_new_tokens,
+        "impossible": impossible,
+    }
+    measured = _measure(entries, arguments.rounds)
     if arguments.save and leader():
-        pathlib.Path(arguments.save).write_text(json.dumps(report, indent=1) + "\n")
+        text = json.dumps({**report, **measured}, indent=1)
+        pathlib.Path(arguments.save).write_text(text + "\n")
     if arguments.plot and leader():
-        plot.bench(report).savefig(arguments.plot)
+        plot.bench(measured).savefig(arguments.plot)
     if arguments.json:
-        print(json.dumps(report))
+        print(json.dumps({**report, **measured}))
     else:
-        _print(report)
+        print_report(report, impossible, measured)
 
 
-def _settings(
-    arguments: argparse.Namespace, target: specjax.LanguageModel, draft: Any, prompts: list[str]
-) -> tuple[list[_Setting], list[list[str]]]:
-    """The rows in order, plain decoding first at each temperature, and (proposer, rule) of what cannot be paired.
+def _entries(
+    arguments: argparse.Namespace,
+    target: specjax.LanguageModel,
+    draft: specjax.LanguageModel | None,
+    prompts: list[str],
+) -> tuple[list[_Entry], list[tuple[str, str]]]:
+    """The rows to measure, and the pairs (proposer, rule) that cannot be combined.
+
+    The first row of each temperature is plain decoding.
 
     Raises:
-      ValueError: parts that do not fit, and the cure; before anything is compiled.
+      ValueError: parts that do not fit together; raised before anything is compiled.
     """
-    guessing, ids = [], encode(target, prompts)
+    drafts, ids = [], encode(target, prompts)
     check_length("target", target, ids, arguments.max_new_tokens)
     for kind in dict.fromkeys(arguments.proposers):
-        for numbers in _variants(arguments, kind):
-            asked = argparse.Namespace(**{**vars(arguments), **numbers})
-            gamma, asks = number_of(asked, "num_drafts"), draft if kind in DRAFTED else None
-            if gamma < 1:
+        for asked, branching in _variants(arguments, kind):
+            gamma = number_of(asked, "num_drafts")
+            if isinstance(gamma, int) and gamma < 1:
                 raise ValueError(
                     f"num_drafts={gamma}; it must be at least 1: plain decoding is measured anyway"
                 )
-            drafter = make_drafter(asked, kind, target, asks)
+            drafter = make_drafter(asked, kind, target, draft if kind in DRAFTED else None)
             if drafter.reader is not None:
                 check_length("draft", drafter.reader, ids, arguments.max_new_tokens)
-            proposer = drafter.proposer
-            facts = {
-                "proposer": kind,
-                "num_drafts": proposer.max_depth,
-                "guesses": proposer.num_nodes - 1,
-            }
-            facts |= {"branching": numbers["branching"]} if "branching" in numbers else {}
-            guessing.append((proposer.is_chain, facts, {"drafter": drafter}))
+            drafts.append(_Drafts(kind, drafter, branching))
 
-    found, impossible = [], []
+    entries: list[_Entry] = []
+    impossible: dict[tuple[str, str], None] = {}  # a set that keeps its order
     rules = {name: make_rule(arguments, name) for name in dict.fromkeys(arguments.rules)}
+    plain = _Drafts("none", specjax.Drafter(specjax.NoProposer()), None)
     for temperature in arguments.temperature:
         asked = argparse.Namespace(**{**vars(arguments), "temperature": temperature})
-        options = {**sampling(asked, target), **processing(asked, target)}
-        common = {"temperature": options["temperature"]}
-        plain = {"proposer": "none", "num_drafts": 0, "guesses": 0, "rule": "match", "exact": True}
-        found.append(_Setting(options, {**plain, **common}))
-        for (name, rule), (is_chain, facts, given) in itertools.product(rules.items(), guessing):
-            facts = {**facts, "rule": name, "exact": rule.exact, **common}
-            if rule.chain_only and not is_chain:
-                impossible.append([_label(facts), name])
-            elif (facts["proposer"], name) != ("none", "match"):
-                found.append(_Setting({**options, **given, "rule": rule}, facts))
-    if len(found) == len(arguments.temperature) and impossible:
+        options: Options = {**sampling(asked, target), **processing(asked, target)}
+        heat = target.settings(temperature=temperature)["temperature"]
+        facts = plain.facts("match", specjax.Match(), heat)
+        entries.append(_Entry(target, prompts, options, facts))
+        for (name, rule), each in itertools.product(rules.items(), drafts):
+            facts = each.facts(name, rule, heat)
+            if rule.chain_only and not each.drafter.proposer.is_chain:
+                impossible[label(facts), name] = None
+            elif (each.kind, name) != ("none", "match"):
+                how: Options = {**options, "drafter": each.drafter, "rule": rule}
+                entries.append(_Entry(target, prompts, how, facts))
+    if len(entries) == len(arguments.temperature) and impossible:
         raise ValueError(
-            f"--rules {' '.join(rules)} judges chains only, and --proposers {' '.join(arguments.proposers)} proposes "
-            "trees: use another rule, such as match, or a proposer of chains, such as draft"
+            f"--rules {' '.join(rules)} judges chains only, and --proposers "
+            f"{' '.join(arguments.proposers)} proposes trees: use another rule, such as match, or "
+            "a proposer of chains, such as draft"
         )
-    return found, [list(pair_) for pair_ in dict.fromkeys(map(tuple, impossible))]
+    return entries, list(impossible)
 
 
-def _variants(arguments: argparse.Namespace, kind: str) -> list[dict[str, Any]]:
-    """Of a proposer: each number of drafts, or each tree, that was asked for."""
+def _variants(
+    arguments: argparse.Namespace, kind: str
+) -> list[tuple[argparse.Namespace, list[int] | None]]:
+    """Arguments for each number of drafts, or for each tree with its branching."""
+
+    def variant(**numbers: object) -> argparse.Namespace:
+        return argparse.Namespace(**{**vars(arguments), **numbers})
+
     if reads(kind, "num_drafts"):
-        return [{"num_drafts": n} for n in getattr(arguments, "num_drafts", _LOOKAHEADS)]
-    number = {"num_drafts": number_of(argparse.Namespace(), "num_drafts")}
+        lookaheads = getattr(arguments, "num_drafts", _LOOKAHEADS)
+        return [(variant(num_drafts=n), None) for n in lookaheads]
+    default = number_of(argparse.Namespace(), "num_drafts")
     if reads(kind, "branching"):
-        default = [number_of(argparse.Namespace(), "branching")]
-        return [
-            {**number, "branching": list(tree)} for tree in getattr(arguments, "branching", default)
-        ]
-    return [number]
+        trees = getattr(arguments, "branching", [number_of(argparse.Namespace(), "branching")])
+        return [(variant(num_drafts=default, branching=[*t]), [*t]) for t in trees]
+    return [(variant(num_drafts=default), None)]
 
 
-def _measure(
-    target: specjax.LanguageModel, prompts: list[str], settings: list[_Setting], rounds: int
-) -> dict[str, Any]:
-    samples: dict[tuple[int, int], list[float]] = {}
-    outputs: dict[tuple[int, int], specjax.Output] = {}
-    compiled, dropped = [0.0] * len(settings), 0
-    turns = [
-        (n, p, s)
-        for n in range(rounds + 1)
-        for p in range(len(prompts))
-        for s in range(len(settings))
-    ]
-    quiet = None if leader() else True
-    for number, prompt, which in tqdm(
-        turns, desc="bench", unit="run", disable=quiet, file=sys.stderr
-    ):
-        meter = Meter()
-        output = specjax.generate(target, prompts[prompt], **settings[which].options)
-        outputs[which, prompt] = output
-        if number == 0:
-            first = output.stats.compile_seconds + output.stats.seconds
-            compiled[which] = max(compiled[which], first)
-        elif meter.busy() > _BUSY:
-            dropped += 1
-        else:
-            samples.setdefault((which, prompt), []).append(output.stats.seconds)
-
-    rows, plain = [], 0
-    for which, setting in enumerate(settings):
-        plain = (
-            which if not setting.facts["guesses"] and setting.facts["rule"] == "match" else plain
-        )
-        # A prompt counts where both sides have a clean sample.
-        kept = [p for p in range(len(prompts)) if (which, p) in samples and (plain, p) in samples]
-        seconds, before = (
-            sum(statistics.median(samples[w, p]) for p in kept) for w in (which, plain)
-        )
-        found, reference = ([outputs[w, p] for p in range(len(prompts))] for w in (which, plain))
-        row = {**setting.facts, **_acceptance(found)}
-        row["tokens_per_second"] = (
-            sum(found[p].stats.tokens for p in kept) / seconds if seconds else None
-        )
-        row["speedup"] = before / seconds if seconds else None
-        row["first_call_seconds"] = compiled[which]
-        # Elsewhere other tokens are no fault: rejection keeps the distribution, and an inexact rule not even that.
-        comparable = row["rule"] == "match" or row["temperature"] == 0
-        same = sum(a.tokens == b.tokens for a, b in zip(found, reference, strict=True))
-        rows.append({**row, "same_tokens": same if comparable else None})
-    return {"samples": len(turns) - dropped, "dropped": dropped, "rows": rows}
-
-
-def _acceptance(outputs: Sequence[specjax.Output]) -> dict[str, Any]:
-    """alpha with its standard error, prompts being drawn and not tokens, which depend on each other; and tau."""
-    stats = [output.stats for output in outputs]
-    tested, passes, count = (
-        sum(s.tested for s in stats),
-        sum(s.target_passes for s in stats),
-        len(stats),
-    )
-    alpha = sum(s.accepted for s in stats) / tested if tested else None
-    error = None
-    if alpha is not None and count > 1:  # of a ratio of two sums (Cochran 1977, chapter 6)
-        squares = sum((s.accepted - alpha * s.tested) ** 2 for s in stats)
-        error = math.sqrt(squares * count / (count - 1)) / tested
+def _measure(entries: list[_Entry], rounds: int) -> Measured:
+    first_calls(entries)
+    take_turns(entries, rounds)
+    rows, plain = [], entries[0]
+    for entry in entries:
+        if not entry.facts["guesses"] and entry.facts["rule"] == "match":
+            plain = entry
+        rows.append(_row(entry, plain))
     return {
-        "acceptance_rate": alpha, "acceptance_error": error,
-        "mean_accepted_length": sum(s.tokens for s in stats) / passes,
-    }  # fmt: skip
+        "samples": sum(len(each) for entry in entries for each in entry.seconds),
+        "dropped": sum(entry.dropped for entry in entries),
+        "rows": rows,
+    }
 
 
-def _label(row: dict[str, Any]) -> str:
-    """The proposer, with its tree where it has one of a given form."""
-    return " ".join(
-        [row["proposer"], *filter(None, [",".join(map(str, row.get("branching", ())))])]
-    )
-
-
-def _print(report: dict[str, Any]) -> None:
-    print(
-        f"{report['prompts']} prompts, {report['max_new_tokens']} new tokens each, batch 1, {report['dtype']}; "
-        f"{report['device']}, {report['cores']} cores, jax {report['jax']}; {report['dropped']} samples dropped"
-    )
-    for proposer, rule in report["impossible"]:
-        print(f"not possible: {proposer} with {rule}, which judges chains only")
-    columns = "proposer | depth | guesses | rule | alpha | tau | tokens/s | speed-up | same tokens | first call, s"
-    for temperature, rows in itertools.groupby(report["rows"], key=lambda row: row["temperature"]):
-        print(f"\ntemperature {temperature:g}\n\n| {columns} |\n|" + "---|" * 10)
-        for row in rows:
-            alpha, error = (
-                _cell(row["acceptance_rate"], ".3f"),
-                _cell(row["acceptance_error"], ".3f"),
-            )
-            same = "" if row["same_tokens"] is None else f"{row['same_tokens']}/{report['prompts']}"
-            cells = [
-                _label(row), row["num_drafts"], row["guesses"],
-                row["rule"] + ("" if row["exact"] else " (exact=False)"),
-                f"{alpha} ± {error}" if error else alpha, _cell(row["mean_accepted_length"], ".2f"),
-                _cell(row["tokens_per_second"], ".0f"), _cell(row["speedup"], ".2f"), same,
-                _cell(row["first_call_seconds"], ".1f"),
-            ]  # fmt: skip
-            print("| " + " | ".join(map(str, cells)) + " |")
-
-
-def _cell(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-class Meter:
-    """How busy other processes kept the cores since the meter was made."""
-
-    def __init__(self) -> None:
-        self._start = self._read()
-
-    def busy(self) -> float:
-        """Their share of all cores; 0 where the system does not say."""
-        wall, own, everyone = (b - a for a, b in zip(self._start, self._read(), strict=True))
-        return max(0.0, everyone - own) / (wall * (os.cpu_count() or 1)) if wall > 0.02 else 0.0
-
-    @staticmethod
-    def _read() -> tuple[float, float, float]:
-        everyone = 0.0
-        stat = pathlib.Path("/proc/stat")
-        if stat.exists():
-            ticks = [int(x) for x in stat.read_text().split("\n", 1)[0].split()[1:]]
-            everyone = (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK")
-        return time.perf_counter(), time.process_time(), everyone
+def _row(entry: _Entry, plain: _Entry) -> Row:
+    outputs = [entry.outputs[item] for item in sorted(entry.outputs)]
+    # Speeds are compared on the prompts for which both have a clean sample.
+    clean = [n for n in range(len(outputs)) if entry.seconds[n] and plain.seconds[n]]
+    seconds, before = (medians([e.seconds[n] for n in clean]) for e in (entry, plain))
+    rate = interval([outputs[n].stats.tokens for n in clean], seconds)
+    speedup = interval(before, seconds)
+    # At temperature above 0 only `match` promises the same tokens.
+    comparable = entry.facts["rule"] == "match" or entry.facts["temperature"] == 0
+    same = sum(output.tokens == plain.outputs[n].tokens for n, output in enumerate(outputs))
+    figures = acceptance(PromptCounts.from_summaries(output.stats for output in outputs))
+    return {
+        **entry.facts,
+        "alpha": figures["alpha"],
+        "tau": figures["tau"],
+        "tokens_per_second": rate and rate[0],
+        "tokens_per_second_interval": rate and rate[1:],
+        "speedup": speedup and speedup[0],
+        "speedup_interval": speedup and speedup[1:],
+        "first_call_seconds": entry.first,
+        "same_tokens": same if comparable else None,
+    }

@@ -12,7 +12,6 @@ from specjax.flags.inputs import (
     read_prompts,
     sampling,
 )
-from specjax.flags.waiting import progress
 from specjax.flags.speculation import (
     DRAFTED,
     KINDS,
@@ -24,6 +23,7 @@ from specjax.flags.speculation import (
     number_of,
     reads,
 )
+from specjax.flags.waiting import progress
 
 __all__ = [
     "DRAFTED",

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import specjax
-from specjax.flags.waiting import progress
 from specjax.flags.speculation import (
     DRAFTED,
     KINDS,
@@ -17,6 +16,7 @@ from specjax.flags.speculation import (
     add_numbers_of_rules,
     check_numbers,
 )
+from specjax.flags.waiting import progress
 from specjax.parallel import RULES, make_mesh, parse_mesh
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")

@@ -15,12 +15,12 @@ from jax import Array
 
 from specjax import tree
 from specjax.decoding import Decoder
+from specjax.measure import interval
 from specjax.parallel import mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
 from specjax.types import DecodeState, Params
 
 _SMALLEST_WIDTH = 16
-_RESAMPLES = 2000
 
 
 @struct.dataclass
@@ -126,24 +126,6 @@ def measure(
         written, ends = to_host((state.tokens, state.length))
         tokens += [written[row, lengths[row] : ends[row]].tolist() for row in range(rows)]
     return Measured(jax.tree.map(lambda *x: np.concatenate(x), *counts), np.array(seconds), tokens)
-
-
-def interval(
-    above: Array | np.ndarray, below: Array | np.ndarray, seed: int = 0
-) -> tuple[float, float, float] | None:
-    """sum(above) / sum(below) over prompts and its 95 % interval; None if sum(below) is 0.
-
-    The bootstrap draws whole prompts with replacement (Efron and Tibshirani 1993, chapter 13),
-    since the tokens of one prompt are not independent.
-    """
-    above, below = np.asarray(above), np.asarray(below)
-    if not below.sum():
-        return None
-    drawn = np.random.default_rng(seed).integers(len(above), size=(_RESAMPLES, len(above)))
-    sums = above[drawn].sum(1), below[drawn].sum(1)
-    ratios = sums[0][sums[1] > 0] / sums[1][sums[1] > 0]
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return float(above.sum() / below.sum()), float(low), float(high)
 
 
 def measure_tau(

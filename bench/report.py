@@ -1,0 +1,158 @@
+"""The rows of a report of `python -m bench`, and its table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from bench.command import Report
+from bench.timing import Timed
+from specjax import LanguageModel
+from specjax.measure import interval, medians, show
+
+INT8_TARGET = "int8 target"
+_DRAFTERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int8": INT8_TARGET}
+"""Proposer -> the row whose plain decoding tells what a draft costs.  Prompt lookup is free."""
+
+
+def rows_of(
+    timed: list[Timed],
+    target: LanguageModel,
+    arguments: argparse.Namespace,
+    top: dict[str, float],
+) -> list[Report]:
+    """One row for each contestant.  The first one is plain decoding, which speed-ups refer to."""
+    batches = len(timed[0].tokens)
+    count = batches * arguments.batch * arguments.new_tokens
+    seconds = {
+        (t.contestant.library, t.contestant.name, t.contestant.num_drafts): t.median for t in timed
+    }
+    steps = {
+        (t.contestant.name, t.contestant.num_drafts): t.step
+        for t in timed
+        if t.contestant.library == "specjax"
+    }
+    before = medians(timed[0].seconds) if timed[0].median else None
+    floor = floor_seconds(target, arguments.dtype, top)
+    reference = np.concatenate(timed[0].tokens)
+    rows = []
+    for t in timed:
+        name, gamma = t.contestant.name, t.contestant.num_drafts
+        is_ours = t.contestant.library == "specjax"
+        peer, loop = (
+            seconds.get((library, name, gamma)) for library in ("transformers", "torch loop")
+        )
+        median = t.median
+        row: Report = {
+            "library": t.contestant.library,
+            "proposer": name,
+            "num_drafts": gamma,
+            "first_call_seconds": t.first,
+            "samples": sum(map(len, t.seconds)),
+            "dropped": t.dropped,
+            "spread": t.spread,
+        }
+        row |= t.acceptance()
+        row["tokens_per_second"] = count / median if median else None
+        speedup = interval(before, medians(t.seconds)) if before is not None and median else None
+        row["speedup"] = speedup and speedup[0]
+        row["speedup_interval"] = speedup and speedup[1:]
+        row["over_peer"] = peer / median if median and peer and is_ours else None
+        row["over_loop"] = loop / median if median and loop and is_ours else None
+        if is_ours and median and t.decoding and t.step:
+            row["prefill_seconds"] = (median - t.decoding) / batches
+            row["step_seconds"] = t.step
+            row["share_of_bandwidth"] = floor / t.step if name == "plain" else None
+        if is_ours and gamma:
+            row["parts_over_step"] = parts_over_step(steps, name, gamma)
+        if not is_ours or name not in _DRAFTERS.values():  # those write other texts
+            row["same_tokens"] = int((np.concatenate(t.tokens) == reference).all(1).sum())
+        rows.append(row)
+    return rows
+
+
+def floor_seconds(target: LanguageModel, dtype: str, top: dict[str, float]) -> float:
+    """Seconds to read every weight once at the measured bandwidth."""
+    return target.num_params * jnp.dtype(dtype).itemsize / (top["bandwidth"] * 1e9)
+
+
+def parts_over_step(
+    steps: dict[tuple[str, int], float | None], name: str, gamma: int
+) -> float | None:
+    """Seconds of a step's parts, each measured alone, over the seconds of the step.
+
+    The parts are one step of plain decoding at gamma + 1 rows, and gamma steps of the draft's plain
+    decoding.  Below 1 a step takes longer than its parts.  It can be above 1, because each part
+    alone pays for a loop and a draw of its own, which a step pays for once, and because the figures
+    are medians of different samples.
+
+    Args:
+      steps: (proposer, num_drafts) -> seconds of a step; None if no sample was clean.
+      name: of the proposer.
+      gamma: drafts per step.
+
+    Returns:
+      The ratio, or None if a part was not measured.
+    """
+    step, wide = steps.get((name, gamma)), steps.get((f"plain at {gamma + 1} rows", 0))
+    alone = steps.get((_DRAFTERS[name], 0)) if name in _DRAFTERS else 0.0
+    return None if step is None or wide is None or alone is None else (wide + gamma * alone) / step
+
+
+_COLUMNS = {
+    "library": ("library", ""),
+    "proposer": ("proposer", ""),
+    "drafts": ("num_drafts", ""),
+    "alpha": ("alpha", ".2f"),
+    "tau": ("tau", ".2f"),
+    "tokens/s": ("tokens_per_second", ".1f"),
+    "spread": ("spread", ".2f"),
+    "x plain": ("speedup", ".2f"),
+    "x peer": ("over_peer", ".2f"),
+    "x loop": ("over_loop", ".2f"),
+    "prefill, s": ("prefill_seconds", ".4f"),
+    "s a step": ("step_seconds", ".5f"),
+    "of bandwidth": ("share_of_bandwidth", ".2f"),
+    "parts / step": ("parts_over_step", ".2f"),
+    "same tokens": ("same_tokens", "d"),
+    "first call, s": ("first_call_seconds", ".1f"),
+}
+
+
+def table(report: Report) -> str:
+    """The report as Markdown."""
+    asked, head, given = report["arguments"], report["machine"], report["prompts"]
+    what = asked["size"] or asked["target"] or "the shipped pair"
+    lines = [
+        f"{what}, {report['parameters']['target'] / 1e6:.0f} M parameters, {asked['dtype']}, "
+        f"batch {asked['batch']}, "
+        f"{given['number']} {'real' if given['real'] else 'random'} prompts of "
+        f"{given['length']} tokens, {asked['new_tokens']} new tokens, "
+        + (
+            f"imposed acceptance {asked['synthetic_acceptance']}"
+            if asked["synthetic_acceptance"]
+            else "real acceptance"
+        ),
+        f"{head['processor']}, {head['cores']} cores, {head['device']}, jax {head['jax']}, "
+        f"torch {head.get('torch')}, transformers {head.get('transformers')}, {head['date']}; "
+        + ", ".join(f"{k} {v:.0f}" for k, v in report["ceilings"].items())
+        + f"; reading every weight takes {report['floor_seconds'] * 1e3:.3f} ms; "
+        f"{report['dropped']} samples dropped",
+        *(f"left out: {each}" for each in report["left_out"]),
+        "",
+        "| " + " | ".join(_COLUMNS) + " |",
+        "|" + "---|" * len(_COLUMNS),
+    ]
+    for row in report["rows"]:
+        cells = [_cell(row.get(name), form) for name, form in _COLUMNS.values()]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(value: object, form: str) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return show(value, form)
+    return "" if value is None else format(value, form)

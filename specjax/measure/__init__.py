@@ -1,0 +1,30 @@
+"""Measuring: take turns, drop disturbed samples, and give every figure a 95 % interval."""
+
+from specjax.measure.acceptance import PromptCounts, acceptance
+from specjax.measure.intervals import Interval, interval, show
+from specjax.measure.machine import describe
+from specjax.measure.meter import Meter
+from specjax.measure.turns import (
+    Sample,
+    Timed,
+    first_calls,
+    median_seconds,
+    medians,
+    take_turns,
+)
+
+__all__ = [
+    "Interval",
+    "Meter",
+    "PromptCounts",
+    "Sample",
+    "Timed",
+    "acceptance",
+    "describe",
+    "first_calls",
+    "interval",
+    "median_seconds",
+    "medians",
+    "show",
+    "take_turns",
+]

@@ -1,0 +1,43 @@
+"""Acceptance rate (alpha) and mean accepted length (tau), with intervals over prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+import numpy as np
+
+from specjax.measure.intervals import Interval, interval
+from specjax.metrics import Summary
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptCounts:
+    """What happened to each of P prompts; every field is an integer array [P]."""
+
+    passes: np.ndarray  # of the target
+    emitted: np.ndarray  # new tokens
+    tested: np.ndarray  # drafts that the target judged
+    accepted: np.ndarray  # drafts
+
+    @classmethod
+    def from_summaries(cls, summaries: Iterable[Summary]) -> Self:
+        """The counts of calls with one prompt each."""
+        rows = [(s.target_passes, s.tokens, s.tested, s.accepted) for s in summaries]
+        return cls(*np.array(rows).reshape(-1, 4).T)
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """The prompts of all parts, one after the other."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        columns = ([getattr(part, name) for part in parts] for name in names)
+        return cls(*map(np.concatenate, columns))
+
+
+def acceptance(counts: PromptCounts) -> dict[str, Interval | None]:
+    """`alpha` and `tau` as (value, low, high); alpha is None if the target judged no draft."""
+    return {
+        "alpha": interval(counts.accepted, counts.tested),
+        "tau": interval(counts.emitted, counts.passes),
+    }

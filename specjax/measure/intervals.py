@@ -1,0 +1,43 @@
+"""95 % intervals from a bootstrap over prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike
+
+Interval = tuple[float, float, float]
+"""A value, and the lower and upper end of its 95 % interval."""
+
+_RESAMPLES = 2000
+
+
+def interval(above: Array | ArrayLike, below: Array | ArrayLike, seed: int = 0) -> Interval | None:
+    """sum(above) / sum(below) over prompts with its 95 % interval; None if sum(below) is 0.
+
+    The bootstrap draws prompts with replacement (Efron and Tibshirani 1993, chapter 13), and not
+    tokens, because tokens of one prompt are not independent.  For a speed, `below` holds the median
+    seconds of each prompt.
+
+    Args:
+      above, below: [P], a number for each prompt.
+      seed: of the bootstrap.
+    """
+    above, below = np.asarray(above), np.asarray(below)
+    if not below.sum():
+        return None
+    drawn = np.random.default_rng(seed).integers(len(above), size=(_RESAMPLES, len(above)))
+    sums = above[drawn].sum(1), below[drawn].sum(1)
+    ratios = sums[0][sums[1] > 0] / sums[1][sums[1] > 0]
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    return float(above.sum() / below.sum()), float(low), float(high)
+
+
+def show(value: Sequence[float] | None, form: str) -> str:
+    """A cell of a table: the value and, unless both coincide, the ends of its interval."""
+    if value is None:
+        return ""
+    middle, *ends = (format(x, form) for x in value)
+    return f"{middle} ({' to '.join(ends)})" if len(set(ends)) > 1 else middle
