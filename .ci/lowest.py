@@ -1,4 +1,4 @@
-"""Print the lowest versions that pyproject.toml admits, as requirements, with what the tests themselves import."""
+"""Print the lowest versions that pyproject.toml admits, and what the tests themselves import."""
 
 import tomllib
 

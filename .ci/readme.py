@@ -1,4 +1,4 @@
-"""Print the shell commands of Markdown files: what stands in their ```bash blocks, in order, each once."""
+"""Print the shell commands in the ```bash blocks of Markdown files, in order, each once."""
 
 import re
 import sys

@@ -1,7 +1,7 @@
 """Lossless speculative decoding in JAX.
 
-A proposer drafts a small tree of tokens, the target model verifies it in one pass, and a rule accepts
-the part that the target itself would have said.  Autoregressive decoding is the empty tree.
+A proposer drafts a small tree of tokens, the target model verifies it in one pass, and a rule
+accepts the part that the target itself would have said.  Autoregressive decoding is the empty tree.
 """
 
 from specjax.audit import Report, audit

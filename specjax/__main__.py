@@ -1,4 +1,4 @@
-"""python -m specjax <command>.  A command is one file in `specjax.commands` and one line in its table."""
+"""python -m specjax <command>.  A command is a file in `specjax.commands` and a line in a table."""
 
 from specjax.commands import main
 

@@ -97,9 +97,9 @@ def generate(
       target: from `specjax.load`.
       prompts: a text, a list of texts, or a list of token-id lists; they may differ in length.
       stream: return a `TextStream` instead of an `Output`.
-      mesh: decode on its devices: rows are split along `data`, and the target's parameters along
-        `model`.  A target that was loaded with a mesh needs none here; another one is moved in every
-        call.  The draft is split as it was loaded, or else copied onto each device.
+      mesh: decode on its devices: rows are split along `data`, and the target's parameters
+        along `model`.  A target that was loaded with a mesh needs none here; another one is moved
+        in every call.  The draft is split as it was loaded, or else copied onto each device.
       **options: the fields of `specjax.Request`: who drafts (`draft`, `drafter`, `proposer`,
         `num_drafts`), how tokens are drawn (`temperature`, `seed`, ...), and where rows end.
 
@@ -121,7 +121,7 @@ def prepared(
     mesh: Mesh | None = None,
     **options: Any,
 ) -> Call:
-    """The call `generate(...)` with these arguments, checked and not yet decoded: `decode` does that."""
+    """The call `generate(...)` with these arguments, checked, for `decode`."""
     return check(target, make_request(prompts, options), stream, mesh)
 
 

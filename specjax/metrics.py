@@ -1,10 +1,11 @@
 """What speculation gained: acceptance rate, mean accepted length, and the speed-up they promise.
 
-acceptance_rate (alpha)       accepted drafts / drafts that the target judged.  On a chain the target
-                              judges up to the first rejection; what lies behind it was neither right
-                              nor wrong.  This is the alpha of the literature's formulas.  vLLM's
-                              "draft acceptance rate" divides by all proposed drafts, and is lower.
-mean_accepted_length (tau)    new tokens / target passes, so 1 is plain decoding; also tokens_per_pass.
+acceptance_rate (alpha)      accepted drafts / drafts that the target judged.  On a chain the target
+                             judges up to the first rejection; later drafts are neither right nor
+                             wrong.  This is the alpha of the literature's formulas.  vLLM's "draft
+                             acceptance rate" divides by all proposed drafts, and is lower.
+mean_accepted_length (tau)   new tokens / target passes, so 1 is plain decoding; also
+                             tokens_per_pass.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class Summary:
         alpha = "no drafts" if self.acceptance_rate is None else f"alpha {self.acceptance_rate:.3f}"
         compiled = f", compiled in {self.compile_seconds:.1f} s" if self.compile_seconds else ""
         return (
-            f"{self.tokens} tokens in {self.target_passes} passes, {self.tokens_per_second:.1f} tokens/s, "
-            f"{alpha}, tau {self.mean_accepted_length:.2f}{compiled}"
+            f"{self.tokens} tokens in {self.target_passes} passes, "
+            f"{self.tokens_per_second:.1f} tokens/s, {alpha}, tau {self.mean_accepted_length:.2f}{compiled}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +80,10 @@ def summarize(stats: Stats, tokens: int, seconds: float, compile_seconds: float 
 
 
 def expected_accepted_length(alpha: float, num_drafts: int) -> float:
-    """(1 - alpha^(gamma+1)) / (1 - alpha), were acceptances independent (Leviathan et al. 2022, equation 1)."""
+    """(1 - alpha^(gamma+1)) / (1 - alpha), if acceptances are independent.
+
+    Source: Leviathan et al. 2022, equation 1.
+    """
     return sum(alpha**k for k in range(num_drafts + 1))
 
 

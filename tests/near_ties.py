@@ -1,7 +1,8 @@
-"""How many bfloat16 texts of a tree are those of plain decoding: python tests/near_ties.py [--rows 400].
+"""How many bfloat16 texts of a tree equal plain decoding: python tests/near_ties.py [--rows 400].
 
-The shipped pair decodes 48 greedy tokens behind pieces of the held-out prompts, with trees of 16 nodes,
-plainly at the width of one token, and plainly at the width of 16.  On two cores 400 rows take minutes.
+The shipped pair decodes 48 greedy tokens after pieces of the held-out prompts, with trees of 16
+nodes, plainly at the width of one token, and plainly at the width of 16.  400 rows take minutes on
+two cores.
 """
 
 from __future__ import annotations

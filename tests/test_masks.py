@@ -173,7 +173,7 @@ def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "[u]hi<|endoftext|>[a]⟦yes<|endoftext|>⟧" in out
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="did not draw the answers in .*, and this loss"):
+    with pytest.raises(ValueError, match=r"did not draw the answers in .*, and this loss"):
         distill.main([*command, "--loss", "accepted-length"])
     defaults = {f.name: f.default for f in dataclasses.fields(distill.DistillOptions)}
     options = distill.DistillOptions(**{**defaults, "target": "", "data": (), "online": True})

@@ -35,8 +35,8 @@ class LanguageModel:
         types = sorted({leaf.dtype.name for leaf in jax.tree.leaves(self.params)})
         words = "no tokenizer" if self.tokenizer is None else "with a tokenizer"
         return (
-            f"LanguageModel({self.name!r}, {self.num_params / 1e6:.3g}M parameters in {', '.join(types)}, "
-            f"{self.model.vocab_size} tokens, {self.model.max_positions} positions, {words})"
+            f"LanguageModel({self.name!r}, {self.num_params / 1e6:.3g}M parameters in "
+            f"{', '.join(types)}, {self.model.vocab_size} tokens, {self.model.max_positions} positions, {words})"
         )
 
     @property
@@ -48,7 +48,7 @@ class LanguageModel:
         return sum(leaf.size for leaf in jax.tree.leaves(self.params)) - twice
 
     def settings(self, **given: Any) -> dict[str, Any]:
-        """Temperature, filters and penalty: `given` if not None, else the model's own, else greedy."""
+        """Sampling settings: `given` if not None, else the model's own, else greedy."""
         return {
             **OFF,
             **self.defaults,
