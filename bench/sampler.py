@@ -10,6 +10,7 @@ import math
 import time
 import types
 from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from specjax import Processors, Sampling, eos_of_rows, make_key, sampling, warp
 from specjax.logprobs import Logprobs
 from specjax.measure import Sample, Timed, describe, first_calls, take_turns
 from specjax.processors import process
-from specjax.types import ABSENT, Arrays
+from specjax.types import ABSENT, Arrays, DecodeState
 
 NODES, TOP_K, TOP_P = 5, 50, 0.9
 TOKENS, LENGTH = np.arange(64, dtype=np.int32)[None], np.array([32], np.int32)
@@ -79,11 +80,15 @@ def begun(processors: Processors | None, size: int, counted: bool = False) -> Pr
     return processors.begin(jnp.asarray(TOKENS), jnp.asarray(LENGTH), size, counted)
 
 
-def state(processors: Processors) -> types.SimpleNamespace:
-    ends = jnp.asarray(eos_of_rows([[0]]))
-    return types.SimpleNamespace(
-        processors=processors, tokens=jnp.asarray(TOKENS), length=jnp.asarray(LENGTH), eos=ends
+def state(processors: Processors) -> DecodeState:
+    """The fields of a state that processors read."""
+    fields = types.SimpleNamespace(
+        processors=processors,
+        tokens=jnp.asarray(TOKENS),
+        length=jnp.asarray(LENGTH),
+        eos=jnp.asarray(eos_of_rows([[0]])),
     )
+    return cast(DecodeState, fields)
 
 
 def path() -> jax.Array:

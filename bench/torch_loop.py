@@ -70,7 +70,7 @@ class Llama(nn.Module):
         seen: Tensor,
         cos: Tensor,
         sin: Tensor,
-    ):
+    ) -> Tensor:
         batch, width, _ = x.shape
 
         def rotate(y: Tensor) -> Tensor:
