@@ -77,7 +77,8 @@ def run(arguments: argparse.Namespace) -> None:
     # Both calls stream, or neither: a stream looks at its text every few steps, which takes time.
     stream = not arguments.json and len(prompts) == 1
     drafter = make_drafter(arguments, kind, target, draft)
-    call = prepared(target, asked, stream=stream, **options, drafter=drafter)
+    drafted: Options = {**options, "drafter": drafter}
+    call = prepared(target, asked, stream=stream, **drafted)
     plain = None if arguments.no_compare else prepared(target, asked, stream=stream, **options)
     if arguments.plot:
         _plot(drafter, arguments.plot)

@@ -87,9 +87,11 @@ def add_numbers_of_proposers(
 
 def add_numbers_of_rules(parser: argparse.ArgumentParser) -> None:
     for name, number in _RULE_NUMBERS.items():
-        kind = float if isinstance(number.default, float) else int
-        extra: _Parsing = {"action": "store_true"} if number.default is False else {"type": kind}
-        _add(parser, "--rule", name, number, **extra)
+        if number.default is False:
+            _add(parser, "--rule", name, number, action="store_true")
+        else:
+            kind = float if isinstance(number.default, float) else int
+            _add(parser, "--rule", name, number, type=kind)
 
 
 def _add(
