@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The benchmark on an accelerator, unattended, in less than ten minutes, from a checkout and with nothing to install.
+# Runs the benchmark on an accelerator, unattended, in less than ten minutes, from a checkout.
 #   bench/accelerator.sh                   all parts, into $OUT (./accelerator-results)
 #   bench/accelerator.sh --only 8b laws    these parts
 #   bench/accelerator.sh --dry-run         the same on a CPU with tiny models, in a minute or two
-# Random weights are drawn on the device by transformers and taken over by DLPack: 8B in bfloat16 would take minutes to
-# write and read.  Each part has its own time: what it cannot reach it leaves out and names, and a part that hangs is
-# ended without harm to the next.  summary.md says which ran.
+# transformers draws random weights on the device, and specjax takes them over by DLPack: writing and
+# reading 8B in bfloat16 would take minutes.  Each part has a time limit: it leaves out and names what
+# does not fit, and a part that hangs is ended before the next one starts.  summary.md says which ran.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} out=${OUT:-$PWD/accelerator-results}
@@ -30,13 +30,13 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir -p "$out"
 rm -f "$out"/summary.md "$out"/results.json "$out"/log.txt "$out"/*.png
-# Two libraries share the device, so neither may take all of it at the start.
+# Two libraries share the device, so neither may reserve all of its memory at the start.
 export PYTHONPATH=$PWD XLA_PYTHON_CLIENT_PREALLOCATE=false TOKENIZERS_PARALLELISM=false
 if [ "$dry" ]; then
     export JAX_PLATFORMS=cpu CUDA_VISIBLE_DEVICES= TORCHDYNAMO_DISABLE=1
     small=tiny large=tiny vocabulary=512 tokens=16 rounds=1 checked=tiny
 else
-    # Parts run the same programs; XLA:CPU has no use of this.
+    # The parts run the same programs, so they share a compilation cache; XLA:CPU does not use one.
     export JAX_COMPILATION_CACHE_DIR=$scratch/jax
     small=1b large=8b vocabulary=128256 tokens=128 rounds=5 checked=110m
 fi
@@ -53,7 +53,7 @@ part() { # NAME SECONDS COMMAND...
     echo "| $name | $status | $((SECONDS - began)) |" | tee -a "$scratch/status" >&2
 }
 
-speed() { # NAME LIMIT SECONDS SIZE OPTIONS...: batch 1 and 16, of which each has so many seconds
+speed() { # NAME LIMIT SECONDS SIZE OPTIONS...: batch 1 and batch 16, SECONDS for each
     local name=$1 limit=$2 seconds=$3 size=$4
     shift 4
     part "$name" "$limit" bench --weights device --size "$size" --vocab-size "$vocabulary" --dtype bfloat16 \

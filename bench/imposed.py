@@ -1,7 +1,7 @@
 """Impose an acceptance on any chain proposer, for weights that no draft was trained for.
 
-The proposer does all its work.  Then each draft is replaced: with the given probability by the token
-that the target is known to write, and otherwise by another token.  So the costs are real, the
+The proposer does all its work.  Then each draft is replaced: with the given probability by the
+token that the target is known to write, and otherwise by another token.  So the costs are real, the
 acceptance is the one asked for, and the text is still the target's own, which is checked against
 plain decoding.  The coins belong to rows and positions, so that every contestant has the same luck.
 """

@@ -97,7 +97,7 @@ def of_all_widths(pair: Pair, prompts: np.ndarray, lookaheads: list[int], new: i
             .sum()
         )
         lines.append(
-            f"plain at {width} rows: {same} of {len(prompts)} texts equal those at one row (no claim)"
+            f"plain at {width} rows: {same} of {len(prompts)} texts as at one row (no claim)"
         )
     return "\n".join(lines)
 

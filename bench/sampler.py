@@ -1,17 +1,16 @@
-"""`python -m bench.sampler`: what each part of the sampler costs a step, and top-k and top-p against sorting.
+"""`python -m bench.sampler`: what each part of the sampler costs, and top-k and top-p by sorting.
 
-One row, five nodes.  Parts are timed in turn, so that a drift of the machine meets all alike; medians.
+One row of five nodes; the parts are timed in turn, and the report has medians.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
+import math
 import time
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +19,21 @@ import numpy as np
 from bench.command import run
 from specjax import Processors, Sampling, eos_of_rows, make_key, sampling, warp
 from specjax.logprobs import Logprobs
+from specjax.measure import Sample, Timed, describe, first_calls, take_turns
 from specjax.processors import process
-from specjax.types import ABSENT
+from specjax.types import ABSENT, Arrays, DecodeState
 
 NODES, TOP_K, TOP_P = 5, 50, 0.9
 TOKENS, LENGTH = np.arange(64, dtype=np.int32)[None], np.array([32], np.int32)
 
 
-def parts(size: int) -> dict[str, tuple[Callable[..., Any], Any]]:
-    """A function of logits [1, N, V] and of what else it is given, and that."""
-    made: dict[str, tuple[Callable[..., Any], Any]] = {
+Part = tuple[Callable[..., Arrays], Arrays]
+"""A function of logits [1, N, V] and of a second argument, and that argument."""
+
+
+def parts(size: int) -> dict[str, Part]:
+    """The parts of the sampler, for a vocabulary of `size` tokens."""
+    made: dict[str, Part] = {
         "temperature": (warp, Sampling.create(1, 0.8)),
         "greedy": (warp, Sampling.create(1, 0.0)),
         f"top-k {TOP_K}": (warp, Sampling.create(1, top_k=TOP_K)),
@@ -76,11 +80,15 @@ def begun(processors: Processors | None, size: int, counted: bool = False) -> Pr
     return processors.begin(jnp.asarray(TOKENS), jnp.asarray(LENGTH), size, counted)
 
 
-def state(processors: Processors) -> Any:
-    ends = jnp.asarray(eos_of_rows([[0]]))
-    return types.SimpleNamespace(
-        processors=processors, tokens=jnp.asarray(TOKENS), length=jnp.asarray(LENGTH), eos=ends
+def state(processors: Processors) -> DecodeState:
+    """The fields of a state that processors read."""
+    fields = types.SimpleNamespace(
+        processors=processors,
+        tokens=jnp.asarray(TOKENS),
+        length=jnp.asarray(LENGTH),
+        eos=jnp.asarray(eos_of_rows([[0]])),
     )
+    return cast(DecodeState, fields)
 
 
 def path() -> jax.Array:
@@ -107,19 +115,27 @@ def logprobs(x: jax.Array, top: int) -> Logprobs:
     return Logprobs.measure(x, x, jnp.zeros((1, NODES), jnp.int32), top)
 
 
+class TimedPart(Timed):
+    """One part of the sampler."""
+
+    def __init__(self, name: str, part: Part, logits: jax.Array):
+        super().__init__(name, 1)
+        self._function, self._argument, self._logits = jax.jit(part[0]), part[1], logits
+
+    def run(self, item: int) -> Sample:
+        del item
+        started = time.perf_counter()
+        jax.block_until_ready(self._function(self._logits, self._argument))
+        return Sample(time.perf_counter() - started)
+
+
 def measure(size: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds of each part."""
+    """Median milliseconds of each part; NaN if no sample was clean."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(1, NODES, size)), jnp.float32) * 2.5
-    made = {name: (jax.jit(function), given) for name, (function, given) in parts(size).items()}
-    for function, given in made.values():
-        jax.block_until_ready(function(logits, given))
-    seconds: dict[str, list[float]] = {name: [] for name in made}
-    for _ in range(rounds):
-        for name, (function, given) in made.items():
-            started = time.perf_counter()
-            jax.block_until_ready(function(logits, given))
-            seconds[name].append(time.perf_counter() - started)
-    return {name: 1e3 * statistics.median(found) for name, found in seconds.items()}
+    timed = [TimedPart(name, part, logits) for name, part in parts(size).items()]
+    first_calls(timed)
+    take_turns(timed, rounds)
+    return {each.name: math.nan if each.median is None else 1e3 * each.median for each in timed}
 
 
 def main() -> None:
@@ -127,13 +143,16 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[32_000, 152_000], help="vocabularies"
+        "--sizes", type=int, nargs="+", default=[32_000, 152_000], help="vocabulary sizes"
     )
-    parser.add_argument("--rounds", type=int, default=15, help="measured, after one that compiles")
+    parser.add_argument(
+        "--rounds", type=int, default=15, help="measured rounds, after one that compiles"
+    )
     arguments = parser.parse_args()
     columns = [measure(size, arguments.rounds) for size in arguments.sizes]
+    head = describe()
     print(
-        f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores, jax {jax.__version__}, {NODES} nodes, milliseconds"
+        f"{head['device']}, {head['cores']} cores, jax {head['jax']}, {NODES} nodes, milliseconds"
     )
     print(
         "\n| part |"

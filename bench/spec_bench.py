@@ -1,8 +1,8 @@
 """python -m bench.spec_bench: the Spec-Bench protocol for any target, draft and proposer.
 
-Questions come as JSON lines with `question_id`, `category` and `turns`; categories form six task groups; every turn is
-answered greedily, once plainly and once with speculation, each seeing the answers that came before.  Per group: tokens
-per pass of the target, tokens/s, and the speed-up over plain decoding.
+Questions are JSON lines with `question_id`, `category` and `turns`, and categories form six task
+groups.  Every turn is answered greedily, once plainly and once with speculation; each sees its own
+earlier answers.  The report has tau, tokens/s and the speed-up over plain decoding for each group.
 
 Reference: Xia et al. 2024, arXiv 2401.07851.
 """
@@ -13,12 +13,12 @@ import argparse
 import json
 import pathlib
 import sys
-from typing import Any
 
 from tqdm import tqdm
 
 import specjax
-from bench.command import run
+from bench.command import Report, run
+from specjax.request import Options
 
 GROUPS = {
     **dict.fromkeys(
@@ -40,18 +40,18 @@ def main(argv: list[str] | None = None) -> None:
         "--questions", required=True, help="JSON lines with question_id, category, turns"
     )
     parser.add_argument("--target", required=True, help="folder or hub name")
-    parser.add_argument("--draft", help="folder or hub name; without it, prompt lookup")
+    parser.add_argument("--draft", help="folder or hub name; default: prompt lookup")
     parser.add_argument("--num-drafts", type=int, default=4)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--max-new-tokens", type=int, default=1024)
     parser.add_argument("--chat", action="store_true", help="use the tokenizer's chat template")
-    parser.add_argument("--json", help="write every answer's figures to this file")
+    parser.add_argument("--json", help="write the figures of every answer to this file")
     arguments = parser.parse_args(argv)
     questions = read_questions(arguments.questions)
     target = specjax.load(arguments.target, arguments.dtype)
     if arguments.draft:
         draft = specjax.load(arguments.draft, arguments.dtype)
-        speculation: dict[str, Any] = {"draft": draft, "num_drafts": arguments.num_drafts}
+        speculation: Options = {"draft": draft, "num_drafts": arguments.num_drafts}
     else:
         speculation = {"proposer": specjax.NGram(arguments.num_drafts)}
     answers = []
@@ -67,9 +67,9 @@ def main(argv: list[str] | None = None) -> None:
         pathlib.Path(arguments.json).write_text(json.dumps(answers))
 
 
-def read_questions(path: str) -> list[dict[str, Any]]:
+def read_questions(path: str) -> list[Report]:
     """Raises ValueError for a line that lacks a field or has an unknown category."""
-    found = []
+    questions = []
     for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), start=1):
         if not line.strip():
             continue
@@ -86,7 +86,8 @@ def read_questions(path: str) -> list[dict[str, Any]]:
             raise ValueError(f"{path}, line {number} lacks {', '.join(sorted(missing))}")
         if question["category"] not in GROUPS:
             raise ValueError(
-                f"{path}, line {number}: category {question['category']!r} is not one of {', '.join(GROUPS)}"
+                f"{path}, line {number}: category {question['category']!r} is not one of "
+                f"{', '.join(GROUPS)}"
             )
         turns = question["turns"]
         if (
@@ -97,32 +98,35 @@ def read_questions(path: str) -> list[dict[str, Any]]:
             raise ValueError(
                 f"{path}, line {number}: turns is {turns!r}; it must be a list of texts"
             )
-        found.append(question)
-    if not found:
+        questions.append(question)
+    if not questions:
         raise ValueError(
             f"{path} holds no question: JSON lines with question_id, category and turns"
         )
-    return found
+    return questions
 
 
 def answer(
     target: specjax.LanguageModel,
-    question: dict[str, Any],
+    question: Report,
     arguments: argparse.Namespace,
-    how: dict[str, Any],
-) -> dict[str, Any]:
-    """All turns of a question; the figures of the second run of each, since the first may compile."""
+    how: Options,
+) -> Report:
+    """Answer all turns; the figures are those of a second run, because the first may compile."""
     messages: list[dict[str, str]] = []
     tokens, seconds, passes = 0, 0.0, 0
     for turn in question["turns"]:
         messages.append({"role": "user", "content": turn})
-        if arguments.chat:
-            asked: dict[str, Any] = {"messages": messages}
-        else:
-            asked = {"prompts": "\n\n".join(message["content"] for message in messages) + "\n\n"}
-        options = {**asked, "max_new_tokens": arguments.max_new_tokens, "temperature": 0.0, **how}
-        specjax.generate(target, **options)
-        out = specjax.generate(target, **options)
+        text = "\n\n".join(message["content"] for message in messages) + "\n\n"
+        prompt = None if arguments.chat else text
+        options: Options = {
+            **how,
+            "max_new_tokens": arguments.max_new_tokens,
+            "temperature": 0.0,
+            "messages": messages if arguments.chat else None,
+        }
+        specjax.generate(target, prompt, **options)
+        out = specjax.generate(target, prompt, **options)
         messages.append({"role": "assistant", "content": out.text[0]})
         tokens, seconds = tokens + out.stats.tokens, seconds + out.stats.seconds
         passes += out.stats.target_passes
@@ -132,22 +136,23 @@ def answer(
     }  # fmt: skip
 
 
-def table(answers: list[dict[str, Any]]) -> str:
-    """A row a group, and one for all."""
+def table(answers: list[Report]) -> str:
+    """One row for each group, and one for all questions."""
     lines = ["| group | questions | tau | tokens/s | speed-up | same answers |", "|" + "---|" * 6]
     groups = [*dict.fromkeys(a["group"] for a in answers), "all"]
     for group in groups:
-        found = [a for a in answers if group in ("all", a["group"])]
+        rows = [a for a in answers if group in ("all", a["group"])]
 
-        def total(side: str, what: str, found: list = found) -> float:
-            return sum(a[side][what] for a in found)
+        def total(side: str, what: str, rows: list[Report] = rows) -> float:
+            return sum(a[side][what] for a in rows)
 
         rate = total("fast", "tokens") / total("fast", "seconds")
         plain = total("plain", "tokens") / total("plain", "seconds")
-        same = sum(a["plain"]["answers"] == a["fast"]["answers"] for a in found)
+        same = sum(a["plain"]["answers"] == a["fast"]["answers"] for a in rows)
         tau = total("fast", "tokens") / total("fast", "passes")
         lines.append(
-            f"| {group} | {len(found)} | {tau:.2f} | {rate:.0f} | {rate / plain:.2f} | {same}/{len(found)} |"
+            f"| {group} | {len(rows)} | {tau:.2f} | {rate:.0f} | {rate / plain:.2f} "
+            f"| {same}/{len(rows)} |"
         )
     return "\n".join(lines)
 

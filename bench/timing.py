@@ -48,7 +48,7 @@ class Timed(measure.Timed):
         """`alpha` and `tau` over the rows of all batches; None if the contestant does not tell."""
         if not self.counts:
             return {"alpha": None, "tau": None}
-        return measure.acceptance(PromptCounts.join(self.counts))
+        return measure.alpha_and_tau(PromptCounts.join(self.counts))
 
 
 def alternate(

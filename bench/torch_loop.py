@@ -1,28 +1,26 @@
-"""A compiled PyTorch loop: what a careful user of PyTorch would write for one pair of Llama models, and no more.
+"""A compiled PyTorch loop, as a careful user would write it for one pair of Llama models.
 
-Caches of fixed size that stay where they are, and one compiled step that guesses, verifies and keeps, greedily, each
-row its own number of tokens.  It reads the very weights of transformers' models.
+Its KV caches have a fixed size and stay in place.  One compiled step drafts, verifies and accepts
+greedily; each row accepts its own number of tokens.  It reads the weights of transformers' models.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.contestants import Contestant
-from bench.weights import Pair
+from bench.contestants import Contestant, Imposition
+from bench.weights import Pair, TorchModel
 
 
 class Llama(nn.Module):
-    """transformers' Llama over its own weights, in as few operations as decoding needs.  Buffers are its cache."""
+    """transformers' Llama with its weights, in as few operations as decoding needs."""
 
     cache: Tensor
 
-    def __init__(self, model: Any, rows: int, slots: int):
+    def __init__(self, model: TorchModel, rows: int, slots: int):
         super().__init__()
         c = model.config
         self.body, self.head, self.eps = model.model, model.lm_head, c.rms_norm_eps
@@ -40,18 +38,24 @@ class Llama(nn.Module):
         )
 
     def forward(self, tokens: Tensor, start: Tensor) -> Tensor:
-        """Read `tokens` [B, N] at positions `start` [B] and on; logits [B, N, V].  Keys and values are kept."""
-        place = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
-        seen = torch.arange(self.cache.shape[4], device=tokens.device) <= place[..., None]
+        """Read `tokens` [B, N] from positions `start` [B] on into the cache; logits [B, N, V]."""
+        position = start[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        seen = torch.arange(self.cache.shape[4], device=tokens.device) <= position[..., None]
         x = self.body.embed_tokens(tokens)
-        angles = place[..., None].float() * self.body.rotary_emb.inv_freq
+        angles = position[..., None].float() * self.body.rotary_emb.inv_freq
         cos, sin = (
             f(torch.cat([angles, angles], -1)).to(x.dtype)[:, :, None]
             for f in (torch.cos, torch.sin)
         )
         for layer, memory in zip(self.body.layers, self.cache, strict=True):
             x = x + self._attend(
-                layer.self_attn, self._norm(layer.input_layernorm, x), memory, place, seen, cos, sin
+                layer.self_attn,
+                self._norm(layer.input_layernorm, x),
+                memory,
+                position,
+                seen,
+                cos,
+                sin,
             )
             y, mlp = self._norm(layer.post_attention_layernorm, x), layer.mlp
             x = x + mlp.down_proj(F.silu(mlp.gate_proj(y)) * mlp.up_proj(y))
@@ -59,14 +63,14 @@ class Llama(nn.Module):
 
     def _attend(
         self,
-        layer: Any,
+        layer: TorchModel,
         x: Tensor,
         memory: Tensor,
-        place: Tensor,
+        position: Tensor,
         seen: Tensor,
         cos: Tensor,
         sin: Tensor,
-    ):
+    ) -> Tensor:
         batch, width, _ = x.shape
 
         def rotate(y: Tensor) -> Tensor:
@@ -77,8 +81,8 @@ class Llama(nn.Module):
         keys = rotate(layer.k_proj(x).view(batch, width, self.kv_heads, -1))
         values = layer.v_proj(x).view(batch, width, self.kv_heads, -1)
         row = torch.arange(batch, device=x.device)[:, None]
-        memory[0][row, :, place], memory[1][row, :, place] = keys, values
-        # Query heads of one key head side by side, so that no key is copied: [B, K, N x heads / K, D].
+        memory[0][row, :, position], memory[1][row, :, position] = keys, values
+        # Group the query heads by key head, so that no key is copied: [B, K, N x heads / K, D].
         query = (
             query.view(batch, width, self.kv_heads, -1, query.shape[-1])
             .transpose(1, 2)
@@ -90,7 +94,7 @@ class Llama(nn.Module):
         mixed = (weights @ memory[1]).view(batch, self.kv_heads, width, -1, memory.shape[-1])
         return layer.o_proj(mixed.transpose(1, 2).reshape(batch, width, -1))
 
-    def _norm(self, norm: Any, x: Tensor) -> Tensor:
+    def _norm(self, norm: TorchModel, x: Tensor) -> Tensor:
         y = x.float()
         return norm.weight * (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)).to(
             x.dtype
@@ -98,16 +102,22 @@ class Llama(nn.Module):
 
 
 class Loop(nn.Module):
-    """One batch: its text, and the step that goes on with it."""
+    """The text of one batch, and the compiled step that continues it."""
 
     text: Tensor
     length: Tensor
-    guessed: Tensor
-    said: Tensor
+    drafts: Tensor
+    imposed: Tensor
     right: Tensor
 
     def __init__(
-        self, target: Any, draft: Any, num_drafts: int, rows: int, limit: int, script: Any
+        self,
+        target: TorchModel,
+        draft: TorchModel,
+        num_drafts: int,
+        rows: int,
+        limit: int,
+        script: Imposition | None,
     ):
         super().__init__()
         slots, device = limit + num_drafts + 1, target.device
@@ -115,26 +125,26 @@ class Loop(nn.Module):
         self.target = Llama(target, rows, slots)
         self.draft = Llama(draft, rows, slots) if num_drafts else None
         self.scripted = script is not None
-        said, right = script or (np.zeros((rows, 1)), np.zeros((rows, 1)))
+        imposed, right = script or (np.zeros((rows, 1)), np.zeros((rows, 1)))
         numbers = {
             "text": np.zeros((rows, slots)),
             "length": np.zeros(rows),
-            "guessed": np.zeros((rows, num_drafts)),
+            "drafts": np.zeros((rows, num_drafts)),
         }
-        for name, value in {**numbers, "said": said}.items():
+        for name, value in {**numbers, "imposed": imposed}.items():
             self.register_buffer(name, torch.from_numpy(value).long().to(device), persistent=False)
         self.register_buffer("right", torch.from_numpy(right).bool().to(device), persistent=False)
         mode = "reduce-overhead" if device.type == "cuda" else None
         self.step = torch.compile(self._step, mode=mode, fullgraph=True)
 
     def generate(self, prompts: Tensor) -> Tensor:
-        """[B, limit]: the prompts [B, P], at least two tokens each, and what follows."""
+        """[B, limit]: the prompts [B, P], at least two tokens each, and their continuations."""
         text, length = self.text, self.length
         text.zero_()[:, : prompts.shape[1]] = prompts
         length.fill_(prompts.shape[1])
         for model in filter(None, (self.target, self.draft)):
             model(prompts[:, :-1], torch.zeros_like(length))
-        # No step writes more than this, so nobody need ask before.
+        # A step commits at most num_drafts + 1 tokens, so the first steps need no check.
         for _ in range(-(-(self.limit - prompts.shape[1]) // (self.num_drafts + 1))):
             self.step()
         while bool((length < self.limit).any()):
@@ -144,37 +154,38 @@ class Loop(nn.Module):
     def _step(self) -> None:
         text, length = self.text, self.length
         pending = text.gather(1, length[:, None] - 1)
-        nodes = torch.cat([pending, self._guess(text, length)], dim=1)
+        nodes = torch.cat([pending, self._draft(text, length)], dim=1)
         best = self.target(nodes, length - 1).argmax(-1)
-        kept = (nodes[:, 1:] == best[:, :-1]).long().cumprod(1).sum(1)
-        # What stands behind the length is scratch.
+        accepted = (nodes[:, 1:] == best[:, :-1]).long().cumprod(1).sum(1)
+        # Tokens behind the new length are scratch.
         text.scatter_(1, length[:, None] + torch.arange(nodes.shape[1], device=nodes.device), best)
-        length.copy_(torch.minimum(length + kept + 1, torch.full_like(length, self.limit)))
+        length.copy_(torch.minimum(length + accepted + 1, torch.full_like(length, self.limit)))
 
-    def _guess(self, text: Tensor, length: Tensor) -> Tensor:
-        """[B, num_drafts]; the first pass also reads the token before, which may be a guess that was never read."""
+    def _draft(self, text: Tensor, length: Tensor) -> Tensor:
+        """[B, num_drafts]; the first pass reads two tokens.
+
+        If all drafts were accepted, the draft model has not read the last one yet.
+        """
         if self.draft is None:
-            return self.guessed
+            return self.drafts
         tokens, start = (
             text.gather(1, length[:, None] + torch.tensor([-2, -1], device=text.device)),
             length - 2,
         )
         for node in range(self.num_drafts):
-            guess = self.draft(tokens, start)[:, -1].argmax(-1)
-            self.guessed[:, node] = guess
-            tokens, start = guess[:, None], length + node
+            token = self.draft(tokens, start)[:, -1].argmax(-1)
+            self.drafts[:, node] = token
+            tokens, start = token[:, None], length + node
         if not self.scripted:
-            return self.guessed
-        place = length[:, None] + torch.arange(self.num_drafts, device=text.device)
-        said = self.said.gather(1, place)
-        return torch.where(self.right.gather(1, place), said, (said + 1) % self.vocab)
+            return self.drafts
+        position = length[:, None] + torch.arange(self.num_drafts, device=text.device)
+        imposed = self.imposed.gather(1, position)
+        return torch.where(self.right.gather(1, position), imposed, (imposed + 1) % self.vocab)
 
 
-def loop(
-    pair: Pair, num_drafts: int = 0, script: tuple[np.ndarray, np.ndarray] | None = None
-) -> Contestant:
-    """Plain decoding, or a chain from the draft."""
-    made: dict[tuple, Loop] = {}
+def loop(pair: Pair, num_drafts: int = 0, script: Imposition | None = None) -> Contestant:
+    """Plain decoding, or with `num_drafts` a chain from the draft."""
+    made: dict[tuple[int, int], Loop] = {}
 
     def run(prompts: np.ndarray, new: int) -> np.ndarray:
         target, draft = pair.peer("target"), pair.peer("draft") if num_drafts else None

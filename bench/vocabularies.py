@@ -1,8 +1,9 @@
-"""`python -m bench.vocabularies`: how long the tables take that let a draft of another tokenizer speak for a target.
+"""`python -m bench.vocabularies`: how long it takes to translate between two vocabularies.
 
-The tokenizers are made up, at the sizes of real ones: byte-pair merges from one stream, of which each leaves out a
-tenth, so that they share most of their tokens, as real ones do; the draft's is byte-level like the target's, or of
-sentencepiece's kind.
+A draft with another tokenizer needs tables that translate its tokens to the target's.  Here both
+tokenizers are made up, at the sizes of real ones: each leaves out a tenth of one stream of
+byte-pair merges, so that they share most of their tokens.  The draft's is byte-level like the
+target's, or of sentencepiece's kind.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol, cast
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
@@ -37,22 +38,22 @@ def main(argv: list[str] | None = None) -> None:
         "--target-size", type=int, default=128_000, help="tokens of the target (default: 128000)"
     )
     parser.add_argument(
-        "--draft-size", type=int, default=32_000, help="and of the draft (default: 32000)"
+        "--draft-size", type=int, default=32_000, help="tokens of the draft (default: 32000)"
     )
     parser.add_argument(
-        "--rounds", type=int, default=3, help="of which the median counts (default: 3)"
+        "--rounds", type=int, default=3, help="rounds; the report has the median (default: 3)"
     )
     arguments = parser.parse_args(argv)
     if min(arguments.target_size, arguments.draft_size) < 512 or arguments.rounds < 1:
-        parser.error(
-            "sizes must be at least 512, which is room for all bytes, and --rounds at least 1"
-        )
+        parser.error("sizes must be at least 512, to hold all bytes, and --rounds at least 1")
     target = tokenizer(arguments.target_size, 1, "byte-level")
     print(
-        f"target of {arguments.target_size} tokens, {os.cpu_count()} cores, Python {platform.python_version()}\n"
+        f"target of {arguments.target_size} tokens, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}\n"
     )
     print(
-        "| draft | tokens | shared | draft tokens a target token, at most | seconds |\n|---|---|---|---|---|"
+        "| draft | tokens | shared | draft tokens a target token, at most | seconds |\n"
+        "|---|---|---|---|---|"
     )
     for kind in KINDS:
         draft = tokenizer(arguments.draft_size, 2, kind)
@@ -64,8 +65,17 @@ def main(argv: list[str] | None = None) -> None:
         )
 
 
-def measure(target: Any, draft: Any, rounds: int) -> tuple[Translation, float]:
-    """The tables, and the median of the seconds that it took to make them."""
+class _Pipeline(Protocol):
+    """The attributes of a tokenizer that its stubs declare as read-only."""
+
+    pre_tokenizer: object
+    decoder: object
+
+
+def measure(
+    target: tokenizers.Tokenizer, draft: tokenizers.Tokenizer, rounds: int
+) -> tuple[Translation, float]:
+    """The tables, and the median seconds to make them."""
     samples, tables = [], None
     for _ in range(rounds):
         started = time.perf_counter()
@@ -76,7 +86,7 @@ def measure(target: Any, draft: Any, rounds: int) -> tuple[Translation, float]:
 
 
 def tokenizer(size: int, seed: int, kind: str) -> tokenizers.Tokenizer:
-    """A byte-pair encoding of so many tokens; the seed says which merges it lacks."""
+    """A byte-pair encoding of `size` tokens; the seed decides which merges it lacks."""
     space, first = (
         ("Ġ", sorted(pre_tokenizers.ByteLevel.alphabet()))
         if kind == KINDS[0]
@@ -94,7 +104,7 @@ def tokenizer(size: int, seed: int, kind: str) -> tokenizers.Tokenizer:
             if len(vocabulary) == size:
                 break
     made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, byte_fallback=kind != KINDS[0]))
-    whole: Any = made  # its stubs know no attribute that can be set
+    whole = cast(_Pipeline, made)
     if kind == KINDS[0]:
         whole.pre_tokenizer, whole.decoder = (
             pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -113,7 +123,10 @@ def _fallback() -> list[str]:
 
 
 def _stream() -> Iterator[tuple[str, str]]:
-    """Pairs of tokens to merge, without end: letters, then mostly what was merged early.  A space only leads."""
+    """An endless stream of pairs of tokens to merge; a space only begins a token.
+
+    It begins with letters, and later prefers tokens that were merged early.
+    """
     rng = random.Random(0)
     tokens, known = [" ", *map(chr, range(0x21, 0x7F))], set()
     while True:

@@ -84,7 +84,7 @@ class Memory(TypedDict):
 class Report(TypedDict):
     """The `--out` file."""
 
-    machine: dict[str, object]
+    machine: dict[str, str | int | None]
     options: dict[str, object]
     speed: list[Speed]
     memory: list[Memory]

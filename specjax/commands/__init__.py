@@ -17,7 +17,7 @@ COMMANDS = {"generate": generate, "bench": bench, "audit": audit, "train": train
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command.  What a user can mend ends in one line on stderr and exit status 2."""
+    """Run a command; an error that a user can fix ends in one line on stderr and exit status 2."""
     parser = argparse.ArgumentParser(
         prog="specjax", description="Lossless speculative decoding in JAX."
     )

@@ -1,4 +1,4 @@
-"""`specjax audit`: is this target, with this proposer and this rule, decoded without loss?"""
+"""`specjax audit`: is decoding lossless with this target, this proposer and this rule?"""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specjax.flags import (
 from specjax.parallel import add_process_arguments
 from specjax.types import Params
 
-HELP = "hold a proposer and a rule to what they claim, against plain decoding; exit status 1 where a claim is broken"
+HELP = "check a proposer and a rule against plain decoding; exit status 1 if they break a claim"
 
 _PROMPTS = ["def ", "import os\n", "class Stack:\n", "The "]
 
@@ -41,11 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="texts drawn with speculation, and as many without",
     )
     parser.add_argument(
-        "--num-tokens", type=int, default=3, help="so many first tokens of them are compared"
+        "--num-tokens", type=int, default=3, help="how many first tokens of the texts are compared"
     )
-    parser.add_argument("--rows", type=int, default=64, help="of a batch")
+    parser.add_argument("--rows", type=int, default=64, help="rows of a batch")
     parser.add_argument(
-        "--significance", type=float, default=1e-4, help="the chance that a lossless decoder fails"
+        "--significance",
+        type=float,
+        default=1e-4,
+        help="probability that a lossless decoder fails the audit",
     )
     parser.set_defaults(temperature=1.0, max_new_tokens=32)
 

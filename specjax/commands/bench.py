@@ -34,7 +34,7 @@ from specjax.measure import (
     PromptCounts,
     Sample,
     Timed,
-    acceptance,
+    alpha_and_tau,
     describe,
     first_calls,
     interval,
@@ -244,7 +244,7 @@ def _row(entry: _Entry, plain: _Entry) -> Row:
     # At temperature above 0 only `match` promises the same tokens.
     comparable = entry.facts["rule"] == "match" or entry.facts["temperature"] == 0
     same = sum(output.tokens == plain.outputs[n].tokens for n, output in enumerate(outputs))
-    figures = acceptance(PromptCounts.from_summaries(output.stats for output in outputs))
+    figures = alpha_and_tau(PromptCounts.from_summaries(output.stats for output in outputs))
     return {
         **entry.facts,
         "alpha": figures["alpha"],

@@ -1,11 +1,10 @@
-"""`specjax generate "prompt"`: text with speculation, and beside it what plain decoding would have cost."""
+"""`specjax generate "prompt"`: text with speculation, and what plain decoding would have cost."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from typing import Any
 
 import specjax
 from specjax import plot, tree
@@ -27,6 +26,7 @@ from specjax.flags import (
 )
 from specjax.generate import compile_first, decode, prepared
 from specjax.parallel import add_process_arguments, leader
+from specjax.request import Options
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
 
@@ -41,19 +41,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat",
         action="store_true",
-        help="a prompt is a user's message; use the target's template",
+        help="each prompt is a user's message; use the target's chat template",
     )
     parser.add_argument(
         "--logprobs",
         type=int,
         metavar="N",
-        help="with --json: log-probabilities, and of the N best",
+        help="with --json: log-probabilities of the tokens and of the N best tokens",
     )
+    parser.add_argument("--no-compare", action="store_true", help="do not also decode plainly")
     parser.add_argument(
-        "--no-compare", action="store_true", help="do not decode once more, plainly"
-    )
-    parser.add_argument(
-        "--plot", help="draw the tree of Medusa heads, with its measured acceptance, to this file"
+        "--plot", help="draw the tree of the Medusa heads with its measured acceptance to this file"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
@@ -66,21 +64,25 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("--logprobs is printed as JSON; add --json")
     kind = choose(arguments)
     target, draft = load_models(arguments, [kind], [arguments.rule])
-    options = {
-        **sampling(arguments, target),
+    settings = sampling(arguments, target)
+    options: Options = {
+        **settings,
         **processing(arguments, target),
         "logprobs": arguments.logprobs,
+        "rule": make_rule(arguments, arguments.rule),
     }
-    options["rule"] = make_rule(arguments, arguments.rule)
-    # Both are streamed, or neither: a stream looks at its text every few steps, which takes time.
-    options["stream"] = not arguments.json and len(prompts) == 1
-    options |= _asked(prompts, arguments.chat)
+    if arguments.chat:
+        options["messages"] = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    asked = None if arguments.chat else prompts
+    # Both calls stream, or neither: a stream looks at its text every few steps, which takes time.
+    stream = not arguments.json and len(prompts) == 1
     drafter = make_drafter(arguments, kind, target, draft)
-    call = prepared(target, **options, drafter=drafter)
-    plain = None if arguments.no_compare else prepared(target, **options)
+    drafted: Options = {**options, "drafter": drafter}
+    call = prepared(target, asked, stream=stream, **drafted)
+    plain = None if arguments.no_compare else prepared(target, asked, stream=stream, **options)
     if arguments.plot:
         _plot(drafter, arguments.plot)
-    # Each is decoded once, and that text and its figures are what a user sees: compilation comes before.
+    # Compile first, so that each call is decoded once and its figures do not include compilation.
     with progress("compiling"):
         compile_first(call)
     output = _show(call, prompts, arguments)
@@ -110,16 +112,7 @@ def run(arguments: argparse.Namespace) -> None:
             ]
         print(json.dumps({**result, "stats": stats}))
     else:
-        _print_table(stats, output, arguments.rule, options["temperature"])
-
-
-def _asked(prompts: list[str], chat: bool) -> dict[str, Any]:
-    """The prompts, or a conversation that each of them opens."""
-    return (
-        {"messages": [[{"role": "user", "content": p}] for p in prompts]}
-        if chat
-        else {"prompts": prompts}
-    )
+        _print_table(output, baseline, arguments.rule, settings["temperature"])
 
 
 def _plot(drafter: specjax.Drafter, path: str) -> None:
@@ -136,25 +129,26 @@ def _plot(drafter: specjax.Drafter, path: str) -> None:
 
 
 def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
-    """Decode.  A single text is printed as it comes, several when they are whole; JSON comes later."""
+    """Decode and, without --json, print the texts; a single text is printed as it grows."""
     gap = "\n\n" if arguments.chat else ""  # an answer does not continue the question
     if call.stream:
-        stream = decode(call)
         print(prompts[0], end=gap, flush=True)
+        stream = decode(call)
+        assert isinstance(stream, specjax.TextStream)
         for (piece,) in stream:
             print(piece, end="", flush=True)
         print()
         return _whole(stream)
     with progress("generating"):
-        output = decode(call)
+        output = _whole(decode(call))
     if not arguments.json:
         for prompt, text in zip(prompts, output.text, strict=True):
             print(f"{prompt}{gap}{text}\n{'-' * 80}")
     return output
 
 
-def _whole(decoded: Any) -> specjax.Output:
-    """The output of a stream, read to its end, or an output itself."""
+def _whole(decoded: specjax.Output | specjax.TextStream) -> specjax.Output:
+    """The output; a stream is read to its end."""
     if isinstance(decoded, specjax.Output):
         return decoded
     for _ in decoded:
@@ -164,26 +158,28 @@ def _whole(decoded: Any) -> specjax.Output:
 
 
 def _print_table(
-    stats: dict[str, Any], output: specjax.Output, rule: str, temperature: float
+    output: specjax.Output, baseline: specjax.Output | None, rule: str, temperature: float
 ) -> None:
-    rows = [("tokens/s with speculation", f"{stats['tokens_per_second']:.1f}")]
-    if stats["speedup"] is not None:
-        same = "yes" if stats["same_tokens"] else "no"
-        if not stats["same_tokens"] and not output.exact:
+    stats = output.stats
+    rows = [("tokens/s with speculation", f"{stats.tokens_per_second:.1f}")]
+    if baseline is not None:
+        is_same = output.tokens == baseline.tokens
+        same = "yes" if is_same else "no"
+        if not is_same and not output.exact:
             same += " (this rule changes the distribution)"
-        elif not stats["same_tokens"] and rule != "match" and temperature > 0:
+        elif not is_same and rule != "match" and temperature > 0:
             same += " (this rule keeps the distribution, not the tokens)"
         rows = [
-            ("tokens/s without speculation", f"{stats['baseline_tokens_per_second']:.1f}"),
+            ("tokens/s without speculation", f"{baseline.stats.tokens_per_second:.1f}"),
             *rows,
-            ("speed-up", f"{stats['speedup']:.2f} x"),
+            ("speed-up", f"{stats.tokens_per_second / baseline.stats.tokens_per_second:.2f} x"),
             ("same tokens", same),
         ]
-    alpha = stats["acceptance_rate"]
+    alpha = stats.acceptance_rate
     rows += [
         ("acceptance rate (alpha)", "no drafts" if alpha is None else f"{alpha:.3f}"),
-        ("tokens per target pass (tau)", f"{stats['mean_accepted_length']:.2f}"),
-        ("new tokens / target passes", f"{stats['tokens']} / {stats['target_passes']}"),
+        ("tokens per target pass (tau)", f"{stats.mean_accepted_length:.2f}"),
+        ("new tokens / target passes", f"{stats.tokens} / {stats.target_passes}"),
         ("lossless rule", "yes" if output.exact else "no"),
     ]
     print()

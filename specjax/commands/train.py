@@ -1,4 +1,4 @@
-"""`specjax train JOB`: pretrain, distil, fit heads, measure; `python -m train.JOB` is the same."""
+"""`specjax train JOB`: pretrain, distil, train heads, and measure; also `python -m train.JOB`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ JOBS = {
     "ablation": "specjax.training.jobs.ablation",
     "prompts": "specjax.training.prompts",
 }
-"""Name -> module with `main(argv)`, imported when its job runs: it needs `specjax[train]`."""
+"""Name -> module with `main(argv)`, imported when the job runs, since it needs specjax[train]."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", choices=list(JOBS), metavar="JOB", help=", ".join(JOBS))
-    parser.add_argument("options", nargs=argparse.REMAINDER, help="of the job")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="options of the job")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -33,7 +33,6 @@ def run(arguments: argparse.Namespace) -> None:
         if error.name is None or error.name.partition(".")[0] == "specjax":
             raise
         raise ImportError(f"{error.name} is not installed: pip install 'specjax[train]'") from None
-    sys.argv[0] = (
-        f"specjax train {arguments.job}"  # what the job's own usage and messages begin with
-    )
+    # The job's usage and messages begin with this.
+    sys.argv[0] = f"specjax train {arguments.job}"
     job.main(arguments.options)

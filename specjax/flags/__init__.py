@@ -1,4 +1,4 @@
-"""Options of command lines: models, proposers, rules, sampling; what `specjax` and the training jobs share."""
+"""Command line options that `specjax` and the training jobs share."""
 
 from specjax.flags.inputs import (
     add_model_arguments,

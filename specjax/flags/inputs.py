@@ -1,4 +1,4 @@
-"""What several commands ask for: models, proposers, prompts, sampling settings."""
+"""Options that several commands share: models, proposers, prompts, sampling settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import specjax
 from specjax.flags.speculation import (
@@ -18,36 +18,38 @@ from specjax.flags.speculation import (
 )
 from specjax.flags.waiting import progress
 from specjax.parallel import RULES, make_mesh, parse_mesh
+from specjax.request import Options
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _SHIPPED = pathlib.Path(specjax.__file__).parent.parent / "checkpoints" / "pycode"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="*", help="one prompt or several")
+    parser.add_argument("prompt", nargs="*", help="one or several prompts")
     parser.add_argument(
         "--prompt-file", help="a text file (one prompt), or JSON lines with a field `prompt`"
     )
     parser.add_argument(
         "--target",
-        help="folder of the target, or org/name on the Hub; without it, the one that ships with a checkout",
+        help="folder of the target, or org/name on the Hub; default: the shipped one",
     )
     parser.add_argument(
-        "--draft", help="of the draft, likewise; without it, the one beside the shipped target"
+        "--draft",
+        help="folder of the draft, likewise; default: the one beside the shipped target",
     )
     parser.add_argument(
         "--adapter",
-        help="folder of Medusa heads for the target; without it, those beside the shipped target, if any",
+        help="folder of Medusa heads; default: those beside the shipped target, if any",
     )
     parser.add_argument(
         "--dtype",
-        help="of both models: float32, bfloat16 or float16; by default float32 on a CPU, else bfloat16",
+        help="float32, bfloat16 or float16; default: float32 on a CPU, else bfloat16",
     )
     parser.add_argument(
         "--mesh",
         type=_mesh,
         metavar="data=N,model=M",
-        help="devices: rows are split by N, each layer by M; else one",
+        help="devices: rows are split by N and each layer by M; default: one device",
     )
     parser.add_argument(
         "--whole-draft", action="store_true", help="with --mesh: do not split the draft's layers"
@@ -57,14 +59,18 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--proposer", type=_kind, metavar="NAME",
-        help=f"{', '.join(KINDS)}, or module:Name for your own; by default draft where there is one, else ngram",
+        help=f"{', '.join(KINDS)}, or module:Name for your own; default: draft if there is one, "
+        "else ngram",
     )  # fmt: skip
     add_numbers_of_proposers(parser)
 
 
 def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--rule", choices=sorted(specjax.RULES), default="match", help="which guesses are kept"
+        "--rule",
+        choices=sorted(specjax.RULES),
+        default="match",
+        help="decides which drafts are accepted",
     )
     add_numbers_of_rules(parser)
 
@@ -72,19 +78,19 @@ def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
 def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """With `several`, `--temperature` takes more than one value."""
     parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
-    own = "; without it, what the target's generation_config.json says, if it asks for sampling, or else "
-    names, more = ("--temperature", "--temperatures"), {"nargs": "+", "default": [None]}
-    parser.add_argument(
-        *names[: 1 + several],
-        type=float,
-        help="0 is greedy" + own + "0",
-        **(more if several else {}),
-    )
+    own = "; default: as in the target's generation_config.json if that samples, else "
+    words = "0 is greedy" + own + "0"
+    if several:
+        parser.add_argument(
+            "--temperature", "--temperatures", type=float, nargs="+", default=[None], help=words
+        )
+    else:
+        parser.add_argument("--temperature", type=float, help=words)
     parser.add_argument("--top-k", type=int, help="0 keeps all tokens" + own + "0")
     parser.add_argument("--top-p", type=float, help="1 keeps all tokens" + own + "1")
     parser.add_argument("--min-p", type=float, help="0 keeps all tokens" + own + "0")
     parser.add_argument(
-        "--seed", type=int, default=0, help="with --rule match the text depends on it alone"
+        "--seed", type=int, default=0, help="with --rule match, the text depends on the seed only"
     )
 
 
@@ -92,28 +98,36 @@ def add_processor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repetition-penalty",
         type=float,
-        help="of prompt and output; 1: off; else the target's own",
+        help="penalty for tokens of prompt and output; 1 is off; default: the target's own",
     )
     parser.add_argument(
         "--presence-penalty",
         type=float,
         default=0.0,
-        help="once for a token of the output; 0 is off",
+        help="penalty for tokens that are in the output; 0 is off",
     )
     parser.add_argument(
         "--frequency-penalty",
         type=float,
         default=0.0,
-        help="for each time it stands there; 0 is off",
+        help="penalty for each time that a token is in the output; 0 is off",
     )
     parser.add_argument(
-        "--logit-bias", action="append", default=[], metavar="ID=X", help="added to a token's logit"
+        "--logit-bias",
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="add X to the logit of token ID",
     )
     parser.add_argument(
-        "--bad-word", action="append", default=[], metavar="TEXT", help="a text not to be written"
+        "--bad-word",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a text that is never written",
     )
     parser.add_argument(
-        "--min-new-tokens", type=int, default=0, help="no end of text before so many"
+        "--min-new-tokens", type=int, default=0, help="no EOS before this many tokens"
     )
     parser.add_argument(
         "--stop",
@@ -124,29 +138,48 @@ def add_processor_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def sampling(arguments: argparse.Namespace, target: specjax.LanguageModel) -> dict[str, Any]:
-    """The options of `specjax.generate` that plain and speculative decoding share."""
+class SamplingOptions(TypedDict):
+    """What `specjax.generate` and the auditor take."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    max_new_tokens: int
+    seed: int
+
+
+def sampling(arguments: argparse.Namespace, target: specjax.LanguageModel) -> SamplingOptions:
+    """The options of `add_sampling_arguments`, for `specjax.generate`."""
     settings = target.settings(**{name: getattr(arguments, name) for name in _SAMPLING})
-    options = {name: settings[name] for name in _SAMPLING}
-    return {**options, "max_new_tokens": arguments.max_new_tokens, "seed": arguments.seed}
+    return {
+        "temperature": settings["temperature"],
+        "top_k": settings["top_k"],
+        "top_p": settings["top_p"],
+        "min_p": settings["min_p"],
+        "max_new_tokens": arguments.max_new_tokens,
+        "seed": arguments.seed,
+    }
 
 
-def processing(arguments: argparse.Namespace, target: specjax.LanguageModel) -> dict[str, Any]:
-    """Those of them that look at the text, for commands with `add_processor_arguments`."""
+def processing(arguments: argparse.Namespace, target: specjax.LanguageModel) -> Options:
+    """The options of `add_processor_arguments`, for `specjax.generate`."""
     penalty = target.settings(repetition_penalty=arguments.repetition_penalty)["repetition_penalty"]
-    names = ("presence_penalty", "frequency_penalty", "min_new_tokens", "stop")
     return {
         "repetition_penalty": penalty,
+        "presence_penalty": arguments.presence_penalty,
+        "frequency_penalty": arguments.frequency_penalty,
         "logit_bias": dict(map(_bias, arguments.logit_bias)),
         "bad_words": arguments.bad_word,
-        **{name: getattr(arguments, name) for name in names},
+        "min_new_tokens": arguments.min_new_tokens,
+        "stop": arguments.stop,
     }
 
 
 def _kind(text: str) -> str:
     if text not in KINDS and ":" not in text:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is none of {', '.join(KINDS)}, and no module:Name of your own"
+            f"{text!r} is not one of {', '.join(KINDS)}, and not a module:Name of your own"
         )
     return text
 
@@ -169,6 +202,12 @@ def _bias(text: str) -> tuple[int, float]:
 
 
 def read_prompts(arguments: argparse.Namespace) -> list[str]:
+    """The prompts on the command line or in `--prompt-file`.
+
+    Raises:
+      ValueError: both or neither were given, or a line of the file has no prompt.
+      FileNotFoundError: there is no such file.
+    """
     if bool(arguments.prompt) == bool(arguments.prompt_file):
         raise ValueError(
             'pass a prompt, such as "def fibonacci(n):", or --prompt-file, and not both'
@@ -190,7 +229,7 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
 
 
 def choose(arguments: argparse.Namespace) -> str:
-    """The kind of proposer: what was asked for, or else what there is a folder for."""
+    """The kind of proposer: the one asked for, or else the one that has a folder."""
     if arguments.proposer is not None:
         return arguments.proposer
     if arguments.adapter is not None:
@@ -201,10 +240,13 @@ def choose(arguments: argparse.Namespace) -> str:
 def load_models(
     arguments: argparse.Namespace, kinds: Sequence[str], rules: Sequence[str] = ()
 ) -> tuple[specjax.LanguageModel, specjax.LanguageModel | None]:
-    """The target, and the draft where one of these kinds of proposers asks one.  Fills in the folders that ship.
+    """The target, and the draft if one of these kinds of proposers needs one.
+
+    Folders that were not given are set in `arguments` to the shipped ones.
 
     Raises:
-      ValueError, FileNotFoundError: folders or numbers that do not go with proposers and rules, before any is read.
+      ValueError, FileNotFoundError: folders or numbers do not fit the proposers and rules; raised
+        before anything is read.
     """
     check_numbers(arguments, kinds, rules)
     drafted, shipped = [kind for kind in kinds if kind in DRAFTED], arguments.target is None
@@ -213,8 +255,8 @@ def load_models(
         arguments.target = _SHIPPED / "target"
         if not arguments.target.is_dir():
             raise FileNotFoundError(
-                f"there is no shipped checkpoint at {arguments.target} (an installed package has none): "
-                "pass --target with a Hugging Face folder, or org/name on the Hub"
+                f"there is no shipped checkpoint at {arguments.target} (an installed package has "
+                "none): pass --target with a Hugging Face folder, or org/name on the Hub"
             )
         if drafted and arguments.draft is None:
             arguments.draft = _SHIPPED / "draft"
@@ -223,15 +265,16 @@ def load_models(
     asked = ", ".join(kinds)
     if drafted and arguments.draft is None:
         raise ValueError(
-            f"--proposer {drafted[0]} needs --draft with the folder of a smaller model; or use --proposer ngram"
+            f"--proposer {drafted[0]} needs --draft with the folder of a smaller model; "
+            "or use --proposer ngram"
         )
     if not (drafted or own) and arguments.draft is not None:
         raise ValueError(f"--draft is not used by --proposer {asked}; leave one of them out")
     if "medusa" in kinds and arguments.adapter is None:
         none = f"; there is none at {_SHIPPED / 'medusa'}" if shipped else ""
         raise ValueError(
-            "--proposer medusa needs --adapter with a folder of heads that were trained for this target "
-            f"(python -m train.medusa){none}"
+            "--proposer medusa needs --adapter with a folder of heads that were trained for this "
+            f"target (python -m train.medusa){none}"
         )
     if "medusa" not in kinds and arguments.adapter is not None:
         raise ValueError(f"--adapter is not used by --proposer {asked}; leave one of them out")

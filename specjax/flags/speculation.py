@@ -1,66 +1,84 @@
-"""Proposers and rules as options: a number belongs to those that read it, and is refused beside any other."""
+"""Options of proposers and rules; a number that no chosen proposer or rule reads is an error."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypedDict, Unpack
 
 import specjax
+from specjax.contract import Rule
 from specjax.drafters import drafter_by_name
 
 KINDS = sorted(set(specjax.PROPOSERS) - {"universal"})
-"""Proposers by name; a draft of another tokenizer becomes a universal one by itself."""
+"""Proposers by name; \"draft\" becomes \"universal\" if the draft has another tokenizer."""
 
 DRAFTED = ("draft", "tree", "dynamic-tree", "first-of")
-"""Those that ask a draft."""
+"""The proposers that need a draft model."""
+
+
+Value = int | float | Sequence[int] | None
+"""Of a number: a tree's branching is a sequence."""
+
+
+class _Parsing(TypedDict, total=False):
+    """Keywords of `add_argument`."""
+
+    type: Callable[[str], object]
+    nargs: str
+    action: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    default: Any
-    owners: tuple[str, ...]  # who reads it
+    """An option of proposers or rules."""
+
+    default: Value
+    owners: tuple[str, ...]  # the proposers or rules that read it
     help: str = ""
-    names: tuple[str, ...] = ()  # of the option, beside its own
+    names: tuple[str, ...] = ()  # other names of the option
 
 
 NUMBERS = {
     "num_drafts": Number(
         4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram"),
-        "guesses per target pass (gamma), or depth; 0 decodes plainly",
+        "drafts per target pass (gamma), or depth of a tree; 0 decodes plainly",
         ("--num-speculative-tokens",),
     ),
-    "branching": Number((3, 2, 1), ("tree",), "children a node, by level"),
-    "width": Number(4, ("dynamic-tree",), "nodes expanded a level, and children of each"),
-    "num_nodes": Number(16, ("dynamic-tree",), "nodes kept, the root included"),
-    "exit_layer": Number(None, ("early-exit",), "layers of the target that guess; by default half"),
+    "branching": Number((3, 2, 1), ("tree",), "children of each node, by level"),
+    "width": Number(4, ("dynamic-tree",), "nodes expanded on each level, and children of each"),
+    "num_nodes": Number(16, ("dynamic-tree",), "nodes of the tree, the root included"),
+    "exit_layer": Number(None, ("early-exit",), "layers of the target that draft; default: half"),
     "confidence_threshold": Number(
-        0.0, ("draft", "early-exit", "first-of"), "end a chain behind a guess less probable than this"
+        0.0, ("draft", "early-exit", "first-of"),
+        "end a chain after a draft that is less probable than this",
     ),
 }  # fmt: skip
-"""Of proposers."""
+"""The numbers of proposers."""
 
 _RULE_NUMBERS = {
     option: Number(parameter.default, (name,))
     for name, kind in specjax.RULES.items()
     for option, parameter in inspect.signature(kind).parameters.items()
 }
-"""Of rules: the fields of their dataclasses."""
+"""The numbers of rules: the fields of their dataclasses."""
 
 
 def add_numbers_of_proposers(
     parser: argparse.ArgumentParser, lookaheads: Sequence[int] = ()
 ) -> None:
-    """With `lookaheads`, `--num-drafts` takes several values, by default these, and `--branching` comes repeatedly."""
+    """With `lookaheads`, `--num-drafts` takes several values, by default these.
+
+    `--branching` may then be given repeatedly.
+    """
     for name, number in NUMBERS.items():
-        extra: dict[str, Any] = {"type": float if isinstance(number.default, float) else int}
+        extra: _Parsing = {"type": float if isinstance(number.default, float) else int}
         if name == "branching":
-            extra |= {"nargs": "+", "action": "append" if lookaheads else "store"}
-            number = dataclasses.replace(
-                number, help=number.help + ("; again for another tree" if lookaheads else "")
-            )
+            extra["nargs"], extra["action"] = "+", "append" if lookaheads else "store"
+            more = "; repeat the option for another tree" if lookaheads else ""
+            number = dataclasses.replace(number, help=number.help + more)
         elif name == "num_drafts" and lookaheads:
             extra["nargs"] = "+"
             number = dataclasses.replace(number, default=tuple(lookaheads))
@@ -69,25 +87,28 @@ def add_numbers_of_proposers(
 
 def add_numbers_of_rules(parser: argparse.ArgumentParser) -> None:
     for name, number in _RULE_NUMBERS.items():
-        switch = number.default is False
-        _add(
-            parser,
-            "--rule",
-            name,
-            number,
-            **{"action": "store_true"} if switch else {"type": type(number.default)},
-        )
+        if number.default is False:
+            _add(parser, "--rule", name, number, action="store_true")
+        else:
+            kind = float if isinstance(number.default, float) else int
+            _add(parser, "--rule", name, number, type=kind)
 
 
 def _add(
-    parser: argparse.ArgumentParser, whose: str, name: str, number: Number, **extra: Any
+    parser: argparse.ArgumentParser,
+    whose: str,
+    name: str,
+    number: Number,
+    **extra: Unpack[_Parsing],
 ) -> None:
     default = (
-        " ".join(map(str, number.default)) if isinstance(number.default, tuple) else number.default
+        " ".join(map(str, number.default))
+        if isinstance(number.default, Sequence)
+        else number.default
     )
     what = f": {number.help}" if number.help else ""
     tail = "" if default is None else f" (default: {default})"
-    help_ = f"of {whose} {', '.join(number.owners)}{what}{tail}"
+    help_ = f"for {whose} {', '.join(number.owners)}{what}{tail}"
     # SUPPRESS, so that options given explicitly can be told apart.
     parser.add_argument(_flag(name), *number.names, default=argparse.SUPPRESS, help=help_, **extra)
 
@@ -104,13 +125,13 @@ def check_numbers(
             owners = table[name].owners
             if not set(owners) & set(asked):
                 raise ValueError(
-                    f"{_flag(name)} is not used by {whose} {', '.join(asked)}; leave it out, or use {whose} "
-                    f"{' or '.join(owners)}"
+                    f"{_flag(name)} is not used by {whose} {', '.join(asked)}; "
+                    f"leave it out, or use {whose} {' or '.join(owners)}"
                 )
 
 
-def number_of(arguments: argparse.Namespace, name: str) -> Any:
-    """A number of a proposer, as given or by default."""
+def number_of(arguments: argparse.Namespace, name: str) -> Value:
+    """A number of a proposer, as given, or its default."""
     return _given(arguments, NUMBERS).get(name, NUMBERS[name].default)
 
 
@@ -119,8 +140,8 @@ def reads(kind: str, name: str) -> bool:
     return kind in NUMBERS[name].owners
 
 
-def make_rule(arguments: argparse.Namespace, name: str) -> Any:
-    """The rule of that name, with those of its numbers that were given."""
+def make_rule(arguments: argparse.Namespace, name: str) -> Rule:
+    """The rule of this name with the numbers that were given."""
     given = _given(arguments, _RULE_NUMBERS)
     return specjax.RULES[name](
         **{key: value for key, value in given.items() if name in _RULE_NUMBERS[key].owners}
@@ -133,7 +154,7 @@ def make_drafter(
     target: specjax.LanguageModel,
     draft: specjax.LanguageModel | None,
 ) -> specjax.Drafter:
-    """The proposer of that kind with its weights, and with the numbers that were given."""
+    """The proposer of this kind with its weights and the numbers that were given."""
     if kind == "medusa":
         return specjax.load_medusa(arguments.adapter, target)
     if ":" in kind:
@@ -141,10 +162,10 @@ def make_drafter(
     numbers = {name: number_of(arguments, name) for name in NUMBERS if reads(kind, name)}
     if numbers.get("num_drafts") == 0:
         return drafter_by_name("none", target)
-    return drafter_by_name(kind, target, draft, **numbers)
+    return drafter_by_name(kind, target, draft, dtype=None, **numbers)
 
 
-def _given(arguments: argparse.Namespace, table: Mapping[str, Number]) -> dict[str, Any]:
+def _given(arguments: argparse.Namespace, table: Mapping[str, Number]) -> dict[str, Value]:
     return {name: value for name, value in vars(arguments).items() if name in table}
 
 

@@ -1,4 +1,4 @@
-"""What a person at a terminal sees while nothing else happens."""
+"""A line with the elapsed seconds, for users who wait at a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def progress(what: str) -> Iterator[None]:
         return
     done = threading.Event()
 
-    def show():
+    def show() -> None:
         started = time.monotonic()
         while not done.wait(0.2):
             print(

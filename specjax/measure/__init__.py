@@ -1,6 +1,6 @@
 """Measuring: take turns, drop disturbed samples, and give every figure a 95 % interval."""
 
-from specjax.measure.acceptance import PromptCounts, acceptance
+from specjax.measure.acceptance import PromptCounts, alpha_and_tau
 from specjax.measure.intervals import Interval, interval, show
 from specjax.measure.machine import describe
 from specjax.measure.meter import Meter
@@ -19,7 +19,7 @@ __all__ = [
     "PromptCounts",
     "Sample",
     "Timed",
-    "acceptance",
+    "alpha_and_tau",
     "describe",
     "first_calls",
     "interval",

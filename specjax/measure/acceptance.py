@@ -35,7 +35,7 @@ class PromptCounts:
         return cls(*map(np.concatenate, columns))
 
 
-def acceptance(counts: PromptCounts) -> dict[str, Interval | None]:
+def alpha_and_tau(counts: PromptCounts) -> dict[str, Interval | None]:
     """`alpha` and `tau` as (value, low, high); alpha is None if the target judged no draft."""
     return {
         "alpha": interval(counts.accepted, counts.tested),

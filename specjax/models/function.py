@@ -72,7 +72,7 @@ class RereadingModel(Model):
         params: Arrays,
         tokens: Array,
         positions: Array,
-        cache: TextCache | None = None,
+        cache: Cache | None = None,
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
@@ -84,6 +84,7 @@ class RereadingModel(Model):
             )
         if cache is None:
             return self._read(params, tokens)
+        assert isinstance(cache, TextCache)  # what `init_cache` makes
         text = stage(cache.tokens[:, None, :, None], tokens[:, None, :, None], cache.length)[
             :, 0, :, 0
         ]

@@ -64,6 +64,13 @@ def mesh_sizes(options: MeshOptions) -> dict[str, int] | None:
     return None if jax.process_count() == 1 else {"data": jax.device_count(), "model": 1}
 
 
+def mesh_of_sizes(sizes: dict[str, int] | None) -> Mesh | None:
+    """The mesh of what `mesh_sizes` returns."""
+    if sizes is None:
+        return None
+    return make_mesh(sizes.get("data", 1), sizes.get("model"), fsdp=sizes.get("fsdp", 1))
+
+
 def mesh_of_run(options: LoopOptions) -> Mesh | None:
     """The mesh of the options; None for a single device.
 
@@ -71,7 +78,7 @@ def mesh_of_run(options: LoopOptions) -> Mesh | None:
       ValueError: it does not fit the devices, or does not divide the rows that are read at a time.
     """
     sizes = mesh_sizes(options)
-    mesh = None if sizes is None else make_mesh(**sizes)
+    mesh = mesh_of_sizes(sizes)
     rows, parts = options.batch_size // options.accumulate, row_parts(mesh)
     if rows % parts:
         raise ValueError(

@@ -29,7 +29,7 @@ import numpy as np
 from specjax.decoding import Decoder
 from specjax.files import load
 from specjax.models import LanguageModel
-from specjax.parallel import leader, make_mesh, mesh_of
+from specjax.parallel import leader, mesh_of
 from specjax.proposers import DraftModel
 from specjax.rules import RULES
 from specjax.training.corpus import TextOptions
@@ -37,7 +37,7 @@ from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH
 from specjax.training.measure import interval, measure
-from specjax.training.mesh import MeshOptions, mesh_sizes, together
+from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
 from specjax.training.options import REQUIRED, at_least, flag, option, parse, run
 from specjax.training.record import read_metrics, versions, write
 from specjax.training.speculation import read_prompts
@@ -292,7 +292,7 @@ def main(argv: list[str] | None = None) -> None:
         ]
     )
     sizes = mesh_sizes(o)
-    target = load(o.target, "float32", mesh=None if sizes is None else make_mesh(**sizes))
+    target = load(o.target, "float32", mesh=mesh_of_sizes(sizes))
     initial = more[more.index("--initial") + 1] if "--initial" in more else None
     whole = [*([INITIAL] if initial else []), *cells(LOSSES, tuple(MODES))]
     for cell in (cell for cell in whole if cell == INITIAL or cell in cells(o.losses, o.modes)):
