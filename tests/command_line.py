@@ -30,7 +30,7 @@ def failure(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_:
         main([str(a) for a in arguments])
     assert exit_.value.code == 2
-    found = capsys.readouterr()
-    assert found.out == ""
-    assert "Traceback" not in found.err
-    return found.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "Traceback" not in output.err
+    return output.err

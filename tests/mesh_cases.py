@@ -178,15 +178,15 @@ def respelt(params: Any) -> Any:
     shared = names >= 0
     size = params["embedding"].shape[1]
     embedding = 0.35 * jax.random.normal(jax.random.key(2), (OTHER_VOCAB, size))
-    found = {**params, "embedding": embedding.at[names[shared]].set(params["embedding"][shared])}
+    renamed = {**params, "embedding": embedding.at[names[shared]].set(params["embedding"][shared])}
     if "head" in params:
         head = (
             jnp.zeros((size, OTHER_VOCAB))
             .at[:, names[shared]]
             .set(params["head"]["kernel"][:, shared])
         )
-        found["head"] = {"kernel": head}
-    return found
+        renamed["head"] = {"kernel": head}
+    return renamed
 
 
 def family_cases(family: str, only: tuple[str, ...] = ()) -> dict[str, Case]:

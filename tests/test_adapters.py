@@ -178,10 +178,8 @@ def test_a_recurrent_cache_keeps_the_state_after_the_last_committed_token():
     np.testing.assert_array_equal(kept.length, count)
     assert kept.staged is None
     for row, n in enumerate(count):
-        for found, old, new in zip(kept.state, before, after, strict=True):
-            np.testing.assert_array_equal(
-                found[row], np.float32(new[row, n - 1] if n else old[row])
-            )
+        for leaf, old, new in zip(kept.state, before, after, strict=True):
+            np.testing.assert_array_equal(leaf[row], np.float32(new[row, n - 1] if n else old[row]))
     assert kept.rewind(staged) is staged
     with pytest.raises(ValueError, match="nothing is staged"):
         kept.commit(jnp.asarray(count))

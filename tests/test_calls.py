@@ -128,16 +128,16 @@ def test_first_of_takes_a_bank_beside_a_draft(tiny):
 @pytest.fixture
 def passes(monkeypatch):
     """A list of the target's passes in all decoding so far, row by row; tests read and clear it."""
-    found, run = [], specjax.Decoder.run
+    counts, run = [], specjax.Decoder.run
 
     def counting(self, params, state, *steps):
         before = np.asarray(state.stats.target_passes).copy()
         state = run(self, params, state, *steps)
-        found.extend((np.asarray(state.stats.target_passes) - before).tolist())
+        counts.extend((np.asarray(state.stats.target_passes) - before).tolist())
         return state
 
     monkeypatch.setattr(specjax.Decoder, "run", counting)
-    return found
+    return counts
 
 
 @pytest.mark.parametrize("form", [["--json"], []], ids=["json", "stream"])
@@ -158,8 +158,8 @@ def test_a_command_decodes_once(capsys, passes, form, stop):
         passes.clear()
         main([*arguments, *extra])
         assert sum(passes) == wanted
-        found = capsys.readouterr().out
-        assert (json.loads(found)["text"][0] if form else found).find(out.text[0]) >= 0
+        printed = capsys.readouterr().out
+        assert (json.loads(printed)["text"][0] if form else printed).find(out.text[0]) >= 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

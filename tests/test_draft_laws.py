@@ -161,9 +161,9 @@ def test_bit_exact_mode(dtype):
         pairs = zip(
             toys.committed(drafted.cache, row), toys.committed(padded.cache, row), strict=True
         )
-        for found, wanted in pairs:
-            assert found.dtype == dtype
-            assert found.tobytes() == wanted.tobytes()
+        for actual, wanted in pairs:
+            assert actual.dtype == dtype
+            assert actual.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("size", [toys.VOCAB - 5, toys.VOCAB + 6])

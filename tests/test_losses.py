@@ -57,8 +57,8 @@ LOSSES = {
 FILTERED = [name for name in DIVERGENCES if name != "reverse-kl"]
 
 
-def close(found, wanted, tolerance):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+def close(actual, wanted, tolerance):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
@@ -73,8 +73,8 @@ def test_a_chunked_loss_is_the_whole_one(name, chunk):
     def cut(hidden, head):
         return chunked(loss, chunk)(hidden, head, rows, shared)
 
-    found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(HIDDEN, HEAD) for f in (cut, whole))
-    close(found, wanted, 2e-4)
+    actual, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(HIDDEN, HEAD) for f in (cut, whole))
+    close(actual, wanted, 2e-4)
 
 
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["plain", "warped"])
@@ -87,17 +87,19 @@ def test_chunked_rows_are_the_whole_ones(sampling):
     )
 
     def whole(hidden, head):
-        found = accepted.statistics(mixed_dot_general(hidden, head, LAST_FIRST), *rows, *shared)
-        return jnp.sum(mix * found), found
+        statistics = accepted.statistics(
+            mixed_dot_general(hidden, head, LAST_FIRST), *rows, *shared
+        )
+        return jnp.sum(mix * statistics), statistics
 
     def cut(hidden, head):
-        found = chunked_rows(accepted.statistics, 8)(hidden, head, rows, shared)
-        return jnp.sum(mix * found), found
+        statistics = chunked_rows(accepted.statistics, 8)(hidden, head, rows, shared)
+        return jnp.sum(mix * statistics), statistics
 
-    found, wanted = (
+    actual, wanted = (
         jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(HIDDEN, HEAD) for f in (cut, whole)
     )
-    close(found, wanted, 2e-4)
+    close(actual, wanted, 2e-4)
 
 
 @pytest.mark.parametrize("kind", ["sum", "rows"])
@@ -162,12 +164,12 @@ def test_divergences_against_float64(name, sampling):
     def value(logits):
         return written_out(name, p, float64(logits / heat))
 
-    def found(logits):
+    def divergence(logits):
         return DIVERGENCES[name](target, log_draft(logits, sampling))
 
     assert sampling is None or (p == 0).any()
-    np.testing.assert_allclose(found(LOGITS), value(logits), rtol=2e-4, atol=2e-6)
-    grads = np.asarray(jax.grad(lambda x: found(x).sum())(LOGITS))
+    np.testing.assert_allclose(divergence(LOGITS), value(logits), rtol=2e-4, atol=2e-6)
+    grads = np.asarray(jax.grad(lambda x: divergence(x).sum())(LOGITS))
     for v in range(logits.shape[1]):
         step = np.zeros_like(logits)
         step[:, v] = 1e-5
@@ -187,8 +189,8 @@ def test_statistics_against_float64():
         agreement(LOGITS, TARGET_HIDDEN, TARGET_HEAD), np.stack([kl, alpha, same], 1), rtol=1e-4
     )
     ratio = np.minimum(1, (q / p)[np.arange(37), LABELS])
-    found = accepted.statistics(LOGITS, LABELS, TARGET_HIDDEN, TARGET_HEAD)
-    np.testing.assert_allclose(found, np.stack([kl, ratio, alpha], 1), rtol=1e-4)
+    statistics = accepted.statistics(LOGITS, LABELS, TARGET_HIDDEN, TARGET_HEAD)
+    np.testing.assert_allclose(statistics, np.stack([kl, ratio, alpha], 1), rtol=1e-4)
 
 
 def test_a_blend_goes_from_forward_kl_to_the_loss():
@@ -196,8 +198,8 @@ def test_a_blend_goes_from_forward_kl_to_the_loss():
     target, draft = log_target(TARGET_LOGITS), log_draft(LOGITS)
     kl, tv = (DIVERGENCES[name](target, draft) for name in ("forward-kl", "total-variation"))
     for share in (0.0, 0.25, 1.0):
-        found = blend(DIVERGENCES["total-variation"], jnp.float32(share))(target, draft)
-        np.testing.assert_allclose(found, (1 - share) * kl + share * tv, rtol=1e-5)
+        blended = blend(DIVERGENCES["total-variation"], jnp.float32(share))(target, draft)
+        np.testing.assert_allclose(blended, (1 - share) * kl + share * tv, rtol=1e-5)
 
 
 def test_a_greedy_target_is_one_token_and_its_draft_is_not():
@@ -295,7 +297,7 @@ def test_the_gradient_of_the_expected_accepted_length():
     def logits(table):
         return log_draft(table, SETTINGS["warm"])
 
-    found = np.asarray(jax.grad(lambda table: over_target_text(log_p, logits(table)))(TABLES[1]))
+    gradient = np.asarray(jax.grad(lambda table: over_target_text(log_p, logits(table)))(TABLES[1]))
     table = np.asarray(TABLES[1], np.float64)
     for at in [(0, 0), (0, 3), (1, 2), (4, 5), (5, 5)]:
         ends = []
@@ -303,7 +305,7 @@ def test_the_gradient_of_the_expected_accepted_length():
             moved = table.copy()
             moved[at] += sign * 1e-4
             ends.append(over_guesses(log_p, np.log(float64(moved / 0.8))))
-        assert found[at] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-3, abs=1e-6)
+        assert gradient[at] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-3, abs=1e-6)
 
 
 END, PLACES = 3, 5
@@ -352,7 +354,7 @@ def test_chains_that_an_end_cuts_short_count(limit):
     def of_table(table):
         return of_texts_with_ends(log_p, log_draft(table, SETTINGS["warm"]), limit)
 
-    found = np.asarray(jax.grad(of_table)(draft))
+    gradient = np.asarray(jax.grad(of_table)(draft))
     table = np.asarray(draft, np.float64)
     for at in [(0, 0), (0, END), (1, 2), (4, 5)]:
         ends = []
@@ -360,7 +362,7 @@ def test_chains_that_an_end_cuts_short_count(limit):
             moved = table.copy()
             moved[at] += sign * 1e-4
             ends.append(of_guesses_before_ends(log_p, np.log(float64(moved / 0.8)), limit))
-        assert found[at] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=2e-3, abs=1e-6)
+        assert gradient[at] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=2e-3, abs=1e-6)
 
 
 def test_chains_start_where_the_target_drew():
@@ -393,11 +395,11 @@ def test_mixed_products_round_and_sum_as_they_say(axis):
     np.testing.assert_allclose(
         mixed_dot_general(x, kernel, dimensions), wanted, rtol=1e-6, atol=1e-6
     )
-    found = jax.grad(lambda x, k: (mixed_dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(
+    gradients = jax.grad(lambda x, k: (mixed_dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(
         x, kernel
     )
     plain = jax.grad(lambda x, k: (jax.lax.dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(
         x, kernel
     )
-    for a, b in zip(found, plain, strict=True):
+    for a, b in zip(gradients, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=0.05, atol=0.2)

@@ -24,8 +24,8 @@ def walk(uniform, parent, tokens, target, draft, rule="rejection"):
     with enable_x64(True):
         proposal = Proposal(jnp.array(tokens, jnp.int32), jnp.array(parent, jnp.int32), None)
         draft = None if draft is None else jnp.array(draft)
-        found = jax.jit(WALKS[rule])(jnp.array(uniform), proposal, jnp.array(target), draft)
-        return tuple(map(np.asarray, found))
+        verdict = jax.jit(WALKS[rule])(jnp.array(uniform), proposal, jnp.array(target), draft)
+        return tuple(map(np.asarray, verdict))
 
 
 @pytest.mark.parametrize("rule", WALKS)
