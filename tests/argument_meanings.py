@@ -13,11 +13,7 @@ import numpy as np
 import specjax
 
 ROWS, VOCAB, CONTEXT, NEW = 2, 320, 512, 128
-
-
 REFUSED = object()
-
-
 LARGEST = float(np.finfo(np.float32).max)
 
 

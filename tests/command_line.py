@@ -9,14 +9,8 @@ import pytest
 from specjax.commands import main
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-
 TINY = ROOT / "checkpoints" / "tiny"
-
-
 PAIR = ["--target", str(TINY / "target"), "--draft", str(TINY / "draft")]
-
-
 SHORT = ["--max-new-tokens", "24"]
 
 

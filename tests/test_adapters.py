@@ -152,7 +152,7 @@ def test_generate_takes_a_model_of_ones_own():
     ("name", "width"),
     [("nnx", own_models.WIDTH), ("recurrent function", own_models.WIDTH), ("linen", 0)],
 )
-def test_features_are_passed_on(name, width):
+def test_hidden_states_are_passed_on(name, width):
     """Hidden states are passed on if the model returns them; otherwise there are none."""
     model, params = own_models.own(name)
     cache = model.init_cache(2, 9)

@@ -74,11 +74,11 @@ def trap(proposer=Chain, rule=Rejection, decoder=Decoder, **settings):
 
 TRAPS = {
     "argmax drafts accepted with soft probabilities": (trap(faults.ArgmaxDraft), "distribution"),
-    "noise of a guess shared with its acceptance": (
+    "noise of a draft shared with its acceptance": (
         trap(rule=faults.SharedAcceptance),
         "distribution",
     ),
-    "a residual draw for rows whose guesses were accepted": (
+    "a residual draw for rows whose drafts were accepted": (
         trap(rule=faults.ResidualBonus),
         "distribution",
     ),
@@ -90,7 +90,7 @@ TRAPS = {
         trap(rule=faults.FrozenAtTheRoot, decoder=faults.Unwarped, top_k=faults.TOP_K),
         "distribution",
     ),
-    "an end of text inside a block": (
+    "EOS inside a block": (
         trap(rule=Match, decoder=faults.EndsWithBlocks, samples=512),
         "same key",
     ),

@@ -75,7 +75,7 @@ def test_0_is_plain_decoding(target, draft):
     assert out.tokens == specjax.generate(target, [[5] * 250], max_new_tokens=10).tokens
 
 
-def test_a_draft_alone_guesses_as_deep_as_it_is_told(target, draft):
+def test_a_draft_alone_drafts_as_deep_as_it_is_told(target, draft):
     """The default is four; of several numbers the greatest counts, and at least one."""
     for num_drafts, depth in ((None, 4), (2, 2), ([0, 3, 1], 3), ([0, 0, 0], 1), (200, 200)):
         call = prepared(target, PROMPTS, draft=draft, num_drafts=num_drafts)

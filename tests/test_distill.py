@@ -63,7 +63,7 @@ def batch_of(everything=slice(None), **changes):
 
 
 @pytest.mark.parametrize("eos", [(), (int(TOKENS[0, 6]), int(TOKENS[3, 2]))])
-def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses(eos):
+def test_the_accepted_length_loss_is_one_minus_its_share_of_the_drafts(eos):
     """Computed from both models' probabilities; while annealing it begins as forward KL. Nothing
     is accepted behind EOS, even if another document follows it, and chains cut by the end of the
     window do not count."""
@@ -90,7 +90,7 @@ def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses(eos):
         )
 
 
-def test_answers_shorter_than_the_guesses_are_learned():
+def test_answers_shorter_than_the_drafts_are_learned():
     """An answer of two tokens counts like any other, even if three tokens are drafted."""
     drawn = np.zeros((8, LENGTH), np.float32)
     drawn[:, 4:6] = 1
@@ -147,8 +147,8 @@ def test_learning_inside_speculation():
 
     rolled = jax.jit(online.roll_out, static_argnums=(0, 3))(decoder, arrays, start(), steps)
     draft = arrays.proposer
-    features = jax.jit(online.read_branches, static_argnums=0)(toys.model(), draft, rolled)
-    logits = jax.nn.log_softmax(features @ head_matrix(draft))
+    hidden = jax.jit(online.read_branches, static_argnums=0)(toys.model(), draft, rolled)
+    logits = jax.nn.log_softmax(hidden @ head_matrix(draft))
     state, step, refused = start(), jax.jit(decoder.step), 0
     for number in range(steps):
         root = np.asarray(state.length) - 1

@@ -88,7 +88,7 @@ def medusa_params():
 CASES = {
     "none": (NoProposer(), lambda: None),
     "draft": (DraftModel(SMALLER, VOCAB, 2), lambda: weights(0.05, VOCAB - 1)),
-    "draft, 0 to 2 guesses a row": (
+    "draft, 0 to 2 drafts a row": (
         DraftModel(SMALLER, VOCAB, 2),
         lambda: weights(0.05, VOCAB - 1),
     ),
@@ -233,7 +233,7 @@ def test_samples_follow_the_target(case, rule, setting):
 WRONG = {
     "argmax drafts with soft probabilities": (faults.ArgmaxDraft, Rejection, "plain"),
     "noise repeated along a chain": (faults.RepeatedNoise, Rejection, "plain"),
-    "guesses dropped for their own outcome": (faults.DropsUnlikely, Rejection, "plain"),
+    "drafts dropped for their own outcome": (faults.DropsUnlikely, Rejection, "plain"),
     "noise reused for the residual": (Chain, faults.ReusedNoise, "hot, top-k"),
     "noise shared with the acceptance": (Chain, faults.SharedAcceptance, "plain"),
     "no residual": (Chain, faults.NoResidual, "plain"),

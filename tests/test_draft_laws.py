@@ -18,11 +18,7 @@ from specjax import RULES, Decoder, DraftModel, Match, NoProposer, Params, metri
 from specjax.proposers import Chain
 
 PERFECT = Params(toys.weights(), toys.weights())
-
-
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
-
-
 GAMMA = 3  # num_drafts of "draft 3"
 
 

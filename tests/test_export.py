@@ -64,7 +64,7 @@ def test_there_and_back_by_the_command_line(tmp_path, trained, target, name):
         same_bits(np.asarray(loaded.params[leaf]), np.asarray(first.params[leaf]))
 
 
-def test_head_k_of_an_export_guesses_what_ours_does(tmp_path, trained, target, monkeypatch):
+def test_head_k_of_an_export_predicts_what_ours_does(tmp_path, trained, target, monkeypatch):
     """From the hidden state at t, head k predicts the token at t + 2 + k in both: vLLM's formula
     gives our logits."""
     monkeypatch.setitem(vllm_reader.__globals__, "E", 64)

@@ -45,19 +45,19 @@ def nodes():
     node's text."""
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, FEW, (3, 20), dtype=np.int32)
-    guesses = rng.integers(0, FEW, PARENT.shape, dtype=np.int32)
-    guesses[:, 0] = tokens[np.arange(3), LENGTH - 1]
+    drafted = rng.integers(0, FEW, PARENT.shape, dtype=np.int32)
+    drafted[:, 0] = tokens[np.arange(3), LENGTH - 1]
     logits = rng.normal(size=(*PARENT.shape, FEW)).astype(np.float32) * 3
     texts = [
         [
             tokens[row, : LENGTH[row]].tolist()
-            + [int(guesses[row, m]) for m in trees.ancestors(PARENT[row], n)[1:]]
+            + [int(drafted[row, m]) for m in trees.ancestors(PARENT[row], n)[1:]]
             for n in range(PARENT.shape[1])
         ]
         for row in range(3)
     ]
     path = jax.vmap(lambda t, p: tree.path_tokens(t, p, 3))(
-        jnp.asarray(guesses), jnp.asarray(PARENT)
+        jnp.asarray(drafted), jnp.asarray(PARENT)
     )
     return tokens, logits, path, texts
 

@@ -40,7 +40,7 @@ def test_every_exact_rule_is_enumerated():
 @pytest.mark.parametrize(
     ("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)]
 )
-def test_drawn_guesses_keep_the_joint_distribution(rule, shape):
+def test_drawn_drafts_keep_the_joint_distribution(rule, shape):
     """Drafts are drawn without replacement among siblings, and the emitted text has the target's
     distribution."""
     vocab, parent = SHAPES[shape]
@@ -53,7 +53,7 @@ def test_drawn_guesses_keep_the_joint_distribution(rule, shape):
 @pytest.mark.parametrize(
     ("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)]
 )
-def test_fixed_guesses_keep_the_joint_distribution(rule, shape):
+def test_fixed_drafts_keep_the_joint_distribution(rule, shape):
     """The draft's best tokens are point masses, and the emitted text has the target's
     distribution."""
     vocab, parent = SHAPES[shape]
@@ -110,7 +110,7 @@ def stopped(draft, threshold, first):
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("rule", ENUMERATE)
-def test_a_chain_may_end_behind_an_unlikely_guess_but_not_before(rule, first):
+def test_a_chain_may_end_behind_an_unlikely_draft_but_not_before(rule, first):
     """A draft may depend on earlier draws; dropping it for its own outcome is biased.
 
     Rules with shared noise are the exception, since no proposal affects their text.
@@ -172,7 +172,7 @@ def test_match_emits_the_draw_of_the_target_whatever_is_proposed():
     flat = np.full((len(pick), 5, vocab), 1 / vocab)
     outcome = outcomes(Match(), parent, ForcedTokens(wanted, vocab), pick[:, 0], tokens, flat, None)
     emitted = np.concatenate([outcome.accepted, np.zeros((len(pick), 1), int)], axis=1)
-    np.put_along_axis(emitted, outcome.num_accepted[:, None], found.next_token[:, None], axis=1)
+    np.put_along_axis(emitted, outcome.num_accepted[:, None], outcome.next_token[:, None], axis=1)
     for row in range(len(pick)):
         node, text = 0, []
         while True:

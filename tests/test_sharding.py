@@ -78,11 +78,11 @@ prompts = ["the cat sat on the", "the dog", "that cat sat, that"]
 wanted = specjax.generate(plain, prompts, **options)
 for model, more in ((split, {}), (split, {}), (plain, {"mesh": mesh})):
     programs = _run._cache_size()
-    result = specjax.generate(model, prompts, **options, **more)
-    assert (result.tokens, found.text, found.finish) == (wanted.tokens, wanted.text, wanted.finish)
-    counts = [dataclasses.replace(out.stats, seconds=0) for out in (result, wanted)]
+    made = specjax.generate(model, prompts, **options, **more)
+    assert (made.tokens, made.text, made.finish) == (wanted.tokens, wanted.text, wanted.finish)
+    counts = [dataclasses.replace(out.stats, seconds=0) for out in (made, wanted)]
     assert counts[0] == counts[1]
-    for row, other in zip(result.logprobs, wanted.logprobs, strict=True):
+    for row, other in zip(made.logprobs, wanted.logprobs, strict=True):
         np.testing.assert_allclose(row.raw, other.raw, atol=1e-4)
 pieces = list(specjax.generate(split, prompts, **options, stream=True))
 assert ["".join(row) for row in zip(*pieces, strict=True)] == wanted.text

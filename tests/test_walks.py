@@ -29,7 +29,7 @@ def walk(uniform, parent, tokens, target, draft, rule="rejection"):
 
 
 @pytest.mark.parametrize("rule", WALKS)
-def test_a_guess_of_zero_draft_mass_is_never_accepted(rule):
+def test_a_draft_of_zero_draft_mass_is_never_accepted(rule):
     """It was not drawn, and u * 0 < p would accept it for any u."""
     target = np.full((2, 4), 0.25)
     draft = np.array([[0.5, 0.5, 0.0, 0.0]] * 2)
