@@ -29,7 +29,7 @@ def by_hand(heads, params, hidden):
 
 
 def random_heads(target, seed, **form):
-    """Heads of random weights with few parameters."""
+    """Random heads for `target`, with a tree of three choices."""
     adapter = MedusaAdapter.create(target, 2, name=f"heads {seed}", **form)
     keys = iter(jax.random.split(jax.random.key(seed), 9))
     params = jax.tree.map(

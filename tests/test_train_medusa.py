@@ -246,8 +246,8 @@ def test_heads_and_a_target_of_their_own(finished, text, tmp_path):
 
 
 def test_presets(tmp_path):
-    """Each preset prints its options; the command line and a file win over it, and a file can
-    name one."""
+    """A preset sets exactly its options; a file may name one, and file and command line win over
+    it."""
     required = ["--target", "t", "--data", "d"]
     for name, recipe in recipes.PRESETS.items():
         parsed = options.parse(
