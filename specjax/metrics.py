@@ -46,7 +46,8 @@ class Summary:
         compiled = f", compiled in {self.compile_seconds:.1f} s" if self.compile_seconds else ""
         return (
             f"{self.tokens} tokens in {self.target_passes} passes, "
-            f"{self.tokens_per_second:.1f} tokens/s, {alpha}, tau {self.mean_accepted_length:.2f}{compiled}"
+            f"{self.tokens_per_second:.1f} tokens/s, {alpha}, "
+            f"tau {self.mean_accepted_length:.2f}{compiled}"
         )
 
     def to_json(self) -> dict[str, Any]:

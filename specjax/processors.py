@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,6 @@ node.  `counts` says how often each token occurs in output and path.
 """
 
 _Host = Array | np.ndarray  # settings are NumPy arrays on the host until `prefill`
-_T = TypeVar("_T")
 _Numbers = float | Sequence[float] | np.ndarray | Array
 
 
@@ -171,7 +170,7 @@ class Processors:
         return dataclasses.replace(self, counts=_count(self.counts, tokens))
 
 
-def word_list(bad_words: Sequence[_T]) -> list[_T]:
+def word_list(bad_words: object) -> list[Any]:
     """The entries of `bad_words`.  Raises ValueError if it is not a list, such as a single text."""
     words = items(bad_words)
     if words is None:

@@ -13,11 +13,7 @@ import numpy as np
 import specjax
 
 ROWS, VOCAB, CONTEXT, NEW = 2, 320, 512, 128
-
-
 REFUSED = object()
-
-
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -48,15 +44,15 @@ def setting(accept, whole=False, lists_of_one=True):
     """One number for all rows, or one per row."""
 
     def meaning(value):
-        found = listed(value)
-        found = (
+        entries = listed(value)
+        entries = (
             [value] * ROWS
-            if found is None
-            else found * ROWS
-            if lists_of_one and len(found) == 1
-            else found
+            if entries is None
+            else entries * ROWS
+            if lists_of_one and len(entries) == 1
+            else entries
         )
-        numbers = [real(entry) for entry in found]
+        numbers = [real(entry) for entry in entries]
         if len(numbers) != ROWS or any(
             n is REFUSED or (whole and type(n) is float) for n in numbers
         ):
@@ -68,8 +64,8 @@ def setting(accept, whole=False, lists_of_one=True):
 
 def count(least, most):
     def meaning(value):
-        found = real(value)
-        return found if type(found) is int and least <= found <= most else REFUSED
+        amount = real(value)
+        return amount if type(amount) is int and least <= amount <= most else REFUSED
 
     return meaning
 
@@ -83,14 +79,14 @@ def or_none(meaning, default=None):
 
 
 def ids(value, empty=True):
-    found = listed(value)
-    found = None if found is None else [real(entry) for entry in found]
+    entries = listed(value)
+    entries = None if entries is None else [real(entry) for entry in entries]
     good = (
-        found is not None
-        and all(type(n) is int and 0 <= n < VOCAB for n in found)
-        and (empty or found)
+        entries is not None
+        and all(type(n) is int and 0 <= n < VOCAB for n in entries)
+        and (empty or entries)
     )
-    return found if good else REFUSED
+    return entries if good else REFUSED
 
 
 def text(value):
@@ -101,30 +97,34 @@ def text(value):
 
 
 def prompts(value):
-    found = [value] if isinstance(value, str) else listed(value)
-    if not found:
+    entries = [value] if isinstance(value, str) else listed(value)
+    if not entries:
         return REFUSED
-    rows = [text(row) if isinstance(row, str) else ids(row, empty=False) for row in found]
+    rows = [text(row) if isinstance(row, str) else ids(row, empty=False) for row in entries]
     return REFUSED if REFUSED in rows else rows
 
 
 def eos(value):
-    found = listed(value)
-    found = [value] if found is None else found
-    if found and all(listed(row) is not None for row in found):
-        rows = [ids(row) for row in found]
+    entries = listed(value)
+    entries = [value] if entries is None else entries
+    if entries and all(listed(row) is not None for row in entries):
+        rows = [ids(row) for row in entries]
         return rows if len(rows) == ROWS and REFUSED not in rows else REFUSED
-    return REFUSED if (one := ids(found)) is REFUSED else [one] * ROWS
+    return REFUSED if (one := ids(entries)) is REFUSED else [one] * ROWS
 
 
 def stop(value):
-    found = [value] if isinstance(value, str) else listed(value)
-    return REFUSED if found is None or not all(isinstance(t, str) and t for t in found) else found
+    entries = [value] if isinstance(value, str) else listed(value)
+    return (
+        REFUSED
+        if entries is None or not all(isinstance(t, str) and t for t in entries)
+        else entries
+    )
 
 
 def bias(value):
-    found = listed(value)
-    rows = [value] * ROWS if found is None else found
+    entries = listed(value)
+    rows = [value] * ROWS if entries is None else entries
     if len(rows) != ROWS or not all(isinstance(row, dict) for row in rows):
         return REFUSED
     for row in rows:
@@ -138,23 +138,23 @@ def bias(value):
 
 def bad_words(value):
     """The number of phrases; a text stands for two."""
-    found = listed(value)
-    if found is None:
+    entries = listed(value)
+    if entries is None:
         return REFUSED
-    for word in found:
+    for word in entries:
         if isinstance(word, str):
             if not word.strip() or text(word) is REFUSED:
                 return REFUSED
         elif ids(word, empty=False) in (REFUSED, [0]):  # 0 is EOS
             return REFUSED
-    return found
+    return entries
 
 
 def messages(value):
-    found = listed(value)
-    if not found:
+    entries = listed(value)
+    if not entries:
         return REFUSED
-    chats = [found] if isinstance(found[0], dict) else found
+    chats = [entries] if isinstance(entries[0], dict) else entries
     for chat in chats:
         turns = listed(chat)
         if not turns or not all(isinstance(m, dict) and type(m.get("role")) is str for m in turns):
@@ -170,20 +170,20 @@ def penalty(name, off):
     """Penalties are None if they are off for all rows."""
 
     def holds(call, wanted):
-        found = call.processors and call.processors.penalties
-        given = np.full(ROWS, off) if found is None else getattr(found, name)
+        penalties = call.processors and call.processors.penalties
+        given = np.full(ROWS, off) if penalties is None else getattr(penalties, name)
         return np.array_equal(given, np.array(wanted, np.float32))
 
     return holds
 
 
 def biased(call, wanted):
-    found = np.zeros((ROWS, VOCAB)) if call.processors is None else call.processors.bias
+    held = np.zeros((ROWS, VOCAB)) if call.processors is None else call.processors.bias
     given = np.zeros((ROWS, VOCAB), np.float32)
     for row, entries in zip(given, wanted, strict=True):
         for token, added in entries.items():
             row[token] = real(added)
-    return np.array_equal(found, given)
+    return np.array_equal(held, given)
 
 
 def anything(call, wanted):

@@ -32,7 +32,7 @@ def medusa(dtype) -> tuple[int, int]:
     # Only with this many rows does XLA compile the prompt differently when hidden states are read.
     tokens = np.random.default_rng(0).integers(1, toys.VOCAB, (ROWS, WIDTH), dtype=np.int32)
     lengths = np.full(ROWS, toys.model().max_positions - NEW, np.int32)
-    found = []
+    states = []
     for proposer, arrays in ((NoProposer(3), None), (Medusa(heads), of_heads)):
         decoder = Decoder(net, proposer, Match(), (), WIDTH)
         state = decoder.prefill(
@@ -40,8 +40,8 @@ def medusa(dtype) -> tuple[int, int]:
             key=toys.keys(ROWS), sampling=Sampling.create(ROWS, 1.0),
         )  # fmt: skip
         state = decoder.run(Params(weights, arrays), state)
-        found.append(jax.device_get(state.replace(key=None)))
-    plain, drafted = found
+        states.append(jax.device_get(state.replace(key=None)))
+    plain, drafted = states
     assert drafted.stats.accepted.sum() > ROWS
     return ROWS, sum(bits(plain, row) != bits(drafted, row) for row in range(ROWS))
 
@@ -86,9 +86,9 @@ def penalties() -> tuple[int, int]:
     for ahead in range(1, 5):
         path = np.full((rows, 5, 4), -1, np.int32)
         path[:, :, :ahead] = token[:, None, None]
-        found = np.asarray(processed(logits, token, times - ahead, jnp.asarray(path)))
+        actual = np.asarray(processed(logits, token, times - ahead, jnp.asarray(path)))
         wrong += sum(
-            found[row, node].tobytes() != wanted[row].tobytes()
+            actual[row, node].tobytes() != wanted[row].tobytes()
             for row in range(rows)
             for node in range(5)
         )

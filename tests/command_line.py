@@ -9,14 +9,8 @@ import pytest
 from specjax.commands import main
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-
 TINY = ROOT / "checkpoints" / "tiny"
-
-
 PAIR = ["--target", str(TINY / "target"), "--draft", str(TINY / "draft")]
-
-
 SHORT = ["--max-new-tokens", "24"]
 
 
@@ -30,7 +24,7 @@ def failure(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_:
         main([str(a) for a in arguments])
     assert exit_.value.code == 2
-    found = capsys.readouterr()
-    assert found.out == ""
-    assert "Traceback" not in found.err
-    return found.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "Traceback" not in output.err
+    return output.err

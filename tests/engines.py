@@ -56,14 +56,14 @@ def authors_heads(stored, heads, layers, own, prefix=""):
     for h, k in itertools.product(range(heads), range(layers)):
         wanted |= {f"{prefix}{h}.{k}.linear.weight": (E, E), f"{prefix}{h}.{k}.linear.bias": (E,)}
     wanted |= {f"{prefix}{h}.{layers}.weight": (V, E) for h in range(heads) if own}
-    found = take(stored, wanted)
+    tensors = take(stored, wanted)
     return [
         (
             [
-                (found[f"{prefix}{h}.{k}.linear.weight"], found[f"{prefix}{h}.{k}.linear.bias"])
+                (tensors[f"{prefix}{h}.{k}.linear.weight"], tensors[f"{prefix}{h}.{k}.linear.bias"])
                 for k in range(layers)
             ],
-            found[f"{prefix}{h}.{layers}.weight"] if own else None,
+            tensors[f"{prefix}{h}.{layers}.weight"] if own else None,
         )
         for h in range(heads)
     ]
@@ -121,14 +121,14 @@ def vllm_reader(folder):
         wanted[f"blocks.{h}.layers.{k}.weight"] = (E, E)
         if bias:
             wanted[f"blocks.{h}.layers.{k}.bias"] = (E,)
-    found = take(stored, wanted)
+    tensors = take(stored, wanted)
     return [
         (
             [
-                (found[f"blocks.{h}.layers.{k}.weight"], found[f"blocks.{h}.layers.{k}.bias"])
+                (tensors[f"blocks.{h}.layers.{k}.weight"], tensors[f"blocks.{h}.layers.{k}.bias"])
                 for k in range(layers)
             ],
-            found[f"lm_heads.{0 if shared else h}.weight"],
+            tensors[f"lm_heads.{0 if shared else h}.weight"],
         )
         for h in range(heads)
     ]

@@ -260,12 +260,12 @@ ENUMERATE = {
 }
 
 
-def joint(found, target, length):
+def joint(emitted, target, length):
     """[V] * length: the distribution of the text when the target continues each emission."""
     total = np.zeros((target.vocab,) * length)
     emissions = {}
     for chance, accepted, count, token in zip(
-        found.chance, found.accepted, found.num_accepted, found.next_token, strict=True
+        emitted.chance, emitted.accepted, emitted.num_accepted, emitted.next_token, strict=True
     ):
         text = (*accepted[:count].tolist(), int(token))
         emissions[text] = emissions.get(text, 0.0) + chance
@@ -285,12 +285,12 @@ def continuation(target, text, more):
 
 def check(rule, parent, proposals, target, draft):
     with enable_x64(True):
-        found = ENUMERATE[rule](parent, list(proposals), target, draft)
-    length = found.accepted.shape[1] + 1
+        emitted = ENUMERATE[rule](parent, list(proposals), target, draft)
+    length = emitted.accepted.shape[1] + 1
     np.testing.assert_allclose(
-        joint(found, target, length), continuation(target, (), length), rtol=0, atol=1e-12
+        joint(emitted, target, length), continuation(target, (), length), rtol=0, atol=1e-12
     )
-    return found
+    return emitted
 
 
 @functools.cache

@@ -218,9 +218,11 @@ class MixedUp(Decoder):
     """Is greedy only if the whole batch is."""
 
     def step(self, params, state):
-        found = state.sampling.temperature
+        temperature = state.sampling.temperature
         floor = state.sampling.replace(
-            temperature=jnp.where((found > 0).any(), jnp.maximum(found, 0.7), found)
+            temperature=jnp.where(
+                (temperature > 0).any(), jnp.maximum(temperature, 0.7), temperature
+            )
         )
         after, info = super().step(params, state.replace(sampling=floor))
         return after.replace(sampling=state.sampling), info

@@ -173,9 +173,9 @@ def edit(
     folder: pathlib.Path, file: str = "config.json", drop: tuple[str, ...] = (), **values
 ) -> pathlib.Path:
     """Change a JSON file of a folder."""
-    found = json.loads((folder / file).read_text())
-    found = {k: v for k, v in {**found, **values}.items() if k not in drop}
-    (folder / file).write_text(json.dumps(found))
+    content = json.loads((folder / file).read_text())
+    content = {k: v for k, v in {**content, **values}.items() if k not in drop}
+    (folder / file).write_text(json.dumps(content))
     return folder
 
 

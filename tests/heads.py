@@ -16,7 +16,7 @@ TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny" / "target"
 
 def by_hand(heads, params, hidden):
     """[..., K, V] in float64, computed head by head."""
-    hidden, found = np.asarray(hidden, np.float64), []
+    hidden, logits = np.asarray(hidden, np.float64), []
     for k in range(heads.num_heads):
         x = hidden
         for layer in range(heads.num_layers):
@@ -24,12 +24,12 @@ def by_hand(heads, params, hidden):
                 params["bias"][layer][k]
             )
             x = x + z / (1 + np.exp(-z))
-        found.append(x @ np.asarray(params["head"][k] if heads.own_heads else HEAD, np.float64))
-    return np.stack(found, axis=-2)
+        logits.append(x @ np.asarray(params["head"][k] if heads.own_heads else HEAD, np.float64))
+    return np.stack(logits, axis=-2)
 
 
 def random_heads(target, seed, **form):
-    """Heads of random weights with few parameters."""
+    """Random heads for `target`, with a tree of three choices."""
     adapter = MedusaAdapter.create(target, 2, name=f"heads {seed}", **form)
     keys = iter(jax.random.split(jax.random.key(seed), 9))
     params = jax.tree.map(

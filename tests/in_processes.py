@@ -90,9 +90,9 @@ def check_parts(model: specjax.LanguageModel) -> None:
     """Check that each device holds a part of every matrix, of its update, and of a batch."""
 
     def held(arrays):
-        found = jax.tree_util.tree_leaves_with_path(arrays)
+        leaves = jax.tree_util.tree_leaves_with_path(arrays)
         return {
-            jax.tree_util.keystr(p): x.addressable_shards[0].data.size / x.size for p, x in found
+            jax.tree_util.keystr(p): x.addressable_shards[0].data.size / x.size for p, x in leaves
         }
 
     params = held(model.params)

@@ -77,9 +77,9 @@ if __name__ == "__main__":
             "--dtypes", nargs="+", default=["bfloat16", "float32"], help="to load it in"
         )
         options = parser.parse_args()
-        for dtype, found in measure(options.megabytes, options.dtypes).items():
+        for dtype, cost in measure(options.megabytes, options.dtypes).items():
             print(
-                f"{dtype:<9} weights {found['weights'] / 1e9:.2f} GB, "
-                f"peak memory {found['memory'] / 1e9:.2f} GB "
-                f"({found['ratio']:.2f} x), {found['seconds']:.1f} s"
+                f"{dtype:<9} weights {cost['weights'] / 1e9:.2f} GB, "
+                f"peak memory {cost['memory'] / 1e9:.2f} GB "
+                f"({cost['ratio']:.2f} x), {cost['seconds']:.1f} s"
             )

@@ -29,8 +29,8 @@ def planned(model: LinenModel, width: int, chunk: int) -> tuple[int, int]:
         jax.ShapeDtypeStruct((1,), jnp.int32),
     )
     read = jax.jit(lambda *given: prefill.read_prompt(model, *given), donate_argnums=3)
-    found = read.lower(params, tokens, count, cache).compile().memory_analysis()
-    return found.output_size_in_bytes, found.temp_size_in_bytes
+    memory = read.lower(params, tokens, count, cache).compile().memory_analysis()
+    return memory.output_size_in_bytes, memory.temp_size_in_bytes
 
 
 def cached(model: LinenModel, width: int) -> tuple[int, int]:

@@ -121,7 +121,7 @@ def proposers(target: specjax.LinenModel, weights: Any) -> dict[str, tuple[Propo
     """One proposer of every kind with its parameters, drafting two tokens deep."""
     config = target.module.config
     draft = specjax.LinenModel(specjax.Transformer(config.truncated(1)))
-    # Without its last layer the target drafts itself well enough to be accepted now and then.
+    # The target without its last layer is a draft that is accepted now and then.
     small = noisy({name: leaf for name, leaf in weights.items() if name != "layer_1"}, 0.01)
     other = specjax.LinenModel(
         specjax.Transformer(dataclasses.replace(config.truncated(1), vocab_size=OTHER_VOCAB))
@@ -178,15 +178,15 @@ def respelt(params: Any) -> Any:
     shared = names >= 0
     size = params["embedding"].shape[1]
     embedding = 0.35 * jax.random.normal(jax.random.key(2), (OTHER_VOCAB, size))
-    found = {**params, "embedding": embedding.at[names[shared]].set(params["embedding"][shared])}
+    renamed = {**params, "embedding": embedding.at[names[shared]].set(params["embedding"][shared])}
     if "head" in params:
         head = (
             jnp.zeros((size, OTHER_VOCAB))
             .at[:, names[shared]]
             .set(params["head"]["kernel"][:, shared])
         )
-        found["head"] = {"kernel": head}
-    return found
+        renamed["head"] = {"kernel": head}
+    return renamed
 
 
 def family_cases(family: str, only: tuple[str, ...] = ()) -> dict[str, Case]:

@@ -69,15 +69,15 @@ def decode(case: Case, params: Params) -> Found:
 
 def collectives(text: str) -> list[tuple[str, int]]:
     """Kind and bytes of every operation in compiled HLO that moves data between devices."""
-    found = []
+    operations = []
     for shapes, kind in re.findall(rf"= (.+?) ({'|'.join(KINDS)})(?:-start)?\(", text):
         for dtype, dims in re.findall(
             r"(\w+)\[([\d,]*)\]", shapes
         ):  # XLA combines several into one
-            found.append(
+            operations.append(
                 (kind, _BYTES.get(dtype, 4) * math.prod(int(n) for n in dims.split(",") if n))
             )
-    return found
+    return operations
 
 
 def held(leaf: Any) -> int:
@@ -87,24 +87,24 @@ def held(leaf: Any) -> int:
 
 def check(name: str, case: Case, params: Params, wanted: Found) -> Found:
     """Compare a case on a mesh with one device. Raises AssertionError."""
-    found = decode(case, params)
-    assert found.texts == wanted.texts, f"{name}: {found.texts} instead of {wanted.texts}"
-    jax.tree.map(np.testing.assert_array_equal, found.figures, wanted.figures)
+    outcome = decode(case, params)
+    assert outcome.texts == wanted.texts, f"{name}: {outcome.texts} instead of {wanted.texts}"
+    jax.tree.map(np.testing.assert_array_equal, outcome.figures, wanted.figures)
     # Everything that is sent must be smaller than a device's part of a cache or of a matrix.
-    caches, matrices = sizes_of(found, params)
-    moved = collectives(found.compiled.as_text())
+    caches, matrices = sizes_of(outcome, params)
+    moved = collectives(outcome.compiled.as_text())
     assert moved, "eight devices that never talk: does the test still find what they say?"
     greatest = max(moved, key=lambda item: item[1])
     assert greatest[1] < min(*caches, *matrices), f"{name} moves {greatest}"
-    assert found.compiled.memory_analysis().alias_size_in_bytes >= sum(caches), (
+    assert outcome.compiled.memory_analysis().alias_size_in_bytes >= sum(caches), (
         f"{name}: a second cache"
     )
-    return found
+    return outcome
 
 
-def sizes_of(found: Found, params: Params) -> tuple[list[int], list[int]]:
+def sizes_of(outcome: Found, params: Params) -> tuple[list[int], list[int]]:
     """Bytes per device of the caches and of the target's matrices."""
-    caches = [held(leaf) for leaf in jax.tree.leaves(found.before) if leaf.ndim == 4]
+    caches = [held(leaf) for leaf in jax.tree.leaves(outcome.before) if leaf.ndim == 4]
     # Matrices over a few heads or tokens are smaller than activations here, unlike in real models.
     matrices = [
         x.nbytes for x in jax.tree.leaves(params.target) if x.ndim > 1 and min(x.shape[-2:]) >= 64
@@ -171,13 +171,13 @@ def traffic(options: argparse.Namespace) -> None:
         wanted = decode(case, case.params)
         for sizes in options.meshes:
             params = case.on(make_mesh(*sizes))
-            found = check(f"{name} on {sizes}", case, params, wanted)
-            moved, parts = collectives(found.compiled.as_text()), collections.defaultdict(list)
+            outcome = check(f"{name} on {sizes}", case, params, wanted)
+            moved, parts = collectives(outcome.compiled.as_text()), collections.defaultdict(list)
             for kind, size in moved:
                 parts[kind].append(size)
             told = ", ".join(f"{len(parts[k])} {k} of {sum(parts[k])}" for k in KINDS if k in parts)
             kind, size = max(moved, key=lambda item: item[1])
-            caches, matrices = sizes_of(found, params)
+            caches, matrices = sizes_of(outcome, params)
             print(
                 f"| {name} | {sizes[0]} x {sizes[1]} | {told} | {size}, {kind} "
                 f"| {min(caches)} | {min(matrices)} |"

@@ -71,16 +71,16 @@ class Equinox(eqx.Module):
         self.head = eqx.nn.Linear(WIDTH, toys.VOCAB, key=keys[3])
 
     def __call__(self, tokens: Array) -> Array:
-        place = jnp.arange(len(tokens))
-        x = jax.vmap(self.embed)(tokens) + jax.vmap(self.places)(place)
-        x = x + self.attention(x, x, x, mask=place[:, None] >= place)
+        position = jnp.arange(len(tokens))
+        x = jax.vmap(self.embed)(tokens) + jax.vmap(self.places)(position)
+        x = x + self.attention(x, x, x, mask=position[:, None] >= position)
         return SHARP * jax.vmap(self.head)(x)
 
 
 def plain(params: Any, tokens: Array) -> Array:
     """Attention with one head over the whole text."""
-    place = jnp.arange(tokens.shape[1])
-    x = params["embed"][tokens] + params["places"][place]
+    position = jnp.arange(tokens.shape[1])
+    x = params["embed"][tokens] + params["places"][position]
     query, key, value = (y[:, :, None] for y in jnp.split(x @ params["qkv"], 3, axis=-1))
     x = x + jax.nn.dot_product_attention(query, key, value, is_causal=True)[:, :, 0]
     return x @ params["head"]

@@ -152,7 +152,7 @@ def test_generate_takes_a_model_of_ones_own():
     ("name", "width"),
     [("nnx", own_models.WIDTH), ("recurrent function", own_models.WIDTH), ("linen", 0)],
 )
-def test_features_are_passed_on(name, width):
+def test_hidden_states_are_passed_on(name, width):
     """Hidden states are passed on if the model returns them; otherwise there are none."""
     model, params = own_models.own(name)
     cache = model.init_cache(2, 9)
@@ -178,10 +178,8 @@ def test_a_recurrent_cache_keeps_the_state_after_the_last_committed_token():
     np.testing.assert_array_equal(kept.length, count)
     assert kept.staged is None
     for row, n in enumerate(count):
-        for found, old, new in zip(kept.state, before, after, strict=True):
-            np.testing.assert_array_equal(
-                found[row], np.float32(new[row, n - 1] if n else old[row])
-            )
+        for leaf, old, new in zip(kept.state, before, after, strict=True):
+            np.testing.assert_array_equal(leaf[row], np.float32(new[row, n - 1] if n else old[row]))
     assert kept.rewind(staged) is staged
     with pytest.raises(ValueError, match="nothing is staged"):
         kept.commit(jnp.asarray(count))

@@ -12,8 +12,8 @@ ROWS, WIDTH, HEADS, KEY_HEADS, SLOTS, DIM = 2, 6, 4, 2, 23, 8
 
 def visible(kind):
     """[B, N, S]: which slots each token sees."""
-    slot, place = jnp.arange(SLOTS), jnp.array([[3], [9]]) + jnp.arange(WIDTH)
-    distance = place[:, :, None] - slot
+    slot, position = jnp.arange(SLOTS), jnp.array([[3], [9]]) + jnp.arange(WIDTH)
+    distance = position[:, :, None] - slot
     if kind == "window behind many slots":
         distance = distance + 6
         return (distance >= 0) & (distance < 2)
@@ -54,5 +54,5 @@ def test_empty_slots_cost_nothing(monkeypatch):
     monkeypatch.setattr(attention, "_SLOTS", 4)
     seen = jnp.zeros((1, WIDTH, SLOTS), bool).at[:, :, 9:11].set(True)
     values = jnp.full((1, KEY_HEADS, SLOTS, DIM), jnp.nan).at[:, :, 8:12].set(1.0)
-    found = attention.attend(jnp.ones((1, WIDTH, HEADS, DIM)), jnp.zeros_like(values), values, seen)
-    np.testing.assert_allclose(found, 1.0)
+    out = attention.attend(jnp.ones((1, WIDTH, HEADS, DIM)), jnp.zeros_like(values), values, seen)
+    np.testing.assert_allclose(out, 1.0)

@@ -31,7 +31,7 @@ NET = toys.model(VOCAB, num_layers=1)
 TREE = trees.SampledTree(NET, ((-1, 0, 0), (-1, 0, 1)))
 
 
-def found(proposer, rule, decoder=Decoder, noise=0.12, samples=8192, **settings):
+def audited(proposer, rule, decoder=Decoder, noise=0.12, samples=8192, **settings):
     """The report on a small target with a draft that is often right."""
     dec = decoder(NET, proposer, rule, (EOS,), NEW + 4)
     params = Params(
@@ -55,7 +55,7 @@ def test_sound_decoders_pass(case):
     """All claims are checked, drafts were accepted and rejected, and a bias would have been
     seen."""
     proposer, rule, settings = SOUND[case]
-    report = found(proposer, rule, **settings)
+    report = audited(proposer, rule, **settings)
     assert report.passed, str(report)
     names = {check.name for check in report.checks if check.claimed}
     wanted = {"figures", "greedy", "distribution"}
@@ -68,17 +68,17 @@ def test_sound_decoders_pass(case):
 
 def trap(proposer=Chain, rule=Rejection, decoder=Decoder, **settings):
     return functools.partial(
-        found, faults.drafting(proposer, NET, VOCAB, GAMMA), rule(), decoder, **settings
+        audited, faults.drafting(proposer, NET, VOCAB, GAMMA), rule(), decoder, **settings
     )
 
 
 TRAPS = {
     "argmax drafts accepted with soft probabilities": (trap(faults.ArgmaxDraft), "distribution"),
-    "noise of a guess shared with its acceptance": (
+    "noise of a draft shared with its acceptance": (
         trap(rule=faults.SharedAcceptance),
         "distribution",
     ),
-    "a residual draw for rows whose guesses were accepted": (
+    "a residual draw for rows whose drafts were accepted": (
         trap(rule=faults.ResidualBonus),
         "distribution",
     ),
@@ -90,7 +90,7 @@ TRAPS = {
         trap(rule=faults.FrozenAtTheRoot, decoder=faults.Unwarped, top_k=faults.TOP_K),
         "distribution",
     ),
-    "an end of text inside a block": (
+    "EOS inside a block": (
         trap(rule=Match, decoder=faults.EndsWithBlocks, samples=512),
         "same key",
     ),
@@ -131,7 +131,7 @@ def test_a_draft_cache_one_short_is_caught_by_its_acceptance():
     """The auditor passes it, since only speed is lost; but a perfect draft is then rejected at
     times."""
     proposer = faults.drafting(faults.ShortCache, NET, VOCAB, GAMMA)
-    assert found(proposer, Rejection(), samples=512).passed
+    assert audited(proposer, Rejection(), samples=512).passed
     perfect = Params(toys.flat(VOCAB), toys.flat(VOCAB))
     for draft, right in ((DRAFT, True), (proposer, False)):
         dec = Decoder(NET, draft, Rejection(), (), toys.CAPACITY)
@@ -142,7 +142,7 @@ def test_a_draft_cache_one_short_is_caught_by_its_acceptance():
 
 def test_an_inexact_rule_is_measured_and_passes():
     """The report says that the rule is inexact, and how much."""
-    report = found(DRAFT, Typical(0.3, 0.8))
+    report = audited(DRAFT, Typical(0.3, 0.8))
     assert report.passed
     assert report.p_value < 1e-6
     assert report.total_variation > 2 * report.expected

@@ -24,10 +24,10 @@ def test_real_prompts_are_cut_to_one_length():
     """It takes the last tokens of each prompt, in as many batches as they fill; without a file,
     random tokens."""
     target = specjax.load(TINY / "target")
-    found = batches(target, SHIPPED, 4, 40, limit=10)
-    assert [batch.shape for batch in found] == [(4, 40), (4, 40)]
+    read = batches(target, SHIPPED, 4, 40, limit=10)
+    assert [batch.shape for batch in read] == [(4, 40), (4, 40)]
     text = json.loads(SHIPPED.read_text().splitlines()[5])["prompt"]
-    assert found[1][1].tolist() == target.tokenizer.encode(text).ids[-40:]
+    assert read[1][1].tolist() == target.tokenizer.encode(text).ids[-40:]
     assert [batch.shape for batch in batches(target, None, 3, None)] == [(3, 32)]
 
 
@@ -125,9 +125,11 @@ def test_int8_beside_float32(monkeypatch, tmp_path, capsys):
     assert rows["self-int8"]["alpha"][0] > 0.8
     assert rows["plain"]["tau"] == [1.0, 1.0, 1.0]
     target, draft = (specjax.load(TINY / name) for name in ("target", "draft"))
-    found = [(one.name, one.num_drafts) for one in bench._in_int8(target, draft, [1, 2], None)]
+    contestants = [
+        (one.name, one.num_drafts) for one in bench._in_int8(target, draft, [1, 2], None)
+    ]
     drafts = [(name, gamma) for gamma in (1, 2) for name in ("draft int8", "self-int8")]
-    assert found == [("int8 target", 0), ("draft int8 alone", 0), *drafts]
+    assert contestants == [("int8 target", 0), ("draft int8 alone", 0), *drafts]
 
 
 def test_vocabularies_are_alike_and_not_equal(capsys):

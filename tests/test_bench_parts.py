@@ -36,9 +36,9 @@ def test_coins_keep_what_the_rate_promises(rows):
 def test_the_imposed_figures_of_the_table_of_int8():
     """docs/benchmarks.md prints alpha and tau of these coins, which no machine changes."""
     passes, accepted, tested = imposed.walk(imposed.coins(1, 64, 0.8, [4])[0], 4)
-    found = f"| {accepted / tested:.2f}, imposed | {64 / passes:.2f} |"
+    cells = f"| {accepted / tested:.2f}, imposed | {64 / passes:.2f} |"
     text = (ROOT / "docs" / "benchmarks.md").read_text()
-    assert text.count(found) == text.count(", imposed |") == 2
+    assert text.count(cells) == text.count(", imposed |") == 2
 
 
 def test_a_walk_by_hand():
@@ -121,9 +121,9 @@ def test_goals_are_judged():
     assert judged[0]["measured"] == 2.0
     assert {goal.run for goal in goals.GOALS} == set(goals.RUNS)
     quick = argparse.Namespace(quick=True, rounds=5, new_tokens=128)
-    found = {name: goals.settings(name, quick) for name in goals.RUNS}
-    assert found["110M f32 batch 8"].batch == 8 and found["110M bf16"].dtype == "bfloat16"
-    assert {asked.new_tokens for asked in found.values()} == {16}
+    settings = {name: goals.settings(name, quick) for name in goals.RUNS}
+    assert settings["110M f32 batch 8"].batch == 8 and settings["110M bf16"].dtype == "bfloat16"
+    assert {asked.new_tokens for asked in settings.values()} == {16}
 
 
 def test_parts_over_a_step():
@@ -166,10 +166,10 @@ def test_growth_says_where_it_departs():
     assert growth.law(x, 3 + 2 * x, "linear")[1] == ""
     assert growth.law(x, np.array([5.0, 5, 5, 15]), "flat")[1].startswith("departs: ")
     pytest.importorskip("matplotlib")
-    found = {
+    report = {
         "batch": [{"batch": n, "step": 0.1 * n, "memory": 1e6, "compile": 2.0} for n in (1, 2)]
     }
-    assert len(growth.plot(found).axes) == len(growth.PARTS) == 3
+    assert len(growth.plot(report).axes) == len(growth.PARTS) == 3
 
 
 def test_the_ceiling_is_the_best_read(monkeypatch):
@@ -199,7 +199,7 @@ def test_spec_bench(tmp_path, capsys):
         "| multi-turn conversation | 1 |" in out and "| translation | 1 |" in out and "2/2" in out
     )
     answers = json.loads((tmp_path / "answers.json").read_text())
-    assert [len(found["plain"]["answers"]) for found in answers] == [2, 1]
+    assert [len(answer["plain"]["answers"]) for answer in answers] == [2, 1]
     assert len(set(spec_bench.GROUPS.values())) == 6
 
 

@@ -57,8 +57,8 @@ def plainly(row, tokens):
     return toys.plain_logits(padded)[0, : len(text)]
 
 
-def close(found, wanted):
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+def close(actual, wanted):
+    np.testing.assert_allclose(actual, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
 
 
 def test_logits_at_a_tree_node_are_those_of_its_path_read_plainly():
@@ -84,10 +84,10 @@ def test_a_pass_does_not_move_the_length():
     _, cache = staged()
     np.testing.assert_array_equal(cache.length, toys.LENGTHS)
     for row in range(toys.ROWS):
-        for found, wanted in zip(
+        for actual, wanted in zip(
             toys.committed(cache, row), toys.committed(prefilled(), row), strict=True
         ):
-            np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(actual, wanted)
 
 
 def test_commit_by_path_keeps_what_reading_the_path_would_have_staged():
@@ -98,10 +98,10 @@ def test_commit_by_path_keeps_what_reading_the_path_would_have_staged():
     plain = plain.commit(jnp.full(toys.ROWS, 3))
     np.testing.assert_array_equal(cache.length, toys.LENGTHS + 3)
     for row in range(toys.ROWS):
-        for found, wanted in zip(
+        for actual, wanted in zip(
             toys.committed(cache, row), toys.committed(plain, row), strict=True
         ):
-            close(found, wanted)
+            close(actual, wanted)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
@@ -122,8 +122,10 @@ def test_commit_of_the_first_tokens_moves_nothing():
     count = np.array([0, 2, 5, 6])
     kept = cache.commit(jnp.asarray(count))
     np.testing.assert_array_equal(kept.length, toys.LENGTHS + count)
-    for found, wanted in zip((*kept.keys, *kept.values), (*cache.keys, *cache.values), strict=True):
-        assert found is wanted
+    for actual, wanted in zip(
+        (*kept.keys, *kept.values), (*cache.keys, *cache.values), strict=True
+    ):
+        assert actual is wanted
 
 
 def test_committing_a_prefix_path_equals_committing_the_first_tokens():
@@ -132,10 +134,10 @@ def test_committing_a_prefix_path_equals_committing_the_first_tokens():
     first = cache.commit(jnp.full(toys.ROWS, 3))
     by_path = cache.commit(jnp.full(toys.ROWS, 3), jnp.broadcast_to(jnp.arange(3), (toys.ROWS, 3)))
     for row in range(toys.ROWS):
-        for found, wanted in zip(
+        for actual, wanted in zip(
             toys.committed(by_path, row), toys.committed(first, row), strict=True
         ):
-            np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(actual, wanted)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -149,12 +151,12 @@ def test_visible_slots_by_definition(masked):
         if masked
         else np.broadcast_to(np.tri(width, dtype=bool), (4, width, width))
     )
-    found = np.asarray(
+    visible = np.asarray(
         visible_slots(jnp.asarray(length), width, capacity, jnp.asarray(mask) if masked else None)
     )
     for b, n, s in np.ndindex(4, width, capacity):
         behind = s - length[b]
-        assert found[b, n, s] == (behind < 0 or (behind < width and mask[b, n, behind]))
+        assert visible[b, n, s] == (behind < 0 or (behind < width and mask[b, n, behind]))
 
 
 def test_one_mask_serves_every_row():
@@ -183,10 +185,10 @@ def test_stage_writes_each_row_at_its_own_start(rows):
 
 def test_stage_casts_to_the_type_of_the_cache():
     """A float32 pass over a bfloat16 cache stores bfloat16."""
-    found = stage(
+    staged = stage(
         jnp.zeros((1, 1, 4, 2), jnp.bfloat16), jnp.full((1, 1, 2, 2), 1.001), jnp.array([1])
     )
-    assert found.dtype == jnp.bfloat16
+    assert staged.dtype == jnp.bfloat16
 
 
 def test_an_empty_cache_holds_zeros():

@@ -75,7 +75,7 @@ def test_0_is_plain_decoding(target, draft):
     assert out.tokens == specjax.generate(target, [[5] * 250], max_new_tokens=10).tokens
 
 
-def test_a_draft_alone_guesses_as_deep_as_it_is_told(target, draft):
+def test_a_draft_alone_drafts_as_deep_as_it_is_told(target, draft):
     """The default is four; of several numbers the greatest counts, and at least one."""
     for num_drafts, depth in ((None, 4), (2, 2), ([0, 3, 1], 3), ([0, 0, 0], 1), (200, 200)):
         call = prepared(target, PROMPTS, draft=draft, num_drafts=num_drafts)
@@ -128,16 +128,16 @@ def test_first_of_takes_a_bank_beside_a_draft(tiny):
 @pytest.fixture
 def passes(monkeypatch):
     """A list of the target's passes in all decoding so far, row by row; tests read and clear it."""
-    found, run = [], specjax.Decoder.run
+    counts, run = [], specjax.Decoder.run
 
     def counting(self, params, state, *steps):
         before = np.asarray(state.stats.target_passes).copy()
         state = run(self, params, state, *steps)
-        found.extend((np.asarray(state.stats.target_passes) - before).tolist())
+        counts.extend((np.asarray(state.stats.target_passes) - before).tolist())
         return state
 
     monkeypatch.setattr(specjax.Decoder, "run", counting)
-    return found
+    return counts
 
 
 @pytest.mark.parametrize("form", [["--json"], []], ids=["json", "stream"])
@@ -158,8 +158,8 @@ def test_a_command_decodes_once(capsys, passes, form, stop):
         passes.clear()
         main([*arguments, *extra])
         assert sum(passes) == wanted
-        found = capsys.readouterr().out
-        assert (json.loads(found)["text"][0] if form else found).find(out.text[0]) >= 0
+        printed = capsys.readouterr().out
+        assert (json.loads(printed)["text"][0] if form else printed).find(out.text[0]) >= 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

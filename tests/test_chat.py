@@ -86,12 +86,12 @@ def theirs(template, **special):
 def test_text_is_that_of_transformers(name, chat, prompt):
     """The text is equal; where the template refuses a conversation, both raise its message."""
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    found = theirs(TEMPLATES[name], **special)
+    template = theirs(TEMPLATES[name], **special)
     if name == "gemma" and chat == "system":
         with pytest.raises(ValueError, match="System role not supported"):
             render(files(TEMPLATES[name], **special), CHATS[chat])
         return
-    wanted = found.apply_chat_template(CHATS[chat], tokenize=False, add_generation_prompt=prompt)
+    wanted = template.apply_chat_template(CHATS[chat], tokenize=False, add_generation_prompt=prompt)
     ours = render(files(TEMPLATES[name], **special), CHATS[chat], add_generation_prompt=prompt)
     assert ours == wanted
     assert "strftime_now" not in TEMPLATES[name] or str(datetime.date.today().year) in ours
@@ -112,17 +112,17 @@ def test_special_tokens_in_every_spelling():
     """A special token may be a string or an object; tokenizer_config.json wins over
     special_tokens_map.json."""
     template = "{{ bos_token }}{{ eos_token }}{{ unk_token is defined }}"
-    found = files(template, bos_token={"content": "<a>", "lstrip": False})
-    found["special_tokens_map.json"] = json.dumps(
+    folder = files(template, bos_token={"content": "<a>", "lstrip": False})
+    folder["special_tokens_map.json"] = json.dumps(
         {"bos_token": "<x>", "eos_token": {"content": "<b>"}}
     ).encode()
-    assert render(found, CHATS["one"]) == "<a><b>False"
+    assert render(folder, CHATS["one"]) == "<a><b>False"
 
 
 def test_variables_reach_the_template():
     """Extra variables, such as switches of some templates, are passed on."""
-    found = files("{{ enable_thinking }}")
-    assert render(found, CHATS["one"], enable_thinking=False) == "False"
+    folder = files("{{ enable_thinking }}")
+    assert render(folder, CHATS["one"], enable_thinking=False) == "False"
 
 
 @pytest.mark.parametrize(

@@ -158,13 +158,13 @@ def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
     monkeypatch.undo()
     assert (folder / "mine.txt").exists()
     try:
-        found = specjax.load(folder)
+        loaded = specjax.load(folder)
     except FileNotFoundError as error:
         assert "config.json is missing" in str(error)
         assert moment > 0
     else:
-        same = old if found.tokenizer is None else new
-        jax.tree.map(np.testing.assert_array_equal, found.params, same.params)
+        same = old if loaded.tokenizer is None else new
+        jax.tree.map(np.testing.assert_array_equal, loaded.params, same.params)
     specjax.save(new, folder)
     jax.tree.map(np.testing.assert_array_equal, specjax.load(folder).params, new.params)
     assert (
@@ -217,8 +217,8 @@ def test_a_tokenizer_neither_cuts_nor_pads(folder):
     words.enable_truncation(4)
     words.enable_padding(length=8)
     words.save(str(folder / "tokenizer.json"))
-    found = specjax.load(folder).tokenizer.encode_batch(texts)
-    assert [encoding.ids for encoding in found] == wanted
+    encoded = specjax.load(folder).tokenizer.encode_batch(texts)
+    assert [encoding.ids for encoding in encoded] == wanted
     assert len(wanted[0]) > 8 > len(wanted[1])
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
@@ -337,6 +337,6 @@ def test_rotary_buffers_are_ignored(folder):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_memory_of_load(dtype):
     """Loading takes at most 1.2 times the memory of the weights in the dtype of loading."""
-    found = memory_of_load.measure(100 if dtype == "float32" else 200, [dtype])[dtype]
-    assert found["weights"] > 1.5e8
-    assert found["ratio"] < 1.2, found
+    cost = memory_of_load.measure(100 if dtype == "float32" else 200, [dtype])[dtype]
+    assert cost["weights"] > 1.5e8
+    assert cost["ratio"] < 1.2, cost

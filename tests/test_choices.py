@@ -20,9 +20,9 @@ def brute_force(ranks, num_nodes):
     hits = {path: int((ranks[:, : len(path)] == path).all(1).sum()) for path in paths}
 
     def closed(chosen):
-        found = set(chosen)
+        nodes = set(chosen)
         return all(
-            (len(c) == 1 or c[:-1] in found) and (c[-1] == 0 or (*c[:-1], c[-1] - 1) in found)
+            (len(c) == 1 or c[:-1] in nodes) and (c[-1] == 0 or (*c[:-1], c[-1] - 1) in nodes)
             for c in chosen
         )
 
@@ -51,8 +51,8 @@ def test_no_tree_is_better(seed):
         choices = best_tree(ranks, num_nodes)
         tree.from_choices(choices)
         assert len(choices) < num_nodes
-        found = round((expected_length(ranks, choices) - 1) * len(ranks))
-        assert found == brute_force(ranks, num_nodes)
+        hits = round((expected_length(ranks, choices) - 1) * len(ranks))
+        assert hits == brute_force(ranks, num_nodes)
 
 
 def test_the_best_tree_is_measured_and_no_product_of_marginals():
@@ -76,20 +76,20 @@ def test_ranks_are_those_of_the_tokens_ahead():
     id."""
     texts = toys.greedy_texts()[: toys.ROWS]
     params = toys.noisy_heads(toys.SHARED, 1)
-    found = measure_ranks(toys.model(), toys.weights(), toys.SHARED, params, HEAD, texts)
+    ranks = measure_ranks(toys.model(), toys.weights(), toys.SHARED, params, HEAD, texts)
     logits = by_hand(toys.SHARED, params, toys.plain_output(texts).hidden)
     places = toys.CAPACITY - 1 - toys.SHARED.num_heads
-    assert found.shape == (toys.ROWS * places, toys.SHARED.num_heads)
+    assert ranks.shape == (toys.ROWS * places, toys.SHARED.num_heads)
     for row, t, k in itertools.product(
         range(toys.ROWS), (0, 1, places - 1), range(toys.SHARED.num_heads)
     ):
         order = np.argsort(-logits[row, t, k], kind="stable").tolist()
-        assert found[row * places + t, k] == order.index(texts[row, t + 2 + k])
+        assert ranks[row * places + t, k] == order.index(texts[row, t + 2 + k])
     tied = jax.tree.map(jnp.zeros_like, params)
-    found = measure_ranks(
+    ranks = measure_ranks(
         toys.model(), toys.weights(), toys.SHARED, tied, jnp.zeros_like(HEAD), texts
     )
-    assert found[0].tolist() == texts[0, 2:4].tolist()
+    assert ranks[0].tolist() == texts[0, 2:4].tolist()
 
 
 def test_ranks_measured_on_greedy_text_are_acceptance():
@@ -106,8 +106,8 @@ def test_ranks_measured_on_greedy_text_are_acceptance():
             right = ranks[length - 2] == 0
             accepted.append((int(state.length[0]) - length - 1, int(np.cumprod(right).sum())))
     assert len(accepted) > 5
-    assert all(found == wanted for found, wanted in accepted)
-    assert len({found for found, _ in accepted}) > 1
+    assert all(actual == wanted for actual, wanted in accepted)
+    assert len({actual for actual, _ in accepted}) > 1
 
 
 @pytest.mark.parametrize(

@@ -67,16 +67,16 @@ def cells(twin):
 def test_a_notebook_is_its_twin(notebook):
     """Notebook and twin have the same cells, and every cell that ran shows its output without an
     error."""
-    found = json.loads(notebook.with_suffix(".ipynb").read_text())["cells"]
+    stored = json.loads(notebook.with_suffix(".ipynb").read_text())["cells"]
     wanted = list(cells(notebook))
-    assert [cell["cell_type"] == "code" for cell in found] == [code for code, _ in wanted]
-    for cell, (code, text) in zip(found, wanted, strict=True):
+    assert [cell["cell_type"] == "code" for cell in stored] == [code for code, _ in wanted]
+    for cell, (code, text) in zip(stored, wanted, strict=True):
         source = "".join(cell["source"]).strip()
         # Jupytext writes shell and IPython commands as comments.
         commented = re.sub(r"^( *)([!%])", r"\1# \2", source, flags=re.MULTILINE)
         assert (commented if code else source) == text
     outputs = [
-        output for cell in found if cell["cell_type"] == "code" for output in cell["outputs"]
+        output for cell in stored if cell["cell_type"] == "code" for output in cell["outputs"]
     ]
     assert outputs and not [output for output in outputs if output["output_type"] == "error"]
 
@@ -89,8 +89,8 @@ def test_a_notebook_shows_its_pictures(notebook):
     """Pictures are stored as pictures, not as names of objects, and have colour between the
     axes."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    found = json.loads(notebook.with_suffix(".ipynb").read_text())["cells"]
-    outputs = [output.get("data", {}) for cell in found for output in cell.get("outputs", [])]
+    stored = json.loads(notebook.with_suffix(".ipynb").read_text())["cells"]
+    outputs = [output.get("data", {}) for cell in stored for output in cell.get("outputs", [])]
     figures = [data for data in outputs if "Figure" in "".join(data.get("text/plain", []))]
     assert figures
     for data in figures:

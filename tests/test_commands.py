@@ -36,8 +36,8 @@ def test_generate_prints_text_and_table(capsys):
 def test_json_is_one_object(capsys, temperature, proposer):
     """stdout is one JSON object with every promised field and the same tokens as plain decoding."""
     arguments = ["--json", "--temperature", temperature, "--seed", 3, *SHORT]
-    found = run(capsys, "generate", "import os\n", "class A", *PAIR[:2], *proposer, *arguments)
-    result = json.loads(found.out)
+    printed = run(capsys, "generate", "import os\n", "class A", *PAIR[:2], *proposer, *arguments)
+    result = json.loads(printed.out)
     assert set(result) == {"text", "tokens", "finish", "exact", "stats"}
     assert {
         "acceptance_rate", "mean_accepted_length", "target_passes", "tokens", "seconds",
@@ -71,10 +71,10 @@ def test_json_is_one_object(capsys, temperature, proposer):
 )
 def test_other_proposers(capsys, arguments):
     """Each proposer loads its weights, drafts, and changes no token."""
-    found = run(
+    printed = run(
         capsys, "generate", "import os\n", *PAIR[:2], "--json", *SHORT, "--proposer", *arguments
     )
-    stats = json.loads(found.out)["stats"]
+    stats = json.loads(printed.out)["stats"]
     assert stats["same_tokens"] is True
     assert stats["tested"] > 0
 
@@ -110,7 +110,7 @@ def test_the_whole_sampler(capsys):
         "--min-new-tokens", 9, "--logit-bias", "5=-2.5", "--logit-bias", "9=1", "--bad-word",
         "self", "--stop", "xyz", "--logprobs", 2,
     ]  # fmt: skip
-    found = json.loads(
+    result = json.loads(
         run(
             capsys, "generate", "import os\n", *PAIR, *SHORT, *arguments, "--json", "--no-compare"
         ).out
@@ -123,8 +123,8 @@ def test_the_whole_sampler(capsys):
     wanted = specjax.generate(
         specjax.load(TINY / "target"), "import os\n", max_new_tokens=24, **settings
     )
-    assert found["tokens"] == wanted.tokens
-    row = found["logprobs"][0]
+    assert result["tokens"] == wanted.tokens
+    row = result["logprobs"][0]
     assert [len(row[name]) for name in ("raw", "warped", "top_ids", "top")] == [
         len(wanted.tokens[0])
     ] * 4

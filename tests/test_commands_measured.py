@@ -15,10 +15,10 @@ def test_audit_of_medusa_heads(capsys, tmp_path):
     target = specjax.load(TINY / "target")
     specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
     sizes = ["--samples", 16, "--rows", 16, "--num-tokens", 1, "--max-new-tokens", 8]
-    found = run(
+    printed = run(
         capsys, "audit", *PAIR[:2], "--proposer", "medusa", "--adapter", tmp_path / "heads", *sizes
     )
-    assert "passed" in found.out
+    assert "passed" in printed.out
 
 
 AUDIT = [*PAIR, "--samples", 128, "--max-new-tokens", 8]
@@ -130,9 +130,9 @@ def test_bench_of_a_draft_with_other_tokens(capsys):
         6,
         "--json",
     ]
-    found = run(capsys, "bench", "import os\n", *PAIR[:2], "--draft", draft, *arguments)
-    _, row = json.loads(found.out)["rows"]
-    assert "speaks other tokens" in found.err
+    printed = run(capsys, "bench", "import os\n", *PAIR[:2], "--draft", draft, *arguments)
+    _, row = json.loads(printed.out)["rows"]
+    assert "speaks other tokens" in printed.err
     assert (row["proposer"], row["same_tokens"], row["speedup"]) == ("draft", 1, None)
     assert row["alpha"] is not None
 

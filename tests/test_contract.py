@@ -242,10 +242,10 @@ def test_a_rule_of_ones_own_is_a_rule():
         )
         return dec.run(toys.params("tree"), toys.prefill(dec, toys.params("tree"), temperature=1.0))
 
-    wanted, found = toys.decoder("tree", "threshold"), run(0.3)
+    wanted, lenient = toys.decoder("tree", "threshold"), run(0.3)
     assert wanted.rule.threshold == 0.3
-    assert toys.texts(found) == toys.decoded("tree", "threshold", 1.0)[0]
-    assert run(1.1).stats.accepted.sum() == 0 < found.stats.accepted.sum()
+    assert toys.texts(lenient) == toys.decoded("tree", "threshold", 1.0)[0]
+    assert run(1.1).stats.accepted.sum() == 0 < lenient.stats.accepted.sum()
 
 
 def test_decoders_with_equal_rules_are_equal():

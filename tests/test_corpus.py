@@ -45,8 +45,8 @@ def test_a_corpus_is_tokenised_whole(tmp_path):
     words.enable_truncation(7)
     words.enable_padding(length=9)
     words.save(str(tmp_path / "cutting.json"))
-    found, *_ = prepare(source, tmp_path / "again", 300, str(tmp_path / "cutting.json"))
-    assert (found.truncation, found.padding) == (None, None)
+    again, *_ = prepare(source, tmp_path / "again", 300, str(tmp_path / "cutting.json"))
+    assert (again.truncation, again.padding) == (None, None)
     for name in ("train.bin", "held_out.bin"):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
@@ -117,15 +117,18 @@ def test_an_isolated_document_is_read_as_if_alone():
     logits = jax.jit(
         lambda tokens, end: read(model, params, tokens, end) @ head_matrix(params), static_argnums=1
     )
-    found = logits(packed, end)
+    packed_logits = logits(packed, end)
     first = 2
     for document in documents:
         alone = toys.plain_logits(np.pad(document, (0, toys.CAPACITY - len(document)))[None])[0]
         np.testing.assert_allclose(
-            found[first : first + len(document)], alone[: len(document)], rtol=1e-4, atol=1e-4
+            packed_logits[first : first + len(document)],
+            alone[: len(document)],
+            rtol=1e-4,
+            atol=1e-4,
         )
         first += len(document)
-    assert np.abs(found - logits(packed, None))[7:].max() > 1e-2, (
+    assert np.abs(packed_logits - logits(packed, None))[7:].max() > 1e-2, (
         "in the plain stream they see each other"
     )
 

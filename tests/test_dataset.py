@@ -55,10 +55,10 @@ def said():
 def test_the_dataset_is_what_the_target_says(written, said):
     """The dataset holds the tokens of `generate`, exact counts, hashes, and lines of text."""
     target, wanted = said
-    found = dataset.read(written)
-    assert [tokens[start:].tolist() for tokens, start in found] == wanted.tokens
+    data = dataset.read(written)
+    assert [tokens[start:].tolist() for tokens, start in data] == wanted.tokens
     assert target.tokenizer is not None
-    assert [tokens[:start].tolist() for tokens, start in found] == [
+    assert [tokens[:start].tolist() for tokens, start in data] == [
         target.tokenizer.encode(p).ids for p in PROMPTS
     ]
     manifest = json.loads((written / "dataset.json").read_text())
@@ -94,19 +94,19 @@ def test_likeliest_tokens_are_the_targets(tmp_path, prompts):
     )
     target = specjax.load(trained.target())
     for path in sorted(out.glob("*.safetensors")):
-        found = safetensors.numpy.load_file(path)
-        logits = toys.plain_logits(found["tokens"], target.model, target.params)
+        shard = safetensors.numpy.load_file(path)
+        logits = toys.plain_logits(shard["tokens"], target.model, target.params)
         values, ids = jax.lax.top_k(jax.nn.log_softmax(logits), 3)
         for row, (start, end) in enumerate(
-            zip(found["prompt_length"], found["length"], strict=True)
+            zip(shard["prompt_length"], shard["length"], strict=True)
         ):
             new = slice(start - 1, end - 1), slice(start, end)
             np.testing.assert_allclose(
-                found["top_log_probs"][row, new[1]], values[row, new[0]], atol=1e-3
+                shard["top_log_probs"][row, new[1]], values[row, new[0]], atol=1e-3
             )
             # Almost equal logits may change places.
-            assert (found["top_ids"][row, new[1]] == ids[row, new[0]]).mean() > 0.95
-            assert not found["top_log_probs"][row, :start].any()
+            assert (shard["top_ids"][row, new[1]] == ids[row, new[0]]).mean() > 0.95
+            assert not shard["top_log_probs"][row, :start].any()
 
 
 def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
@@ -160,8 +160,8 @@ def test_windows_of_text_are_continued(tmp_path):
     generate.main(["--target", str(trained.target()), "--data", str(trained.text()), "--out",
                    str(tmp_path), "--sequences", "3", "--batch-size", "2", "--prompt-tokens", "9",
                    "--max-new-tokens", "12"])  # fmt: skip
-    found = dataset.read(tmp_path)
-    assert [start for _, start in found] == [9, 9, 9]
+    data = dataset.read(tmp_path)
+    assert [start for _, start in data] == [9, 9, 9]
     assert json.loads((tmp_path / "dataset.json").read_text())["sequences"] == 3
 
 
@@ -195,18 +195,18 @@ def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
         str(out),
     ]
     evaluate.main(common)
-    found = json.loads(out.read_text())
+    report = json.loads(out.read_text())
     stats = said[1].stats
-    assert found["new_tokens"] == stats.tokens
-    assert found["target_passes"] == stats.target_passes
-    assert found["acceptance_rate"][0] == pytest.approx(stats.acceptance_rate)
-    assert found["mean_accepted_length"][0] == pytest.approx(stats.mean_accepted_length)
+    assert report["new_tokens"] == stats.tokens
+    assert report["target_passes"] == stats.target_passes
+    assert report["acceptance_rate"][0] == pytest.approx(stats.acceptance_rate)
+    assert report["mean_accepted_length"][0] == pytest.approx(stats.mean_accepted_length)
     assert "| alpha of draft 4 |" in capsys.readouterr().out
     evaluate.main(
         [*common, "--draft", str(trained.target()), "--num-drafts", "2", "--batch-size", "2"]
     )
-    found = json.loads(out.read_text())
-    assert found["acceptance_rate_by_depth"] == [[1, 1, 1], [1, 1, 1]]
+    report = json.loads(out.read_text())
+    assert report["acceptance_rate_by_depth"] == [[1, 1, 1], [1, 1, 1]]
 
 
 def test_any_proposer_is_evaluated(tmp_path, prompts):
@@ -221,16 +221,16 @@ def test_any_proposer_is_evaluated(tmp_path, prompts):
 
 def test_heads_are_evaluated_on_several_prompts_at_once(tmp_path, prompts):
     """One adapter serves any number of rows, and each row has the same figures as alone."""
-    target, found = specjax.load(trained.target()), []
+    target, reports = specjax.load(trained.target()), []
     specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
     for batch in ("1", "2"):
         out = tmp_path / f"{batch}.json"
         evaluate.main(["--target", str(trained.target()), "--adapter", str(tmp_path / "heads"),
                        "--prompts", str(prompts), "--limit-prompts", "2", "--max-new-tokens", "6",
                        "--batch-size", batch, "--out", str(out)])  # fmt: skip
-        found.append(json.loads(out.read_text()))
-    assert found[0]["mean_accepted_length"] == found[1]["mean_accepted_length"]
-    assert found[0]["acceptance_rate_by_depth"] == found[1]["acceptance_rate_by_depth"]
+        reports.append(json.loads(out.read_text()))
+    assert reports[0]["mean_accepted_length"] == reports[1]["mean_accepted_length"]
+    assert reports[0]["acceptance_rate_by_depth"] == reports[1]["acceptance_rate_by_depth"]
 
 
 def test_evaluations_are_plotted(tmp_path, prompts):
@@ -288,9 +288,9 @@ def test_intervals():
     assert interval(np.full(9, 2.0), np.full(9, 4.0)) == (0.5, 0.5, 0.5)
     assert interval(np.ones(3), np.zeros(3)) is None
     values = np.random.default_rng(0).normal(1, 0.2, 400)
-    found = interval(values, np.ones(400))
-    assert found is not None
-    assert found[0] == pytest.approx(values.mean())
+    bounds = interval(values, np.ones(400))
+    assert bounds is not None
+    assert bounds[0] == pytest.approx(values.mean())
     error = 1.96 * values.std() / 20
-    assert found[1] == pytest.approx(values.mean() - error, abs=0.004)
-    assert found[2] == pytest.approx(values.mean() + error, abs=0.004)
+    assert bounds[1] == pytest.approx(values.mean() - error, abs=0.004)
+    assert bounds[2] == pytest.approx(values.mean() + error, abs=0.004)

@@ -55,15 +55,15 @@ def probabilities(net=None, arrays=None, heat=1.0):
 
 def batch_of(everything=slice(None), **changes):
     rows = len(TOKENS[everything])
-    found = {"tokens": TOKENS[everything], "drawn": DRAWN[everything].astype(np.float32),
+    batch = {"tokens": TOKENS[everything], "drawn": DRAWN[everything].astype(np.float32),
              "number": np.arange(rows, dtype=np.int32), "own": np.zeros(rows, bool),
              "limit": np.full(rows, LENGTH, np.int32),
              "share": np.ones(rows, np.float32)}  # fmt: skip
-    return {**found, **changes}
+    return {**batch, **changes}
 
 
 @pytest.mark.parametrize("eos", [(), (int(TOKENS[0, 6]), int(TOKENS[3, 2]))])
-def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses(eos):
+def test_the_accepted_length_loss_is_one_minus_its_share_of_the_drafts(eos):
     """Computed from both models' probabilities; while annealing it begins as forward KL. Nothing
     is accepted behind EOS, even if another document follows it, and chains cut by the end of the
     window do not count."""
@@ -81,22 +81,22 @@ def test_the_accepted_length_loss_is_one_minus_its_share_of_the_guesses(eos):
     loss = jax.jit(job(eos, loss="accepted-length", anneal_steps=2).loss)
     for share in (0.0, 0.5, 1.0):
         batch = batch_of(share=np.full(8, share, np.float32), limit=limit)
-        found, others = loss(toys.truncated(), toys.weights(), batch)
+        value, others = loss(toys.truncated(), toys.weights(), batch)
         wanted = share * (1 - np.mean(lengths) / 3) + (1 - share) * np.mean(first)
-        assert float(found) == pytest.approx(wanted, rel=0.03)
+        assert float(value) == pytest.approx(wanted, rel=0.03)
         assert float(others["weight"]) == len(lengths)
         assert float(others["expected_accepted_length"]) == pytest.approx(
             np.mean(lengths), rel=0.03
         )
 
 
-def test_answers_shorter_than_the_guesses_are_learned():
+def test_answers_shorter_than_the_drafts_are_learned():
     """An answer of two tokens counts like any other, even if three tokens are drafted."""
     drawn = np.zeros((8, LENGTH), np.float32)
     drawn[:, 4:6] = 1
     loss = jax.jit(jax.value_and_grad(job(loss="accepted-length").loss, has_aux=True))
-    (found, others), grads = loss(toys.truncated(), toys.weights(), batch_of(drawn=drawn))
-    assert float(others["weight"]) == 16 and 1 / 3 < float(found) < 1
+    (value, others), grads = loss(toys.truncated(), toys.weights(), batch_of(drawn=drawn))
+    assert float(others["weight"]) == 16 and 1 / 3 < float(value) < 1
     assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(grads)) > 1e-4
 
 
@@ -128,10 +128,10 @@ def test_the_draft_goes_on_in_rows_of_its_own():
     """At temperature 0 each token is the draft's most probable one; other rows and prompts stay."""
     made = job(draft_fraction=0.5, sampled_fraction=0.5, temperature=0.0)
     own = np.arange(8) < 4
-    found = np.asarray(made._continue(toys.truncated(), batch_of(own=own)))
-    assert (found[4:] == TOKENS[4:]).all() and (found[:, :4] == TOKENS[:, :4]).all()
-    best = toys.plain_logits(found, toys.model(num_layers=1), toys.truncated()).argmax(-1)
-    assert (found[:4, 4:] == best[:4, 3:-1]).all()
+    continued = np.asarray(made._continue(toys.truncated(), batch_of(own=own)))
+    assert (continued[4:] == TOKENS[4:]).all() and (continued[:, :4] == TOKENS[:, :4]).all()
+    best = toys.plain_logits(continued, toys.model(num_layers=1), toys.truncated()).argmax(-1)
+    assert (continued[:4, 4:] == best[:4, 3:-1]).all()
 
 
 def test_learning_inside_speculation():
@@ -145,27 +145,27 @@ def test_learning_inside_speculation():
     def start():
         return toys.prefill(decoder, arrays, temperature=1.0, limit=limit)
 
-    found = jax.jit(online.roll_out, static_argnums=(0, 3))(decoder, arrays, start(), steps)
+    rolled = jax.jit(online.roll_out, static_argnums=(0, 3))(decoder, arrays, start(), steps)
     draft = arrays.proposer
-    features = jax.jit(online.read_branches, static_argnums=0)(toys.model(), draft, found)
-    logits = jax.nn.log_softmax(features @ head_matrix(draft))
+    hidden = jax.jit(online.read_branches, static_argnums=0)(toys.model(), draft, rolled)
+    logits = jax.nn.log_softmax(hidden @ head_matrix(draft))
     state, step, refused = start(), jax.jit(decoder.step), 0
     for number in range(steps):
         root = np.asarray(state.length) - 1
         text = np.asarray(state.tokens)
         state, info = step(arrays, state)
-        np.testing.assert_array_equal(found.root[:, number], root)
-        np.testing.assert_array_equal(found.guesses[:, number], info.proposal.tokens[:, 1:])
+        np.testing.assert_array_equal(rolled.root[:, number], root)
+        np.testing.assert_array_equal(rolled.guesses[:, number], info.proposal.tokens[:, 1:])
         wanted = jax.nn.log_softmax(info.proposal.logits)[:, :gamma]
         np.testing.assert_allclose(logits[:, number, :gamma], wanted, rtol=1e-3, atol=1e-4)
         for row in range(toys.ROWS):
-            chain = [*text[row, : root[row] + 1], *np.asarray(found.guesses[row, number])]
+            chain = [*text[row, : root[row] + 1], *np.asarray(rolled.guesses[row, number])]
             plain = toys.plain_logits(np.pad(chain, (0, toys.CAPACITY - len(chain)))[None])[0]
             at = root[row] + np.arange(gamma + 1)
-            np.testing.assert_allclose(found.logits[row, number], plain[at], rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(rolled.logits[row, number], plain[at], rtol=1e-3, atol=1e-4)
         refused += int((np.asarray(info.num_accepted) < gamma).sum())
     assert refused > 0
-    np.testing.assert_array_equal(found.emitted, state.length - toys.LENGTHS)
+    np.testing.assert_array_equal(rolled.emitted, state.length - toys.LENGTHS)
 
 
 def test_where_sequences_come_from():
@@ -256,8 +256,8 @@ def test_rows_that_fill_up_a_mesh_do_not_count(monkeypatch):
     """What is held out is the same for any number of devices."""
     wanted = job(eval_batches=1).evaluate(toys.truncated())
     monkeypatch.setattr("specjax.training.jobs.distill.row_parts", lambda mesh: 3)
-    found = job(eval_batches=1).evaluate(toys.truncated())
-    assert found == pytest.approx(wanted, rel=1e-5) and found["held_out_kl"] > 0
+    report = job(eval_batches=1).evaluate(toys.truncated())
+    assert report == pytest.approx(wanted, rel=1e-5) and report["held_out_kl"] > 0
 
 
 def test_a_draft_ends_texts_as_its_target_does(tmp_path):
@@ -272,10 +272,10 @@ def test_a_draft_ends_texts_as_its_target_does(tmp_path):
     options = DistillOptions(**{**SMALL, "target": str(folder)})
     made = Distill(options, draft, target, None, written, written, None, {})
     made.export(made.init(), tmp_path / "draft")
-    found = load(tmp_path / "draft")
-    assert found.eos == target.eos == (0, 7)
+    loaded = load(tmp_path / "draft")
+    assert loaded.eos == target.eos == (0, 7)
     assert json.loads((tmp_path / "draft" / "config.json").read_text())["eos_token_id"] == [0, 7]
-    assert vocabulary_digest(found.tokenizer) == vocabulary_digest(target.tokenizer)
+    assert vocabulary_digest(loaded.tokenizer) == vocabulary_digest(target.tokenizer)
 
 
 def test_distillation_raises_the_measured_tau(tmp_path):
@@ -290,8 +290,8 @@ def test_distillation_raises_the_measured_tau(tmp_path):
         "--eval-every",
         "6",
     )
-    found = [line for line in run(tmp_path, "--steps", "60", *measured) if "tau" in line]
-    before, after = found[0], found[-1]
+    measurements = [line for line in run(tmp_path, "--steps", "60", *measured) if "tau" in line]
+    before, after = measurements[0], measurements[-1]
     assert (
         before["tau_low"] <= before["tau"] <= before["tau_high"] < after["tau_low"] <= after["tau"]
     )
@@ -366,7 +366,7 @@ def test_which_runs_are_annealed(tmp_path):
 def test_every_mode_learns(tmp_path, mode):
     """A whole run from the command line raises the acceptance on held-out text."""
     steps = ("--steps", "24", "--eval-every", "1", "--eval-batches", "1")
-    found = run(tmp_path / "run", *MODES[mode], *steps)
-    alphas = [line["held_out_alpha"] for line in found if "held_out_alpha" in line]
+    lines = run(tmp_path / "run", *MODES[mode], *steps)
+    alphas = [line["held_out_alpha"] for line in lines if "held_out_alpha" in line]
     assert np.mean(alphas[-3:]) > np.mean(alphas[:3]) + 0.02
-    assert all(np.isfinite(line["loss"]) for line in found if "loss" in line)
+    assert all(np.isfinite(line["loss"]) for line in lines if "loss" in line)

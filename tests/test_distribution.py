@@ -88,7 +88,7 @@ def medusa_params():
 CASES = {
     "none": (NoProposer(), lambda: None),
     "draft": (DraftModel(SMALLER, VOCAB, 2), lambda: weights(0.05, VOCAB - 1)),
-    "draft, 0 to 2 guesses a row": (
+    "draft, 0 to 2 drafts a row": (
         DraftModel(SMALLER, VOCAB, 2),
         lambda: weights(0.05, VOCAB - 1),
     ),
@@ -144,8 +144,8 @@ def texts(proposer, params, rule, layers=1, num_drafts=None):
         num_drafts=num_drafts,
     )
     state = dec.run(arrays, state)
-    found = np.asarray(state.tokens)[:, len(PROMPT) : CAPACITY].reshape(len(SETTINGS), EACH, NEW)
-    return found, jax.device_get(state.stats)
+    tokens = np.asarray(state.tokens)[:, len(PROMPT) : CAPACITY].reshape(len(SETTINGS), EACH, NEW)
+    return tokens, jax.device_get(state.stats)
 
 
 @functools.cache
@@ -178,17 +178,17 @@ def wanted(setting, layers=1):
     return (chosen / chosen.sum()).reshape((VOCAB,) * NEW)
 
 
-def p_value(found, setting, layers=1):
+def p_value(sample, setting, layers=1):
     """The p-value of the texts under a setting."""
-    return chi_square(found, wanted(setting, layers))
+    return chi_square(sample, wanted(setting, layers))
 
 
-def chi_square(found, joint):
+def chi_square(sample, joint):
     """The p-value of texts [rows, NEW] under their joint distribution; 0 if one of them is
     impossible."""
     counts = np.zeros((VOCAB,) * NEW)
-    np.add.at(counts, tuple(found.T), 1)
-    counts, expected = counts.ravel(), len(found) * joint.ravel()
+    np.add.at(counts, tuple(sample.T), 1)
+    counts, expected = counts.ravel(), len(sample) * joint.ravel()
     if counts[expected == 0].any():
         return 0.0
     rare = expected < 5
@@ -224,8 +224,8 @@ def test_the_settings_are_worth_testing():
 )
 def test_samples_follow_the_target(case, rule, setting):
     """This holds over several steps, in a batch of mixed settings with greedy rows."""
-    found, stats = sampled(case, rule)
-    assert p_value(found[list(SETTINGS).index(setting)], setting, layers(case)) > IMPLAUSIBLE
+    sample, stats = sampled(case, rule)
+    assert p_value(sample[list(SETTINGS).index(setting)], setting, layers(case)) > IMPLAUSIBLE
     if case != "none":  # without drafts, or without rejections, the test would prove nothing
         assert 0.1 < stats.accepted.sum() / stats.tested.sum() < 0.95
 
@@ -233,7 +233,7 @@ def test_samples_follow_the_target(case, rule, setting):
 WRONG = {
     "argmax drafts with soft probabilities": (faults.ArgmaxDraft, Rejection, "plain"),
     "noise repeated along a chain": (faults.RepeatedNoise, Rejection, "plain"),
-    "guesses dropped for their own outcome": (faults.DropsUnlikely, Rejection, "plain"),
+    "drafts dropped for their own outcome": (faults.DropsUnlikely, Rejection, "plain"),
     "noise reused for the residual": (Chain, faults.ReusedNoise, "hot, top-k"),
     "noise shared with the acceptance": (Chain, faults.SharedAcceptance, "plain"),
     "no residual": (Chain, faults.NoResidual, "plain"),
@@ -245,6 +245,6 @@ WRONG = {
 def test_wrong_rules_are_caught(mistake):
     """The check sees typical mistakes, none of which greedy decoding would notice."""
     proposer, rule, setting = WRONG[mistake]
-    found, _ = texts(faults.drafting(proposer, NET, VOCAB, 2), weights(0.12), rule())
-    assert p_value(found[list(SETTINGS).index(setting)], setting) < IMPLAUSIBLE
-    assert p_value(found[-1], "greedy") == 1
+    sample, _ = texts(faults.drafting(proposer, NET, VOCAB, 2), weights(0.12), rule())
+    assert p_value(sample[list(SETTINGS).index(setting)], setting) < IMPLAUSIBLE
+    assert p_value(sample[-1], "greedy") == 1

@@ -18,11 +18,7 @@ from specjax import RULES, Decoder, DraftModel, Match, NoProposer, Params, metri
 from specjax.proposers import Chain
 
 PERFECT = Params(toys.weights(), toys.weights())
-
-
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
-
-
 GAMMA = 3  # num_drafts of "draft 3"
 
 
@@ -161,9 +157,9 @@ def test_bit_exact_mode(dtype):
         pairs = zip(
             toys.committed(drafted.cache, row), toys.committed(padded.cache, row), strict=True
         )
-        for found, wanted in pairs:
-            assert found.dtype == dtype
-            assert found.tobytes() == wanted.tobytes()
+        for actual, wanted in pairs:
+            assert actual.dtype == dtype
+            assert actual.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("size", [toys.VOCAB - 5, toys.VOCAB + 6])

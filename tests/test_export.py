@@ -58,25 +58,25 @@ def test_there_and_back_by_the_command_line(tmp_path, trained, target, name):
         trained / "medusa_lm_head.safetensors"
     ).read_bytes()
     assert config_of(back) == config_of(trained)
-    found, first = (specjax.load_medusa(folder, target) for folder in (back, trained))
-    assert found.choices == first.choices == ((0,), (1,), (0, 0))
+    loaded, first = (specjax.load_medusa(folder, target) for folder in (back, trained))
+    assert loaded.choices == first.choices == ((0,), (1,), (0, 0))
     for leaf in first.params:
-        same_bits(np.asarray(found.params[leaf]), np.asarray(first.params[leaf]))
+        same_bits(np.asarray(loaded.params[leaf]), np.asarray(first.params[leaf]))
 
 
-def test_head_k_of_an_export_guesses_what_ours_does(tmp_path, trained, target, monkeypatch):
+def test_head_k_of_an_export_predicts_what_ours_does(tmp_path, trained, target, monkeypatch):
     """From the hidden state at t, head k predicts the token at t + 2 + k in both: vLLM's formula
     gives our logits."""
     monkeypatch.setitem(vllm_reader.__globals__, "E", 64)
     monkeypatch.setitem(vllm_reader.__globals__, "V", 512)
-    found = vllm_reader(job(trained, tmp_path / "out", "vllm", "--target", TINY / "target"))
+    exported = vllm_reader(job(trained, tmp_path / "out", "vllm", "--target", TINY / "target"))
     adapter = specjax.load_medusa(trained, target)
     hidden = np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32)
     matrix = head_matrix(target.params)
     ours = medusa_logits(
         adapter.heads, medusa_features(adapter.heads, adapter.params, jnp.asarray(hidden)), matrix
     )
-    for k, (blocks, head) in enumerate(found):
+    for k, (blocks, head) in enumerate(exported):
         x = hidden.astype(np.float64)
         for weight, bias in blocks:
             z = x @ weight.astype(np.float64).T + bias.astype(np.float64)

@@ -179,11 +179,11 @@ def test_bfloat16(family):
     """In bfloat16 the mean difference of the logits of 100 tokens is below 5 % of their spread."""
     model, folder = make(family, next(iter(CONFIGS[family])))
     tokens = folders.random_tokens(100, vocab_size=96)
-    wanted, found = (
+    wanted, actual = (
         theirs(model, tokens),
         ours(specjax.load(folder, "bfloat16"), tokens).astype(np.float32),
     )
-    assert np.sqrt(np.mean((found - wanted) ** 2)) < 0.05 * wanted.std()
+    assert np.sqrt(np.mean((actual - wanted) ** 2)) < 0.05 * wanted.std()
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -310,12 +310,12 @@ def test_what_holds_where_a_file_is_silent(family, tmp_path):
     for key in set(whole) - sizes - {"model_type", "architectures"}:
         given = {name: value for name, value in whole.items() if name != key}
         try:
-            found = specjax.FAMILIES[family].read_config(given)
+            config_read = specjax.FAMILIES[family].read_config(given)
         except KeyError:  # the field is required
             continue
         (tmp_path / "config.json").write_text(json.dumps(given))
         full = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
-        assert found == specjax.FAMILIES[family].read_config(full), key
+        assert config_read == specjax.FAMILIES[family].read_config(full), key
         compared += 1
     assert compared > 8
 

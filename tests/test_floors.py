@@ -63,16 +63,16 @@ def package_of(module: str) -> tuple[str, ...]:
 
 def imports_of(path: pathlib.Path) -> set[str]:
     """The modules of this project that a file imports anywhere."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: a relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found.add(full if full in PATHS else node.module)
-    return {name for name in found if name.split(".")[0] in ("specjax", "train", "tests", "bench")}
+                names.add(full if full in PATHS else node.module)
+    return {name for name in names if name.split(".")[0] in ("specjax", "train", "tests", "bench")}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)
@@ -161,9 +161,9 @@ def test_importing_the_library_imports_no_training():
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    found = set(done.stdout.split())
-    assert "specjax.decoding" in found
-    assert not found & {
+    imported = set(done.stdout.split())
+    assert "specjax.decoding" in imported
+    assert not imported & {
         "optax",
         "orbax",
         "huggingface_hub",

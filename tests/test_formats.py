@@ -51,10 +51,10 @@ def test_the_reader_finds_the_heads(tmp_path, name, case):
     extra or missing."""
     heads = heads_of(*CASES[case])
     write_heads(tmp_path, name, heads, HEAD)
-    found = READERS[name](tmp_path)
+    read = READERS[name](tmp_path)
     layers, own = CASES[case]
-    assert len(found) == 3
-    for h, (blocks, matrix) in enumerate(found):
+    assert len(read) == 3
+    for h, (blocks, matrix) in enumerate(read):
         assert len(blocks) == layers
         for k, (weight, bias) in enumerate(blocks):
             same_bits(weight, heads.tensors[f"{h}.{k}.linear.weight"])

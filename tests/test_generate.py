@@ -285,16 +285,16 @@ def test_stats_add_up(target, speculation, rule):
     out = specjax.generate(
         target, PROMPTS, max_new_tokens=NEW, temperature=1.0, rule=rule, **speculation
     )
-    found = out.stats
-    assert found.tokens == sum(map(len, out.tokens))
-    assert found.mean_accepted_length == found.tokens / found.target_passes
-    assert found.seconds > 0 and found.tokens_per_second == found.tokens / found.seconds
+    stats = out.stats
+    assert stats.tokens == sum(map(len, out.tokens))
+    assert stats.mean_accepted_length == stats.tokens / stats.target_passes
+    assert stats.seconds > 0 and stats.tokens_per_second == stats.tokens / stats.seconds
     if speculation:
-        assert 0 <= found.acceptance_rate <= 1
-        assert found.target_passes <= found.tokens
+        assert 0 <= stats.acceptance_rate <= 1
+        assert stats.target_passes <= stats.tokens
     else:
-        assert found.acceptance_rate is None
-        assert found.target_passes == found.tokens
+        assert stats.acceptance_rate is None
+        assert stats.target_passes == stats.tokens
 
 
 def test_stats_of_a_stop(circle):

@@ -7,8 +7,6 @@ import pytest
 import specjax
 
 NEW = 40
-
-
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
 
 

@@ -77,22 +77,22 @@ def test_the_cache_serves_without_a_network(cache, offline):
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    found = result["found"]
+    outcomes = result["found"]
     number = specjax.load(folders.target()).num_params
-    assert found["tiny/cat@None"] == ["tiny/cat", [0], number]
+    assert outcomes["tiny/cat@None"] == ["tiny/cat", [0], number]
     assert (
-        found["tiny/cat@v1"]
-        == found.get(f"tiny/cat@{OLD}", found["tiny/cat@v1"])
+        outcomes["tiny/cat@v1"]
+        == outcomes.get(f"tiny/cat@{OLD}", outcomes["tiny/cat@v1"])
         == ["tiny/cat", [9], number]
     )
     for name in ("tiny/cat@v2", "tiny/dog@None"):
-        kind, message = found[name]
-        assert kind == "FileNotFoundError", found[name]
+        kind, message = outcomes[name]
+        assert kind == "FileNotFoundError", outcomes[name]
         assert name.split("@")[0] in message and "cache" in message and "HF_HUB_OFFLINE" in message
     if (
         offline == "1"
     ):  # older versions do not know that the download is incomplete, so the folder check finds it
-        kind, message = found["tiny/half@None"]
+        kind, message = outcomes["tiny/half@None"]
         assert kind == "FileNotFoundError" and (
             "model.safetensors" in message or "not (wholly)" in message
         )

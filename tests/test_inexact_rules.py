@@ -27,7 +27,7 @@ def possible(parent, tokens, target, rule):
 
     if not (isinstance(rule, Threshold) and rule.mean):
         return [keeps(n) for n in range(len(parent))]
-    found = [n == 0 for n in range(len(parent))]
+    accepted = [n == 0 for n in range(len(parent))]
     for leaf in range(1, len(parent)):
         way = trees.ancestors(parent, leaf)
         values = [chosen[m] for m in way[1:]]
@@ -37,8 +37,8 @@ def possible(parent, tokens, target, rule):
             and min(values) > 0
             and np.mean(values) >= rule.threshold
         ):
-            found[leaf] = True
-    return found
+            accepted[leaf] = True
+    return accepted
 
 
 INEXACT = [
@@ -62,10 +62,10 @@ def decide(rule, shape, table=Table):
     wanted = np.argmax(
         target * np.random.default_rng(6).random(target.shape), axis=-1
     )  # tokens that are possible under the target
-    found = outcomes(
+    emitted = outcomes(
         rule, parent, ForcedTokens(wanted, vocab), np.ones(len(tokens)), tokens, target, None
     )
-    return tokens, target, wanted, found
+    return tokens, target, wanted, emitted
 
 
 def test_every_inexact_rule_is_enumerated():
@@ -79,7 +79,7 @@ def test_every_inexact_rule_is_enumerated():
 def test_an_inexact_rule_keeps_the_longest_path_that_it_may(rule, shape, table):
     """For every proposal; the next token is the target's own draw."""
     parent = SHAPES[shape][1]
-    tokens, target, wanted, found = decide(rule, shape, table)
+    tokens, target, wanted, emitted = decide(rule, shape, table)
     lengths = set()
     for row in range(len(tokens)):
         keeps = possible(parent, tokens[row], target[row], rule)
@@ -88,9 +88,9 @@ def test_an_inexact_rule_keeps_the_longest_path_that_it_may(rule, shape, table):
         ]
         node = int(np.argmax(depth))
         way = trees.ancestors(parent, node)
-        assert found.num_accepted[row] == depth[node]
-        assert found.accepted[row][: depth[node]].tolist() == tokens[row][way[1:]].tolist()
-        assert found.next_token[row] == wanted[row, node]
+        assert emitted.num_accepted[row] == depth[node]
+        assert emitted.accepted[row][: depth[node]].tolist() == tokens[row][way[1:]].tolist()
+        assert emitted.next_token[row] == wanted[row, node]
         lengths.add(depth[node])
     assert len(lengths) > 1
 
@@ -112,14 +112,14 @@ def test_at_temperature_0_an_inexact_rule_is_greedy(rule):
     vocab, parent = SHAPES["siblings below"]
     tokens, target, _, _ = decide(rule, "siblings below", GreedyTable)
     draw = ForcedTokens(target.argmax(-1), vocab)
-    greedy, found = (
+    greedy, emitted = (
         outcomes(r, parent, draw, np.ones(len(tokens)), tokens, target, None)
         for r in (Match(), rule)
     )
     for row in range(len(tokens)):
         text, wanted = (
             [*o.accepted[row][: o.num_accepted[row]].tolist(), int(o.next_token[row])]
-            for o in (found, greedy)
+            for o in (emitted, greedy)
         )
         assert (
             text == wanted[: len(text)]

@@ -193,8 +193,8 @@ def test_the_cache_after_a_run_is_the_text_read_plainly(case, rule):
     plain = read_plainly(padded.tobytes())
     for row in range(toys.ROWS):
         wanted = toys.committed(plain.replace(length=state.cache.length), row)
-        for found, want in zip(toys.committed(state.cache, row), wanted, strict=True):
-            np.testing.assert_allclose(found, want, rtol=0, atol=2e-5 * np.abs(want).max())
+        for actual, want in zip(toys.committed(state.cache, row), wanted, strict=True):
+            np.testing.assert_allclose(actual, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
 
 @functools.cache

@@ -48,8 +48,8 @@ class Toy:
         return {"x": jnp.zeros(self.size)}
 
     def batch(self, step):
-        found = np.random.default_rng(step).normal(size=(4, self.size)).astype(np.float32)
-        return {"y": found * (np.nan if step == self.broken else 1)}
+        numbers = np.random.default_rng(step).normal(size=(4, self.size)).astype(np.float32)
+        return {"y": numbers * (np.nan if step == self.broken else 1)}
 
     def loss(self, params, frozen, batch):
         return jnp.mean((params["x"] - batch["y"]) ** 2), {}
@@ -112,10 +112,10 @@ def test_a_layer_that_is_computed_again_is_the_same_layer():
         model = LinenModel(Transformer(toys.model().module.config, remat=remat))
         return (model.apply(params, tokens, positions).logits ** 2).mean()
 
-    wanted, found = (
+    wanted, actual = (
         jax.jit(jax.grad(loss), static_argnums=1)(toys.weights(), remat) for remat in (False, True)
     )
-    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(actual), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
@@ -277,10 +277,10 @@ def test_other_options_and_inputs_are_refused(tmp_path, finished):
 
 def test_a_run_says_what_it_was(finished):
     """run.json has the resolved options, versions and hashes."""
-    found = json.loads((finished / "run.json").read_text())
-    assert found["options"] == dataclasses.asdict(settings(finished))
-    assert found["versions"]["jax"] == jax.__version__
-    assert found["inputs"] == {"text": "a" * 64}
+    summary = json.loads((finished / "run.json").read_text())
+    assert summary["options"] == dataclasses.asdict(settings(finished))
+    assert summary["versions"]["jax"] == jax.__version__
+    assert summary["inputs"] == {"text": "a" * 64}
 
 
 def test_a_line_that_was_cut_off_is_dropped(tmp_path):
@@ -309,9 +309,9 @@ def test_tensorboard_is_optional(tmp_path, monkeypatch):
             written.append("closed")
 
     monkeypatch.setitem(sys.modules, "tensorboardX", types.SimpleNamespace(SummaryWriter=Writer))
-    found = record.Metrics(tmp_path / "metrics.jsonl", 4, tensorboard=True)
-    found.write(5, {"loss": 0.25})
-    found.close()
+    metrics = record.Metrics(tmp_path / "metrics.jsonl", 4, tensorboard=True)
+    metrics.write(5, {"loss": 0.25})
+    metrics.close()
     assert written == [(str(tmp_path / "tensorboard"), 5), ("loss", 0.25, 5), "closed"]
 
 
@@ -336,10 +336,10 @@ FILES = {
 def test_options_from_a_file(tmp_path, name):
     """Options are read from the file, and the command line wins."""
     (tmp_path / name).write_text(FILES[name])
-    found = options.parse(
+    parsed = options.parse(
         LoopOptions, ["--config", str(tmp_path / name), "--out", "here", "--batch-size", "2"]
     )
-    assert found == LoopOptions(steps=7, out="here", tensorboard=True, batch_size=2)
+    assert parsed == LoopOptions(steps=7, out="here", tensorboard=True, batch_size=2)
 
 
 @pytest.mark.parametrize(

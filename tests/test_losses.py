@@ -1,19 +1,16 @@
-"""Losses against float64, finite differences, unchunked losses and speculative sampling."""
+"""Losses against float64, finite differences and unchunked losses."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.rules import Rejection
-from specjax.sampling import IndependentDraw, Sampling, argmax, warp
+from specjax.sampling import Sampling, warp
 from specjax.training import accepted
-from specjax.training.accepted import expected_accepted_length
 from specjax.training.divergences import DIVERGENCES, acceptance, blend
 from specjax.training.losses import (
     against,
@@ -25,8 +22,6 @@ from specjax.training.losses import (
     log_target,
 )
 from specjax.training.precision import mixed_dot_general
-from specjax.tree import Tree
-from specjax.types import Proposal
 
 KEYS = jax.random.split(jax.random.key(0), 5)
 HIDDEN, HEAD = jax.random.normal(KEYS[0], (37, 8)), jax.random.normal(KEYS[1], (8, 11))
@@ -57,8 +52,8 @@ LOSSES = {
 FILTERED = [name for name in DIVERGENCES if name != "reverse-kl"]
 
 
-def close(found, wanted, tolerance):
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+def close(actual, wanted, tolerance):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
@@ -73,8 +68,8 @@ def test_a_chunked_loss_is_the_whole_one(name, chunk):
     def cut(hidden, head):
         return chunked(loss, chunk)(hidden, head, rows, shared)
 
-    found, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(HIDDEN, HEAD) for f in (cut, whole))
-    close(found, wanted, 2e-4)
+    actual, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(HIDDEN, HEAD) for f in (cut, whole))
+    close(actual, wanted, 2e-4)
 
 
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["plain", "warped"])
@@ -87,17 +82,19 @@ def test_chunked_rows_are_the_whole_ones(sampling):
     )
 
     def whole(hidden, head):
-        found = accepted.statistics(mixed_dot_general(hidden, head, LAST_FIRST), *rows, *shared)
-        return jnp.sum(mix * found), found
+        statistics = accepted.statistics(
+            mixed_dot_general(hidden, head, LAST_FIRST), *rows, *shared
+        )
+        return jnp.sum(mix * statistics), statistics
 
     def cut(hidden, head):
-        found = chunked_rows(accepted.statistics, 8)(hidden, head, rows, shared)
-        return jnp.sum(mix * found), found
+        statistics = chunked_rows(accepted.statistics, 8)(hidden, head, rows, shared)
+        return jnp.sum(mix * statistics), statistics
 
-    found, wanted = (
+    actual, wanted = (
         jax.jit(jax.value_and_grad(f, (0, 1), has_aux=True))(HIDDEN, HEAD) for f in (cut, whole)
     )
-    close(found, wanted, 2e-4)
+    close(actual, wanted, 2e-4)
 
 
 @pytest.mark.parametrize("kind", ["sum", "rows"])
@@ -162,12 +159,12 @@ def test_divergences_against_float64(name, sampling):
     def value(logits):
         return written_out(name, p, float64(logits / heat))
 
-    def found(logits):
+    def divergence(logits):
         return DIVERGENCES[name](target, log_draft(logits, sampling))
 
     assert sampling is None or (p == 0).any()
-    np.testing.assert_allclose(found(LOGITS), value(logits), rtol=2e-4, atol=2e-6)
-    grads = np.asarray(jax.grad(lambda x: found(x).sum())(LOGITS))
+    np.testing.assert_allclose(divergence(LOGITS), value(logits), rtol=2e-4, atol=2e-6)
+    grads = np.asarray(jax.grad(lambda x: divergence(x).sum())(LOGITS))
     for v in range(logits.shape[1]):
         step = np.zeros_like(logits)
         step[:, v] = 1e-5
@@ -187,8 +184,8 @@ def test_statistics_against_float64():
         agreement(LOGITS, TARGET_HIDDEN, TARGET_HEAD), np.stack([kl, alpha, same], 1), rtol=1e-4
     )
     ratio = np.minimum(1, (q / p)[np.arange(37), LABELS])
-    found = accepted.statistics(LOGITS, LABELS, TARGET_HIDDEN, TARGET_HEAD)
-    np.testing.assert_allclose(found, np.stack([kl, ratio, alpha], 1), rtol=1e-4)
+    statistics = accepted.statistics(LOGITS, LABELS, TARGET_HIDDEN, TARGET_HEAD)
+    np.testing.assert_allclose(statistics, np.stack([kl, ratio, alpha], 1), rtol=1e-4)
 
 
 def test_a_blend_goes_from_forward_kl_to_the_loss():
@@ -196,8 +193,8 @@ def test_a_blend_goes_from_forward_kl_to_the_loss():
     target, draft = log_target(TARGET_LOGITS), log_draft(LOGITS)
     kl, tv = (DIVERGENCES[name](target, draft) for name in ("forward-kl", "total-variation"))
     for share in (0.0, 0.25, 1.0):
-        found = blend(DIVERGENCES["total-variation"], jnp.float32(share))(target, draft)
-        np.testing.assert_allclose(found, (1 - share) * kl + share * tv, rtol=1e-5)
+        blended = blend(DIVERGENCES["total-variation"], jnp.float32(share))(target, draft)
+        np.testing.assert_allclose(blended, (1 - share) * kl + share * tv, rtol=1e-5)
 
 
 def test_a_greedy_target_is_one_token_and_its_draft_is_not():
@@ -207,171 +204,6 @@ def test_a_greedy_target_is_one_token_and_its_draft_is_not():
     alpha = acceptance(log_target(TARGET_LOGITS, greedy), log_draft(LOGITS, greedy))
     wanted = float64(LOGITS)[np.arange(37), np.asarray(TARGET_LOGITS).argmax(1)]
     np.testing.assert_allclose(alpha, wanted, rtol=1e-4)
-
-
-# A toy: the next token of target and draft depends on the previous token only.
-SIZE, GAMMA, DRAWS = 6, 3, 100_000
-TABLES = jax.random.normal(jax.random.key(7), (2, SIZE, SIZE)) * 1.5
-SETTINGS = {
-    "plain": Sampling.create(1),
-    "warm": Sampling.create(1, 0.8),
-    "filtered": Sampling.create(1, 1.2, top_k=5, top_p=0.9),
-    "smaller vocabulary": Sampling.create(1),  # the draft's vocabulary lacks the last two tokens
-}
-
-
-def toy(name):
-    """Log-probabilities [V, V] of target and draft, with filters on the target only, as in the
-    loss."""
-    draft = TABLES[1].at[:, 4:].set(-jnp.inf) if name == "smaller vocabulary" else TABLES[1]
-    return log_target(TABLES[0], SETTINGS[name]), log_draft(draft, SETTINGS[name])
-
-
-def speculate(log_p, log_q, gamma):
-    """The number of accepted drafts in each of DRAWS steps of the library's rule, from token 0."""
-
-    def one(key):
-        draw = IndependentDraw(key, SIZE)
-        tokens = [jnp.int32(0)]
-        for node in range(gamma):
-            at = jnp.array([node])
-            tokens.append(argmax(log_q[tokens[-1]] + draw.noise(at, at)[0]))
-        tokens = jnp.stack(tokens)
-        proposal = Proposal(tokens, jnp.arange(gamma + 1) - 1, log_q[tokens])
-        return Rejection()(draw, proposal, Tree.of(proposal.parent, gamma), log_p[tokens]).node
-
-    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), DRAWS)))
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_accepted_guesses_are_the_overlap(name):
-    """The acceptance rate of 100 000 draws is sum_v min(p, q), within three standard errors."""
-    log_p, log_q = toy(name)
-    alpha = float(acceptance(log_p[0], log_q[0]))
-    assert abs(speculate(log_p, log_q, 1).mean() - alpha) < 3 * (alpha * (1 - alpha) / DRAWS) ** 0.5
-
-
-def over_target_text(log_p, log_q):
-    """E[N] as the loss computes it: every text of the target, weighed by its probability."""
-    p, q = jnp.exp(log_p), jnp.exp(log_q)
-    texts = np.array([(0, *rest) for rest in itertools.product(range(SIZE), repeat=GAMMA)])
-    before, after = texts[:, :-1], texts[:, 1:]
-    ratio, alpha = jnp.minimum(1, q / p)[before, after], jnp.minimum(p, q).sum(1)[before]
-    limit = jnp.full(len(texts), GAMMA)
-    length, counts = expected_accepted_length(ratio, alpha, jnp.ones(before.shape), limit, GAMMA)
-    assert length.shape == counts.shape == (len(texts), 1)
-    return jnp.sum(jnp.prod(p[before, after], axis=1) * length[:, 0])
-
-
-def over_guesses(log_p, log_q, root=0, end=None):
-    """E[N] of speculative sampling: every chain of drafts, weighed by its probability. Drafts
-    behind an accepted `end` are never committed."""
-    p, q = np.exp(np.asarray(log_p, np.float64)), np.exp(np.asarray(log_q, np.float64))
-    total = 0.0
-    for guesses in itertools.product(range(SIZE), repeat=GAMMA):
-        chain = list(itertools.pairwise((root, *guesses)))
-        drawn = np.prod([q[pair] for pair in chain])
-        last = guesses.index(end) + 1 if end in guesses else GAMMA
-        kept = np.cumprod([min(1, p[pair] / q[pair]) if drawn else 0 for pair in chain])
-        total += drawn * kept[:last].sum()
-    return total
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_expected_accepted_length_is_that_of_speculative_sampling(name):
-    """Over all texts of the target, over all drafted chains, and in 100 000 steps of the
-    library's rule."""
-    log_p, log_q = toy(name)
-    exact = over_guesses(log_p, log_q)
-    assert float(over_target_text(log_p, log_q)) == pytest.approx(exact, rel=1e-5)
-    counted = speculate(log_p, log_q, GAMMA)
-    assert abs(counted.mean() - exact) < 3 * counted.std() / DRAWS**0.5
-
-
-def test_the_gradient_of_the_expected_accepted_length():
-    """It equals finite differences of the sum over drafted chains, for every logit of the draft."""
-    log_p, _ = toy("warm")
-
-    def logits(table):
-        return log_draft(table, SETTINGS["warm"])
-
-    found = np.asarray(jax.grad(lambda table: over_target_text(log_p, logits(table)))(TABLES[1]))
-    table = np.asarray(TABLES[1], np.float64)
-    for at in [(0, 0), (0, 3), (1, 2), (4, 5), (5, 5)]:
-        ends = []
-        for sign in (1, -1):
-            moved = table.copy()
-            moved[at] += sign * 1e-4
-            ends.append(over_guesses(log_p, np.log(float64(moved / 0.8))))
-        assert found[at] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-3, abs=1e-6)
-
-
-END, PLACES = 3, 5
-
-
-def texts_with_ends(p):
-    """Every text of PLACES tokens after token 0, padded after END; its probability, and which
-    tokens the target drew."""
-    texts = np.array([(0, *rest) for rest in itertools.product(range(SIZE), repeat=PLACES)])
-    over = np.cumsum(texts == END, axis=1)[:, :-1] > 0
-    texts, over = (x[(texts[:, 1:] * over == 0).all(1)] for x in (texts, over))
-    return texts, np.where(over, 1, p[texts[:, :-1], texts[:, 1:]]).prod(1), ~over
-
-
-def of_texts_with_ends(log_p, log_q, limit):
-    """E[N] as the loss computes it: a mean over starts in texts that end or are cut at `limit`."""
-    p, q = jnp.exp(log_p), jnp.exp(log_q)
-    texts, chance, drawn = texts_with_ends(np.asarray(p))
-    before, after = texts[:, :-1], texts[:, 1:]
-    ratio, alpha = jnp.minimum(1, q / p)[before, after], jnp.minimum(p, q).sum(1)[before]
-    drawn = drawn & (np.arange(PLACES) < limit)
-    limit = jnp.full(len(texts), limit)
-    ratio = jnp.where(after == END, 0, ratio)
-    length, counts = expected_accepted_length(ratio, alpha, drawn, limit, GAMMA)
-    weight = chance[:, None] * counts
-    return (weight * length).sum() / weight.sum()
-
-
-def of_guesses_before_ends(log_p, log_q, limit):
-    """E[N] of speculative sampling: a mean over the same starts."""
-    texts, chance, drawn = texts_with_ends(np.exp(log_p))
-    exact = np.array([over_guesses(log_p, log_q, root, END) for root in range(SIZE)])
-    weight = (chance[:, None] * drawn)[:, : limit - GAMMA + 1]
-    return (weight * exact[texts[:, : limit - GAMMA + 1]]).sum() / weight.sum()
-
-
-@pytest.mark.parametrize("limit", [PLACES, PLACES - 1])
-def test_chains_that_an_end_cuts_short_count(limit):
-    """Value and gradient are exact where texts end and where they are cut. Without the chains
-    before an EOS the value is 11 % too large; with those before a cut it is 2 to 4 % too small."""
-    (_, log_q), draft = toy("warm"), TABLES[1]
-    log_p = jax.nn.log_softmax(TABLES[0].at[:, END].add(2))  # make EOS frequent
-    exact = of_guesses_before_ends(log_p, log_q, limit)
-    assert float(of_texts_with_ends(log_p, log_q, limit)) == pytest.approx(exact, rel=1e-5)
-
-    def of_table(table):
-        return of_texts_with_ends(log_p, log_draft(table, SETTINGS["warm"]), limit)
-
-    found = np.asarray(jax.grad(of_table)(draft))
-    table = np.asarray(draft, np.float64)
-    for at in [(0, 0), (0, END), (1, 2), (4, 5)]:
-        ends = []
-        for sign in (1, -1):
-            moved = table.copy()
-            moved[at] += sign * 1e-4
-            ends.append(of_guesses_before_ends(log_p, np.log(float64(moved / 0.8)), limit))
-        assert found[at] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=2e-3, abs=1e-6)
-
-
-def test_chains_start_where_the_target_drew():
-    """Chains stop at EOS and do not count at a cut; with one draft, 1 - E[N] is total variation."""
-    ratio, alpha = jnp.full((2, 6), 0.5), jnp.full((2, 6), 0.8)
-    drawn, limit = jnp.array([[0, 1, 1, 1, 0, 0], [0, 1, 1, 1, 0, 0]]), jnp.array([6, 4])
-    length, counts = expected_accepted_length(ratio, alpha, drawn, limit, 2)
-    assert counts.tolist() == [[0, 1, 1, 1, 0], [0, 1, 1, 0, 0]]
-    np.testing.assert_allclose(length[0, 1:4], [0.8 + 0.5 * 0.8, 0.8 + 0.5 * 0.8, 0.8], rtol=1e-6)
-    of_one = expected_accepted_length(ratio, alpha, drawn, limit, 1)[0]
-    np.testing.assert_allclose(of_one, alpha * drawn)
 
 
 def test_warping_in_a_loss_is_the_decoders():
@@ -393,11 +225,11 @@ def test_mixed_products_round_and_sum_as_they_say(axis):
     np.testing.assert_allclose(
         mixed_dot_general(x, kernel, dimensions), wanted, rtol=1e-6, atol=1e-6
     )
-    found = jax.grad(lambda x, k: (mixed_dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(
+    gradients = jax.grad(lambda x, k: (mixed_dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(
         x, kernel
     )
     plain = jax.grad(lambda x, k: (jax.lax.dot_general(x, k, dimensions) ** 2).sum(), (0, 1))(
         x, kernel
     )
-    for a, b in zip(found, plain, strict=True):
+    for a, b in zip(gradients, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=0.05, atol=0.2)

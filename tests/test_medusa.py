@@ -24,28 +24,30 @@ def test_heads_are_the_formula(heads):
     """Blocks and then a linear map, for any leading shape."""
     hidden = np.random.default_rng(0).normal(size=(2, 3, 32)).astype(np.float32)
     params = toys.noisy_heads(heads, 0)
-    found = medusa_logits(heads, heads.apply({"params": params}, hidden), HEAD)
-    assert found.shape == (2, 3, heads.num_heads, toys.VOCAB)
-    np.testing.assert_allclose(found, by_hand(heads, params, hidden), rtol=1e-3, atol=1e-3)
+    logits = medusa_logits(heads, heads.apply({"params": params}, hidden), HEAD)
+    assert logits.shape == (2, 3, heads.num_heads, toys.VOCAB)
+    np.testing.assert_allclose(logits, by_hand(heads, params, hidden), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("heads", [toys.OWN, toys.SHARED], ids=["own", "shared"])
 def test_untrained_heads_say_what_the_target_says(heads):
     """Blocks of zeros are the identity, so hidden states and logits are those of the target."""
     out = toys.plain_output(toys.greedy_texts()[: toys.ROWS])
-    found = medusa_logits(
+    logits = medusa_logits(
         heads, heads.apply({"params": initial_medusa(heads, HEAD)}, out.hidden), HEAD
     )
     for k in range(heads.num_heads):
-        np.testing.assert_allclose(found[:, :, k], out.logits, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(logits[:, :, k], out.logits, rtol=1e-5, atol=1e-5)
 
 
 def test_a_softcap_of_the_target_holds_for_its_head():
     """If the target caps its logits, logits through its head are capped too."""
     heads = toys.SHARED.clone(logit_softcap=2.0)
-    found = jnp.full((1, heads.num_heads, 32), 3.0)
-    plain = medusa_logits(toys.SHARED, found, HEAD)
-    np.testing.assert_allclose(medusa_logits(heads, found, HEAD), 2 * np.tanh(plain / 2), rtol=1e-5)
+    states = jnp.full((1, heads.num_heads, 32), 3.0)
+    plain = medusa_logits(toys.SHARED, states, HEAD)
+    np.testing.assert_allclose(
+        medusa_logits(heads, states, HEAD), 2 * np.tanh(plain / 2), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -79,14 +81,14 @@ def test_the_proposal_is_the_best_tree_of_every_depth(shared):
         ]
         logits = jnp.where((adapter == 1)[:, None, None], logits[1], logits[0])
         context = Context(pending, draw, lambda x: warp(x, settings), shared, not shared, None)
-        found = proposer.propose(arrays, state, context)[0]
-        return found, noise, logits, warp(logits, settings)
+        proposal = proposer.propose(arrays, state, context)[0]
+        return proposal, noise, logits, warp(logits, settings)
 
-    found, noise, logits, warped = jax.device_get(propose(keys))
+    proposal, noise, logits, warped = jax.device_get(propose(keys))
     parent, choices = tree.from_choices(toys.CHOICES), [(), *proposer.choices]
-    assert (found.parent[3:] == ABSENT).all()
-    np.testing.assert_array_equal(found.parent[:3], np.broadcast_to(parent, (3, 7)))
-    np.testing.assert_array_equal(found.tokens[:, 0], pending)
+    assert (proposal.parent[3:] == ABSENT).all()
+    np.testing.assert_array_equal(proposal.parent[:3], np.broadcast_to(parent, (3, 7)))
+    np.testing.assert_array_equal(proposal.tokens[:, 0], pending)
     for row in range(3):
         for node in range(1, 7):
             up, depth = int(parent[node]), len(choices[node]) - 1
@@ -97,13 +99,13 @@ def test_the_proposal_is_the_best_tree_of_every_depth(shared):
                 range(toys.VOCAB),
                 key=lambda v: (rest[v], -(logits[row, depth, v] if rest[v] else drawn[v])),
             )
-            assert found.tokens[row, node] == order[choices[node][-1]]
+            assert proposal.tokens[row, node] == order[choices[node][-1]]
     if shared:
-        assert found.logits is None
+        assert proposal.logits is None
     else:
         for node in range(4):  # nodes with children, and others at their depth
             wanted = warped[:3, len(choices[node])]
-            np.testing.assert_allclose(found.logits[:3, node], wanted, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(proposal.logits[:3, node], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_the_state_holds_the_last_token_read():

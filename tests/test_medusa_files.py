@@ -21,9 +21,9 @@ def test_heads_come_back_from_their_folder(tmp_path, own_heads):
     adapter = random_heads(target, 0, num_layers=2, own_heads=own_heads)
     adapter = dataclasses.replace(adapter, acceptance=(0.5, 0.25, 0.75))
     specjax.save_medusa(tmp_path, adapter, "tiny/target")
-    found = specjax.load_medusa(tmp_path, target)
-    jax.tree.map(np.testing.assert_array_equal, found.params, adapter.params)
-    assert (found.heads, found.choices, found.acceptance) == (
+    loaded = specjax.load_medusa(tmp_path, target)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, adapter.params)
+    assert (loaded.heads, loaded.choices, loaded.acceptance) == (
         adapter.heads,
         adapter.choices,
         adapter.acceptance,
@@ -50,9 +50,9 @@ def test_rounded_heads_are_half_as_large(tmp_path):
         for d in (None, jnp.bfloat16)
     ]
     assert 1.8 < sizes[0] / sizes[1] < 2.1
-    found = specjax.load_medusa(tmp_path / str(jnp.bfloat16), specjax.load(TINY))
+    loaded = specjax.load_medusa(tmp_path / str(jnp.bfloat16), specjax.load(TINY))
     np.testing.assert_allclose(
-        found.params["kernel"], adapter.params["kernel"], rtol=0.01, atol=1e-4
+        loaded.params["kernel"], adapter.params["kernel"], rtol=0.01, atol=1e-4
     )
 
 

@@ -101,10 +101,10 @@ def test_what_a_machine_says(tmp_path, monkeypatch):
 
 def test_the_second_look_is_at_what_garbage_leaves(monkeypatch):
     """Arrays in reference cycles are freed before anything is refused."""
-    found = iter([5.0, 50.0])
-    monkeypatch.setattr(memory, "free_bytes", lambda _: next(found))
+    readings = iter([5.0, 50.0])
+    monkeypatch.setattr(memory, "free_bytes", lambda _: next(readings))
     memory.require(20, [device(None)], "it", "")
-    assert math.isinf(next(found, math.inf))
+    assert math.isinf(next(readings, math.inf))
 
 
 def test_nothing_is_planned_where_prefill_is_traced(monkeypatch):

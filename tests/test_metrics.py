@@ -70,8 +70,8 @@ def test_summary():
 
 def test_summary_is_json():
     """`to_json` holds every figure, and JSON can encode it."""
-    found = json.loads(json.dumps(summarize(TWO_ROWS, 19, 2.0).to_json()))
-    assert found == {
+    decoded = json.loads(json.dumps(summarize(TWO_ROWS, 19, 2.0).to_json()))
+    assert decoded == {
         "acceptance_rate": 0.5,
         "mean_accepted_length": 1.9,
         "target_passes": 10,
@@ -103,9 +103,9 @@ def test_expected_accepted_length_of_a_perfect_draft(gamma):
 @pytest.mark.parametrize(("alpha", "gamma"), CASES)
 def test_metrics_of_a_simulation(alpha, gamma):
     """With independent acceptances, the measured alpha and tau are the expected ones."""
-    found = simulate(alpha, gamma)
-    assert acceptance_rate(found) == pytest.approx(alpha, abs=0.01)
-    assert mean_accepted_length(found) == pytest.approx(
+    simulated = simulate(alpha, gamma)
+    assert acceptance_rate(simulated) == pytest.approx(alpha, abs=0.01)
+    assert mean_accepted_length(simulated) == pytest.approx(
         expected_accepted_length(alpha, gamma), rel=0.02
     )
 
@@ -115,9 +115,9 @@ def test_metrics_of_a_simulation(alpha, gamma):
 def test_expected_speedup_is_a_ratio_of_times(alpha, gamma, cost):
     """Tokens of the simulation over the time of its target passes and of gamma draft passes
     before each."""
-    found = simulate(alpha, gamma)
-    steps = int(found.target_passes[0])
-    plain, speculative = int(found.emitted[0]) * 1.0, steps * (1.0 + gamma * cost)
+    simulated = simulate(alpha, gamma)
+    steps = int(simulated.target_passes[0])
+    plain, speculative = int(simulated.emitted[0]) * 1.0, steps * (1.0 + gamma * cost)
     assert expected_speedup(alpha, gamma, cost) == pytest.approx(plain / speculative, rel=0.02)
 
 

@@ -156,9 +156,9 @@ def test_the_command_says_it_in_a_line(capsys):
                 "8",
             ]
         )
-    found = capsys.readouterr()
+    printed = capsys.readouterr()
     assert (
-        found.err.startswith(f"specjax generate: the draft {folder.name!r} (")
-        and found.err.count("\n") == 1
+        printed.err.startswith(f"specjax generate: the draft {folder.name!r} (")
+        and printed.err.count("\n") == 1
     )
-    assert "same tokens                    yes" in found.out
+    assert "same tokens                    yes" in printed.out

@@ -64,9 +64,9 @@ def test_every_row_of_a_bench_is_a_bar():
     """Each measured figure has a panel, each row but plain decoding a bar; inexact rules are
     hatched and named."""
     rows = [
-        found
+        one
         for t in (0.0, 1.0)
-        for found in (
+        for one in (
             row("match", t, 0, alpha=None),
             row("match", t),
             row("match", t, 6),

@@ -33,9 +33,9 @@ def environment(devices: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("", 0))
-        return found.getsockname()[1]
+    with socket.socket() as bound:
+        bound.bind(("", 0))
+        return bound.getsockname()[1]
 
 
 def metrics(folder: pathlib.Path, last: int = 4) -> list[dict]:
@@ -47,10 +47,10 @@ def metrics(folder: pathlib.Path, last: int = 4) -> list[dict]:
     return [line for line in lines if line["step"] <= last]
 
 
-def same(found: list[dict], wanted: list[dict]) -> None:
-    assert [set(line) for line in found] == [set(line) for line in wanted]
-    assert {"loss", "grad_norm"} < {name for line in found for name in line}
-    for line, other in zip(found, wanted, strict=True):
+def same(lines: list[dict], wanted: list[dict]) -> None:
+    assert [set(line) for line in lines] == [set(line) for line in wanted]
+    assert {"loss", "grad_norm"} < {name for line in lines for name in line}
+    for line, other in zip(lines, wanted, strict=True):
         for name in line:
             if "loss" in name or name in ("step", "grad_norm", "held_out_kl"):
                 np.testing.assert_allclose(
@@ -245,9 +245,9 @@ def test_what_cannot_be(options, message, tmp_path, capsys, monkeypatch):
     """Wrong options are refused before anything is read."""
     for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises((SystemExit, ValueError)) as found:
+    with pytest.raises((SystemExit, ValueError)) as caught:
         pretrain.main(["--data", str(tmp_path), "--out", str(tmp_path), *options])
-    assert message in str(found.value) + capsys.readouterr().err
+    assert message in str(caught.value) + capsys.readouterr().err
     with pytest.raises(ValueError, match="JAX_PROCESS_ID=two"):
         monkeypatch.setenv("JAX_PROCESS_ID", "two")
         processes.join("localhost:1", 2, None)

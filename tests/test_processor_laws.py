@@ -139,16 +139,16 @@ def test_log_probabilities_are_those_of_the_text_read_plainly(case, rule, temper
     plain = toys.plain_logits(padded)
     for row, text in enumerate(texts):
         start = toys.LENGTHS[row]
-        found = state.logprobs.row(row, start, len(text) - start)
-        assert found.top.shape == (len(text) - start, TOP)
+        logprobs = state.logprobs.row(row, start, len(text) - start)
+        assert logprobs.top.shape == (len(text) - start, TOP)
         for n, at in enumerate(range(start, len(text))):
             raw = np.asarray(jax.nn.log_softmax(plain[row, at - 1]))
             warped = np.asarray(jax.nn.log_softmax(process(row, text[:at], plain[row, at - 1])))
             wanted = 0.0 if temperature == 0 else warped[text[at]]
-            np.testing.assert_allclose(found.raw[n], raw[text[at]], atol=1e-4)
-            np.testing.assert_allclose(found.warped[n], wanted, atol=1e-4)
-            np.testing.assert_allclose(found.top[n], np.sort(raw)[::-1][:TOP], atol=1e-4)
-            np.testing.assert_allclose(raw[found.top_ids[n]], found.top[n], atol=1e-4)
+            np.testing.assert_allclose(logprobs.raw[n], raw[text[at]], atol=1e-4)
+            np.testing.assert_allclose(logprobs.warped[n], wanted, atol=1e-4)
+            np.testing.assert_allclose(logprobs.top[n], np.sort(raw)[::-1][:TOP], atol=1e-4)
+            np.testing.assert_allclose(raw[logprobs.top_ids[n]], logprobs.top[n], atol=1e-4)
 
 
 @pytest.mark.parametrize("rule", SHARED)
@@ -158,10 +158,10 @@ def test_bit_exact_mode(rule):
     assert texts == plain
     for row, text in enumerate(texts):
         new = (row, toys.LENGTHS[row], len(text) - toys.LENGTHS[row])
-        for found, wanted in zip(
+        for actual, wanted in zip(
             *(jax.tree.leaves(s.logprobs.row(*new)) for s in (chain, wide)), strict=True
         ):
-            assert found.tobytes() == wanted.tobytes()
+            assert actual.tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -284,7 +284,7 @@ def joint():
     """[VOCAB] * NEW: the joint distribution of texts that END may end, then 0, by reading every
     text plainly."""
     shape = (distribution.VOCAB,) * distribution.NEW
-    prompt, found = list(distribution.PROMPT), np.zeros(shape)
+    prompt, chances = list(distribution.PROMPT), np.zeros(shape)
     every = np.array(list(np.ndindex(shape)))
     logits = toys.plain_logits(
         [prompt + new.tolist() for new in every], distribution.NET, distribution.weights()
@@ -298,9 +298,9 @@ def joint():
             )
             chance *= float(jax.nn.softmax(jnp.asarray(x))[token])
         end = new.index(END) + 1 if END in new else len(new)
-        found[tuple(new[:end] + [0] * (len(new) - end))] += chance
-    assert abs(found.sum() - 1) < 1e-5 and (found > 0).sum() >= 20
-    return found / found.sum()
+        chances[tuple(new[:end] + [0] * (len(new) - end))] += chance
+    assert abs(chances.sum() - 1) < 1e-5 and (chances > 0).sum() >= 20
+    return chances / chances.sum()
 
 
 @pytest.mark.parametrize("case", ["draft", "tree"])
@@ -321,9 +321,9 @@ def test_samples_follow_the_target(case):
         key=toys.keys(rows, seed=23),
         processors=Processors.create(rows, distribution.VOCAB, **JOINT),
     ))  # fmt: skip
-    found = np.asarray(state.tokens)[:, start : distribution.CAPACITY]
-    found = np.where(
-        np.arange(start, distribution.CAPACITY) < np.asarray(state.length)[:, None], found, 0
+    sample = np.asarray(state.tokens)[:, start : distribution.CAPACITY]
+    sample = np.where(
+        np.arange(start, distribution.CAPACITY) < np.asarray(state.length)[:, None], sample, 0
     )
-    assert distribution.chi_square(found, joint()) > distribution.IMPLAUSIBLE
+    assert distribution.chi_square(sample, joint()) > distribution.IMPLAUSIBLE
     assert state.stats.accepted.sum() > 0.1 * state.stats.tested.sum()

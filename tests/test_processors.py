@@ -45,19 +45,19 @@ def nodes():
     node's text."""
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, FEW, (3, 20), dtype=np.int32)
-    guesses = rng.integers(0, FEW, PARENT.shape, dtype=np.int32)
-    guesses[:, 0] = tokens[np.arange(3), LENGTH - 1]
+    drafted = rng.integers(0, FEW, PARENT.shape, dtype=np.int32)
+    drafted[:, 0] = tokens[np.arange(3), LENGTH - 1]
     logits = rng.normal(size=(*PARENT.shape, FEW)).astype(np.float32) * 3
     texts = [
         [
             tokens[row, : LENGTH[row]].tolist()
-            + [int(guesses[row, m]) for m in trees.ancestors(PARENT[row], n)[1:]]
+            + [int(drafted[row, m]) for m in trees.ancestors(PARENT[row], n)[1:]]
             for n in range(PARENT.shape[1])
         ]
         for row in range(3)
     ]
     path = jax.vmap(lambda t, p: tree.path_tokens(t, p, 3))(
-        jnp.asarray(guesses), jnp.asarray(PARENT)
+        jnp.asarray(drafted), jnp.asarray(PARENT)
     )
     return tokens, logits, path, texts
 
@@ -79,7 +79,7 @@ def test_every_node_is_processed_by_its_own_text(setting, function):
     """Each node is processed as if its path were already committed, for trees of several shapes."""
     tokens, logits, path, texts = nodes()
     state = begun(Processors.create(3, FEW, **SETTINGS[setting]), tokens, function is not None)
-    found = np.asarray(process(state, jnp.asarray(logits), path, function, 20))
+    processed = np.asarray(process(state, jnp.asarray(logits), path, function, 20))
     changed = 0
     for row, eos in enumerate([[0], [3, 5], []]):
         for node, text in enumerate(texts[row]):
@@ -87,8 +87,8 @@ def test_every_node_is_processed_by_its_own_text(setting, function):
             wanted = reference(
                 logits[row, node], text, PROMPT_LENGTH[row], eos, SETTINGS[setting], own
             )
-            np.testing.assert_array_equal(np.isneginf(found[row, node]), np.isneginf(wanted))
-            np.testing.assert_allclose(found[row, node], wanted, rtol=1e-6)
+            np.testing.assert_array_equal(np.isneginf(processed[row, node]), np.isneginf(wanted))
+            np.testing.assert_allclose(processed[row, node], wanted, rtol=1e-6)
             changed += not np.array_equal(wanted, logits[row, node])
     assert changed > 3
 
@@ -96,13 +96,13 @@ def test_every_node_is_processed_by_its_own_text(setting, function):
 def test_a_function_alone():
     """A user's function works without any other processor."""
     tokens, logits, path, texts = nodes()
-    found = process(
+    processed = process(
         begun(Processors(), tokens, True), jnp.asarray(logits), path, no_repeated_pair, 20
     )
     for row, node in np.ndindex(PARENT.shape):
         text = texts[row][node]
         wanted = no_repeated_pair_reference(logits[row, node], text, text[PROMPT_LENGTH[row] :])
-        np.testing.assert_allclose(found[row, node], wanted, rtol=1e-6)
+        np.testing.assert_allclose(processed[row, node], wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -123,11 +123,11 @@ def test_each_row_has_its_own_processors():
         for name in OFF
         if name not in ("bad_words",)
     }
-    found = process(begun(Processors.create(3, FEW, **several), tokens), logits, path)
+    processed = process(begun(Processors.create(3, FEW, **several), tokens), logits, path)
     alone = SETTINGS["all"] | {"bad_words": []}
     wanted = process(begun(Processors.create(3, FEW, **alone), tokens), logits, path)
-    np.testing.assert_array_equal(found[0], logits[0])
-    np.testing.assert_array_equal(found[1:], wanted[1:])
+    np.testing.assert_array_equal(processed[0], logits[0])
+    np.testing.assert_array_equal(processed[1:], wanted[1:])
 
 
 def test_what_is_off_is_none():

@@ -35,8 +35,8 @@ def test_held_out_files_alone_and_the_same_again(tmp_path, capsys):
     names."""
     folder, held_out = corpus(tmp_path)
     assert len(held_out) > 2
-    found = write(capsys, "--data", folder, "--out", tmp_path / "all.jsonl", "--characters", 60)
-    assert [line["source"] for line in found] == held_out
+    lines = write(capsys, "--data", folder, "--out", tmp_path / "all.jsonl", "--characters", 60)
+    assert [line["source"] for line in lines] == held_out
     two = write(
         capsys, "--data", folder, "--out", tmp_path / "two.jsonl", "--characters", 60, "--count", 2
     )
@@ -51,12 +51,12 @@ def test_held_out_files_alone_and_the_same_again(tmp_path, capsys):
 
 def test_cut_ends_behind_the_header_nearest_to_the_middle():
     """The cut begins with a line, at least that many characters before its end."""
-    found = prompts.cut(FILE, 60)
-    assert found.endswith("def number_4(x):\n")
-    assert FILE.count(found) == 1
+    text = prompts.cut(FILE, 60)
+    assert text.endswith("def number_4(x):\n")
+    assert FILE.count(text) == 1
     first = "def number_3(x):\n"
-    assert found.startswith(first)
-    assert len(found) - len(first) < 60 <= len(found)
+    assert text.startswith(first)
+    assert len(text) - len(first) < 60 <= len(text)
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,13 @@ def steps(case, rule, modulus=toys.VOCAB):
     """The first steps of a case: the state before each, and the proposal. A small `modulus`
     makes prompts repeat."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
-    step, found = jax.jit(dec.step), []
+    step, taken = jax.jit(dec.step), []
     state = toys.prefill(dec, arrays, temperature=TEMPERATURE, prompt=toys.PROMPTS % modulus)
     for _ in range(STEPS):
         after, info = step(arrays, state)
-        found.append((state, jax.device_get(info.proposal)))
+        taken.append((state, jax.device_get(info.proposal)))
         state = after
-    return found
+    return taken
 
 
 def logits_after(text):
@@ -232,7 +232,7 @@ def test_a_chain_is_drawn_until_the_model_is_unsure(case, threshold):
 @pytest.mark.parametrize(
     ("case", "own"), [("draft 3", True), ("draft 6", True), ("first of", False)]
 )
-def test_a_draft_reads_no_guess_twice(case, own):
+def test_a_draft_reads_no_token_twice(case, own):
     """Its cache holds the text with its accepted drafts; of its own drafts at most the last is
     unread."""
     dec, arrays = toys.decoder(case, "match"), toys.params(case)
@@ -260,12 +260,12 @@ def test_a_draft_reads_no_guess_twice(case, own):
             tokens = jnp.zeros((1, 64), jnp.int32).at[0, : len(text)].set(text)
             plain = toys.committed(read(tokens).commit(jnp.array([length])), 0)
             pairs = zip(toys.committed(draft.cache, row), plain, strict=True)
-            assert all(np.allclose(found, wanted, atol=1e-5) for found, wanted in pairs)
+            assert all(np.allclose(actual, wanted, atol=1e-5) for actual, wanted in pairs)
     assert kept > 3
-    assert (max(unread) <= 1) == own, "another's guesses it has not read"
+    assert (max(unread) <= 1) == own, "a draft model must read the drafts of others"
 
 
-def test_where_nobody_guesses_the_pass_is_plain():
+def test_where_nobody_drafts_the_pass_is_plain():
     """A prompt without repetition is read in passes of width 1; wide passes wait for a match.
     Texts agree."""
     widths = []
@@ -343,7 +343,7 @@ def test_the_first_proposer_of_a_row_is_asked_first():
     "case",
     ["draft 3", "draft tree", "dynamic tree", "early exit", "early exit tree", "first of", "ngram"],
 )
-def test_a_row_bounds_its_own_guesses(case):
+def test_a_row_bounds_its_own_drafts(case):
     """The text and program are the same; a row with 0 drafts decodes plainly and is counted so."""
     bounds = np.array([3, 0, 1, 2], np.int32)
     dec, arrays = toys.decoder(case, "match"), toys.params(case)
@@ -382,6 +382,6 @@ def test_a_narrow_proposal_is_padded():
     narrow = Proposal(
         jnp.ones((1, 3), jnp.int32), jnp.array([[-1, 0, 1]]), jnp.ones((1, 3, toys.VOCAB))
     )
-    found = proposer._padded(narrow)
-    assert found.parent.tolist() == [[-1, 0, 1, -1, -1, -1, -1]]
-    assert (found.tokens.shape, found.logits.shape) == ((1, 7), (1, 7, toys.VOCAB))
+    padded = proposer._padded(narrow)
+    assert padded.parent.tolist() == [[-1, 0, 1, -1, -1, -1, -1]]
+    assert (padded.tokens.shape, padded.logits.shape) == ((1, 7), (1, 7, toys.VOCAB))

@@ -63,17 +63,17 @@ def test_products_stay_within_the_bound_of_rounding():
     is not loose."""
     weights, x = kernel(), np.random.default_rng(1).normal(size=(2, 3, 24)).astype(np.float32)
     box = Int8.quantise(jnp.asarray(weights))
-    found, wanted = multiply(x, box), x.astype(np.float64) @ weights
+    product, wanted = multiply(x, box), x.astype(np.float64) @ weights
     sx, sw = np.abs(x).max(-1, keepdims=True) / 127, np.asarray(box.scale, np.float64)
     bound = (
         np.abs(x).sum(-1, keepdims=True) * sw / 2
         + np.abs(weights).sum(0) * sx / 2
         + 24 * sx * sw / 4
     )
-    assert found.shape == (2, 3, 40)
-    assert (np.abs(found - wanted) <= bound * 1.001 + 1e-30).all()
-    assert np.abs(found - wanted).max() > 0
-    assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
+    assert product.shape == (2, 3, 40)
+    assert (np.abs(product - wanted) <= bound * 1.001 + 1e-30).all()
+    assert np.abs(product - wanted).max() > 0
+    assert np.abs(product - wanted).max() < 0.02 * np.abs(wanted).max()
 
 
 def test_a_row_does_not_depend_on_the_others():
@@ -103,8 +103,8 @@ def test_logits_of_a_quantised_model():
     unchanged."""
     made = quantise(loaded())
     wanted = toys.plain_logits(toys.PROMPTS)
-    found = toys.plain_logits(toys.PROMPTS, made.model, made.params)
-    assert 1e-4 < np.abs(found - wanted).max() / np.abs(wanted).max() < 0.06
+    logits = toys.plain_logits(toys.PROMPTS, made.model, made.params)
+    assert 1e-4 < np.abs(logits - wanted).max() / np.abs(wanted).max() < 0.06
     kinds = jax.tree.map(
         lambda leaf: type(leaf), made.params, is_leaf=lambda leaf: isinstance(leaf, Int8)
     )

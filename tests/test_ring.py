@@ -77,9 +77,9 @@ def layers(state):
     """Keys of the layers with a window and of those without, for every cache in a state."""
     caches = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, WindowedCache))
     caches = [x for x in caches if isinstance(x, WindowedCache)]
-    found = [pair for cache in caches for pair in zip(cache.windows, cache.keys, strict=True)]
-    return [keys for window, keys in found if window], [
-        keys for window, keys in found if not window
+    pairs = [pair for cache in caches for pair in zip(cache.windows, cache.keys, strict=True)]
+    return [keys for window, keys in pairs if window], [
+        keys for window, keys in pairs if not window
     ]
 
 

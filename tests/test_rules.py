@@ -40,20 +40,20 @@ def test_every_exact_rule_is_enumerated():
 @pytest.mark.parametrize(
     ("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)]
 )
-def test_drawn_guesses_keep_the_joint_distribution(rule, shape):
+def test_drawn_drafts_keep_the_joint_distribution(rule, shape):
     """Drafts are drawn without replacement among siblings, and the emitted text has the target's
     distribution."""
     vocab, parent = SHAPES[shape]
     target, draft = tables(vocab)
-    found = check(rule, parent, drawn(parent, draft), target, draft)
+    emitted = check(rule, parent, drawn(parent, draft), target, draft)
     ways = [trees.ancestors(parent, n) for n in range(len(parent))]
-    assert found.num_accepted.max() == max(len(way) - 1 for way in ways if way[0] == 0)
+    assert emitted.num_accepted.max() == max(len(way) - 1 for way in ways if way[0] == 0)
 
 
 @pytest.mark.parametrize(
     ("rule", "shape"), [(rule, shape) for rule in ENUMERATE for shape in judged_by(rule)]
 )
-def test_fixed_guesses_keep_the_joint_distribution(rule, shape):
+def test_fixed_drafts_keep_the_joint_distribution(rule, shape):
     """The draft's best tokens are point masses, and the emitted text has the target's
     distribution."""
     vocab, parent = SHAPES[shape]
@@ -97,20 +97,20 @@ def test_repeated_point_masses_keep_the_joint_distribution(rule):
 def stopped(draft, threshold, first):
     """Chains of up to 2 draws, by how many remain when a chain ends at the first unlikely one:
     `first` 0 drops the unlikely draw itself, 1 what follows it."""
-    found = {0: [], 1: [], 2: []}
+    chains = {0: [], 1: [], 2: []}
     for tokens, chance in drawn((-1, 0, 1), draft):
         likely = [draft(tokens[1:n])[tokens[n]] >= threshold for n in (1, 2)]
-        found[min(likely.index(False) + first, 2) if False in likely else 2].append(
+        chains[min(likely.index(False) + first, 2) if False in likely else 2].append(
             (tokens, chance)
         )
     return {
-        (-1, *range(count), *[-1] * (2 - count)): cases for count, cases in found.items() if cases
+        (-1, *range(count), *[-1] * (2 - count)): cases for count, cases in chains.items() if cases
     }
 
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("rule", ENUMERATE)
-def test_a_chain_may_end_behind_an_unlikely_guess_but_not_before(rule, first):
+def test_a_chain_may_end_behind_an_unlikely_draft_but_not_before(rule, first):
     """A draft may depend on earlier draws; dropping it for its own outcome is biased.
 
     Rules with shared noise are the exception, since no proposal affects their text.
@@ -131,8 +131,8 @@ def test_a_chain_may_end_behind_an_unlikely_guess_but_not_before(rule, first):
 def test_rejection_accepts_as_much_as_possible_on_a_chain():
     """The first draft is accepted with probability 1 - TV(target, draft), the sum of min(p, q)."""
     target, draft = tables(4)
-    found = check("rejection", (-1, 0), drawn((-1, 0), draft), target, draft)
-    accepted = found.chance[found.num_accepted == 1].sum()
+    emitted = check("rejection", (-1, 0), drawn((-1, 0), draft), target, draft)
+    accepted = emitted.chance[emitted.num_accepted == 1].sum()
     assert accepted == pytest.approx(np.minimum(target(()), draft(())).sum(), abs=1e-12)
 
 
@@ -145,12 +145,12 @@ def test_block_accepts_no_fewer_than_rejection(shape, draft):
     target, table = Table(vocab, 1), (draft or Table)(vocab, 2)
     proposals = list(drawn(parent, table) if draft else best(parent, table))
     with enable_x64(True):
-        found = {
+        emitted = {
             rule: ENUMERATE[rule](parent, proposals, target, table if draft else None)
             for rule in WALKS
         }
     accepted = {
-        rule: (outcome.chance * outcome.num_accepted).sum() for rule, outcome in found.items()
+        rule: (outcome.chance * outcome.num_accepted).sum() for rule, outcome in emitted.items()
     }
     if shape == "chain of 3" and draft in (Table, SparseTable):
         assert accepted["block"] > accepted["rejection"] + 0.01
@@ -170,9 +170,9 @@ def test_match_emits_the_draw_of_the_target_whatever_is_proposed():
     pick = np.array(list(itertools.product(range(len(tokens)), range(len(wanted)))))
     tokens, wanted = tokens[pick[:, 0]], wanted[pick[:, 1]]
     flat = np.full((len(pick), 5, vocab), 1 / vocab)
-    found = outcomes(Match(), parent, ForcedTokens(wanted, vocab), pick[:, 0], tokens, flat, None)
-    emitted = np.concatenate([found.accepted, np.zeros((len(pick), 1), int)], axis=1)
-    np.put_along_axis(emitted, found.num_accepted[:, None], found.next_token[:, None], axis=1)
+    outcome = outcomes(Match(), parent, ForcedTokens(wanted, vocab), pick[:, 0], tokens, flat, None)
+    emitted = np.concatenate([outcome.accepted, np.zeros((len(pick), 1), int)], axis=1)
+    np.put_along_axis(emitted, outcome.num_accepted[:, None], outcome.next_token[:, None], axis=1)
     for row in range(len(pick)):
         node, text = 0, []
         while True:
@@ -182,7 +182,7 @@ def test_match_emits_the_draw_of_the_target_whatever_is_proposed():
             )
             if node is None:
                 break
-        assert emitted[row, : found.num_accepted[row] + 1].tolist() == text
+        assert emitted[row, : outcome.num_accepted[row] + 1].tolist() == text
 
 
 def test_chains_only():

@@ -65,23 +65,23 @@ def one_hot(logits):
 def test_warp_equals_transformers(row):
     """One setting for the whole batch keeps the same tokens as transformers, with the same
     logits."""
-    found = np.asarray(warp(LOGITS, Sampling.create(len(LOGITS), **SETTINGS[row])))
+    warped = np.asarray(warp(LOGITS, Sampling.create(len(LOGITS), **SETTINGS[row])))
     wanted = np.stack([transformers_warp(logits, **DEFAULTS | SETTINGS[row]) for logits in LOGITS])
-    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(wanted))
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    np.testing.assert_array_equal(np.isneginf(warped), np.isneginf(wanted))
+    np.testing.assert_allclose(warped, wanted, rtol=1e-6)
 
 
 def test_each_row_has_its_own_settings():
     """In a mixed batch with greedy rows, each row is warped as if it were alone."""
     rows = [DEFAULTS | s for s in SETTINGS]
     rows[2]["temperature"] = rows[14]["temperature"] = 0.0
-    found = np.asarray(
+    warped = np.asarray(
         warp(
             LOGITS,
             Sampling.create(len(rows), **{name: [r[name] for r in rows] for name in DEFAULTS}),
         )
     )
-    for logits, row, got in zip(LOGITS, rows, found, strict=True):
+    for logits, row, got in zip(LOGITS, rows, warped, strict=True):
         wanted = transformers_warp(logits, **row) if row["temperature"] else one_hot(logits)
         np.testing.assert_array_equal(np.isneginf(got), np.isneginf(wanted))
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
@@ -100,15 +100,15 @@ def test_temperature_zero_leaves_the_first_maximum(filters):
     it."""
     logits = np.round(LOGITS / 3)  # rounded, so that maxima tie
     assert ((logits == logits.max(-1, keepdims=True)).sum(-1) > 1).any()
-    found = warp(logits, Sampling.create(len(logits), 0.0, **filters))
-    np.testing.assert_array_equal(found, one_hot(logits))
+    warped = warp(logits, Sampling.create(len(logits), 0.0, **filters))
+    np.testing.assert_array_equal(warped, one_hot(logits))
 
 
 @pytest.mark.parametrize("top_p", [1e-38, 1e-45, 1e-60])
 def test_the_smallest_top_p_keeps_the_best_token(top_p):
     """A top_p that float32 rounds to a subnormal or to 0 still keeps one token."""
-    found = np.asarray(warp(LOGITS, Sampling.create(len(LOGITS), top_p=top_p)))
-    np.testing.assert_array_equal(np.isneginf(found), np.isneginf(one_hot(LOGITS)))
+    warped = np.asarray(warp(LOGITS, Sampling.create(len(LOGITS), top_p=top_p)))
+    np.testing.assert_array_equal(np.isneginf(warped), np.isneginf(one_hot(LOGITS)))
 
 
 @pytest.mark.parametrize("temperature", [1e-20, 2e-38, 1e-38, 1e-45, 1e-60])
@@ -118,12 +118,12 @@ def test_the_smallest_top_p_keeps_the_best_token(top_p):
 def test_the_smallest_temperatures_are_all_but_greedy(temperature, filters):
     """Logits as large as 3000 neither overflow nor tie, and noise does not move the best token."""
     logits = 1000 * LOGITS
-    found = np.asarray(warp(logits, Sampling.create(len(logits), temperature, **filters)))
-    assert not (np.isnan(found) | np.isposinf(found)).any()
-    chances = np.asarray(jax.nn.softmax(found))
+    warped = np.asarray(warp(logits, Sampling.create(len(logits), temperature, **filters)))
+    assert not (np.isnan(warped) | np.isposinf(warped)).any()
+    chances = np.asarray(jax.nn.softmax(warped))
     np.testing.assert_array_equal(chances, np.exp(one_hot(logits)))
     np.testing.assert_array_equal(
-        sampling.argmax(found + 20 * (-1.0) ** np.arange(61)), logits.argmax(-1)
+        sampling.argmax(warped + 20 * (-1.0) ** np.arange(61)), logits.argmax(-1)
     )
 
 
@@ -157,8 +157,8 @@ def test_bisection_finds_what_sorting_finds(keep):
     x[5] *= 1e38
     x[6] *= 1e-30
     x[7] = -np.abs(x[7])
-    found = sampling._largest(jnp.asarray(x), lambda kept: kept.sum(-1, keepdims=True) >= keep)
-    np.testing.assert_array_equal(found, x >= np.sort(x, axis=-1)[:, -keep][:, None])
+    kept_mask = sampling._largest(jnp.asarray(x), lambda kept: kept.sum(-1, keepdims=True) >= keep)
+    np.testing.assert_array_equal(kept_mask, x >= np.sort(x, axis=-1)[:, -keep][:, None])
 
 
 def test_argmax_is_the_first_maximum():
@@ -166,9 +166,9 @@ def test_argmax_is_the_first_maximum():
     x = np.random.default_rng(2).integers(0, 4, (200, 9)).astype(np.float32)
     x[0], x[1] = -np.inf, 5.0
     x[2, 3:5] = np.inf
-    found = sampling.argmax(jnp.asarray(x))
-    assert found.dtype == jnp.int32
-    np.testing.assert_array_equal(found, x.argmax(-1))
+    index = sampling.argmax(jnp.asarray(x))
+    assert index.dtype == jnp.int32
+    np.testing.assert_array_equal(index, x.argmax(-1))
 
 
 @pytest.mark.parametrize(
@@ -259,9 +259,9 @@ def test_independent_streams_do_not_meet():
     def everything(position):
         return np.asarray(draw_everything(jnp.array(position)))
 
-    found = np.stack([everything([4, 4]), everything([5, 5])])
-    assert len(np.unique(found)) == found.size
-    np.testing.assert_array_equal(everything([4, 5])[1], found[1, 1])
+    draws = np.stack([everything([4, 4]), everything([5, 5])])
+    assert len(np.unique(draws)) == draws.size
+    np.testing.assert_array_equal(everything([4, 5])[1], draws[1, 1])
 
 
 DRAWS = 40_000
@@ -298,7 +298,7 @@ def test_acceptance_draws_are_uniform():
     """They are in [0, 1), with every tenth equally frequent."""
     keys = jax.random.split(jax.random.key(8), DRAWS // 4)
     draw = sampling.IndependentDraw.create(keys, jnp.zeros(len(keys), jnp.int32), 7)
-    found = np.asarray(jax.jit(jax.vmap(lambda d: d.acceptance(4)))(draw))
-    assert found.min() >= 0
-    assert found.max() < 1
-    assert scipy.stats.chisquare(np.histogram(found, 10, (0, 1))[0]).pvalue > 1e-6
+    uniforms = np.asarray(jax.jit(jax.vmap(lambda d: d.acceptance(4)))(draw))
+    assert uniforms.min() >= 0
+    assert uniforms.max() < 1
+    assert scipy.stats.chisquare(np.histogram(uniforms, 10, (0, 1))[0]).pvalue > 1e-6

@@ -37,9 +37,9 @@ folder, out = map(pathlib.Path, sys.argv[1:])
 assert jax.device_count() == 8
 
 
-def same(found, wanted):
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    arrays = (jax.tree.map(np.asarray, tree) for tree in (found, wanted))
+def same(actual, wanted):
+    assert jax.tree.structure(actual) == jax.tree.structure(wanted)
+    arrays = (jax.tree.map(np.asarray, tree) for tree in (actual, wanted))
     jax.tree.map(np.testing.assert_array_equal, *arrays)
 
 
@@ -78,11 +78,11 @@ prompts = ["the cat sat on the", "the dog", "that cat sat, that"]
 wanted = specjax.generate(plain, prompts, **options)
 for model, more in ((split, {}), (split, {}), (plain, {"mesh": mesh})):
     programs = _run._cache_size()
-    found = specjax.generate(model, prompts, **options, **more)
-    assert (found.tokens, found.text, found.finish) == (wanted.tokens, wanted.text, wanted.finish)
-    counts = [dataclasses.replace(out.stats, seconds=0) for out in (found, wanted)]
+    made = specjax.generate(model, prompts, **options, **more)
+    assert (made.tokens, made.text, made.finish) == (wanted.tokens, wanted.text, wanted.finish)
+    counts = [dataclasses.replace(out.stats, seconds=0) for out in (made, wanted)]
     assert counts[0] == counts[1]
-    for row, other in zip(found.logprobs, wanted.logprobs, strict=True):
+    for row, other in zip(made.logprobs, wanted.logprobs, strict=True):
         np.testing.assert_allclose(row.raw, other.raw, atol=1e-4)
 pieces = list(specjax.generate(split, prompts, **options, stream=True))
 assert ["".join(row) for row in zip(*pieces, strict=True)] == wanted.text
@@ -207,8 +207,8 @@ def test_a_mesh_of_one():
     mesh = make_mesh()
     assert dict(mesh.shape) == {"data": 1, "model": 1}
     assert all(at.is_fully_replicated for at in jax.tree.leaves(shardings(toys.model(), mesh)))
-    found, wanted = specjax.load(folders.target(), mesh=mesh), specjax.load(folders.target())
-    jax.tree.map(np.testing.assert_array_equal, found.params, wanted.params)
+    meshed, wanted = specjax.load(folders.target(), mesh=mesh), specjax.load(folders.target())
+    jax.tree.map(np.testing.assert_array_equal, meshed.params, wanted.params)
 
 
 @pytest.mark.parametrize("sizes", [{"data": 2}, {"data": 3, "model": 5}, {"model": 2}])
@@ -221,8 +221,8 @@ def test_a_mesh_of_another_size(sizes):
 def test_orbax_round_trip(tmp_path):
     """The round trip is exact, in the dtype of the model."""
     save_params(toys.weights(), tmp_path / "saved")
-    found = restore_params(tmp_path / "saved", toys.model())
-    jax.tree.map(np.testing.assert_array_equal, found, toys.weights())
+    restored = restore_params(tmp_path / "saved", toys.model())
+    jax.tree.map(np.testing.assert_array_equal, restored, toys.weights())
     rounded = restore_params(tmp_path / "saved", toys.model(dtype=jnp.bfloat16))
     wanted = jax.tree.map(lambda x: np.asarray(x).astype(jnp.bfloat16), toys.weights())
     jax.tree.map(np.testing.assert_array_equal, rounded, wanted)

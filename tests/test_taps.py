@@ -34,14 +34,14 @@ def places(tokens):
 @jax.jit
 def by_hand(tokens):
     """[B, T] -> [B, T, 3 E]: the residual streams, captured by Flax's own intermediates."""
-    _, found = NET.module.apply(
+    _, captured = NET.module.apply(
         {"params": toys.weights()},
         tokens,
         places(tokens),
         capture_intermediates=lambda module, name: isinstance(module, Layer) and name == "__call__",
         mutable=["intermediates"],
     )
-    layers = [found["intermediates"][f"layer_{i}"]["__call__"][0][0] for i in range(2)]
+    layers = [captured["intermediates"][f"layer_{i}"]["__call__"][0][0] for i in range(2)]
     return jnp.concatenate([toys.weights()["embedding"][tokens], *layers], axis=-1)
 
 
@@ -73,9 +73,9 @@ def test_features_are_those_of_transformers():
     out = loaded.model.apply(
         loaded.params, jnp.asarray(tokens), places(tokens), taps=tuple(range(layers))
     )
-    for found, their in zip(jnp.split(out.features, layers, axis=-1), wanted[:layers], strict=True):
+    for our, their in zip(jnp.split(out.features, layers, axis=-1), wanted[:layers], strict=True):
         assert their.std() > 0.01
-        np.testing.assert_allclose(found, their.numpy(), rtol=0, atol=1e-5)
+        np.testing.assert_allclose(our, their.numpy(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(out.hidden, wanted[-1].numpy(), rtol=0, atol=1e-4)
 
 

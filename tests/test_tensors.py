@@ -47,31 +47,31 @@ class Net(nn.Module):
 
 
 def tensors(config: Config) -> list[Tensor]:
-    found = [Tensor("root.words", ("embedding",))]
+    table = [Tensor("root.words", ("embedding",))]
     if not config.tied_embeddings:
-        found.append(Tensor("words_out", ("head",), transpose=True))
+        table.append(Tensor("words_out", ("head",), transpose=True))
     for n, part in enumerate("qkv"):
-        found.append(
+        table.append(
             Tensor("root.qkv", (part,), True, shape=(18, 4), index=(slice(6 * n, 6 * n + 6),))
         )
     for n, part in enumerate("QKV"):
         index = (slice(None), n)
-        found.append(
+        table.append(
             Tensor("root.heads", (part,), True, shape=(18, 4), view=(3, 3, 2, 4), index=index)
         )
-        found.append(
+        table.append(
             Tensor("root.heads_bias", (f"{part}_bias",), shape=(18,), view=(3, 3, 2), index=index)
         )
     for n, part in enumerate(("gate", "up")):
-        found.append(
+        table.append(
             Tensor(
                 "root.wide", (part,), shape=(4, 10), index=(slice(None), slice(5 * n, 5 * n + 5))
             )
         )
     for e in range(3):
-        found.append(Tensor(f"root.expert.{e}", ("experts",), transpose=True, at=e))
-        found.append(Tensor("root.stack", ("stack",), at=e, shape=(3, 5, 4), index=(e,)))
-    return found
+        table.append(Tensor(f"root.expert.{e}", ("experts",), transpose=True, at=e))
+        table.append(Tensor("root.stack", ("stack",), at=e, shape=(3, 5, 4), index=(e,)))
+    return table
 
 
 FAMILY = Family("Toy", Config, dataclasses.asdict, tensors, ignored=(".buffer",), prefix="root.")
@@ -102,17 +102,17 @@ def by_hand(p: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def assert_same(found, wanted):
-    assert found.keys() == wanted.keys()
+def assert_same(actual, wanted):
+    assert actual.keys() == wanted.keys()
     for name, leaf in wanted.items():
-        assert found[name].dtype == leaf.dtype
-        np.testing.assert_array_equal(np.asarray(found[name]), leaf, err_msg=name)
+        assert actual[name].dtype == leaf.dtype
+        np.testing.assert_array_equal(np.asarray(actual[name]), leaf, err_msg=name)
 
 
 def stored(folder, change=lambda tensors: None, dtype=np.float32):
-    found = by_hand(params(dtype))
-    change(found)
-    safetensors.numpy.save_file(found, folder / "model.safetensors")
+    arrays = by_hand(params(dtype))
+    change(arrays)
+    safetensors.numpy.save_file(arrays, folder / "model.safetensors")
     return folder
 
 
@@ -132,10 +132,10 @@ def test_numbers_are_converted_as_they_are_read(tmp_path):
         tensors["root.qkv"] = tensors["root.qkv"].astype(np.float64)
         tensors["root.expert.1"] = tensors["root.expert.1"].astype(np.float16)
 
-    found = read_params(stored(tmp_path, widen), FAMILY, MODEL, jnp.bfloat16)
+    read = read_params(stored(tmp_path, widen), FAMILY, MODEL, jnp.bfloat16)
     wanted = {name: leaf.astype(jnp.bfloat16) for name, leaf in params().items()}
     wanted["experts"][1] = params()["experts"][1].astype(np.float16).astype(jnp.bfloat16)
-    assert_same(found, wanted)
+    assert_same(read, wanted)
 
 
 def test_dtypes_are_aligned_in_a_mixed_file(tmp_path):
@@ -143,10 +143,10 @@ def test_dtypes_are_aligned_in_a_mixed_file(tmp_path):
     mixed = {**params(jnp.bfloat16), "Q_bias": params()["Q_bias"], "K_bias": params()["K_bias"]}
     mixed["V_bias"] = params()["V_bias"]
     write_params(tmp_path / "model.safetensors", FAMILY, Config(), mixed)
-    found = safetensors.numpy.load_file(tmp_path / "model.safetensors")
-    assert found["root.heads_bias"].dtype == np.float32
+    arrays = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    assert arrays["root.heads_bias"].dtype == np.float32
     content = (tmp_path / "model.safetensors").read_bytes()
-    assert content.index(found["root.heads_bias"].tobytes()) % 4 == 0
+    assert content.index(arrays["root.heads_bias"].tobytes()) % 4 == 0
 
 
 @pytest.mark.parametrize("name", ["q", "K", "V_bias", "up", "experts", "stack"])
@@ -282,10 +282,10 @@ def test_a_parameter_without_a_tensor(tmp_path):
 
 def test_a_tied_copy_is_ignored(tmp_path):
     """A second copy of a tied embedding, under any of the family's names, is no error."""
-    found = read_params(
+    read = read_params(
         stored(tmp_path), FAMILY, LinenModel(Net(Config(tied_embeddings=True))), np.float32
     )
-    assert_same(found, {name: leaf for name, leaf in params().items() if name != "head"})
+    assert_same(read, {name: leaf for name, leaf in params().items() if name != "head"})
 
 
 def test_a_damaged_file_names_itself(tmp_path):
@@ -298,9 +298,9 @@ def test_a_damaged_file_names_itself(tmp_path):
 
 def test_the_file_can_go_once_it_is_read(tmp_path):
     """Parameters are copies: overwriting the file does not change them."""
-    found = read_params(stored(tmp_path), FAMILY, MODEL, np.float32)
+    read = read_params(stored(tmp_path), FAMILY, MODEL, np.float32)
     file = tmp_path / "model.safetensors"
     size = file.stat().st_size
     with open(file, "r+b") as stream:
         stream.write(b"\xff" * size)
-    assert_same(jax.device_get(found), params())
+    assert_same(jax.device_get(read), params())

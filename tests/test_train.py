@@ -32,8 +32,8 @@ def run(out, *more):
 def state(folder):
     """The last checkpoint, with parameters and optimizer, as bytes."""
     with ocp.CheckpointManager(folder / "state") as manager:
-        found = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
-    return {str(path): np.asarray(leaf).tobytes() for path, leaf in leaves(found)}
+        restored = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
+    return {str(path): np.asarray(leaf).tobytes() for path, leaf in leaves(restored)}
 
 
 def leaves(tree, path=()):
@@ -176,11 +176,11 @@ def test_training_goes_on_from_any_model_of_these_sizes(tmp_path, context):
     config = saved_model(tmp_path / "model", max_positions=context, rope=rope)
     tokenizer = str(tmp_path / "model" / "tokenizer.json")
     more = ("--initial", str(tmp_path / "model"), "--tokenizer", tokenizer, "--steps", "1")
-    found = specjax.load(run(tmp_path / "run", *more) / "model")
+    trained_model = specjax.load(run(tmp_path / "run", *more) / "model")
     wanted = dataclasses.replace(config, max_positions=max(context, 32))
-    assert found.model.module.config == wanted
+    assert trained_model.model.module.config == wanted
     before = specjax.load(tmp_path / "model")
-    pairs = zip(jax.tree.leaves(found.params), jax.tree.leaves(before.params), strict=True)
+    pairs = zip(jax.tree.leaves(trained_model.params), jax.tree.leaves(before.params), strict=True)
     for leaf, other in pairs:
         np.testing.assert_allclose(leaf, other, atol=0.02)
 

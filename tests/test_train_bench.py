@@ -54,15 +54,17 @@ def test_operations_are_those_of_the_products():
     traced = jax.make_jaxpr(lambda p: model.apply(p, tokens, jnp.arange(length)[None]).logits)(
         params
     )
-    found = 0
+    operations = 0
 
     def count(jaxpr):
-        nonlocal found
+        nonlocal operations
         for equation in jaxpr.eqns:
             if equation.primitive.name == "dot_general":
                 (inner, _), _ = equation.params["dimension_numbers"]
                 shape = equation.invars[0].aval.shape
-                found += 2 * equation.outvars[0].aval.size * int(np.prod([shape[i] for i in inner]))
+                operations += (
+                    2 * equation.outvars[0].aval.size * int(np.prod([shape[i] for i in inner]))
+                )
             for part in jax.tree.leaves(
                 equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
             ):
@@ -71,7 +73,7 @@ def test_operations_are_those_of_the_products():
 
     count(traced.jaxpr)
     attention = 2 * length * config.num_heads * config.head_dim * config.num_layers
-    assert found / length == bench.forward_flops(config, params, length) + attention
+    assert operations / length == bench.forward_flops(config, params, length) + attention
 
 
 def test_chunked_losses_keep_less():
@@ -109,16 +111,16 @@ def test_an_ablation(tmp_path, monkeypatch):
         ])  # fmt: skip
         return json.loads((tmp_path / out / "ablation.json").read_text())
 
-    found = start()
-    assert [(row["loss"], row["data"]) for row in found["rows"]] == [
+    table = start()
+    assert [(row["loss"], row["data"]) for row in table["rows"]] == [
         ("forward-kl", "text"), ("accepted-length", "target")
     ]  # fmt: skip
-    for row in found["rows"]:
+    for row in table["rows"]:
         for heat in ("0.0", "1.0"):
             low, high = row[f"tau_{heat}"][1:]
             assert 1 <= low <= row[f"tau_{heat}"][0] <= high <= 3
             assert (f"gain_{heat}" in row) == (row["data"] != "text")
-    assert not found["left"]
+    assert not table["left"]
     models = {
         path: path.stat().st_mtime_ns
         for path in (tmp_path / "out").glob("*/model/model.safetensors")
@@ -130,13 +132,13 @@ def test_an_ablation(tmp_path, monkeypatch):
     )
     assert not shards[0].exists() and shards[1].exists()
     (tmp_path / "out" / "accepted-length.target" / "measured.json").unlink()
-    assert start()["rows"] == found["rows"]
+    assert start()["rows"] == table["rows"]
     kept = {path: path.stat().st_mtime_ns for path in models}
     assert [path.parent.parent.name for path in models if kept[path] != models[path]] == [
         "accepted-length.target"
     ]
     assert (
-        start("--losses", "forward-kl", "--modes", "text")["rows"] == found["rows"]
+        start("--losses", "forward-kl", "--modes", "text")["rows"] == table["rows"]
     )  # results of other calls stay
     lines = (tmp_path / "out" / "ablation.md").read_text().splitlines()
     assert lines[2].startswith("| forward-kl | text | ") and len(lines) == 4
@@ -174,11 +176,11 @@ def test_a_cell_that_fails_stays_in_the_table():
     options = ablation.AblationOptions(
         target="t", data=(), prompts="p", losses=("reverse-kl",), modes=("text",)
     )
-    found = {
+    cells = {
         ("forward-kl", "text"): {"counts": {}},
         ("reverse-kl", "text"): {"failure": "the loss is nan, on"},
     }
-    made = ablation.report(options, found)
+    made = ablation.report(options, cells)
     assert "| reverse-kl | text | the loss is nan |" in ablation.table(made)
     assert "still to come: " not in ablation.table(made)
     assert "still to come: forward-kl.text, reverse-kl.text" in ablation.table(

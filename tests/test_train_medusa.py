@@ -113,7 +113,7 @@ def test_heads_learn(finished):
             specjax.load_medusa(finished / "model", target),
         )
     ]
-    before, after = (np.log1p(found).mean(0) for found in ranks)
+    before, after = (np.log1p(rank).mean(0) for rank in ranks)
     assert (after < before - 0.1).all()
     assert metrics(finished)[-1]["held_out_length"] > 1
 
@@ -175,15 +175,15 @@ def test_the_target_learns_beside_the_heads():
     made, params, batch = job(lora_rank=2, heads_weight=0.5)
     target = made.target
     loss = jax.jit(jax.value_and_grad(made.loss, has_aux=True))
-    (total, found), grads = loss(params, target.params, batch)
+    (total, parts), grads = loss(params, target.params, batch)
     logits = jax.nn.log_softmax(
         toys.plain_logits(batch["tokens"][:, :-1], target.model, target.params)
     )
     wanted = -np.take_along_axis(np.asarray(logits), batch["tokens"][:, 1:, None], 2)[..., 0][
         :, 10:
     ].mean()
-    assert float(found["loss_target"]) == pytest.approx(wanted, rel=0.02)
-    heads = float(found["loss_head_0"]) + 0.8 * float(found["loss_head_1"])
+    assert float(parts["loss_target"]) == pytest.approx(wanted, rel=0.02)
+    heads = float(parts["loss_head_0"]) + 0.8 * float(parts["loss_head_1"])
     assert float(total) == pytest.approx(wanted + 0.5 * heads, rel=0.02)
     reached = {name: float(jnp.abs(grad["b"]).max()) for name, grad in grads["lora"].items()}
     assert {"layer_0/attention/q", "layer_1/mlp/down"} <= set(reached) and "head" not in reached
@@ -202,11 +202,11 @@ def test_low_rank_changes():
     params = {"layer_0": {"q": {"kernel": leaf, "bias": leaf[0]}, "router": {"kernel": leaf},
               "gate": leaf}, "head": {"kernel": leaf}, "embedding": leaf.T}  # fmt: skip
     assert set(lora.initial_lora(params, 2, True, key)) == {"layer_0/q"}
-    found = lora.initial_lora(params, 2, False, key)
-    assert set(found) == {"layer_0/q", "head"}
-    found["head"]["b"] = jnp.full((2, 4), 2.0)
-    merged = lora.merge(params, found, 0.25)
-    wanted = 1 + 0.5 * np.asarray(found["head"]["a"]).sum(1, keepdims=True).repeat(4, 1)
+    changes = lora.initial_lora(params, 2, False, key)
+    assert set(changes) == {"layer_0/q", "head"}
+    changes["head"]["b"] = jnp.full((2, 4), 2.0)
+    merged = lora.merge(params, changes, 0.25)
+    wanted = 1 + 0.5 * np.asarray(changes["head"]["a"]).sum(1, keepdims=True).repeat(4, 1)
     np.testing.assert_allclose(np.asarray(merged["head"]["kernel"], np.float32), wanted, rtol=0.01)
     assert merged["head"]["kernel"].dtype == jnp.bfloat16
     assert (merged["layer_0"]["q"]["kernel"] == leaf).all()
@@ -230,10 +230,10 @@ def test_heads_and_a_target_of_their_own(finished, text, tmp_path):
             "3", "--eval-every", "3", "--eval-prompts", "3", "--eval-tokens", "8", "--log-every",
             "1")  # fmt: skip
     out = run(tmp_path / "run", text, *more)
-    found = metrics(out)
-    losses = [line["loss_target"] for line in found if "loss_target" in line]
+    lines = metrics(out)
+    losses = [line["loss_target"] for line in lines if "loss_target" in line]
     assert losses[0] == pytest.approx(0, abs=1e-6) and losses[-1] > 0
-    assert 1 <= found[-1]["tau_low"] <= found[-1]["tau"] <= found[-1]["tau_high"] <= 3
+    assert 1 <= lines[-1]["tau_low"] <= lines[-1]["tau"] <= lines[-1]["tau_high"] <= 3
     model = out / "model"
     target = specjax.load(model / "target")
     before = specjax.load(TARGET).params["layer_0"]["attention"]["q"]["kernel"]
@@ -246,18 +246,18 @@ def test_heads_and_a_target_of_their_own(finished, text, tmp_path):
 
 
 def test_presets(tmp_path):
-    """Each preset prints its options; the command line and a file win over it, and a file can
-    name one."""
+    """A preset sets exactly its options; a file may name one, and file and command line win over
+    it."""
     required = ["--target", "t", "--data", "d"]
     for name, recipe in recipes.PRESETS.items():
-        found = options.parse(
+        parsed = options.parse(
             medusa.MedusaOptions, [*required, "--preset", name], None, recipes.PRESETS
         )
-        assert {key: getattr(found, key) for key in recipe} == recipe
+        assert {key: getattr(parsed, key) for key in recipe} == recipe
     (tmp_path / "o.json").write_text(json.dumps({"preset": "medusa-2", "num_heads": 3}))
     file = [*required, "--config", str(tmp_path / "o.json"), "--lora-rank", "8"]
-    found = options.parse(medusa.MedusaOptions, file, None, recipes.PRESETS)
-    assert (found.num_heads, found.lora_rank, found.lora_alpha) == (3, 8, 16.0)
+    parsed = options.parse(medusa.MedusaOptions, file, None, recipes.PRESETS)
+    assert (parsed.num_heads, parsed.lora_rank, parsed.lora_alpha) == (3, 8, 16.0)
 
 
 def test_other_data_for_heads(text, tmp_path):

@@ -155,9 +155,9 @@ def test_same_settings_same_tokens(family, case):
     assert out.tokens == wanted
     assert out.tokens != greedy(family, eos)[0]
     assert out.stats.accepted > 0
-    for found, tokens, raw in zip(out.logprobs, wanted, logprobs, strict=True):
-        np.testing.assert_allclose(found.raw, raw[np.arange(len(tokens)), tokens], atol=2e-4)
-        np.testing.assert_allclose(found.top, np.sort(raw)[:, ::-1][:, :3], atol=2e-4)
+    for entry, tokens, raw in zip(out.logprobs, wanted, logprobs, strict=True):
+        np.testing.assert_allclose(entry.raw, raw[np.arange(len(tokens)), tokens], atol=2e-4)
+        np.testing.assert_allclose(entry.top, np.sort(raw)[:, ::-1][:, :3], atol=2e-4)
 
 
 def test_bad_words_as_texts():
@@ -183,12 +183,14 @@ def test_log_probabilities_end_where_the_tokens_end():
         target, PROMPTS, max_new_tokens=NEW, temperature=1.0, logprobs=0, stop=stop
     )
     assert "stop" in out.finish
-    for tokens, found, full in zip(out.tokens, out.logprobs, whole.logprobs, strict=True):
-        assert found.raw.shape == found.warped.shape == (len(tokens),) and found.top.shape == (
+    for tokens, own_logprobs, full in zip(out.tokens, out.logprobs, whole.logprobs, strict=True):
+        assert own_logprobs.raw.shape == own_logprobs.warped.shape == (
+            len(tokens),
+        ) and own_logprobs.top.shape == (
             len(tokens),
             0,
         )
-        np.testing.assert_allclose(found.raw, full.raw[: len(tokens)], atol=1e-4)
-        np.testing.assert_allclose(found.raw, found.warped, atol=1e-5)
+        np.testing.assert_allclose(own_logprobs.raw, full.raw[: len(tokens)], atol=1e-4)
+        np.testing.assert_allclose(own_logprobs.raw, own_logprobs.warped, atol=1e-5)
     assert specjax.generate(target, PROMPTS, max_new_tokens=2).logprobs is None
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(out.logprobs))

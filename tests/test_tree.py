@@ -16,28 +16,28 @@ def forests():
     shapes."""
     rng = np.random.default_rng(0)
     size = MAX_DEPTH + 1
-    found = [
+    trees = [
         np.array([-1, *(rng.integers(-n // 3, n) for n in range(1, size))]) for _ in range(400)
     ]
-    found += [tree.chain(size), np.zeros(size, int) - (np.arange(size) == 0), np.full(size, -1)]
-    return np.maximum(np.array(found), -1).astype(np.int32)
+    trees += [tree.chain(size), np.zeros(size, int) - (np.arange(size) == 0), np.full(size, -1)]
+    return np.maximum(np.array(trees), -1).astype(np.int32)
 
 
 def test_ancestor_mask_names_the_nodes_on_the_way_up(forests):
     """mask[n, m] holds if and only if m is n or an ancestor of n."""
-    found = np.asarray(jax.vmap(tree.ancestor_mask)(forests))
+    masks = np.asarray(jax.vmap(tree.ancestor_mask)(forests))
     wanted = [
         [np.isin(np.arange(len(p)), trees.ancestors(p, n)) for n in range(len(p))] for p in forests
     ]
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(masks, wanted)
 
 
 def test_depth_counts_the_steps_up(forests):
     """A node's depth is the number of its proper ancestors; roots and absent nodes have 0."""
-    found = np.asarray(jax.vmap(tree.depth)(forests))
-    assert found.dtype == np.int32
+    depths = np.asarray(jax.vmap(tree.depth)(forests))
+    assert depths.dtype == np.int32
     np.testing.assert_array_equal(
-        found, [[len(trees.ancestors(p, n)) - 1 for n in range(len(p))] for p in forests]
+        depths, [[len(trees.ancestors(p, n)) - 1 for n in range(len(p))] for p in forests]
     )
 
 
@@ -47,9 +47,9 @@ def test_path_lists_the_way_down_padded_with_its_end(forests):
     paths = jax.jit(
         jax.vmap(jax.vmap(lambda p, n: tree.path(p, n, MAX_DEPTH), (None, 0)), (0, None))
     )
-    found = np.asarray(paths(forests, nodes))
-    assert found.dtype == np.int32
-    for parent, rows in zip(forests, found, strict=True):
+    listed = np.asarray(paths(forests, nodes))
+    assert listed.dtype == np.int32
+    for parent, rows in zip(forests, listed, strict=True):
         for node, row in zip(nodes, rows, strict=True):
             way = trees.ancestors(parent, node)
             assert row.tolist() == way + [node] * (MAX_DEPTH + 1 - len(way))
@@ -57,17 +57,17 @@ def test_path_lists_the_way_down_padded_with_its_end(forests):
 
 def test_a_tree_holds_what_follows_from_its_parents(forests):
     """Depths, ancestors, paths and the tokens on them agree with walking up."""
-    found = jax.vmap(lambda parent: tree.Tree.of(parent, MAX_DEPTH))(forests)
+    record = jax.vmap(lambda parent: tree.Tree.of(parent, MAX_DEPTH))(forests)
     tokens = np.random.default_rng(1).integers(0, 99, forests.shape, dtype=np.int32)
-    texts = np.asarray(jax.vmap(tree.Tree.path_tokens)(found, tokens))
-    np.testing.assert_array_equal(found.parent, forests)
-    np.testing.assert_array_equal(found.depth, jax.vmap(tree.depth)(forests))
-    np.testing.assert_array_equal(found.ancestors, jax.vmap(tree.ancestor_mask)(forests))
+    texts = np.asarray(jax.vmap(tree.Tree.path_tokens)(record, tokens))
+    np.testing.assert_array_equal(record.parent, forests)
+    np.testing.assert_array_equal(record.depth, jax.vmap(tree.depth)(forests))
+    np.testing.assert_array_equal(record.ancestors, jax.vmap(tree.ancestor_mask)(forests))
     for row, parent in enumerate(forests):
         for node in range(len(parent)):
             way = trees.ancestors(parent, node)
             rest = MAX_DEPTH + 1 - len(way)
-            assert found.path[row, node].tolist() == way + [node] * rest
+            assert record.path[row, node].tolist() == way + [node] * rest
             assert texts[row, node].tolist() == [*tokens[row, way[1:]].tolist(), *[-1] * rest]
 
 
@@ -88,8 +88,8 @@ def test_a_chain_needs_no_closure(size):
 def test_pruning_takes_what_hangs_below(forests):
     """Unknown nodes and their descendants are removed; the others keep their parents."""
     known = np.random.default_rng(2).random(forests.shape) < 0.7
-    found = np.asarray(jax.vmap(tree.prune)(forests, known))
-    for parent, kept, after in zip(forests, known, found, strict=True):
+    pruned = np.asarray(jax.vmap(tree.prune)(forests, known))
+    for parent, kept, after in zip(forests, known, pruned, strict=True):
         wanted = [
             up if all(kept[m] for m in trees.ancestors(parent, n)) else -1
             for n, up in enumerate(parent)

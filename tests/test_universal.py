@@ -49,11 +49,11 @@ def test_spell(width):
     """Rows of different lengths equal a loop; if there are too many pieces, the last are kept."""
     tokens = np.random.default_rng(0).integers(0, toys.VOCAB, (64, 12), dtype=np.int32)
     count = np.arange(64, dtype=np.int32) % 13
-    found, length = spell(TABLES, jnp.array(tokens), jnp.array(count), width)
-    assert found.shape == (64, width)
+    spelling, length = spell(TABLES, jnp.array(tokens), jnp.array(count), width)
+    assert spelling.shape == (64, width)
     for row in range(64):
         wanted = by_hand(tokens[row, : count[row]])[-width:]
-        assert found[row].tolist() == [*wanted, *[0] * (width - len(wanted))]
+        assert spelling[row].tolist() == [*wanted, *[0] * (width - len(wanted))]
         assert length[row] == len(wanted)
     assert (length < width).any() and (length == width).any() == (width < 40)
 
@@ -86,10 +86,10 @@ def test_the_draft_reads_the_spelt_text(temperature):
     plain = plain.cache.commit(state.proposer.cache.length)
     for row in range(toys.ROWS):
         assert state.proposer.cache.length[row] == len(spelt[row]) - len(unread[row])
-        for found, wanted in zip(
+        for actual, wanted in zip(
             toys.committed(state.proposer.cache, row), toys.committed(plain, row), strict=True
         ):
-            np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+            np.testing.assert_allclose(actual, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
 
 
 @pytest.mark.parametrize("rule", toys.RULES)
@@ -165,8 +165,8 @@ def test_a_draft_that_is_full_falls_silent():
         assert not (proposed & full).any()
         silent += (full & ~np.asarray(before.done)).sum()
         for row in np.flatnonzero(full):
-            found = [x.tobytes() for x in toys.committed(state.proposer.cache, row)]
-            assert kept.setdefault(row, found) == found
+            leaves = [x.tobytes() for x in toys.committed(state.proposer.cache, row)]
+            assert kept.setdefault(row, leaves) == leaves
     assert len(kept) > 1 and silent > 10
     assert not full.all()
     assert (state.proposer.cache.length <= toys.CAPACITY + len(START)).all()

@@ -98,17 +98,17 @@ def tables(ours, theirs, **options):
     )
 
 
-def spelling(found, token):
-    return found.pieces[token, : found.count[token]].tolist()
+def spelling(table, token):
+    return table.pieces[token, : table.count[token]].tolist()
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_pieces_spell_the_token(ours, theirs):
     """Each tokenizer's own decoder gives the same text for a token and for its pieces."""
-    ours, theirs, found = tables(ours, theirs, max_pieces=100)
+    ours, theirs, table = tables(ours, theirs, max_pieces=100)
     compared = 0
     for token in range(ours.get_vocab_size()):
-        pieces, text = spelling(found, token), text_of(ours, [token])
+        pieces, text = spelling(table, token), text_of(ours, [token])
         if pieces and "\ufffd" not in text and ours.id_to_token(token) not in SPECIAL:
             assert text_of(theirs, pieces) == text
             compared += 1
@@ -118,32 +118,32 @@ def test_pieces_spell_the_token(ours, theirs):
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_shared_tokens_are_one_to_one(ours, theirs):
     """A token that can be proposed has a draft token of its own, which also is its spelling."""
-    ours, theirs, found = tables(ours, theirs)
-    shared = np.flatnonzero(found.to_draft >= 0)
-    assert found.num_shared == len(shared) > 20
-    assert len(set(found.to_draft[shared])) == len(shared)
+    ours, theirs, table = tables(ours, theirs)
+    shared = np.flatnonzero(table.to_draft >= 0)
+    assert table.num_shared == len(shared) > 20
+    assert len(set(table.to_draft[shared])) == len(shared)
     for token in shared:
-        assert spelling(found, token) == [found.to_draft[token]]
-    assert found.to_draft.max() < theirs.get_vocab_size()
-    assert found.pieces.min() >= 0
-    assert (found.count[ours.get_vocab_size() :] == 0).all()
-    assert (found.to_draft[ours.get_vocab_size() :] == -1).all()
+        assert spelling(table, token) == [table.to_draft[token]]
+    assert table.to_draft.max() < theirs.get_vocab_size()
+    assert table.pieces.min() >= 0
+    assert (table.count[ours.get_vocab_size() :] == 0).all()
+    assert (table.to_draft[ours.get_vocab_size() :] == -1).all()
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_to_itself_a_vocabulary_translates_into_itself(name):
     """Every token maps to itself, except for byte tokens that an ordinary token also stands for."""
-    ours, _, found = tables(name, name)
+    ours, _, table = tables(name, name)
     twice = {
         ours.token_to_id(f"<0x{ord(c):02X}>") for c in map(chr, range(128)) if ours.token_to_id(c)
     } - {None}
     twice |= {ours.token_to_id("<0x20>")} - {None}
     for token in range(ours.get_vocab_size()):
         if token in twice:
-            assert found.to_draft[token] == -1 and spelling(found, token) != [token]
+            assert table.to_draft[token] == -1 and spelling(table, token) != [token]
         else:
-            assert found.to_draft[token] == token
-    assert found.expansion == 1
+            assert table.to_draft[token] == token
+    assert table.expansion == 1
 
 
 @pytest.mark.parametrize("theirs", ["byte-level", "fewer", "sentencepiece"])
@@ -151,10 +151,10 @@ def test_where_the_draft_has_every_byte_all_is_read(theirs):
     """This includes tokens that are no text alone, such as a part of a character."""
     for ours in TOKENIZERS:
         if ours != theirs:
-            ours, _, found = tables(ours, theirs)
+            ours, _, table = tables(ours, theirs)
             unread = {
                 ours.id_to_token(token)
-                for token in np.flatnonzero(found.count[: ours.get_vocab_size()] == 0)
+                for token in np.flatnonzero(table.count[: ours.get_vocab_size()] == 0)
             }
             assert unread <= {*SPECIAL, folders.END, "<eot>"}
 
@@ -162,14 +162,14 @@ def test_where_the_draft_has_every_byte_all_is_read(theirs):
 def test_pieces_are_those_of_the_tokenizer():
     """They are what the draft was trained on, not the longest match or single bytes, also within
     words."""
-    ours, theirs, found = tables("byte-level", "fewer")
-    several = [t for t in range(1, ours.get_vocab_size()) if found.count[t] > 1]
+    ours, theirs, table = tables("byte-level", "fewer")
+    several = [t for t in range(1, ours.get_vocab_size()) if table.count[t] > 1]
     assert len(several) > 20
     for token in several:
-        assert spelling(found, token) == [
+        assert spelling(table, token) == [
             p.id for p in theirs.model.tokenize(ours.id_to_token(token))
         ]
-    ours, theirs, found = tables("byte-level", "sentencepiece")
+    ours, theirs, table = tables("byte-level", "sentencepiece")
     for written, wanted in {
         "Ġcat": ["▁cat"],
         "at": ["at"],
@@ -177,7 +177,7 @@ def test_pieces_are_those_of_the_tokenizer():
         "Ċ": ["\n"],
         "ł": ["<0xA0>"],
     }.items():
-        assert [theirs.id_to_token(p) for p in spelling(found, ours.token_to_id(written))] == wanted
+        assert [theirs.id_to_token(p) for p in spelling(table, ours.token_to_id(written))] == wanted
 
 
 def test_a_character_that_the_draft_lacks():
@@ -185,8 +185,8 @@ def test_a_character_that_the_draft_lacks():
     ours = byte_level(330)
     token = next(t for word, t in ours.get_vocab().items() if word.startswith("æĹ"))
     text = {"æĹ": b"\xe6\x97", "æĹ¥": b"\xe6\x97\xa5"}[ours.id_to_token(token)]
-    found = translate(ours, sentencepiece(), 330, 400)
-    assert [sentencepiece().id_to_token(p) for p in spelling(found, token)] == [
+    table = translate(ours, sentencepiece(), 330, 400)
+    assert [sentencepiece().id_to_token(p) for p in spelling(table, token)] == [
         f"<0x{b:02X}>" for b in text
     ]
     assert translate(ours, unigram(), 330, 90).count[token] == 0
@@ -197,13 +197,13 @@ def test_special_tokens():
     text."""
     ours, theirs = byte_level(300, "<eot>"), byte_level()
     assert translate(ours, theirs, 300, 320).count[0] == 0
-    found = translate(ours, theirs, 300, 320, [(0, 0)])
-    assert (spelling(found, 0), found.to_draft[0]) == ([0], 0)
-    found = translate(sentencepiece(), unigram(), 400, 90)
-    assert [int(found.to_draft[t]) for t in range(3)] == [unigram().token_to_id(t) for t in SPECIAL]
+    table = translate(ours, theirs, 300, 320, [(0, 0)])
+    assert (spelling(table, 0), table.to_draft[0]) == ([0], 0)
+    table = translate(sentencepiece(), unigram(), 400, 90)
+    assert [int(table.to_draft[t]) for t in range(3)] == [unigram().token_to_id(t) for t in SPECIAL]
     # Two EOS tokens of the target are one of the draft: both are read, and the first is proposed.
-    found = translate(unigram(), theirs, 90, 320, [(2, 0), (1, 0)])
-    assert (spelling(found, 1), spelling(found, 2), found.to_draft[2], found.to_draft[1]) == (
+    table = translate(unigram(), theirs, 90, 320, [(2, 0), (1, 0)])
+    assert (spelling(table, 1), spelling(table, 2), table.to_draft[2], table.to_draft[1]) == (
         [0],
         [0],
         0,
@@ -220,8 +220,8 @@ def test_the_start_of_texts():
     starting.post_processor = processors.TemplateProcessing(
         single=f"{folders.END} $A", special_tokens=[(folders.END, 0)]
     )
-    found = translate(starting, sentencepiece(), 320, 400)
-    assert (found.start.tolist(), spelling(found, 0), found.to_draft[0]) == ([], [1], 1)
+    table = translate(starting, sentencepiece(), 320, 400)
+    assert (table.start.tolist(), spelling(table, 0), table.to_draft[0]) == ([], [1], 1)
 
 
 def test_the_end_of_an_overlong_token_is_kept():
@@ -235,15 +235,15 @@ def test_the_end_of_an_overlong_token_is_kept():
 
 def test_ids_beyond_the_models_are_left_out():
     """Tokenizers may hold more ids than their models."""
-    found = translate(byte_level(), sentencepiece(), 300, 270)
-    assert found.to_draft.shape == (300,)
-    assert max(found.to_draft.max(), found.pieces.max()) < 270
+    table = translate(byte_level(), sentencepiece(), 300, 270)
+    assert table.to_draft.shape == (300,)
+    assert max(table.to_draft.max(), table.pieces.max()) < 270
 
 
 def test_expansion():
     """The mean number of pieces, rounded up."""
-    _, _, found = tables("byte-level", "fewer")
-    assert found.expansion == -(-found.count.sum() // (found.count > 0).sum()) == 2
+    _, _, table = tables("byte-level", "fewer")
+    assert table.expansion == -(-table.count.sum() // (table.count > 0).sum()) == 2
 
 
 @pytest.mark.parametrize("draft", [False, True])

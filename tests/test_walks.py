@@ -24,12 +24,12 @@ def walk(uniform, parent, tokens, target, draft, rule="rejection"):
     with enable_x64(True):
         proposal = Proposal(jnp.array(tokens, jnp.int32), jnp.array(parent, jnp.int32), None)
         draft = None if draft is None else jnp.array(draft)
-        found = jax.jit(WALKS[rule])(jnp.array(uniform), proposal, jnp.array(target), draft)
-        return tuple(map(np.asarray, found))
+        verdict = jax.jit(WALKS[rule])(jnp.array(uniform), proposal, jnp.array(target), draft)
+        return tuple(map(np.asarray, verdict))
 
 
 @pytest.mark.parametrize("rule", WALKS)
-def test_a_guess_of_zero_draft_mass_is_never_accepted(rule):
+def test_a_draft_of_zero_draft_mass_is_never_accepted(rule):
     """It was not drawn, and u * 0 < p would accept it for any u."""
     target = np.full((2, 4), 0.25)
     draft = np.array([[0.5, 0.5, 0.0, 0.0]] * 2)

@@ -27,23 +27,11 @@ from specjax.proposers import (
 from specjax.types import ModelOutput
 
 VOCAB = 29
-
-
 EOS = 22
-
-
 CAPACITY = 48
-
-
 WIDTH = 8
-
-
 LENGTHS = np.array([5, 3, 6, 1], np.int32)
-
-
 LIMITS = np.array([35, 20, CAPACITY, CAPACITY], np.int32)
-
-
 PROMPTS = np.array(
     [
         [1, 2, 3, 4, 5, 0, 0, 0],
@@ -199,11 +187,7 @@ def naive_greedy(
 
 
 OWN = MedusaHeads(num_heads=3, hidden_size=32, vocab_size=VOCAB, own_heads=True)
-
-
 SHARED = MedusaHeads(num_heads=2, hidden_size=32, vocab_size=VOCAB, num_layers=2)
-
-
 CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (2, 0))
 
 

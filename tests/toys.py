@@ -130,14 +130,14 @@ def kind(proposer: Proposer) -> tuple[type, ...]:
 
 def _shipped(base: type) -> list[type]:
     """The concrete classes of the package that inherit from `base`."""
-    below = [one for found in base.__subclasses__() for one in _shipped(found)]
+    below = [one for child in base.__subclasses__() for one in _shipped(child)]
     own = base.__module__.startswith("specjax.") and not inspect.isabstract(base)
     return [base, *below] if own else below
 
 
 KINDS = {
     *((shape, source) for shape in _shipped(Shape) for source in _shipped(Source)),
-    *((found,) for found in _shipped(Proposer) if not issubclass(found, Shape)),
+    *((proposer,) for proposer in _shipped(Proposer) if not issubclass(proposer, Shape)),
 }
 """What the package can propose with: every shape over every source, and what is no shape."""
 

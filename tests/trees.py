@@ -19,10 +19,10 @@ from specjax.types import Block
 
 def ancestors(parent: Any, node: int) -> list[int]:
     """The path from the root of its tree to `node`, found by walking up."""
-    found = [node]
-    while parent[found[0]] >= 0:
-        found.insert(0, int(parent[found[0]]))
-    return found
+    path = [node]
+    while parent[path[0]] >= 0:
+        path.insert(0, int(parent[path[0]]))
+    return path
 
 
 @struct.dataclass
@@ -107,10 +107,10 @@ class SampledTree(Proposer):
                 sibling[:, :, None] & (tokens[:, :, None] == jnp.arange(scores.shape[-1]))
             ).any(1)
             # Finite but lower than any score: siblings are distinct even if no token is left.
-            found = jnp.argmax(
+            best = jnp.argmax(
                 jnp.where(taken, -jnp.inf, jnp.maximum(scores + noise, -1e30)), axis=-1
             )
-            return tokens.at[:, n].set(found.astype(jnp.int32))
+            return tokens.at[:, n].set(best.astype(jnp.int32))
 
         tokens = jnp.zeros((rows, nodes), jnp.int32).at[:, 0].set(pending)
         tokens = jax.lax.fori_loop(1, nodes, one, tokens)

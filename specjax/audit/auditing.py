@@ -21,6 +21,7 @@ import functools
 import math
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +105,7 @@ def audit(
     rows: int = 64,
     seed: int = 0,
     significance: float = 1e-4,
-    **settings: float,
+    **settings: Any,
 ) -> Report:
     """Check that a decoder is as exact as it claims.
 

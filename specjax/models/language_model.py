@@ -36,7 +36,8 @@ class LanguageModel:
         words = "no tokenizer" if self.tokenizer is None else "with a tokenizer"
         return (
             f"LanguageModel({self.name!r}, {self.num_params / 1e6:.3g}M parameters in "
-            f"{', '.join(types)}, {self.model.vocab_size} tokens, {self.model.max_positions} positions, {words})"
+            f"{', '.join(types)}, {self.model.vocab_size} tokens, "
+            f"{self.model.max_positions} positions, {words})"
         )
 
     @property
