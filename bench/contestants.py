@@ -143,7 +143,7 @@ class _Generator(Protocol):
 class _scripted:
     """Here `model`'s candidate generators do their work, but draft what `script` says."""
 
-    def __init__(self, model: TorchModel, num_drafts: int, script: Imposition | None):
+    def __init__(self, model: TorchModel, num_drafts: int, script: Imposition | None) -> None:
         self.model, self.num_drafts, self.script = model, num_drafts, script
 
     def __enter__(self) -> None:

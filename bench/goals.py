@@ -31,7 +31,7 @@ _QUICK = "--size tiny --vocab-size 512 --new-tokens 16 --rounds 1"
 class Rows:
     """The rows of one run."""
 
-    def __init__(self, report: Report):
+    def __init__(self, report: Report) -> None:
         self.rows: list[Report] = report["rows"]
 
     def row(self, library: str, proposer: str, num_drafts: int = 0) -> Report:

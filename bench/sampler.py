@@ -118,7 +118,7 @@ def logprobs(x: jax.Array, top: int) -> Logprobs:
 class TimedPart(Timed):
     """One part of the sampler."""
 
-    def __init__(self, name: str, part: Part, logits: jax.Array):
+    def __init__(self, name: str, part: Part, logits: jax.Array) -> None:
         super().__init__(name, 1)
         self._function, self._argument, self._logits = jax.jit(part[0]), part[1], logits
 

@@ -22,7 +22,7 @@ class Timed(measure.Timed):
       counts: of each batch, for each row; an empty list if the contestant does not tell.
     """
 
-    def __init__(self, contestant: Contestant, prompts: Sequence[np.ndarray], new: int):
+    def __init__(self, contestant: Contestant, prompts: Sequence[np.ndarray], new: int) -> None:
         name = f"{contestant.library} {contestant.name} {contestant.num_drafts}"
         super().__init__(name, len(prompts))
         self.contestant, self._prompts, self._new = contestant, prompts, new

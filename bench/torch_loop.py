@@ -20,7 +20,7 @@ class Llama(nn.Module):
 
     cache: Tensor
 
-    def __init__(self, model: TorchModel, rows: int, slots: int):
+    def __init__(self, model: TorchModel, rows: int, slots: int) -> None:
         super().__init__()
         c = model.config
         self.body, self.head, self.eps = model.model, model.lm_head, c.rms_norm_eps
@@ -118,7 +118,7 @@ class Loop(nn.Module):
         rows: int,
         limit: int,
         script: Imposition | None,
-    ):
+    ) -> None:
         super().__init__()
         slots, device = limit + num_drafts + 1, target.device
         self.num_drafts, self.limit, self.vocab = num_drafts, limit, target.config.vocab_size

@@ -240,7 +240,7 @@ def test_every_command_has_help(capsys):
         with pytest.raises(SystemExit) as exit_:
             main([name, "--help"])
         assert exit_.value.code == 0
-        assert "--target" in capsys.readouterr().out
+        assert ("JOB" if name == "train" else "--target") in capsys.readouterr().out
 
 
 def test_python_m_specjax():

@@ -16,6 +16,14 @@ COMMANDS = {"generate": generate, "bench": bench, "audit": audit, "train": train
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, but not the None of options whose help says what happens without them."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        hidden = action.default is False or action.default in (None, [], [None])
+        return action.help if hidden else super()._get_help_string(action)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run a command; an error that a user can fix ends in one line on stderr and exit status 2."""
     parser = argparse.ArgumentParser(
@@ -28,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
             name,
             help=module.HELP,
             description=module.HELP,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            formatter_class=_Help,
         )
         module.add_arguments(command)
     arguments = parser.parse_args(argv)

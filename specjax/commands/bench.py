@@ -77,7 +77,7 @@ class _Entry(Timed):
 
     def __init__(
         self, target: specjax.LanguageModel, prompts: list[str], options: Options, facts: Facts
-    ):
+    ) -> None:
         super().__init__(f"{label(facts)} with {facts['rule']}", len(prompts))
         self.facts, self.outputs = facts, dict[int, specjax.Output]()
         self._target, self._prompts, self._options = target, prompts, options

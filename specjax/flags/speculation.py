@@ -107,7 +107,7 @@ def _add(
         else number.default
     )
     what = f": {number.help}" if number.help else ""
-    tail = "" if default is None else f" (default: {default})"
+    tail = "" if default is None or default is False else f" (default: {default})"
     help_ = f"for {whose} {', '.join(number.owners)}{what}{tail}"
     # SUPPRESS, so that options given explicitly can be told apart.
     parser.add_argument(_flag(name), *number.names, default=argparse.SUPPRESS, help=help_, **extra)
@@ -160,7 +160,10 @@ def make_drafter(
     if ":" in kind:
         return drafter_by_name(kind, target, draft)
     numbers = {name: number_of(arguments, name) for name in NUMBERS if reads(kind, name)}
-    if numbers.get("num_drafts") == 0:
+    gamma = numbers.get("num_drafts")
+    if isinstance(gamma, int) and gamma < 0:
+        raise ValueError(f"num_drafts={gamma}; it must be 0 (plain) or greater")
+    if gamma == 0:
         return drafter_by_name("none", target)
     return drafter_by_name(kind, target, draft, dtype=None, **numbers)
 

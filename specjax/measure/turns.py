@@ -44,7 +44,7 @@ class Timed(abc.ABC):
       dropped: how many samples were disturbed by other processes.
     """
 
-    def __init__(self, name: str, items: int):
+    def __init__(self, name: str, items: int) -> None:
         self.name = name
         self.first = 0.0
         self.seconds: list[list[float]] = [[] for _ in range(items)]
