@@ -189,6 +189,17 @@ def check(
 
 def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool]:
     """The token ids of each prompt or conversation, and whether a single one was given alone."""
+    more = request.chat_template_kwargs
+    if more is not None and (
+        request.messages is None
+        or not isinstance(more, Mapping)
+        or not all(isinstance(name, str) for name in more)
+        or {"files", "messages"} & set(more)
+    ):
+        raise ValueError(
+            f"chat_template_kwargs={shown(more)} is not allowed; it must be a dict for "
+            "the chat template, such as {'enable_thinking': False}, and needs messages="
+        )
     if request.messages is None:
         prompts = () if request.prompts is None else request.prompts
         return encode(target, prompts), isinstance(request.prompts, str)

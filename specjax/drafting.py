@@ -118,7 +118,10 @@ def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
         return draft
     if isinstance(draft, str):
         # No rules: every device has the whole draft.
-        return load(draft, mesh=mesh, rules={})
+        try:
+            return load(draft, mesh=mesh, rules={})
+        except (OSError, ImportError) as error:
+            raise ValueError(f"draft={shown(draft)} cannot be loaded: {error}") from None
     raise ValueError(
         f"draft is a {type(draft).__name__}; "
         "pass what specjax.load(folder) returns, a folder, or org/name"
@@ -170,6 +173,9 @@ def _in_our_words(target: LanguageModel, request: Request) -> Request:
     )
     request = dataclasses.replace(request, speculative_config=None, num_drafts=drafts)
     if method == "ngram":
+        for key in ("prompt_lookup_max", "prompt_lookup_min"):
+            if key in config:
+                whole(f"{name}[{key!r}]", config[key], 1, 2**31 - 1, "a whole number, at least 1")
         most = config.get("prompt_lookup_max", NGram.max_ngram)
         least = config.get("prompt_lookup_min", min(NGram.min_ngram, most))
         return dataclasses.replace(request, proposer=NGram(max(drafts, 1), most, least))

@@ -202,7 +202,13 @@ MEANINGS = {
     "draft_dtype": (only(None), anything),
     "proposer": (only(None), lambda c, w: c.decoder.proposer == specjax.NoProposer()),
     "adapter": (only(None), anything),
-    "rule": (only(None), lambda c, w: c.decoder.rule == specjax.Match()),
+    "drafter": (only(None), anything),
+    "speculative_config": (only(None), anything),
+    "chat_template_kwargs": (only(None), anything),
+    "rule": (
+        lambda v: v if v is None or (type(v) is str and v == "match") else REFUSED,
+        lambda c, w: c.decoder.rule == specjax.Match(),
+    ),
     "num_drafts": (
         or_none(setting(lambda n: 0 <= n <= CONTEXT, whole=True, lists_of_one=False)),
         lambda c, w: c.num_drafts is None if w is None else c.num_drafts.tolist() == w,

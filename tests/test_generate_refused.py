@@ -201,7 +201,7 @@ def test_draft_as_proposer(refused, target, draft):
         refused(
             target,
             "a",
-            [kind.__name__, "draft="],
+            ["comes without its weights", "draft="],
             proposer=kind(draft.model, target.model.vocab_size),
         )
 
@@ -209,9 +209,14 @@ def test_draft_as_proposer(refused, target, draft):
 def test_a_proposer_of_other_models(refused, target, draft, wordless):
     """Weights and structure must belong to the same model."""
     size = target.model.vocab_size
-    refused(target, "a", ["DraftTree", "draft="], proposer=specjax.DraftTree(draft.model, size))
+    refused(
+        target,
+        "a",
+        ["comes without its weights", "draft="],
+        proposer=specjax.DraftTree(draft.model, size),
+    )
     other = specjax.DraftModel(specjax.load(folders.padded()).model, size)
-    refused(target, "a", ["DraftModel", "other models", "draft.model"], draft=draft, proposer=other)
+    refused(target, "a", ["other models", "draft.model"], draft=draft, proposer=other)
     refused(
         target,
         "a",
@@ -220,7 +225,7 @@ def test_a_proposer_of_other_models(refused, target, draft, wordless):
         proposer=specjax.DraftTree(draft.model, size - 1),
     )
     refused(
-        target, "a", ["EarlyExit", "another target"], proposer=specjax.EarlyExit(draft.model, 1)
+        target, "a", ["early exit", "another target"], proposer=specjax.EarlyExit(draft.model, 1)
     )
 
 
@@ -245,7 +250,7 @@ def test_a_mix_that_cannot_be_judged(refused, target, draft):
     draws."""
     size = target.model.vocab_size
     grown, drawn = (
-        specjax.DynamicTree(draft.model, size, 2),
+        specjax.DynamicTree(specjax.DraftSource(draft.model, size), 2),
         specjax.DraftTree(draft.model, size, (2, 2)),
     )
     nested = specjax.FirstOf(specjax.NGram(2), specjax.FirstOf(grown, drawn))

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -24,8 +24,18 @@ from specjax.contract import Arrays
 from specjax.parallel import by_row, make_mesh, parse_mesh, put, row_parts
 from specjax.training.options import Options, option
 
-if TYPE_CHECKING:
-    from specjax.training.loop import LoopOptions
+
+class RunOptions(Protocol):
+    """The options of a run that decide how its batches lie on the devices."""
+
+    @property
+    def mesh(self) -> str | None: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+    @property
+    def accumulate(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +60,7 @@ class MeshOptions(Options):
     )
 
 
-def mesh_sizes(options: MeshOptions) -> dict[str, int] | None:
+def mesh_sizes(options: MeshOptions | RunOptions) -> dict[str, int] | None:
     """The sizes that `make_mesh` takes; None for a single device.
 
     Without --mesh, one process uses one device, and several processes put all their devices along
@@ -71,7 +81,7 @@ def mesh_of_sizes(sizes: dict[str, int] | None) -> Mesh | None:
     return make_mesh(sizes.get("data", 1), sizes.get("model"), fsdp=sizes.get("fsdp", 1))
 
 
-def mesh_of_run(options: LoopOptions) -> Mesh | None:
+def mesh_of_run(options: RunOptions) -> Mesh | None:
     """The mesh of the options; None for a single device.
 
     Raises:

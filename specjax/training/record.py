@@ -9,16 +9,14 @@ import pathlib
 import platform
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat
+from typing import Any, Protocol, SupportsFloat
 
 import jax
 
 from specjax.contract import Arrays
 from specjax.parallel import leader
+from specjax.training.loop_options import LoopOptions
 from specjax.training.options import flag
-
-if TYPE_CHECKING:
-    from specjax.training.loop import LoopOptions
 
 _PACKAGES = (
     "jax",
