@@ -8,8 +8,8 @@ import pathlib
 import numpy as np
 
 import specjax
-from specjax.call import encode
 from specjax.flags import read_prompts
+from specjax.prompts import encode
 
 RANDOM_LENGTH, REAL_LENGTH = 32, 96
 SHIPPED = pathlib.Path(__file__).parent.parent / "checkpoints" / "pycode" / "prompts.jsonl"

@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax.arguments import each, flag, hashable, items, number, shown, whole
+from specjax.arguments import each, flag, hashable, items, shown, whole
 from specjax.contract import Arrays, Rule
 from specjax.decoding import Decoder
 from specjax.drafters import MakeArrays
@@ -21,11 +21,12 @@ from specjax.models import LanguageModel
 from specjax.parallel import beside, lay, mesh_of, row_parts
 from specjax.prefilling import eos_of_rows
 from specjax.processors import Processors, tokens_of, word_list
+from specjax.prompts import conversations, encode, text_ids
 from specjax.proposers import MedusaParams
-from specjax.request import Prompts, Request
+from specjax.request import Request
 from specjax.rules import RULES, Match
 from specjax.sampling import Sampling, make_key
-from specjax.text import Texts, render
+from specjax.text import Texts
 from specjax.types import DecodeState, Params
 
 _GREATEST = 2**31 - 1
@@ -206,92 +207,6 @@ def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool
     turns = items(request.messages)
     ids = conversations(target, request.prompts, request.messages, request.chat_template_kwargs)
     return ids, bool(turns) and isinstance(turns[0], Mapping)
-
-
-def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
-    """The token ids of each prompt.
-
-    Raises:
-      ValueError: an empty prompt, ids outside the vocabulary, or a text without a tokenizer.
-    """
-    rows = [prompts] if isinstance(prompts, str) else items(prompts)
-    kinds = "pass a text, a list of texts, or a list of lists of token ids"
-    if rows is None:
-        raise ValueError(f"prompts={shown(prompts)} is not allowed; {kinds}")
-    if not rows:
-        raise ValueError("prompts is empty; pass at least one prompt, or messages=")
-    encoded = []
-    for index, row in enumerate(rows):
-        if isinstance(row, str):
-            if target.tokenizer is None:
-                raise ValueError(
-                    f"{target.name} has no tokenizer.json; "
-                    "pass token ids in prompts instead of text"
-                )
-            row = text_ids(f"prompt {index}", target, row, special=True) if row else []
-        tokens = items(row)
-        if tokens is None:
-            raise ValueError(f"prompts holds {shown(row)}; {kinds}")
-        if not tokens:
-            raise ValueError(f"prompt {index} is empty; a prompt needs at least one token")
-        ids = []
-        for token in tokens:
-            value = number(token)
-            if not isinstance(value, int):
-                raise ValueError(
-                    f"prompt {index} holds {shown(token)}; token ids are whole numbers: {kinds}"
-                )
-            ids.append(value)
-        if not 0 <= min(ids) <= max(ids) < target.model.vocab_size:
-            raise ValueError(
-                f"prompt {index} holds token ids from {shown(min(ids))} to {shown(max(ids))}; "
-                f"the vocabulary of {target.name} has {target.model.vocab_size}"
-            )
-        encoded.append(ids)
-    return encoded
-
-
-def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list[int]:
-    """The tokens of a text.  With `special` the tokenizer adds its special tokens, such as BOS.
-
-    Raises:
-      ValueError: the text cannot be encoded; for example half of a surrogate pair has no bytes.
-    """
-    assert target.tokenizer is not None
-    try:
-        return target.tokenizer.encode(text, add_special_tokens=special).ids
-    except (TypeError, UnicodeError) as error:
-        raise ValueError(
-            f"{name} is the text {shown(text)}, which cannot be encoded ({error}); mend it"
-        ) from None
-
-
-def conversations(
-    target: LanguageModel,
-    prompts: Prompts | None,
-    messages: object,
-    more: Mapping[str, Any] | None = None,
-) -> list[list[int]]:
-    """The token ids of each conversation; `more` are variables for the chat template.
-
-    The template writes the special tokens itself, so the tokenizer adds none.
-    """
-    if prompts is not None:
-        raise ValueError("pass either prompts or messages=, not both")
-    turns = items(messages)
-    if turns is None:
-        raise ValueError(
-            f"messages={shown(messages)}; pass a list like "
-            '[{"role": "user", "content": "..."}], or a list of such'
-        )
-    if target.tokenizer is None:
-        raise ValueError(f"messages= needs a tokenizer, and {target.name} has none")
-    chats = [turns] if turns and isinstance(turns[0], Mapping) else turns
-    try:
-        texts = [render(target.files, chat, **(more or {})) for chat in chats]
-    except ValueError as error:
-        raise ValueError(f"{target.name}: {error}") from None
-    return [text_ids("messages", target, text, special=False) for text in texts]
 
 
 def ends_of(target: LanguageModel, eos: object, rows: int) -> list[list[int]]:

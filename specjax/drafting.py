@@ -44,7 +44,7 @@ def choose_drafter(
         )
     drafter = _drafter(target, request, draft, max(depth, 1))
     if depth == 0:
-        return BoundDrafter(NoProposer()), None
+        return BoundDrafter(NoProposer()), drafts
     return drafter, drafts
 
 

@@ -25,7 +25,7 @@ FLOORS = [
     ["specjax.drafters", "specjax.audit", "specjax.measure"],
     ["specjax.files"],
     ["specjax.request"],
-    ["specjax.drafting"],
+    ["specjax.drafting", "specjax.prompts"],
     ["specjax.call"],
     ["specjax.generate"],
     ["specjax"],

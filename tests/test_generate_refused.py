@@ -255,7 +255,7 @@ def test_a_mix_that_cannot_be_judged(refused, target, draft):
     )
     nested = specjax.FirstOf(specjax.NGram(2), specjax.FirstOf(grown, drawn))
     for mixed in (specjax.FirstOf(grown, drawn), specjax.FirstOf(drawn, grown), nested):
-        words = ["DynamicTree proposes siblings as point masses", "rule match"]
+        words = ["DynamicTree over DraftSource proposes siblings as point masses", "rule match"]
         refused(target, "a", words, draft=draft, proposer=mixed, rule=specjax.Rejection())
 
 

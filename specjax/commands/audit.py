@@ -6,7 +6,6 @@ import argparse
 import sys
 
 from specjax.audit import audit
-from specjax.call import encode
 from specjax.decoding import Decoder
 from specjax.flags import (
     add_model_arguments,
@@ -21,6 +20,7 @@ from specjax.flags import (
     sampling,
 )
 from specjax.parallel import add_process_arguments
+from specjax.prompts import encode
 from specjax.types import Params
 
 HELP = "check a proposer and a rule against plain decoding; exit status 1 if they break a claim"

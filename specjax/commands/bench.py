@@ -10,7 +10,7 @@ import pathlib
 
 import specjax
 from specjax import plot
-from specjax.call import check_length, encode
+from specjax.call import check_length
 from specjax.commands.report import Facts, Measured, Row, label, print_report
 from specjax.contract import Rule
 from specjax.flags import (
@@ -42,6 +42,7 @@ from specjax.measure import (
     take_turns,
 )
 from specjax.parallel import add_process_arguments, leader
+from specjax.prompts import encode
 from specjax.request import Options
 
 HELP = "measure acceptance and speed of proposers, numbers of drafts and rules"

@@ -9,10 +9,11 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from specjax.call import check_length, conversations, encode
+from specjax.call import check_length
 from specjax.decoding import Decoder
 from specjax.flags import KINDS, NUMBERS, choose, load_models, make_drafter
 from specjax.models import LanguageModel
+from specjax.prompts import conversations, encode
 from specjax.rules import RULES
 from specjax.sampling import Sampling
 from specjax.training.mesh import MeshOptions, mesh_sizes

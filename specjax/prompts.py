@@ -1,0 +1,99 @@
+"""Prompts as token ids: of texts, of lists of ids, and of conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.arguments import items, number, shown
+from specjax.models import LanguageModel
+from specjax.request import Prompts
+from specjax.text import render
+
+
+def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
+    """The token ids of each prompt.
+
+    Raises:
+      ValueError: an empty prompt, ids outside the vocabulary, or a text without a tokenizer.
+    """
+    rows = [prompts] if isinstance(prompts, str) else items(prompts)
+    kinds = "pass a text, a list of texts, or a list of lists of token ids"
+    if rows is None:
+        raise ValueError(f"prompts={shown(prompts)} is not allowed; {kinds}")
+    if not rows:
+        raise ValueError("prompts is empty; pass at least one prompt, or messages=")
+    encoded = []
+    for index, row in enumerate(rows):
+        if isinstance(row, str):
+            if target.tokenizer is None:
+                raise ValueError(
+                    f"{target.name} has no tokenizer.json; "
+                    "pass token ids in prompts instead of text"
+                )
+            row = text_ids(f"prompt {index}", target, row, special=True) if row else []
+        tokens = items(row)
+        if tokens is None:
+            raise ValueError(f"prompts holds {shown(row)}; {kinds}")
+        if not tokens:
+            raise ValueError(f"prompt {index} is empty; a prompt needs at least one token")
+        ids = []
+        for token in tokens:
+            value = number(token)
+            if not isinstance(value, int):
+                raise ValueError(
+                    f"prompt {index} holds {shown(token)}; token ids are whole numbers: {kinds}"
+                )
+            ids.append(value)
+        if not 0 <= min(ids) <= max(ids) < target.model.vocab_size:
+            raise ValueError(
+                f"prompt {index} holds token ids from {shown(min(ids))} to {shown(max(ids))}; "
+                f"the vocabulary of {target.name} has {target.model.vocab_size}"
+            )
+        encoded.append(ids)
+    return encoded
+
+
+def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list[int]:
+    """The tokens of a text.  With `special` the tokenizer adds its special tokens, such as BOS.
+
+    Raises:
+      ValueError: the text cannot be encoded; for example half of a surrogate pair has no bytes.
+    """
+    assert target.tokenizer is not None
+    try:
+        return target.tokenizer.encode(text, add_special_tokens=special).ids
+    except (TypeError, UnicodeError) as error:
+        raise ValueError(
+            f"{name} is the text {shown(text)}, which cannot be encoded ({error}); mend it"
+        ) from None
+
+
+def conversations(
+    target: LanguageModel,
+    prompts: Prompts | None,
+    messages: object,
+    more: Mapping[str, Any] | None = None,
+) -> list[list[int]]:
+    """The token ids of each conversation; `more` are variables for the chat template.
+
+    The template writes the special tokens itself, so the tokenizer adds none.
+    """
+    if prompts is not None:
+        raise ValueError("pass either prompts or messages=, not both")
+    turns = items(messages)
+    if turns is None:
+        raise ValueError(
+            f"messages={shown(messages)}; pass a list like "
+            '[{"role": "user", "content": "..."}], or a list of such'
+        )
+    if not turns:
+        raise ValueError('messages is empty; pass at least one turn, {"role": "user", ...}')
+    if target.tokenizer is None:
+        raise ValueError(f"messages= needs a tokenizer, and {target.name} has none")
+    chats = [turns] if turns and isinstance(turns[0], Mapping) else turns
+    try:
+        texts = [render(target.files, chat, **(more or {})) for chat in chats]
+    except ValueError as error:
+        raise ValueError(f"{target.name}: {error}") from None
+    return [text_ids("messages", target, text, special=False) for text in texts]
