@@ -151,7 +151,7 @@ class Decoder:
           prompt: [B, P] int32, right-padded; another P is another compilation.
           prompt_length: [B] int32, at least 1.
           limit: [B] int32; a row stops when prompt and output reach this length; at most
-            `capacity` and `target.max_positions`.
+            `capacity`, and one more than `target.max_positions`.
           sampling: settings, one a row.
           key: [B] PRNG keys, split from `specjax.make_key(seed)`.  Rows with equal keys, prompts
             and settings give equal texts.

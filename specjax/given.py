@@ -60,7 +60,8 @@ def check_given(
             raise ValueError(
                 f"limit={most} is beyond the capacity of {capacity}: raise the capacity"
             )
-        if most > model.max_positions:
+        # The last token of a text is emitted, and never read.
+        if most > model.max_positions + 1:
             raise ValueError(
                 f"limit={most} is beyond the {model.max_positions} positions that the target "
                 "reads: pass a smaller limit, or a target with more positions"

@@ -144,7 +144,7 @@ def test_generate_takes_a_model_of_ones_own():
     assert 0 < out.stats.acceptance_rate < 1
     assert out.text == ["", ""]
     assert target.num_params == sum(leaf.size for leaf in params.values())
-    with pytest.raises(ValueError, match="model reads at most 48"):
+    with pytest.raises(ValueError, match="the target 'model' reads at most 48"):
         specjax.generate(target, [[1, 2, 3]], max_new_tokens=46)
 
 

@@ -216,7 +216,7 @@ def test_one_conversation_streams_strings(chatty):
     ("folder", "options", "words"),
     [
         ("chatty", {"prompts": "a", "messages": CHATS["one"]}, "not both"),
-        ("chatty", {"messages": []}, "prompts is empty"),
+        ("chatty", {"messages": []}, "messages is empty"),
         ("chatty", {}, "prompts is empty"),
         ("chatty", {"messages": [[]]}, "role"),
         ("target", {"messages": CHATS["one"]}, "target: there is no chat template"),

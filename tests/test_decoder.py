@@ -70,8 +70,15 @@ def test_a_limit_beyond_the_positions_of_the_target_is_refused():
         ValueError, match=r"limit=14 is beyond the 8 positions .*: pass a smaller limit"
     ):
         toys.prefill(dec, specjax.Params(table), limit=np.full(toys.ROWS, 14))
-    state = toys.prefill(dec, specjax.Params(table), limit=np.full(toys.ROWS, 8))
-    assert dec.run(specjax.Params(table), state).length.tolist() == [8] * 4
+    with pytest.raises(ValueError, match="limit=10 is beyond"):
+        toys.prefill(dec, specjax.Params(table), limit=np.full(toys.ROWS, 10))
+    # The ninth token is emitted after eight were read.
+    state = toys.prefill(dec, specjax.Params(table), limit=np.full(toys.ROWS, 9))
+    texts = toys.texts(dec.run(specjax.Params(table), state))
+    assert texts == [
+        [*prompt[:n].tolist(), *[int(prompt[n - 1])] * (9 - n)]
+        for prompt, n in zip(toys.PROMPTS, toys.LENGTHS, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("slot", [7, 4, -1, 1.0, [1]], ids=str)

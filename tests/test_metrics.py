@@ -79,6 +79,7 @@ def test_summary_is_json():
         "accepted": 9,
         "tested": 18,
         "seconds": 2.0,
+        "compile_seconds": 0.0,
         "tokens_per_second": 9.5,
     }
 

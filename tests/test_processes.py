@@ -63,7 +63,7 @@ def test_two_processes(tmp_path, capsys):
     ends if the other is killed."""
     text, one, two = (tmp_path / name for name in ("text", "one", "two"))
     text.mkdir()
-    for path in sorted((ROOT / "train").glob("c*.py")):
+    for path in sorted((ROOT / "specjax" / "training").glob("c*.py")):
         shutil.copy(path, text)
     given = ["--data", str(text), "--target", str(one / "best")]
     pretrain.main(

@@ -183,7 +183,7 @@ def test_a_tied_embedding_gets_an_int8_copy():
     [
         ({"draft_dtype": "int4"}, "draft_dtype='int4'"),
         ({"draft_dtype": "int8"}, "draft_dtype='int8' with draft=None"),
-        ({"proposer": "medusa"}, "proposer='medusa'"),
+        ({"proposer": "medusa"}, 'proposer="medusa" comes without'),
         ({"proposer": "self-int8", "draft": "itself"}, "takes no draft"),
     ],
 )
