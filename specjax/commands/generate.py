@@ -74,8 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.chat:
         options["messages"] = [[{"role": "user", "content": prompt}] for prompt in prompts]
     asked = None if arguments.chat else prompts
-    # Both calls stream, or neither: a stream looks at its text every few steps, which takes time.
-    stream = not arguments.json and len(prompts) == 1
+    # A comparison does not stream: looking at the text every few steps would count as decoding.
+    stream = not arguments.json and len(prompts) == 1 and arguments.no_compare
     drafter = make_drafter(arguments, kind, target, draft)
     drafted: Options = {**options, "drafter": drafter}
     call = prepared(target, asked, stream=stream, **drafted)
@@ -142,8 +142,9 @@ def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> spec
     with progress("generating"):
         output = _whole(decode(call))
     if not arguments.json:
+        end = f"\n{'-' * 80}" if len(prompts) > 1 else ""
         for prompt, text in zip(prompts, output.text, strict=True):
-            print(f"{prompt}{gap}{text}\n{'-' * 80}")
+            print(f"{prompt}{gap}{text}{end}")
     return output
 
 
