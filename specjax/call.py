@@ -31,6 +31,9 @@ from specjax.types import DecodeState, Params
 
 _GREATEST = 2**31 - 1
 _CAPACITY_STEP = 128
+WARM_STEPS = 16
+"""Steps that `Call.compile` runs.  On a CPU a matrix product is slow the first time, and prompt
+lookup takes the wide pass only where it finds a match."""
 _SMALLEST_BUCKET = 16
 
 ArraysT = TypeVar("ArraysT")
@@ -97,8 +100,8 @@ class Call:
         )
 
     def compile(self) -> None:
-        """Compile everything that decoding runs, by a prefill and one step."""
-        states = self.decoder.stream(self.params, self.prefill(), steps_per_chunk=1)
+        """Compile everything that decoding runs, by a prefill and a few steps."""
+        states = self.decoder.stream(self.params, self.prefill(), steps_per_chunk=WARM_STEPS)
         state = next(states)
         with contextlib.suppress(StopIteration):
             states.send(np.ones(state.done.shape, bool))
