@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from specjax.contract import Cache, Context, Model, Proposer, Rule
+from specjax.contract import Cache, Context, Draw, Model, Proposer, Rule
 from specjax.emission import count, emit, record, write
 from specjax.given import check_given, check_slot
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
@@ -38,7 +38,6 @@ from specjax.types import (
     Params,
     Proposal,
     StepInfo,
-    Verdict,
 )
 from specjax.verification import Verification
 
@@ -188,17 +187,21 @@ class Decoder:
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """`propose`, `verify`, `commit`.  Pure and not jitted, like each of them."""
-        proposal, state = self.propose(params, state)
-        return self.commit(params, state, proposal, self.verify(params, state, proposal))
+        draw = self._draw(state)  # made once: XLA would compute two draws of a step twice
+        proposal, state = self.propose(params, state, draw)
+        verified = self.verify(params, state, proposal, draw)
+        return self.commit(params, state, proposal, verified)
 
-    def propose(self, params: Params, state: DecodeState) -> tuple[Proposal, DecodeState]:
+    def propose(
+        self, params: Params, state: DecodeState, draw: Draw | None = None
+    ) -> tuple[Proposal, DecodeState]:
         """Draft a tree of tokens below the pending token of each row.
 
         It needs the target's parameters only for a proposer that shares them.
         """
         context = Context(
             pending=_at(state.tokens, state.length - 1),
-            draw=self._draw(state),
+            draw=self._draw(state) if draw is None else draw,
             warp=functools.partial(self._warp, state),
             shared_noise=self.rule.shared_noise,
             wants_logits=self.rule.wants_logits,
@@ -210,7 +213,9 @@ class Decoder:
         proposal, after = self.proposer.propose(params.proposer, state.proposer, context)
         return proposal, dataclasses.replace(state, proposer=after)
 
-    def verify(self, params: Params, state: DecodeState, proposal: Proposal) -> Verification:
+    def verify(
+        self, params: Params, state: DecodeState, proposal: Proposal, draw: Draw | None = None
+    ) -> Verification:
         """Read the proposal in one pass of the target, and let the rule judge it.
 
         The proposal need not come from `propose`: the text is exact for any proposal.  Drafts
@@ -223,11 +228,14 @@ class Decoder:
         tree = dataclasses.replace(tree, parent=jnp.where(allowed, tree.parent, ABSENT))
         proposal = dataclasses.replace(proposal, parent=tree.parent)
         output = self._read(params, state, proposal, tree)
-        path = None
-        if state.processors is not None:
-            path = jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
-        logits = self._warp(state, output.logits, path)
-        return Verification(self._judge(state, proposal, tree, logits), tree, output, logits)
+        paths = state.processors and jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
+        logits = self._warp(state, output.logits, paths)
+        row = (self._draw(state) if draw is None else draw, proposal, tree, logits)
+        if state.rule is None:
+            verdict = jax.vmap(self.rule)(*row)
+        else:
+            verdict = jax.vmap(lambda rule, *row: rule(*row))(state.rule, *row)
+        return Verification(verdict, tree, output, logits)
 
     def commit(
         self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification
@@ -350,12 +358,6 @@ class Decoder:
             return jax.lax.while_loop(lambda carry: carry[0], turn, (wanted, before))[1]
 
         return read_if(drafted, num_nodes, read_if(~drafted, 1, empty))
-
-    def _judge(self, state: DecodeState, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
-        given = (self._draw(state), proposal, tree, logits)
-        if state.rule is None:
-            return jax.vmap(self.rule)(*given)
-        return jax.vmap(lambda rule, *row: rule(*row))(state.rule, *given)
 
     def _draw(self, state: DecodeState) -> SharedDraw | IndependentDraw:
         """The randomness that the rule asks for; the proposer gets the same."""
