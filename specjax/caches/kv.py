@@ -28,40 +28,67 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from specjax.contract import Cache
+from specjax.platforms import on_cpu
 
 _UNROLLED_ROWS = 16
 
 
-def stage(buffer: Array, new: Array, start: Array, sharding: NamedSharding | None = None) -> Array:
+def stage(
+    buffer: Array,
+    new: Array,
+    start: Array,
+    sharding: NamedSharding | None = None,
+    spare: bool = False,
+) -> Array:
     """Write `new` [B, K, N, D] into `buffer` [B, K, S, D] at slots start[b] ... start[b] + N - 1.
 
     The caller guarantees start + N <= S: otherwise the slice update would move back and overwrite
     committed slots.  On a mesh the buffer keeps `sharding`, and only the new tokens are sent.
+
+    Args:
+      spare: slot start[b] + N exists too, and may be overwritten.
     """
     new = new.astype(buffer.dtype)
-    if sharding is None and buffer.shape[0] <= _UNROLLED_ROWS:
-        # One slice update per row is in place.  A vmapped one becomes a scatter, which a CPU runs
-        # element by element.
-        if (
-            buffer.dtype.itemsize == 2
-            and len(buffer) > 1
-            and jnp.issubdtype(buffer.dtype, jnp.floating)
-        ):
-            # XLA:CPU converts a bfloat16 buffer to float32 and back around each update; it leaves
-            # integers as they are.
-            words, new_words = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (buffer, new))
-            written = stage(words, new_words, start)
-            return jax.lax.bitcast_convert_type(written, buffer.dtype)
-        zero = jnp.zeros_like(start[0])
-        for row in range(buffer.shape[0]):
-            at = (zero + row, zero, start[row], zero)  # of one type, whether or not x64 is on
-            buffer = jax.lax.dynamic_update_slice(buffer, new[row : row + 1], at)
-        return buffer
-    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+    by_slices = sharding is None and len(buffer) <= _UNROLLED_ROWS
+    write = _write_slices if by_slices else functools.partial(_write_rows, sharding=sharding)
+    padded = spare and new.shape[2] == 1
+    as_words = by_slices and len(buffer) > 1 and buffer.dtype in (jnp.bfloat16, jnp.float16)
+    if not padded and not as_words:
+        return write(buffer, new, start)
+
+    def cpu(buffer: Array, new: Array, start: Array) -> Array:
+        if padded:
+            # For N = 1 XLA:CPU copies the whole buffer twice, for attention and for the next step.
+            # Padding to two tokens avoids it.
+            new = jnp.pad(new, ((0, 0), (0, 0), (0, 1), (0, 0)))
+        if not as_words:
+            return write(buffer, new, start)
+        # XLA:CPU converts a bfloat16 buffer to float32 and back around each update; it leaves
+        # integers as they are.
+        words, new_words = (jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (buffer, new))
+        return jax.lax.bitcast_convert_type(write(words, new_words, start), buffer.dtype)
+
+    return on_cpu(cpu, write, buffer, new, start)
+
+
+def _write_slices(buffer: Array, new: Array, start: Array) -> Array:
+    """One slice update per row, which is in place."""
+    zero = jnp.zeros_like(start[0])
+    for row in range(len(buffer)):
+        at = (zero + row, zero, start[row], zero)  # of one type, whether or not x64 is on
+        buffer = jax.lax.dynamic_update_slice(buffer, new[row : row + 1], at)
+    return buffer
+
+
+def _write_rows(
+    buffer: Array, new: Array, start: Array, sharding: NamedSharding | None = None
+) -> Array:
+    """A vmapped update, which becomes a scatter.  A CPU runs it element by element."""
+    update = jax.vmap(functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1))
     if sharding is None:
-        return jax.vmap(update)(buffer, new, start)
+        return update(buffer, new, start)
     hold = functools.partial(jax.lax.with_sharding_constraint, shardings=sharding)
-    return hold(jax.vmap(update)(hold(buffer), hold(new), start))
+    return hold(update(hold(buffer), hold(new), start))
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
@@ -126,11 +153,7 @@ class KVCache(Cache):
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """The keys and values [B, K, S, D] of a single layer, with new ones [B, K, N, D] staged."""
         (old_keys,), (old_values,) = self.keys, self.values
-        put = functools.partial(stage, start=self.length, sharding=self.sharding)
-        if keys.shape[2] == 1:
-            # For N = 1 XLA:CPU copies the whole buffer twice, for attention and for the next step.
-            # Padding to two tokens avoids it.
-            keys, values = (jnp.pad(x, ((0, 0), (0, 0), (0, 1), (0, 0))) for x in (keys, values))
+        put = functools.partial(stage, start=self.length, sharding=self.sharding, spare=True)
         return put(old_keys, keys), put(old_values, values)
 
     def visible(

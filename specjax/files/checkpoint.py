@@ -13,7 +13,6 @@ import pathlib
 import tempfile
 from typing import cast
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
@@ -34,6 +33,7 @@ from specjax.models import (
     TransformerConfig,
 )
 from specjax.parallel import RULES, Rules, leader, shardings
+from specjax.platforms import default_platform
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
@@ -65,7 +65,7 @@ def load(
       ValueError: what does not fit, and the cure.
       OSError: there is no such folder or model, or a file is missing or cannot be read.
     """
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
     dtype = _check_dtype(dtype or ("float32" if platform == "cpu" else "bfloat16"))
     folder = find_folder(path, revision)
     config, family, ours = read_config(folder)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.models.products import float32_dot_general, two_rows
+from specjax.models.products import float32_dot_general
 
 _CAUSAL_BLOCK = 64
 _WIDE, _SLOTS = 64, 512  # passes of at least 64 tokens read the slots in blocks of 512
@@ -54,11 +54,8 @@ def _scores(
     grouped: Array, keys: Array, visible: Array, scale: float, softcap: float | None
 ) -> Array:
     """[B, K, R, S] float32 for queries [B, K, R, D]; R is (query heads per key head) times N."""
-    rows, slots = grouped.shape[2], keys.shape[2]
-    scores = (
-        float32_dot_general(two_rows(grouped), keys, (((3,), (3,)), ((0, 1), (0, 1))))[:, :, :rows]
-        * scale
-    )
+    slots = keys.shape[2]
+    scores = float32_dot_general(grouped, keys, (((3,), (3,)), ((0, 1), (0, 1)))) * scale
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     by_head = scores.reshape(*scores.shape[:2], -1, visible.shape[1], slots)
@@ -70,8 +67,8 @@ def _scores(
 
 def _mix(weights: Array, values: Array) -> Array:
     """[B, K, R, S] by [B, K, S, D], in float32."""
-    rows, weights = weights.shape[2], two_rows(weights.astype(values.dtype))
-    return float32_dot_general(weights, values, (((3,), (2,)), ((0, 1), (0, 1))))[:, :, :rows]
+    weights = weights.astype(values.dtype)
+    return float32_dot_general(weights, values, (((3,), (2,)), ((0, 1), (0, 1))))
 
 
 def _mix_in_blocks(

@@ -14,6 +14,7 @@ from jax.nn.initializers import Initializer
 
 from specjax.models.config import TransformerConfig
 from specjax.models.products import dot_general
+from specjax.platforms import on_cpu
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nn.silu,
@@ -60,10 +61,15 @@ def look_up(table: Array, ids: Array) -> Array:
 
     XLA:CPU would first convert the whole of a bfloat16 table to float32, but not one of integers.
     """
-    if jax.default_backend() != "cpu" or table.dtype != jnp.bfloat16:
-        return jnp.take(table, ids, axis=0, mode="clip")
-    words = jax.lax.bitcast_convert_type(table, jnp.uint16)
-    return jax.lax.bitcast_convert_type(jnp.take(words, ids, axis=0, mode="clip"), table.dtype)
+    take = functools.partial(jnp.take, axis=0, mode="clip")
+    if table.dtype != jnp.bfloat16:
+        return take(table, ids)
+
+    def cpu(table: Array, ids: Array) -> Array:
+        words = jax.lax.bitcast_convert_type(table, jnp.uint16)
+        return jax.lax.bitcast_convert_type(take(words, ids), table.dtype)
+
+    return on_cpu(cpu, take, table, ids)
 
 
 @look_up.defjvp

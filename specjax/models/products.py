@@ -1,4 +1,4 @@
-"""Products of activations with weights, in a form that a CPU multiplies fast.
+"""Products of activations with weights, in a form that each platform multiplies fast.
 
 XLA:CPU has fast kernels for bfloat16 only if the result is float32 and if there are at least two
 rows: a bfloat16 product of one row, or with a bfloat16 result, takes 10 to 20 times as long.
@@ -8,10 +8,14 @@ any case, and rounded once.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.lax import DotDimensionNumbers
+
+from specjax.platforms import on_cpu
 
 
 def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:
@@ -19,27 +23,43 @@ def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Arr
 
     `dimensions` must contract the last axis of x.
     """
-    if jax.default_backend() != "cpu" or x.dtype == jnp.float32:
-        return jax.lax.dot_general(x, kernel, dimensions)
+    product = functools.partial(jax.lax.dot_general, dimension_numbers=dimensions)
+    if x.dtype == jnp.float32:
+        return product(x, kernel)
     ((_, (summed,)), _) = dimensions
-    rows = x.reshape(-1, x.shape[-1])
-    y = float32_dot_general(two_rows(rows), kernel, (((1,), (summed,)), ((), ())))
-    return y[: len(rows)].astype(x.dtype).reshape(*x.shape[:-1], -1)
 
+    def cpu(x: Array, kernel: Array) -> Array:
+        rows = x.reshape(-1, x.shape[-1])
+        y = _cpu_product(rows, kernel, (((1,), (summed,)), ((), ())))
+        return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
 
-def two_rows(x: Array) -> Array:
-    """`x` [..., M, K], where a single row is padded to two if a CPU would be slow otherwise."""
-    if x.shape[-2] > 1 or x.dtype == jnp.float32 or jax.default_backend() != "cpu":
-        return x
-    return jnp.pad(x, (*[(0, 0)] * (x.ndim - 2), (0, 1), (0, 0)))
+    return on_cpu(cpu, product, x, kernel)
 
 
 def float32_dot_general(x: Array, y: Array, dimensions: DotDimensionNumbers) -> Array:
-    """`jax.lax.dot_general` with a float32 result.
+    """`jax.lax.dot_general` with a float32 result [..., M, N].
 
-    XLA:CPU before jax 0.10 has no bfloat16 product with a float32 result.  There both inputs are
-    converted to float32, which changes no number.
+    Args:
+      x: [..., M, K].  All its axes but the last two are batch axes, if it has more.
+      y: contracted with x's last axis.
+      dimensions: as for `jax.lax.dot_general`.
     """
-    if jax.__version_info__ < (0, 10) and jax.default_backend() == "cpu":
+    product = functools.partial(
+        jax.lax.dot_general, dimension_numbers=dimensions, preferred_element_type=jnp.float32
+    )
+    if x.dtype == y.dtype == jnp.float32:
+        return product(x, y)
+    return on_cpu(functools.partial(_cpu_product, dimensions=dimensions), product, x, y)
+
+
+def _cpu_product(x: Array, y: Array, dimensions: DotDimensionNumbers) -> Array:
+    """`float32_dot_general` for XLA:CPU."""
+    rows = x.shape[-2]
+    if rows == 1:
+        x = jnp.pad(x, (*[(0, 0)] * (x.ndim - 2), (0, 1), (0, 0)))
+    if jax.__version_info__ < (0, 10):
+        # XLA:CPU before jax 0.10 has no bfloat16 product with a float32 result.  Converting the
+        # inputs to float32 changes no number.
         x, y = x.astype(jnp.float32), y.astype(jnp.float32)
-    return jax.lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
+    product = jax.lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
+    return product[..., :rows, :]

@@ -4,9 +4,9 @@
     xq = round(x / sx),  sx[m] = max_i |x[m, i]| / 127
 
 The sum is exact in int32, so a row of y depends bit for bit on its own row of x alone.  Kernels are
-stored as [out, in], which XLA:CPU multiplies faster than [in, out].  A single row is padded to two,
-because one row alone takes ten times as long.  (qwix, which quantises Flax models too, does not pad
-it, and imports `flax.nnx`.)
+stored as [out, in], which XLA:CPU multiplies faster than [in, out].  On a CPU a single row is
+padded to two, because one row alone takes ten times as long.  (qwix, which quantises Flax models
+too, does not pad it, and imports `flax.nnx`.)
 
 Quantising the draft changes how many drafts are accepted, never the text.  A quantised target is a
 different model from the original, and writes a different text.
@@ -15,6 +15,7 @@ different model from the original, and writes a different text.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from typing import NoReturn
 
@@ -28,6 +29,7 @@ from jax.lax import DotDimensionNumbers
 from specjax.models.base import LinenModel
 from specjax.models.language_model import LanguageModel
 from specjax.models.products import dot_general
+from specjax.platforms import on_cpu
 from specjax.types import Arrays
 
 _LARGEST = 127
@@ -84,13 +86,18 @@ def int8_dot_general(x: Array, kernel: Array | _Kernel, dimensions: DotDimension
     if dimensions != (((x.ndim - 1,), (0,)), ((), ())):
         raise ValueError(f"an int8 kernel contracts x's last axis with its first, not {dimensions}")
     rows, scale = _round(x.reshape(-1, x.shape[-1]))
-    count = len(rows)
-    if count == 1:
-        rows = jnp.pad(rows, ((0, 1), (0, 0)))
-    product = jax.lax.dot_general(
-        rows, kernel.stored.values, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+    product = functools.partial(
+        jax.lax.dot_general,
+        dimension_numbers=(((1,), (1,)), ((), ())),
+        preferred_element_type=jnp.int32,
     )
-    y = product[:count].astype(jnp.float32) * scale * kernel.stored.scale
+
+    def padded(rows: Array, values: Array) -> Array:
+        return product(jnp.pad(rows, ((0, 1), (0, 0))), values)[:1]
+
+    values = kernel.stored.values
+    summed = on_cpu(padded, product, rows, values) if len(rows) == 1 else product(rows, values)
+    y = summed.astype(jnp.float32) * scale * kernel.stored.scale
     return y.reshape(*x.shape[:-1], -1).astype(x.dtype)
 
 

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from specjax.models import float32_dot_general
+from specjax.platforms import on_cpu
 
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 """The `dimension_numbers` of `jax.lax.dot_general`."""
@@ -41,14 +43,17 @@ def _backward(
 ) -> tuple[Array, Array]:
     x, kernel = saved
     ((_, (kernel_axis,)), _) = dimensions
-    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    flat_grad = grad.reshape(-1, grad.shape[-1]).astype(dtype)
-    flat_x = x.reshape(-1, x.shape[-1]).astype(dtype)
-    grad_x = float32_dot_general(
-        flat_grad, kernel.astype(dtype), (((1,), (1 - kernel_axis,)), ((), ()))
-    )
-    pair = (flat_x, flat_grad) if kernel_axis == 0 else (flat_grad, flat_x)
-    return grad_x.reshape(x.shape), float32_dot_general(*pair, (((0,), (0,)), ((), ())))
+
+    def products(dtype: DTypeLike, x: Array, kernel: Array, grad: Array) -> tuple[Array, Array]:
+        product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+        flat_grad = grad.reshape(-1, grad.shape[-1]).astype(dtype)
+        flat_x = x.reshape(-1, x.shape[-1]).astype(dtype)
+        grad_x = product(flat_grad, kernel.astype(dtype), (((1,), (1 - kernel_axis,)), ((), ())))
+        pair = (flat_x, flat_grad) if kernel_axis == 0 else (flat_grad, flat_x)
+        return grad_x.reshape(x.shape), product(*pair, (((0,), (0,)), ((), ())))
+
+    by_dtype = (functools.partial(products, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    return on_cpu(*by_dtype, x, kernel, grad)
 
 
 _mixed.defvjp(_forward, _backward)

@@ -1,0 +1,30 @@
+"""The one place where a choice depends on the platform, "cpu", "gpu" or "tpu".
+
+What XLA:CPU needs in order to be fast can cost an accelerator time, so both forms exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from specjax.types import Arrays
+
+_T = TypeVar("_T")
+
+
+def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
+    """`cpu(*operands)` in a program for a CPU, `other(*operands)` in any other program.
+
+    Both are traced, and the choice is made where the program is lowered.  So it is right in a
+    process with several platforms, and for a program that is compiled for absent chips.
+    """
+    return jax.lax.platform_dependent(*operands, cpu=cpu, default=other)
+
+
+def default_platform() -> str:
+    """The platform on which JAX puts an array that names no device (`jax.default_device`)."""
+    return next(iter(jnp.zeros(()).devices())).platform
