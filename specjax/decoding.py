@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import NamedSharding
 
-from specjax.contract import Cache, Context, Draw, Model, Proposer, Rule
+from specjax.contract import Context, Draw, Model, Proposer, Rule
 from specjax.emission import count, emit, record, write
 from specjax.given import check_given, check_slot
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
@@ -34,12 +34,11 @@ from specjax.types import (
     ABSENT,
     Block,
     DecodeState,
-    ModelOutput,
     Params,
     Proposal,
     StepInfo,
 )
-from specjax.verification import Verification
+from specjax.verification import Verification, read_proposal
 
 _Layout = tuple[NamedSharding | None, ...] | None
 
@@ -188,9 +187,13 @@ class Decoder:
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """`propose`, `verify`, `commit`.  Pure and not jitted, like each of them."""
         draw = self._draw(state)  # made once: XLA would compute two draws of a step twice
-        proposal, state = self.propose(params, state, draw)
-        verified = self.verify(params, state, proposal, draw)
-        return self.commit(params, state, proposal, verified)
+        # The scopes name the parts of a step in profiles and in compiled programs.
+        with jax.named_scope("propose"):
+            proposal, state = self.propose(params, state, draw)
+        with jax.named_scope("verify"):
+            verified = self.verify(params, state, proposal, draw)
+        with jax.named_scope("commit"):
+            return self.commit(params, state, proposal, verified)
 
     def propose(
         self, params: Params, state: DecodeState, draw: Draw | None = None
@@ -227,7 +230,8 @@ class Decoder:
         allowed = tree.depth <= state.num_drafts[:, None]
         tree = dataclasses.replace(tree, parent=jnp.where(allowed, tree.parent, ABSENT))
         proposal = dataclasses.replace(proposal, parent=tree.parent)
-        output = self._read(params, state, proposal, tree)
+        read = functools.partial(read_proposal, self.target, self.proposer, params.target)
+        output = read(state.cache, proposal, tree)
         paths = state.processors and jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
         logits = self._warp(state, output.logits, paths)
         row = (self._draw(state) if draw is None else draw, proposal, tree, logits)
@@ -278,6 +282,19 @@ class Decoder:
         """
         return _run(self, layout(state), params, state, jnp.asarray(max_steps, jnp.int32))
 
+    def lower(
+        self, params: Params, state: DecodeState, platform: str | None = None
+    ) -> jax.stages.Lowered:
+        """The program of `run`, to be compiled ahead of time, as by `lower(...).compile()`.
+
+        Args:
+          params, state: arrays, or a `jax.ShapeDtypeStruct` for each, with its sharding.
+          platform: "cpu", "gpu" or "tpu"; by default the platform of the arrays.
+        """
+        steps = jax.ShapeDtypeStruct((), jnp.int32)
+        traced = _run.trace(self, layout(state), params, state, steps)
+        return traced.lower(lowering_platforms=None if platform is None else (platform,))
+
     def stream(
         self, params: Params, state: DecodeState, steps_per_chunk: int = 8
     ) -> Generator[DecodeState, Array | np.ndarray | None, None]:
@@ -315,49 +332,6 @@ class Decoder:
                 "Processors.create(..., every=True)"
             )
         return _insert(layout(state), state, jnp.asarray(slot), row)
-
-    def _read(
-        self, params: Params, state: DecodeState, proposal: Proposal, tree: Tree
-    ) -> ModelOutput:
-        """The target's pass; if no row has a draft, over the roots only, with 0 elsewhere."""
-        num_nodes, taps = proposal.tokens.shape[1], self.proposer.taps
-        cache: Cache = state.cache
-        positions = cache.length[:, None] + tree.depth
-
-        def read(width: int, cache: Cache) -> ModelOutput:
-            seen = None if self.proposer.is_chain else tree.ancestors[:, :width, :width]
-            tokens, at = proposal.tokens[:, :width], positions[:, :width]
-            if taps:
-                out = self.target.apply(params.target, tokens, at, cache, seen, taps=taps)
-            else:  # a model without taps may lack the parameter
-                out = self.target.apply(params.target, tokens, at, cache, seen)
-            if width == num_nodes:
-                return out
-            padded = jax.tree.map(
-                lambda x: jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))),
-                (out.logits, out.hidden, out.features),
-            )
-            return ModelOutput(padded[0], padded[1], out.cache, padded[2])
-
-        # Without scratch the shape of a cache depends on the width of the last pass.
-        if not (self.proposer.may_abstain and cache.keeps_scratch):
-            return read(num_nodes, cache)
-        drafted = (proposal.parent != ABSENT).any()
-        shapes = jax.eval_shape(functools.partial(read, 1), cache)
-        logits, hidden, features = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), (shapes.logits, shapes.hidden, shapes.features)
-        )
-        empty = ModelOutput(logits, hidden, cache, features)
-
-        # Loops of at most one turn instead of branches: XLA copies the cache that a branch returns,
-        # but updates a loop's carry in place.
-        def read_if(wanted: Array, width: int, before: ModelOutput) -> ModelOutput:
-            def turn(carry: tuple[Array, ModelOutput]) -> tuple[Array, ModelOutput]:
-                return jnp.zeros_like(wanted), read(width, carry[1].cache)
-
-            return jax.lax.while_loop(lambda carry: carry[0], turn, (wanted, before))[1]
-
-        return read_if(drafted, num_nodes, read_if(~drafted, 1, empty))
 
     def _draw(self, state: DecodeState) -> SharedDraw | IndependentDraw:
         """The randomness that the rule asks for; the proposer gets the same."""

@@ -1,6 +1,6 @@
 """Several devices and several processes: how arrays are sharded, and whether they fit."""
 
-from specjax.parallel.memory import check_memory, devices_of, require
+from specjax.parallel.memory import check_memory, device_bytes, devices_of, require
 from specjax.parallel.processes import add_process_arguments, join_from, leaving
 from specjax.parallel.sharding import (
     RULES,
@@ -32,6 +32,7 @@ __all__ = [
     "beside",
     "by_row",
     "check_memory",
+    "device_bytes",
     "devices_of",
     "hold",
     "is_split",

@@ -332,7 +332,7 @@ def _size(mesh: Mesh, axes: tuple[str, ...]) -> int:
 
 
 def _named(leaf: object) -> NamedSharding | None:
-    """The sharding of an array on a mesh."""
-    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+    """The sharding of an array, or of the shape of one, on a mesh."""
+    if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or isinstance(leaf, Tracer):
         return None
     return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None

@@ -1,0 +1,1 @@
+"""Programs for TPUs without a TPU: compiled, counted, and predicted."""

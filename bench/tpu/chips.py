@@ -1,0 +1,72 @@
+"""Published figures of chips, and the topologies for which libtpu compiles.
+
+Sources: for TPUs the pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)" of Google Cloud's
+documentation (cloud.google.com/tpu/docs), for GPUs NVIDIA's data sheets of the H100 SXM and H200
+SXM.  All are peaks without sparsity.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One chip.  Bandwidths are bytes per second."""
+
+    name: str
+    memory: float  # bytes
+    bandwidth: float  # of main memory
+    flops: float  # bfloat16, per second
+    int8: float  # operations per second
+    links: float  # to other chips, both directions and all links together
+    topology: str | None = None  # libtpu's name of the chip; None cannot be compiled for
+    three_axes: bool = False  # are its slices cuboids, rather than rectangles?
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v5e", 16e9, 819e9, 197e12, 394e12, 200e9, "v5e"),
+        Chip("v6e", 32e9, 1640e9, 918e12, 1836e12, 448e9, "v6e"),
+        Chip("v5p", 95e9, 2765e9, 459e12, 918e12, 600e9, "v5p", three_axes=True),
+        Chip("v7x", 192e9, 7380e9, 2307e12, 2307e12, 1200e9, "tpu7x", three_axes=True),
+        Chip("h100", 80e9, 3350e9, 989e12, 1979e12, 900e9),
+        Chip("h200", 141e9, 4800e9, 989e12, 1979e12, 900e9),
+    )
+}
+
+
+def chip(name: str) -> Chip:
+    """Raises ValueError for a name that is not in `CHIPS`."""
+    if name not in CHIPS:
+        raise ValueError(f"{name!r} is an unknown chip; it must be one of {', '.join(CHIPS)}")
+    return CHIPS[name]
+
+
+def slice_of(chip: Chip, chips: int) -> str:
+    """The topology with at least 4 chips that holds `chips` of them: "v5e:2x4".
+
+    Raises:
+      ValueError: it cannot be compiled for, or there is no such slice.
+    """
+    if chip.topology is None:
+        raise ValueError(
+            f"{chip.name} is no TPU, so libtpu cannot compile for it; its speed is predicted from "
+            "the bytes of a TPU's program"
+        )
+    sides = [2, 2, 1] if chip.three_axes else [2, 2]
+    most = 64 if chip.three_axes else 256
+    if not 1 <= chips <= most:
+        raise ValueError(f"{chips} chips; a slice of {chip.name} has 1 to {most} here")
+    while _product(sides) < chips:
+        smallest = min(range(len(sides)), key=lambda axis: (sides[axis], -axis))
+        sides[smallest] *= 2
+    return f"{chip.topology}:{'x'.join(map(str, sides))}"
+
+
+def _product(sides: list[int]) -> int:
+    total = 1
+    for side in sides:
+        total *= side
+    return total

@@ -1,0 +1,212 @@
+"""Programs of the step loop, compiled for chips that are not there.
+
+libtpu brings the compiler and describes the chips.  Parameters and state are shapes alone, so a
+model of any size takes no memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+import specjax
+from bench.tpu.chips import Chip, slice_of
+from specjax import Decoder, LinenModel, Params, Sampling, Transformer, TransformerConfig
+from specjax.caches import KVCache
+from specjax.contract import Proposer, Rule
+from specjax.parallel import device_bytes
+from specjax.parallel.sharding import by_row, shardings
+from specjax.prefilling import eos_of_rows, start
+from specjax.types import Arrays, DecodeState
+
+INSTALL = 'pip install "jax[tpu]"'
+_VOCABULARY = 128256
+_PROMPT = 128
+
+
+def _sized(
+    hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, tied: bool = False
+) -> TransformerConfig:
+    return TransformerConfig(
+        vocab_size=_VOCABULARY,
+        hidden_size=hidden,
+        mlp_size=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_positions=131072,
+        tied_embeddings=tied,
+    )
+
+
+SIZES = {
+    "tiny": _sized(512, 1024, 2, 8, 4),
+    "100m": _sized(768, 2048, 8, 12, 4, tied=True),
+    "1b": _sized(2048, 8192, 16, 32, 8, tied=True),
+    "8b": _sized(4096, 14336, 32, 32, 8),
+    "70b": _sized(8192, 28672, 80, 64, 8),
+    "405b": _sized(16384, 53248, 126, 128, 8),
+}
+"""The shapes of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, table 3), and smaller ones."""
+
+DRAFT_OF = {"tiny": "tiny", "100m": "100m", "1b": "100m", "8b": "1b", "70b": "1b", "405b": "8b"}
+
+Maker = Callable[[LinenModel], Proposer]
+DRAFTERS: dict[str, tuple[bool, Maker]] = {
+    "none": (False, lambda model: specjax.NoProposer()),
+    "ngram": (False, lambda model: specjax.NGram(4)),
+    "draft": (True, lambda model: specjax.DraftModel(model, _VOCABULARY, 4)),
+    "tree": (True, lambda model: specjax.DraftTree(model, _VOCABULARY, (3, 2, 1))),
+}
+"""Name -> (has it a draft model?, the proposer, given that model)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of one program, for each device."""
+
+    text: str
+    seconds: float
+    argument_bytes: int
+    scratch_bytes: int
+    predicted_bytes: int  # by specjax, of parameters and state
+    decoder: Decoder
+    params: Params
+    state: DecodeState
+
+
+def prepare_environment() -> None:
+    """Let libtpu describe chips on a machine that has none.  Call it before JAX starts."""
+    os.environ.update(
+        TPU_SKIP_MDS_QUERY="1",
+        TPU_ACCELERATOR_TYPE="v5litepod-4",
+        TPU_WORKER_HOSTNAMES="localhost",
+        JAX_PLATFORMS="cpu",
+    )
+
+
+def devices_of(chip: Chip, chips: int) -> np.ndarray:
+    """The first `chips` devices of a slice that is described by libtpu.
+
+    Raises:
+      ValueError: libtpu is missing or does not know the slice.
+    """
+    from jax.experimental import topologies
+
+    try:
+        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ValueError(
+            f"compiling for TPUs needs libtpu: {INSTALL}, in an environment of its own"
+        ) from None
+    name = slice_of(chip, chips)
+    try:
+        described = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    except Exception as error:  # the types differ between versions of JAX
+        raise ValueError(f"libtpu does not describe {name}: {error}") from None
+    # A chip of some generations is two devices.
+    return np.array(described[:chips])
+
+
+def compile_loop(
+    target: LinenModel,
+    proposer: Proposer,
+    draft: LinenModel | None,
+    devices: np.ndarray,
+    *,
+    rows: int,
+    capacity: int,
+    rule: Rule | None = None,
+) -> Compiled:
+    """Compile `Decoder.run` for `devices`, with the target split over all of them."""
+    decoder = Decoder(target, proposer, rule or specjax.Match(), (2,), capacity)
+    mesh = None if len(devices) == 1 else Mesh(devices.reshape(1, -1), ("data", "model"))
+    whole: Sharding = (
+        SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
+    )
+    laid = shapes_of(target, whole) if mesh is None else _split(target, mesh)
+    params = Params(laid, None if draft is None else shapes_of(draft, whole))
+    state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
+    began = time.perf_counter()
+    compiled = decoder.lower(params, state, "tpu").compile()
+    seconds = time.perf_counter() - began
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None and text is not None  # of a TPU's program
+    held = sum(_bytes_on_a_device(leaf) for leaf in jax.tree.leaves(params))
+    return Compiled(
+        text,
+        seconds,
+        memory.argument_size_in_bytes,
+        memory.temp_size_in_bytes,
+        held + device_bytes(state, mesh),
+        decoder,
+        params,
+        state,
+    )
+
+
+def shapes_of(model: LinenModel, at: Sharding) -> Arrays:
+    """The parameters as shapes, in the dtype of the cache."""
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, model.dtype, sharding=at), shapes)
+
+
+def _split(model: LinenModel, mesh: Mesh) -> Arrays:
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(
+        lambda x, at: jax.ShapeDtypeStruct(x.shape, model.dtype, sharding=at),
+        shapes,
+        shardings(model, mesh),
+    )
+
+
+def shape_of_state(decoder: Decoder, params: Params, rows: int, mesh: Mesh | None) -> DecodeState:
+    """What `prefill` returns."""
+
+    def begin(params: Params, prompt: Arrays, length: Arrays, key: Arrays) -> DecodeState:
+        limit = jnp.full(rows, decoder.capacity)
+        lookahead = jnp.full(rows, decoder.proposer.max_depth, jnp.int32)
+        sampling = Sampling.create(rows, temperature=0.7)
+        ends = eos_of_rows([decoder.eos] * rows)
+        placed = mesh, mesh is not None, False
+        given = prompt, length, limit, lookahead, sampling, key, None, ends, None
+        return start(decoder, placed, params, *given)
+
+    prompt = jax.ShapeDtypeStruct((rows, _PROMPT), jnp.int32)
+    length = jax.ShapeDtypeStruct((rows,), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.split(specjax.make_key(0), rows))
+    return jax.eval_shape(begin, params, prompt, length, key)
+
+
+def _laid(state: DecodeState, mesh: Mesh | None, whole: Sharding) -> DecodeState:
+    """The state with the shardings that `prefill` gives it."""
+
+    def at(leaf: Arrays) -> Arrays:
+        rows = whole if mesh is None else by_row(mesh)
+        if not isinstance(leaf, KVCache):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows)
+        heads = leaf.sharding or rows
+        placed = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=heads), leaf
+        )
+        length = jax.ShapeDtypeStruct(leaf.length.shape, leaf.length.dtype, sharding=rows)
+        return dataclasses.replace(placed, length=length)
+
+    return jax.tree.map(at, state, is_leaf=lambda x: isinstance(x, KVCache))
+
+
+def _bytes_on_a_device(leaf: jax.ShapeDtypeStruct) -> int:
+    shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+    return int(np.prod(shape)) * leaf.dtype.itemsize
+
+
+def model_of(config: TransformerConfig) -> LinenModel:
+    return LinenModel(Transformer(config), jnp.bfloat16)
