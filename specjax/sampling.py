@@ -16,6 +16,7 @@ from flax import struct
 from jax import Array
 
 from specjax.arguments import is_count, per_row
+from specjax.platforms import on_cpu
 
 _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 
@@ -108,13 +109,17 @@ def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
 
 
 def argmax(x: Array) -> Array:
-    """Index of the first maximum along the last axis, int32.
+    """Index of the first maximum along the last axis, int32."""
 
-    XLA:CPU vectorises these two passes (the maximum, then the smallest index that holds it), but
-    not jnp.argmax.
-    """
-    index = jnp.arange(x.shape[-1], dtype=jnp.int32)
-    return jnp.min(jnp.where(x == x.max(-1, keepdims=True), index, x.shape[-1] - 1), axis=-1)
+    def two_passes(x: Array) -> Array:
+        # XLA:CPU vectorises the maximum, then the smallest index that holds it, but not argmax.
+        index = jnp.arange(x.shape[-1], dtype=jnp.int32)
+        return jnp.min(jnp.where(x == x.max(-1, keepdims=True), index, x.shape[-1] - 1), axis=-1)
+
+    def one_pass(x: Array) -> Array:
+        return jax.lax.argmax(x, x.ndim - 1, jnp.int32)
+
+    return on_cpu(two_passes, one_pass, x)
 
 
 def warp(logits: Array, sampling: Sampling) -> Array:
@@ -158,7 +163,8 @@ def warp(logits: Array, sampling: Sampling) -> Array:
             x = jax.lax.cond(on.any(), keep, lambda x: x, x)
         return keep_min_p(x)
 
-    scaled = jax.lax.cond(filtering.any(), filtered, lambda x: x, scaled)
+    with jax.named_scope("filters"):
+        scaled = jax.lax.cond(filtering.any(), filtered, lambda x: x, scaled)
     best = jnp.arange(logits.shape[-1]) == argmax(logits)[..., None]
     return jnp.where(greedy, jnp.where(best, 0.0, -jnp.inf), scaled)
 

@@ -14,7 +14,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 # A room is a folder of specjax/ or a file beside the folders. It imports from lower floors only.
 FLOORS = [
     ["specjax.types", "specjax.arguments"],
-    ["specjax.sampling", "specjax.platforms"],
+    ["specjax.platforms"],
+    ["specjax.sampling"],
     ["specjax.tree", "specjax.logprobs", "specjax.metrics", "specjax.plot", "specjax.processors"],
     ["specjax.contract", "specjax.emission"],
     ["specjax.caches", "specjax.rules", "specjax.given", "specjax.verification"],

@@ -24,6 +24,9 @@ is what is outside the models: logits, noise, sampling and verification."""
 NO_DRAFTS = "no_drafts"
 """The scope of the pass for steps without a draft, which runs instead of the wide one."""
 
+FILTERS = "filters"
+"""The scope of top-k, top-p and min-p, whose first branch does nothing.  It is the one counted."""
+
 PHASES = ("propose", "verify", "commit")
 COLLECTIVES = (
     "all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all",
@@ -139,7 +142,8 @@ class _Counter:
             turns = 0 if NO_DRAFTS in scopes else instruction.trips or 1
             counted.update(self.of(_body(self.program, instruction)), turns)
         elif opcode == "conditional":
-            branches = [self.of(self.program.computations[name]) for name in instruction.calls]
+            kept = instruction.calls[:1] if FILTERS in scopes else instruction.calls
+            branches = [self.of(self.program.computations[name]) for name in kept]
             counted.update(max(branches, key=lambda branch: branch.total))
         elif opcode == "call":
             counted.update(self.of(self.program.computations[instruction.calls[0]]))
