@@ -25,10 +25,10 @@ def batches(
     """Token ids [rows, length] of each batch that the prompts fill.
 
     Args:
-      target: whose tokenizer is used.
-      path: as `--prompt-file` of `specjax bench`; None gives one batch of random tokens.
+      target: the model whose tokenizer is used.
+      path: of a file as `--prompt-file` of `specjax bench`; None gives one batch of random tokens.
       rows: of a batch.
-      length: how many of a prompt's last tokens are used; None is 96, or 32 random ones.
+      length: how many of a prompt's last tokens are used; None is 96, or 32 if they are random.
       limit: use only this many prompts; 0 uses all.
 
     Raises:
@@ -44,8 +44,8 @@ def batches(
     for number, prompt in enumerate(ids):
         if len(prompt) < length:
             raise ValueError(
-                f"prompt {number} of {path} has {len(prompt)} tokens, fewer than the {length} that "
-                f"are asked for: pass --prompt-length {min(map(len, ids))}"
+                f"prompt {number} of {path} has {len(prompt)} tokens, fewer than the {length} "
+                f"requested: pass --prompt-length {min(map(len, ids))}"
             )
     if len(ids) < rows:
         raise ValueError(f"--batch {rows} asks for more prompts than the {len(ids)} of {path}")
