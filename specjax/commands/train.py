@@ -1,4 +1,4 @@
-"""`specjax train JOB`: pretrain, distil, train heads, and measure; also `python -m train.JOB`."""
+"""`specjax train JOB`: train models, drafts and heads, and measure; also `python -m train.JOB`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def run(arguments: argparse.Namespace) -> None:
         if error.name is None or error.name.partition(".")[0] == "specjax":
             raise
         raise ImportError(f"{error.name} is not installed: pip install 'specjax[train]'") from None
-    # The job's usage and messages begin with this.
+    # The usage and the error messages of the job begin with this name.
     sys.argv[0] = f"specjax train {arguments.job}"
     job.main(arguments.options)
