@@ -149,22 +149,22 @@ def test_learning_inside_speculation():
     draft = arrays.proposer
     hidden = jax.jit(online.read_branches, static_argnums=0)(toys.model(), draft, rolled)
     logits = jax.nn.log_softmax(hidden @ head_matrix(draft))
-    state, step, refused = start(), jax.jit(decoder.step), 0
+    state, step, rejected = start(), jax.jit(decoder.step), 0
     for number in range(steps):
         root = np.asarray(state.length) - 1
         text = np.asarray(state.tokens)
         state, info = step(arrays, state)
         np.testing.assert_array_equal(rolled.root[:, number], root)
-        np.testing.assert_array_equal(rolled.guesses[:, number], info.proposal.tokens[:, 1:])
+        np.testing.assert_array_equal(rolled.drafts[:, number], info.proposal.tokens[:, 1:])
         wanted = jax.nn.log_softmax(info.proposal.logits)[:, :gamma]
         np.testing.assert_allclose(logits[:, number, :gamma], wanted, rtol=1e-3, atol=1e-4)
         for row in range(toys.ROWS):
-            chain = [*text[row, : root[row] + 1], *np.asarray(rolled.guesses[row, number])]
+            chain = [*text[row, : root[row] + 1], *np.asarray(rolled.drafts[row, number])]
             plain = toys.plain_logits(np.pad(chain, (0, toys.CAPACITY - len(chain)))[None])[0]
             at = root[row] + np.arange(gamma + 1)
             np.testing.assert_allclose(rolled.logits[row, number], plain[at], rtol=1e-3, atol=1e-4)
-        refused += int((np.asarray(info.num_accepted) < gamma).sum())
-    assert refused > 0
+        rejected += int((np.asarray(info.num_accepted) < gamma).sum())
+    assert rejected > 0
     np.testing.assert_array_equal(rolled.emitted, state.length - toys.LENGTHS)
 
 

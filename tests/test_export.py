@@ -14,7 +14,7 @@ from engines import OURS, config_of, heads_of, same_bits, vllm_reader
 
 import specjax
 from specjax.drafters.bank import target_marks
-from specjax.models.medusa import medusa_features, medusa_logits
+from specjax.models.medusa import medusa_hidden, medusa_logits
 from specjax.models.transformer import head_matrix
 from specjax.training.formats import FORMATS
 from specjax.training.heads import write_heads
@@ -74,7 +74,7 @@ def test_head_k_of_an_export_predicts_what_ours_does(tmp_path, trained, target, 
     hidden = np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32)
     matrix = head_matrix(target.params)
     ours = medusa_logits(
-        adapter.heads, medusa_features(adapter.heads, adapter.params, jnp.asarray(hidden)), matrix
+        adapter.heads, medusa_hidden(adapter.heads, adapter.params, jnp.asarray(hidden)), matrix
     )
     for k, (blocks, head) in enumerate(exported):
         x = hidden.astype(np.float64)

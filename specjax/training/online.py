@@ -33,7 +33,7 @@ class Rollout:
 
     text: Array  # [B, L] tokens after the last step
     root: Array  # [B, S] slot of each step's pending token
-    guesses: Array  # [B, S, gamma] drafts
+    drafts: Array  # [B, S, gamma] draft tokens
     logits: Array  # [B, S, gamma + 1, V] the target's, warped, after the root and after each draft
     emitted: Array  # [B] new tokens
 
@@ -64,7 +64,7 @@ def read_branches(model: LinenModel, params: Arrays, rollout: Rollout) -> Array:
       [B, S, gamma + 1, E].
     """
     rows, length = rollout.text.shape
-    _, steps, gamma = rollout.guesses.shape
+    _, steps, gamma = rollout.drafts.shape
     slot = jnp.arange(length)
     step = jnp.arange(steps * gamma) // gamma
     depth = jnp.arange(steps * gamma) % gamma + 1
@@ -77,7 +77,7 @@ def read_branches(model: LinenModel, params: Arrays, rollout: Rollout) -> Array:
     mask = jnp.concatenate(
         [jnp.broadcast_to(text_sees, (rows, *text_sees.shape)), drafts_see], axis=1
     )
-    tokens = jnp.concatenate([rollout.text, rollout.guesses.reshape(rows, -1)], axis=1)
+    tokens = jnp.concatenate([rollout.text, rollout.drafts.reshape(rows, -1)], axis=1)
     positions = jnp.concatenate([jnp.broadcast_to(slot, (rows, length)), root + depth], axis=1)
     hidden = model.apply(params, tokens, positions, None, mask).hidden
     at_roots = jnp.take_along_axis(hidden[:, :length], rollout.root[:, :, None], axis=1)
