@@ -28,6 +28,7 @@ import numpy as np
 
 from specjax.decoding import Decoder
 from specjax.files import load
+from specjax.measure import interval
 from specjax.models import LanguageModel
 from specjax.parallel import leader, mesh_of
 from specjax.proposers import DraftModel
@@ -36,7 +37,7 @@ from specjax.training.corpus import TextOptions
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH
-from specjax.training.measure import interval, measure
+from specjax.training.measure import measure
 from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
 from specjax.training.options import REQUIRED, at_least, flag, option, parse, run
 from specjax.training.record import read_metrics, versions, write
