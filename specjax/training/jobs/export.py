@@ -23,7 +23,7 @@ from specjax.models import LanguageModel, MedusaHeads, head_matrix
 from specjax.text import vocabulary_digest
 from specjax.training.formats import FORMATS, Heads
 from specjax.training.heads import read_heads, write_heads
-from specjax.training.options import REQUIRED, option, parse, run
+from specjax.training.options import REQUIRED, Options, option, parse, run
 from specjax.training.record import versions
 
 _DRAFT, _MARK = "hf", "export.json"
@@ -31,7 +31,7 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(Options):
     """The input, the output, and their formats."""
 
     model: str = option(REQUIRED, "folder of a draft, or of Medusa heads")
@@ -48,6 +48,7 @@ class ExportOptions:
     )
 
     def __post_init__(self):
+        super().__post_init__()
         if self.format == _DRAFT and self.source_format != "specjax":
             raise ValueError(
                 f"--source-format {self.source_format} is for Medusa heads, and --format "
