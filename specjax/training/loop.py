@@ -38,7 +38,7 @@ from specjax.training.optimizer import (
     start,
     update,
 )
-from specjax.training.record import Metrics, describe
+from specjax.training.record import Metrics, describe, last_evaluation
 
 
 class Job(Protocol):
@@ -111,11 +111,15 @@ class WithRates(Protocol):
 
 
 def fit(job: Job, options: LoopOptions) -> dict[str, float]:
-    """Run a job to its end, or resume it.  Returns the report of the last evaluation.
+    """Run a job to its end, or resume it.
 
     Ctrl-C and SIGTERM finish the step, save and stop.  The same command then resumes the run, also
     on another mesh or with another number of processes.  With several processes only the first one
     writes files, except that each writes its own part of the checkpoints.
+
+    Returns:
+      The report of the last evaluation.  A call that evaluates nothing itself, because the run had
+      already ended, reads it from `metrics.jsonl`.
 
     Raises:
       ValueError: the folder holds a run with other options or inputs.
@@ -158,7 +162,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
         asked = f"{options.warmup} steps of warm-up do not fit into --steps {options.steps}"
         print(f"{asked} before the rate falls: it takes {warmup}", flush=True)
     bar = tqdm(total=options.steps, initial=step, unit="step", disable=None if leader() else True)
-    report: dict[str, float] = {}
+    report = last_evaluation(out / "metrics.jsonl", step)
     values: dict[str, Array] = {}
     began, tokens = time.perf_counter(), 0
 
