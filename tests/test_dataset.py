@@ -129,7 +129,7 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
     with pytest.raises(ValueError, match="add a folder of text, or pass --sampled-fraction 1"):
         distill.main([*data, "--out", str(tmp_path / "other"), *sizes])
     online = ["--online", "--sampled-fraction", "1", "--sampled-prompt", "8"]
-    with pytest.raises(ValueError, match=r"--online goes on from .*: add a folder of text$"):
+    with pytest.raises(ValueError, match=r"--online continues .*: add a folder of text$"):
         distill.main([*data, "--out", str(tmp_path / "other"), *online, *sizes])
     rows = dataset.Written.of(
         dataset.read_masked(written, dataset.model_hashes(trained.target())), 31

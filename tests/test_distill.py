@@ -212,13 +212,13 @@ def test_shares_hold_over_steps(rows, target, draft):
         ({"loss": "reverse-kl", "temperature": 0.0}, "reverse-kl is infinite"),
         ({"loss": "accepted-length"}, "pass --sampled-fraction 1"),
         ({"loss": "accepted-length", "sampled_fraction": 1.0, "online": True}, "neither --online"),
-        ({"sampled_fraction": 0.7, "draft_fraction": 0.4}, "are more than 1"),
+        ({"sampled_fraction": 0.7, "draft_fraction": 0.4}, "add up to more than 1"),
         ({"temperature": -1.0}, "temperature=-1"),
         ({"sampled_prompt": 15}, "shorter than a sequence"),
         ({"eval_prompts": 2, "eval_tokens": 12}, "more than --sequence-length 15"),
         (
             {"online": True, "sampled_prompt": 13},
-            "no room for --num-drafts 3 behind --sampled-prompt 13",
+            "no room for --num-drafts 3 after --sampled-prompt 13",
         ),
     ],
 )
@@ -247,7 +247,7 @@ def test_sequences_longer_than_the_context_are_refused(tmp_path):
 def test_a_draft_of_other_tokens_to_go_on_from_is_refused(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"--initial .*tiny/draft speaks other tokens .* than --target .* \(300, in one",
+        match=r"--initial .*tiny/draft has other tokens .* than --target .* \(300, in one",
     ):
         run(tmp_path, "--initial", str(trained.SOURCE / "checkpoints" / "tiny" / "draft"))
 

@@ -151,7 +151,7 @@ def test_heads_of_another_target_are_refused(tmp_path, trained):
         (("--format", "vllm"), "--target is missing"),
         (("--format", "hf", "--out", "runs/my-eagle-3"), "takes a folder with 'eagle' in its path"),
         (("--format", "hf", "--source-format", "vllm"), "is for Medusa heads"),
-        (("--format", "hf", "--out", str(TINY / "target")), "holds something that no export made"),
+        (("--format", "hf", "--out", str(TINY / "target")), "has contents that no export wrote"),
         (("--format", "gguf"), "invalid choice: 'gguf'"),
     ],
 )
@@ -171,5 +171,5 @@ def test_an_export_is_replaced_whole(tmp_path, trained):
         assert sorted(path.name for path in out.iterdir()) == sorted(
             ["config.json", "export.json", FORMATS[name].file]
         )
-    with pytest.raises(ValueError, match="is what is read"):
+    with pytest.raises(ValueError, match="is the folder that is read"):
         job(out, out, "vllm", "--source-format", "tgi", "--target", TINY / "target")

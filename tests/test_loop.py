@@ -237,7 +237,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
 
     try:
         with pytest.raises(
-            OSError, match=r"step 6 could not be written(.|\n)*\(step 3\) is whole: make room"
+            OSError, match=r"step 6 could not be written(.|\n)*\(step 3\) is intact: free some"
         ):
             fit(Toy(before=fill, goals=(1.0, 0.0)), settings(tmp_path))
     finally:
@@ -295,7 +295,7 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path):
 
 
 def test_the_last_evaluation_of_a_record(tmp_path):
-    """Lines of training and lines after the step are passed over; without evaluations it is {}."""
+    """It skips lines of training and lines after the step; without an evaluation it is {}."""
     path = tmp_path / "metrics.jsonl"
     assert record.last_evaluation(path, 9) == {}
     lines = [

@@ -192,8 +192,8 @@ def test_a_cell_that_fails_stays_in_the_table():
     }
     made = ablation.report(options, cells)
     assert "| reverse-kl | text | the loss is nan |" in ablation.table(made)
-    assert "still to come: " not in ablation.table(made)
-    assert "still to come: forward-kl.text, reverse-kl.text" in ablation.table(
+    assert "not yet measured: " not in ablation.table(made)
+    assert "not yet measured: forward-kl.text, reverse-kl.text" in ablation.table(
         ablation.report(options, {})
     )
     with pytest.raises(ValueError, match="reverse-kl is infinite at --temperature 0"):

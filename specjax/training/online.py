@@ -1,14 +1,15 @@
 """Learning inside speculation: draft, verify, and learn from the verification.
 
-The target's pass over a proposal gives its distribution after *every* draft, accepted or rejected,
-on the text that the draft model itself wrote.  These labels are the most useful ones for a draft
-model, and they cost no additional pass of the target.
+The target's pass over a proposal gives its distribution after *every* draft token, accepted or
+rejected.  So the draft model learns on its own drafts, as in use, and the labels cost no additional
+pass of the target.
 
-    text      p p p p a a b c c c d d
-                     \\g g  \\g g              g: drafts of a step, which follow its root
+    text      p p p p a a b c c c d d       p: prompt; a, b, c, d: tokens that each step committed
+                     \\x x  \\x x            x: draft tokens of the steps a and c
 
-The draft model reads the text and all drafts in one pass under a mask, and learns at every root and
-every draft.
+The draft tokens of a step follow its root, the last token that was committed before it.  The draft
+model reads the text and all draft tokens in one pass under a mask, and learns at every root and
+every draft token.
 
 Prior work: Liu et al. 2023, Online Speculative Decoding, arXiv 2310.07177, which learns at the
 first rejected drafts.
@@ -34,12 +35,12 @@ class Rollout:
     text: Array  # [B, L] tokens after the last step
     root: Array  # [B, S] slot of each step's pending token
     drafts: Array  # [B, S, gamma] draft tokens
-    logits: Array  # [B, S, gamma + 1, V] the target's, warped, after the root and after each draft
+    logits: Array  # [B, S, gamma + 1, V] the target's, warped, after root and drafts
     emitted: Array  # [B] new tokens
 
 
 def roll_out(decoder: Decoder, params: Params, state: DecodeState, steps: int) -> Rollout:
-    """Speculate for `steps` steps with a proposer of chains, without gradients."""
+    """Decode for `steps` steps with a proposer of chains, without gradients."""
 
     def step(state: DecodeState, _: None) -> tuple[DecodeState, tuple[Array, Array, Array]]:
         after, info = decoder.step(params, state)

@@ -121,7 +121,7 @@ def last_evaluation(path: pathlib.Path, step: int) -> dict[str, float]:
     reports = [
         line
         for line in read_metrics(path)
-        if line["step"] <= step and "learning_rate" not in line  # which lines of training have
+        if line["step"] <= step and "learning_rate" not in line  # a line of training has one
     ]
     return {name: value for name, value in (reports or [{}])[-1].items() if name != "step"}
 

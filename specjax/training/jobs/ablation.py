@@ -89,14 +89,14 @@ class AblationOptions(MeshOptions, TextOptions):
     target: str = option(REQUIRED, "folder of the target")
     prompts: str = option(REQUIRED, 'held-out JSON lines, {"prompt": "..."}')
     out: str = option("runs/ablation", "folder of all cells and the report")
-    losses: tuple[str, ...] = option(LOSSES, "losses to compare", choices=LOSSES)
+    losses: tuple[str, ...] = option(LOSSES, "training losses to compare", choices=LOSSES)
     modes: tuple[str, ...] = option(tuple(MODES), "kinds of data to compare", choices=tuple(MODES))
     temperatures: tuple[float, ...] = option((0.0, 1.0), "temperatures at which tau is measured")
     rule: str = option("match", "rule that accepts or rejects drafts", choices=sorted(RULES))
-    num_drafts: int = option(4, "drafts per step, in training and in measuring")
+    num_drafts: int = option(4, "draft tokens per step, in training and when tau is measured")
     temperature: float = option(1.0, "temperature of the target's text and of the loss")
     anneal_steps: int | None = option(
-        None, "steps over which a loss changes from forward KL; default: that of train.distill"
+        None, "steps over which a loss changes from forward KL; default: as in train.distill"
     )
     written_sequences: int = option(1024, "sequences that the target writes")
     written_prompt: int = option(32, "tokens of text that the target or the draft continues")
@@ -273,7 +273,7 @@ def table(made: Json) -> str:
         speed = "" if rate is None else f"{rate:.0f}"
         lines.append(f"| {row['loss']} | {row['data']} | {' | '.join(parts)} | {speed} |")
     if made["left"]:
-        lines += ["", f"still to come: {', '.join(made['left'])}"]
+        lines += ["", f"not yet measured: {', '.join(made['left'])}"]
     return "\n".join(lines) + "\n"
 
 

@@ -67,7 +67,7 @@ class ExportOptions(Options):
         out = pathlib.Path(self.out)
         if out.exists() and not (out / _MARK).exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(
-                f"--out {self.out} holds something that no export made; choose a new folder"
+                f"--out {self.out} has contents that no export wrote; choose a new folder"
             )
 
 
@@ -149,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(ExportOptions, argv, __doc__)
     out = pathlib.Path(options.out)
     if out.resolve() == pathlib.Path(options.model).resolve():
-        raise ValueError(f"--out {options.out} is what is read; choose another folder")
+        raise ValueError(f"--out {options.out} is the folder that is read; choose another one")
     (export_draft if options.format == _DRAFT else export_heads)(options)
     written = SINGLE if options.format == _DRAFT else FORMATS[options.format].file
     for file in {row.file for row in FORMATS.values()} - {written}:

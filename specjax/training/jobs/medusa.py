@@ -266,7 +266,7 @@ class TrainMedusa:
         heads, target = self.split(params, self.frozen)
         texts, starts = self._write(target)
         ranks = self._ranks(heads, target, texts)
-        # Only what the target wrote itself measures acceptance, so the prompts are left out.
+        # Heads draft after a prompt, so only ranks of tokens that the target wrote are counted.
         ranks = ranks[np.arange(ranks.shape[1]) >= starts[:, None]]
         choices = best_tree(ranks, self.options.tree_nodes)
         acceptance = tuple(node_acceptance(ranks, choices)[1:].tolist())
