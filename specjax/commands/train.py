@@ -16,7 +16,7 @@ JOBS = {
     "evaluate": "specjax.training.jobs.evaluate",
     "export": "specjax.training.jobs.export",
     "ablation": "specjax.training.jobs.ablation",
-    "prompts": "specjax.training.prompts",
+    "prompts": "specjax.training.jobs.prompts",
 }
 """Name -> module with `main(argv)`, imported when the job runs, since it needs specjax[train]."""
 

@@ -1,4 +1,4 @@
-"""The options that jobs which decode have in common: a target with a proposer."""
+"""The common options of jobs that decode: a target with a proposer."""
 
 from __future__ import annotations
 
@@ -27,29 +27,33 @@ class SpeculationOptions(MeshOptions):
 
     target: str = option(REQUIRED, "folder of the target, or org/name on the Hub")
     draft: str | None = option(
-        None, "folder of the draft, likewise; if it has other tokens, they are translated"
+        None, "folder of the draft, or org/name; other tokens than the target's are translated"
     )
     adapter: str | None = option(None, "folder of Medusa heads")
     dtype: str = option(
         "float32", "type of both models", choices=("float32", "bfloat16", "float16")
     )
     proposer: str | None = option(
-        None, "by default the one that --draft or --adapter is for, else ngram", choices=KINDS
+        None,
+        "proposer; default: medusa with --adapter, draft with --draft, else ngram",
+        choices=KINDS,
     )
-    num_drafts: int = option(4, "drafts per step (gamma), or depth of a tree")
+    num_drafts: int = option(4, "draft tokens per step (gamma), or depth of a tree")
     branching: tuple[int, ...] = option((3, 2, 1), "tree: children of a node, by level")
     width: int = option(4, "dynamic-tree: nodes that are expanded per level, and children of each")
     num_nodes: int = option(16, "dynamic-tree: nodes of the proposal, root included")
     exit_layer: int | None = option(
-        None, "early-exit: layers of the target that draft; by default half"
+        None, "early-exit: how many of the target's layers draft; default: half of them"
     )
     confidence_threshold: float = option(0.0, "end a chain after a draft less probable than this")
     rule: str = option("match", "rule that accepts drafts", choices=sorted(RULES))
     max_new_tokens: int = option(128, "most new tokens per prompt")
-    temperature: float = option(0.0, "0: greedy")
-    top_k: int = option(0, "0: all tokens")
-    top_p: float = option(1.0, "1: all tokens")
-    min_p: float = option(0.0, "0: all tokens")
+    temperature: float = option(0.0, "sampling temperature; 0: greedy")
+    top_k: int = option(0, "sample from this many most probable tokens; 0: all")
+    top_p: float = option(1.0, "sample from the fewest tokens of this total probability; 1: all")
+    min_p: float = option(
+        0.0, "sample from tokens at least this probable, relative to the best; 0: all"
+    )
     seed: int = option(0, "seed of the sampling")
 
     def __post_init__(self) -> None:
