@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 
 import numpy as np
 
 import specjax
-from specjax.flags import read_prompts
-from specjax.prompts import encode
+from specjax.prompts import encode_file
 
 RANDOM_LENGTH, REAL_LENGTH = 32, 96
 SHIPPED = pathlib.Path(__file__).parent.parent / "checkpoints" / "pycode" / "prompts.jsonl"
@@ -39,8 +37,8 @@ def batches(
         return [
             np.random.default_rng(0).integers(1, target.model.vocab_size, shape, dtype=np.int32)
         ]
-    texts = read_prompts(argparse.Namespace(prompt=[], prompt_file=path))
-    ids, length = encode(target, texts[: limit or len(texts)]), length or REAL_LENGTH
+    ids, length = encode_file(target, path), length or REAL_LENGTH
+    ids = ids[: limit or len(ids)]
     for number, prompt in enumerate(ids):
         if len(prompt) < length:
             raise ValueError(

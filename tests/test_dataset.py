@@ -15,6 +15,7 @@ import trained
 
 import specjax
 from specjax.measure import interval
+from specjax.prompts import encode_file
 from specjax.training import dataset, sources
 from specjax.training.jobs import distill, evaluate, generate
 
@@ -280,7 +281,7 @@ def test_bad_prompts_are_named(tmp_path, capsys):
     ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            evaluate.read_prompts(target, str(path))
+            encode_file(target, path)
 
 
 def test_intervals():

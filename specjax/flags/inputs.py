@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import TypedDict
@@ -18,6 +17,7 @@ from specjax.flags.speculation import (
 )
 from specjax.flags.waiting import progress
 from specjax.parallel import RULES, make_mesh, parse_mesh
+from specjax.prompts import read_file
 from specjax.request import Options
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -209,8 +209,7 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
     """The prompts on the command line or in `--prompt-file`.
 
     Raises:
-      ValueError: both or neither were given, or a line of the file has no prompt.
-      FileNotFoundError: the file does not exist.
+      ValueError, OSError: both or neither were given, or as `specjax.prompts.read_file`.
     """
     if bool(arguments.prompt) == bool(arguments.prompt_file):
         raise ValueError(
@@ -218,18 +217,14 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
         )
     if not arguments.prompt_file:
         return arguments.prompt
-    path = pathlib.Path(arguments.prompt_file)
-    if not path.is_file():
-        raise FileNotFoundError(f"--prompt-file {path} does not exist")
-    text = path.read_text()
-    if path.suffix != ".jsonl":
-        return [text]
-    try:
-        return [json.loads(line)["prompt"] for line in text.splitlines() if line.strip()]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    prompts = read_file(pathlib.Path(arguments.prompt_file))
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
         raise ValueError(
-            f'{path}: every line must be an object like {{"prompt": "..."}} ({error!r})'
-        ) from None
+            f"{arguments.prompt_file} holds conversations; this command takes texts: lines like "
+            '{"prompt": "..."}'
+        )
+    return texts
 
 
 def choose(arguments: argparse.Namespace) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,6 @@ from specjax.call import check_length
 from specjax.decoding import Decoder
 from specjax.flags import KINDS, NUMBERS, choose, load_models, make_drafter
 from specjax.models import LanguageModel
-from specjax.prompts import conversations, encode
 from specjax.rules import RULES
 from specjax.sampling import Sampling
 from specjax.training.mesh import MeshOptions, mesh_sizes
@@ -102,31 +99,3 @@ def load_speculation(
         target.model, proposer, RULES[options.rule](), target.eos, max(room, proposer.num_nodes)
     )
     return target, decoder, Params(target.params, arrays), ids
-
-
-def read_prompts(target: LanguageModel, path: str) -> list[list[int]]:
-    """The token ids of each line of a file.
-
-    A line has a `prompt`, or `messages`, which the target's chat template renders.
-
-    Raises:
-      ValueError: a line has neither, or the file has no lines.
-    """
-    prompts: list[list[int]] = []
-    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-            if "messages" in fields:
-                prompts += conversations(target, None, [fields["messages"]])
-            else:
-                prompts += encode(target, [fields["prompt"]])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}, line {number}: it must be an object like "
-                f'{{"prompt": "..."}} or {{"messages": [...]}} ({error!r})'
-            ) from None
-    if not prompts:
-        raise ValueError(f"{path} holds no prompt")
-    return prompts

@@ -31,6 +31,7 @@ from specjax.files import load
 from specjax.measure import interval
 from specjax.models import LanguageModel
 from specjax.parallel import leader, mesh_of
+from specjax.prompts import encode_file
 from specjax.proposers import DraftModel
 from specjax.rules import RULES
 from specjax.training.corpus import TextOptions, digest
@@ -41,7 +42,6 @@ from specjax.training.measure import measure
 from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
 from specjax.training.options import REQUIRED, at_least, flag, option, parse, run
 from specjax.training.record import read_metrics, versions, write
-from specjax.training.speculation import read_prompts
 from specjax.types import Params
 
 MESH = tuple(field.name for field in dataclasses.fields(MeshOptions))
@@ -189,7 +189,7 @@ def _mesh(options: AblationOptions) -> list[str]:
 def tau(options: AblationOptions, target: LanguageModel, folder: pathlib.Path) -> dict[str, Counts]:
     """The counts of each prompt with the draft in `folder`, by temperature."""
     o, measured = options, {}
-    prompts = read_prompts(target, o.prompts)
+    prompts = encode_file(target, pathlib.Path(o.prompts))
     prompts = prompts[: o.limit_prompts or len(prompts)]
     draft = load(folder, "float32", mesh=mesh_of(target.params))
     proposer = DraftModel(draft.model, target.model.vocab_size, o.num_drafts)

@@ -22,12 +22,13 @@ import numpy as np
 from specjax.measure import Interval, interval
 from specjax.models import LanguageModel
 from specjax.parallel import leader
+from specjax.prompts import encode_file
 from specjax.training.curves import pyplot
 from specjax.training.dataset import model_hashes
 from specjax.training.measure import Measured, measure
 from specjax.training.options import REQUIRED, at_least, option, parse, run
 from specjax.training.record import versions
-from specjax.training.speculation import SpeculationOptions, load_speculation, read_prompts
+from specjax.training.speculation import SpeculationOptions, load_speculation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
         pyplot()  # fails before the measurement if matplotlib is missing
 
     def read(target: LanguageModel) -> list[list[int]]:
-        prompts = read_prompts(target, options.prompts)
+        prompts = encode_file(target, pathlib.Path(options.prompts))
         return prompts[: options.limit_prompts or len(prompts)]
 
     _, decoder, params, prompts = load_speculation(options, read)
