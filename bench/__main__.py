@@ -73,16 +73,20 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--target", help="folder of a target; default: the shipped pair")
     made.add_argument("--draft", help="folder of the draft")
     made.add_argument(
-        "--vocab-size", type=int, nargs="+", default=[32000], help="tokens, for random weights"
+        "--vocab-size",
+        type=int,
+        nargs="+",
+        default=[32000],
+        help="vocabulary sizes of random weights",
     )
     made.add_argument(
-        "--dtype", default="float32", help="of weights and KV cache: float32 or bfloat16"
+        "--dtype", default="float32", help="float32 or bfloat16, for weights and KV cache"
     )
     made.add_argument(
         "--num-drafts", type=int, nargs="+", default=[1, 2, 4, 6, 8], help="numbers of drafts"
     )
     made.add_argument(
-        "--batch", type=int, nargs="+", default=[1], help="prompts that are decoded together"
+        "--batch", type=int, nargs="+", default=[1], help="numbers of prompts decoded together"
     )
     made.add_argument(
         "--prompt-file",
@@ -95,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
         "--prompt-length",
         type=int,
         nargs="+",
-        help="use the last tokens of a prompt; default: 32 if random, 96 if real",
+        help="how many of a prompt's last tokens to use; default: 32 if random, 96 if real",
     )
     made.add_argument("--new-tokens", type=int, default=64)
     made.add_argument(
@@ -233,7 +237,7 @@ def _in_int8(
     lookaheads: list[int],
     script: Imposition | None,
 ) -> list[Contestant]:
-    """In int8: the target, whose text is another one; the draft; the target as its own draft."""
+    """In int8: the target, whose text differs; the draft; and the target as its own draft."""
     small = specjax.quantise(target)
     entries = [ours(small, None, "plain", name=INT8_TARGET)]
     if draft is not None:
@@ -243,7 +247,7 @@ def _in_int8(
             entries.append(
                 ours(target, specjax.quantise(draft), "draft", gamma, script, name="draft int8")
             )
-        # Its acceptance is what this row is about, so it is never imposed.
+        # This row measures its acceptance, so it is never imposed.
         entries.append(ours(target, small, "draft", gamma, name="self-int8"))
     return entries
 

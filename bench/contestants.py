@@ -20,12 +20,12 @@ from specjax.measure import PromptCounts
 from specjax.types import Arrays
 
 Imposition = tuple[np.ndarray, np.ndarray]
-"""Text [B, L] that the target writes, and bool [B, L]: is the draft of this token right?"""
+"""The text [B, L] that the target writes, and bool [B, L]: is the draft of this token right?"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-    """`run(prompts [B, P], new)` returns tokens [B, new] after all its work has finished.
+    """`run(prompts [B, P], new)` returns tokens [B, new] when all work has finished.
 
     `counts` and `prefill` grow by one entry for each run, or stay empty.
     """
@@ -53,8 +53,8 @@ def ours(
       target, draft: loaded models.
       kind: of proposer.
       num_drafts: gamma.
-      script: imposes an acceptance.
-      width: tokens that a plain pass reads: 1, or as many as a speculative step.
+      script: the imposed acceptance; None for the real one.
+      width: tokens in a pass of plain decoding: 1, or as many as in a speculative step.
       name: in the report; by default the kind.
     """
     proposer: Proposer
@@ -141,7 +141,7 @@ class _Generator(Protocol):
 
 
 class _scripted:
-    """Here `model`'s candidate generators do their work, but draft what `script` says."""
+    """A context in which `model`'s candidate generators work as usual, but draft `script`."""
 
     def __init__(self, model: TorchModel, num_drafts: int, script: Imposition | None) -> None:
         self.model, self.num_drafts, self.script = model, num_drafts, script

@@ -18,8 +18,8 @@ def draw(reports: Sequence[Report]) -> Figure:
     """Draw tokens/s above and the speed-up over specjax's plain decoding below.
 
     Each report has a column, and each contestant its colour.  Full lines are measured.  Dotted
-    lines are what a step would reach that took only as long as its parts do alone.  Contestants
-    that do not draft are dashed level lines.
+    lines are the speed if a step took only as long as its parts do alone.  Contestants that do not
+    draft are dashed horizontal lines.
     """
     figure = new_figure(2 + 4 * len(reports), 7)
     panels = figure.subplots(2, len(reports), squeeze=False, sharex=True, sharey="row")
@@ -58,7 +58,7 @@ def draw(reports: Sequence[Report]) -> Figure:
                     [row["num_drafts"] for row in known], by_parts, color=colour, linestyle=":"
                 )
     panels[0, 0].set_ylabel("tokens/s")
-    panels[1, 0].set_ylabel("x plain; dotted: from the parts of a step")
+    panels[1, 0].set_ylabel("times plain; dotted: if a step took as long as its parts")
     panels[0, 0].legend(fontsize=7)
     return figure
 

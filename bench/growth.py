@@ -1,4 +1,4 @@
-"""python -m bench.growth: how time and memory grow, compared with the law they should follow."""
+"""python -m bench.growth: how time and memory grow, compared with the expected laws."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure(setting: dict[str, int], steps: int, rounds: int) -> dict[str, float]:
-    """Seconds per step, bytes that the compiled run holds, and seconds to compile it."""
+    """Seconds per step, bytes of memory of the compiled run, and seconds to compile it."""
     config = TransformerConfig(
         vocab_size=setting["vocabulary"], hidden_size=256, mlp_size=688,
         num_layers=setting["layers"], num_heads=4, num_kv_heads=2, head_dim=64, max_positions=8192,
@@ -167,7 +167,7 @@ def law(x: np.ndarray, y: np.ndarray, words: str) -> tuple[np.ndarray, str]:
 
 
 def plot(figures: dict[str, list[Report]]) -> Figure:
-    """Draw every cost, as measured and by its law, against every axis."""
+    """Draw every measured cost, and its law, against every axis."""
     figure = new_figure(4 * len(figures), 9)
     panels = figure.subplots(len(PARTS), len(figures), squeeze=False)
     for column, (axis, rows) in zip(panels.T, figures.items(), strict=True):

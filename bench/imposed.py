@@ -2,8 +2,9 @@
 
 The proposer does all its work.  Then each draft is replaced: with the given probability by the
 token that the target is known to write, and otherwise by another token.  So the costs are real, the
-acceptance is the one asked for, and the text is still the target's own, which is checked against
-plain decoding.  The coins belong to rows and positions, so that every contestant has the same luck.
+acceptance is the requested one, and the text is still the target's own, which is checked against
+plain decoding.  Which drafts are right depends only on row and position, so it is the same for
+every contestant.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from specjax.metrics import expected_accepted_length
 from specjax.types import Arrays, Block, Proposal
 
 State = tuple[Arrays, Array, Array]
-"""Of `Imposed`: the inner state, the length [B], and the inner drafts [B, N]."""
+"""The state of `Imposed`: the inner state, the length [B], and the inner drafts [B, N]."""
 
 _TOSSES = 512
 
@@ -31,9 +32,9 @@ _TOSSES = 512
 def coins(rows: int, new: int, rate: float, lookaheads: Sequence[int]) -> np.ndarray:
     """Draw which drafts are right, as bool [rows, new].
 
-    In a text of some tens of tokens the acceptance varies by chance.  So many independent tosses
-    are drawn, and the one is taken in which chains of these lookaheads come closest to the
-    acceptance rate and the mean accepted length that `rate` promises.
+    In a short text the acceptance varies by chance.  So this draws many independent tosses, and
+    takes the one in which chains of `lookaheads` drafts come closest to the acceptance rate and the
+    mean accepted length that `rate` promises.
     """
     tosses = np.random.default_rng(0).random((_TOSSES // rows + 1, rows, new)) < rate
 
@@ -77,7 +78,7 @@ class Script:
 class Imposed(Proposer):
     """The chain `inner` with its drafts replaced.
 
-    The replaced drafts are a function of the text, and so point masses.
+    The new drafts are a function of the text, so they are point masses.
     """
 
     inner: Proposer
@@ -116,7 +117,7 @@ class Imposed(Proposer):
     def observe(self, params: Script, state: State, block: Block) -> State:
         """Tell the inner proposer that its own drafts were accepted.
 
-        So it reads no token again, as a proposer whose drafts were right.
+        It then reads no token again, like a proposer whose drafts were right.
         """
         inner, length, drafted = state
         tokens = jnp.concatenate([block.tokens[:, :1], drafted[:, 1:]], axis=1)

@@ -1,9 +1,10 @@
-"""python -m bench.laws: check on this device and in this precision what speculation promises.
+"""python -m bench.laws: check the promises of speculation on this device, in this precision.
 
 The auditor compares each proposer with plain decoding at the width of its step: greedy texts, texts
 of the same key, and the bits of the target's next logits.  Then one prompt and one key are decoded
-with every number of drafts at that width, which must give one text.  At other widths bfloat16 may
-give other texts, so these are only counted.  The exit status is 1 if a promise is broken.
+with every number of drafts at that width, which must give one text.  Passes of other widths may
+give other texts in bfloat16, so these texts are only counted.  The exit status is 1 if a promise is
+broken.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _PROMPTS, _LENGTH = 4, 16
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.laws", description=__doc__)
-    parser.add_argument("--size", choices=sorted(SIZES), default="110m", help="of random weights")
+    parser.add_argument(
+        "--size", choices=sorted(SIZES), default="110m", help="size of the random weights"
+    )
     parser.add_argument("--vocab-size", type=int, default=32000)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import pathlib
 
 import numpy as np
 
 import specjax
-from specjax.flags import read_prompts
-from specjax.prompts import encode
+from specjax.prompts import encode_file
 
 RANDOM_LENGTH, REAL_LENGTH = 32, 96
 SHIPPED = pathlib.Path(__file__).parent.parent / "checkpoints" / "pycode" / "prompts.jsonl"
@@ -25,10 +23,10 @@ def batches(
     """Token ids [rows, length] of each batch that the prompts fill.
 
     Args:
-      target: whose tokenizer is used.
-      path: as `--prompt-file` of `specjax bench`; None gives one batch of random tokens.
+      target: the model whose tokenizer is used.
+      path: of a file as `--prompt-file` of `specjax bench`; None gives one batch of random tokens.
       rows: of a batch.
-      length: how many of a prompt's last tokens are used; None is 96, or 32 random ones.
+      length: how many of a prompt's last tokens are used; None is 96, or 32 if they are random.
       limit: use only this many prompts; 0 uses all.
 
     Raises:
@@ -39,13 +37,13 @@ def batches(
         return [
             np.random.default_rng(0).integers(1, target.model.vocab_size, shape, dtype=np.int32)
         ]
-    texts = read_prompts(argparse.Namespace(prompt=[], prompt_file=path))
-    ids, length = encode(target, texts[: limit or len(texts)]), length or REAL_LENGTH
+    ids, length = encode_file(target, path), length or REAL_LENGTH
+    ids = ids[: limit or len(ids)]
     for number, prompt in enumerate(ids):
         if len(prompt) < length:
             raise ValueError(
-                f"prompt {number} of {path} has {len(prompt)} tokens, fewer than the {length} that "
-                f"are asked for: pass --prompt-length {min(map(len, ids))}"
+                f"prompt {number} of {path} has {len(prompt)} tokens, fewer than the {length} "
+                f"requested: pass --prompt-length {min(map(len, ids))}"
             )
     if len(ids) < rows:
         raise ValueError(f"--batch {rows} asks for more prompts than the {len(ids)} of {path}")

@@ -15,7 +15,7 @@ from specjax.measure import interval, medians, show
 
 INT8_TARGET = "int8 target"
 _DRAFTERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int8": INT8_TARGET}
-"""Proposer -> the row whose plain decoding tells what a draft costs.  Prompt lookup is free."""
+"""Proposer -> the row of its draft's plain decoding.  Drafts of prompt lookup cost nothing."""
 
 
 def rows_of(
@@ -24,7 +24,7 @@ def rows_of(
     arguments: argparse.Namespace,
     top: dict[str, float],
 ) -> list[Report]:
-    """One row for each contestant.  The first one is plain decoding, which speed-ups refer to."""
+    """One row for each contestant; the first is plain decoding, the base of all speed-ups."""
     batches = len(timed[0].tokens)
     count = batches * arguments.batch * arguments.new_tokens
     seconds = {
@@ -68,7 +68,7 @@ def rows_of(
             row["share_of_bandwidth"] = floor / t.step if name == "plain" else None
         if is_ours and gamma:
             row["parts_over_step"] = parts_over_step(steps, name, gamma)
-        if not is_ours or name not in _DRAFTERS.values():  # those write other texts
+        if not is_ours or name not in _DRAFTERS.values():  # those give other texts
             row["same_tokens"] = int((np.concatenate(t.tokens) == reference).all(1).sum())
         rows.append(row)
     return rows

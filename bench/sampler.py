@@ -1,6 +1,6 @@
-"""`python -m bench.sampler`: what each part of the sampler costs, and top-k and top-p by sorting.
+"""`python -m bench.sampler`: the cost of the sampler's parts, and of top-k and top-p by sorting.
 
-One row of five nodes; the parts are timed in turn, and the report has medians.
+The input is one row of five nodes.  The parts are timed in turn, and the report has medians.
 """
 
 from __future__ import annotations

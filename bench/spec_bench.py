@@ -1,8 +1,9 @@
 """python -m bench.spec_bench: the Spec-Bench protocol for any target, draft and proposer.
 
 Questions are JSON lines with `question_id`, `category` and `turns`, and categories form six task
-groups.  Every turn is answered greedily, once plainly and once with speculation; each sees its own
-earlier answers.  The report has tau, tokens/s and the speed-up over plain decoding for each group.
+groups.  Every turn is answered greedily, once plainly and once with speculation; each of the two
+sees its own earlier answers.  The report has tau, tokens/s and the speed-up over plain decoding for
+each group.
 
 Reference: Xia et al. 2024, arXiv 2401.07851.
 """

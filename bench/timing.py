@@ -17,9 +17,9 @@ class Timed(measure.Timed):
     """What was measured of one contestant.
 
     Attributes:
-      contestant: who.
+      contestant: the one that was measured.
       tokens: [B, new] of the first call of each batch.
-      counts: of each batch, for each row; an empty list if the contestant does not tell.
+      counts: of each batch, for each row; an empty list if the contestant reports none.
     """
 
     def __init__(self, contestant: Contestant, prompts: Sequence[np.ndarray], new: int) -> None:
@@ -45,7 +45,7 @@ class Timed(measure.Timed):
         return self.decoding / steps if self.decoding and steps else None
 
     def acceptance(self) -> dict[str, Interval | None]:
-        """`alpha` and `tau` over the rows of all batches; None if the contestant does not tell."""
+        """`alpha` and `tau` over the rows of all batches; None if there are no counts."""
         if not self.counts:
             return {"alpha": None, "tau": None}
         return measure.alpha_and_tau(PromptCounts.join(self.counts))

@@ -184,7 +184,7 @@ class Loop(nn.Module):
 
 
 def loop(pair: Pair, num_drafts: int = 0, script: Imposition | None = None) -> Contestant:
-    """Plain decoding, or with `num_drafts` a chain from the draft."""
+    """Plain decoding if `num_drafts` is 0, else a chain of `num_drafts` from the draft."""
     made: dict[tuple[int, int], Loop] = {}
 
     def run(prompts: np.ndarray, new: int) -> np.ndarray:

@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
         "--draft-size", type=int, default=32_000, help="tokens of the draft (default: 32000)"
     )
     parser.add_argument(
-        "--rounds", type=int, default=3, help="rounds; the report has the median (default: 3)"
+        "--rounds", type=int, default=3, help="rounds, whose median is reported (default: 3)"
     )
     arguments = parser.parse_args(argv)
     if min(arguments.target_size, arguments.draft_size) < 512 or arguments.rounds < 1:

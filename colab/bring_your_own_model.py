@@ -10,7 +10,8 @@
 # %% [markdown]
 # # Bring your own model
 #
-# Any causal function from tokens to logits can be the target, or the draft: Linen, NNX, Equinox, or plain JAX.
+# Any causal function from tokens to logits can be the target or the draft. It may be written in Linen, NNX, Equinox or plain
+# JAX.
 #
 # **Runtime:** any.
 
@@ -64,8 +65,9 @@ fast = specjax.generate(target, prompts, draft=draft, max_new_tokens=32, tempera
 print("the same tokens:", plain.tokens == fast.tokens)
 
 # %% [markdown]
-# Random weights agree by chance alone, so this draft saves little; the text is the target's all the same. Such a model reads
-# the whole text again in every pass. One that keeps a cache is as fast as specjax's own:
+# Both models have random weights, so they agree only by chance and this draft saves little. The text is still the target's.
+# A model like this one has no KV cache and reads the whole text again in every pass. A model with a KV cache is as fast as
+# specjax's own models:
 
 # %%
 from specjax.caches import KVCache, stage, visible_slots
@@ -99,7 +101,8 @@ params = {
 model = specjax.models.from_function(apply, vocab_size=100, max_positions=512, init_cache=empty)
 
 # %% [markdown]
-# `check_model` holds it to the contract: causal, the same in pieces as in one pass, the same as a tree.
+# `check_model` checks the contract: the model must be causal, and it must give the same logits whether it reads the tokens in
+# one pass, in pieces or as a tree.
 
 # %%
 specjax.models.check_model(model, params)

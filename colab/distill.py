@@ -10,10 +10,11 @@
 # %% [markdown]
 # # Distil a draft, and watch the accepted length rise
 #
-# A draft is worth what its guesses are accepted. `train.distill` trains a small model towards the target, measures tau (tokens
-# per pass of the target) through the real decoder as it goes, and writes a Hugging Face folder.
+# A draft helps as much as the target accepts its tokens. `train.distill` trains a small model to imitate the target. During
+# training it measures tau (tokens per pass of the target) with the real decoder. The result is a Hugging Face folder.
 #
-# **Runtime:** any. On a CPU the short run below takes a few minutes; with more steps it goes on from where it stopped.
+# **Runtime:** any. On a CPU the short run below takes a few minutes. A second run with more steps resumes where the first
+# one stopped.
 
 # %%
 import pathlib
@@ -42,8 +43,8 @@ target = specjax.load(checkpoints / "pycode" / "target")
 
 # %% [markdown]
 # ## Train
-# The text is specjax's own source; half of each batch is written by the target. The same command goes on from the last
-# checkpoint if it is stopped: on a command line it reads `python -m train.distill --target ...`.
+# The training text is specjax's own source code. The target generates half of each batch. If the run is interrupted, the
+# same command resumes from the last checkpoint. On the command line it is `python -m train.distill --target ...`.
 
 # %%
 out = runs / "notebook-draft"
@@ -65,7 +66,7 @@ arguments = {
 distill.main([str(word) for name, value in arguments.items() for word in (f"--{name}", value)])
 
 # %% [markdown]
-# ## Watch tau
+# ## Plot tau
 
 # %%
 import json
@@ -81,7 +82,7 @@ plt.show()
 
 # %% [markdown]
 # ## Use it
-# The folder holds a Hugging Face model: transformers, vLLM and others read it, too.
+# The folder holds a Hugging Face model, which transformers, vLLM and others can load too.
 
 # %%
 draft = specjax.load(out / "model")

@@ -8,10 +8,11 @@
 # ---
 
 # %% [markdown]
-# # Medusa heads: guesses from the target's own features
+# # Medusa heads: drafts from the target's own hidden states
 #
-# Instead of a second model, a few small heads on the target's last hidden state guess the next tokens, several candidates
-# for each place: a tree, checked in one pass. Each prompt of a batch can pick heads of its own, or none.
+# Medusa needs no second model. A few small heads on the target's last hidden state draft the next tokens, with several
+# candidates for each position. The candidates form a tree, which the target verifies in one pass. Each prompt of a batch can
+# use its own heads, or none.
 #
 # **Runtime:** any.
 
@@ -40,8 +41,8 @@ target = specjax.load(checkpoints / "pycode" / "target")
 
 # %% [markdown]
 # ## Fit heads
-# The target is frozen. Behind the last step the tree of choices is found that has the greatest accepted length on text that the
-# target writes itself.
+# The target is frozen. Whenever the job saves the heads, it also chooses the tree with the greatest expected accepted length
+# on text that the target generates itself.
 
 # %%
 out = runs / "notebook-medusa"
@@ -63,8 +64,8 @@ arguments = {
 medusa.main([str(word) for name, value in arguments.items() for word in (f"--{name}", value)])
 
 # %% [markdown]
-# ## The tree that was found
-# The number on an edge says how often that guess was right where the one before it was.
+# ## The chosen tree
+# The number on an edge is the acceptance rate of that draft token where its parent was accepted.
 
 # %%
 # %matplotlib inline

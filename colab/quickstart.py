@@ -10,11 +10,12 @@
 # %% [markdown]
 # # specjax: the same text, faster
 #
-# A language model writes one token at a time. Here a cheap *proposer* guesses the next few, the model itself checks all of
-# them in one pass, and what it would have said anyway is kept: the same text in fewer passes.
+# A language model generates one token per pass. In speculative decoding a cheap *proposer* drafts the next few tokens, and
+# the model itself, the target, verifies all of them in one pass. It accepts the draft tokens that it would have generated
+# anyway, so the text is the same and needs fewer passes.
 #
-# **Runtime:** any. A CPU runs the small model of Python code that ships with the repository; on a TPU (v5e-1, v6e-1) or a
-# T4 the last section loads Qwen3.
+# **Runtime:** any. On a CPU the notebook uses the small model of Python code that ships with the repository. On a TPU
+# (v5e-1, v6e-1) or a T4 the last section also loads Qwen3.
 
 # %%
 import pathlib
@@ -39,7 +40,7 @@ print("jax", jax.__version__, "on", jax.devices()[0].device_kind)
 
 # %% [markdown]
 # ## Load a target and a draft
-# Both are ordinary Hugging Face folders (safetensors). These two were trained by this project.
+# Both are Hugging Face model folders (safetensors). These two were trained by this project.
 
 # %%
 target = specjax.load(checkpoints / "pycode" / "target")
@@ -48,8 +49,8 @@ print(f"target {target.num_params / 1e6:.1f} M parameters, draft {draft.num_para
 
 # %% [markdown]
 # ## Generate, and compare
-# `acceptance_rate` (α) is the share of guesses that the target confirms; `mean_accepted_length` (τ) is the number of tokens
-# per pass of the target, 1 without speculation.
+# `acceptance_rate` (α) is the share of the verified draft tokens that the target accepts. Draft tokens after a rejected one
+# are not counted. `mean_accepted_length` (τ) is the number of tokens per pass of the target; it is 1 without speculation.
 
 # %%
 prompt = "def fibonacci(n):"
@@ -64,7 +65,7 @@ print(
 )
 
 # %% [markdown]
-# The first call of a kind compiles. Now both are warm:
+# The first call with a new proposer compiles. So each way is called twice here, and the figures are from the second call:
 
 # %%
 for name, speculation in (
@@ -86,17 +87,18 @@ for piece in specjax.generate(target, "class Stack:", draft=draft, stream=True, 
     print(piece, end="", flush=True)
 
 # %% [markdown]
-# ## How many guesses?
-# More guesses are more often wrong, and each costs a little. The best number is where the curve is highest.
+# ## How many draft tokens?
+# Later draft tokens are accepted less often, and each one costs a little time. So τ grows more and more slowly with the
+# number of draft tokens, and beyond some number the speed falls. `specjax bench` measures the speed.
 
 # %%
 import matplotlib.pyplot as plt
 
-guesses = [1, 2, 4, 6, 8]
+lookaheads = [1, 2, 4, 6, 8]
 taus = {}
 for name in ("draft", "prompt lookup"):
     taus[name] = []
-    for gamma in guesses:
+    for gamma in lookaheads:
         how = (
             {"draft": draft, "num_drafts": gamma}
             if name == "draft"
@@ -106,15 +108,15 @@ for name in ("draft", "prompt lookup"):
             specjax.generate(target, prompt, **options, **how).stats.mean_accepted_length
         )
 for name, tau in taus.items():
-    plt.plot(guesses, tau, marker="o", label=name)
-plt.xlabel("guesses per pass (γ)")
+    plt.plot(lookaheads, tau, marker="o", label=name)
+plt.xlabel("draft tokens per pass (γ)")
 plt.ylabel("tokens per pass of the target (τ)")
 plt.legend()
 plt.show()
 
 # %% [markdown]
 # ## Sampling: one key, one text
-# At any temperature the text depends on the seed alone, not on the draft.
+# At any temperature the text depends on the seed and not on the draft.
 
 # %%
 for seed in (1, 2):
@@ -133,7 +135,8 @@ for seed in (1, 2):
 
 # %% [markdown]
 # ## A bigger pair
-# On an accelerator with a network, Qwen3-0.6B drafts for Qwen3-4B in bfloat16 (about 10 GB).
+# If there is an accelerator and a network, this cell loads Qwen3-4B as the target and Qwen3-0.6B as the draft, both in
+# bfloat16 (about 10 GB).
 
 # %%
 if jax.default_backend() == "cpu":

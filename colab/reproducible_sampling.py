@@ -10,16 +10,16 @@
 # %% [markdown]
 # # Same key, same tokens, with any draft or none
 #
-# Speculative sampling, as it is usually done, keeps the *distribution* of the text: run it with another draft, and the same
-# seed writes something else. specjax's default rule, `match`, keeps the *text*. The token at position t is
+# Speculative sampling usually keeps only the *distribution* of the text: with another draft, the same seed gives another
+# text. specjax's default rule, `match`, keeps the *text* itself. The token at position t is
 #
 # $$x_t = \arg\max_v\ \big(\ell_t(v) + g_t(v)\big)$$
 #
-# with the target's logits ℓ and Gumbel noise g that comes from the row's key and the position t alone. That is an exact
-# sample of the softmax (the Gumbel-max trick), and nothing in it knows of a draft. The draft guesses with the same noise, so
-# it often guesses right.
+# where ℓ are the target's logits, and g is Gumbel noise that depends only on the row's key and the position t. This is an
+# exact sample from the softmax (the Gumbel-max trick), and it does not depend on the draft. The draft samples its tokens
+# with the same noise, so they often equal the target's.
 #
-# **Runtime:** any; everything here runs on the checkpoints that ship.
+# **Runtime:** any. The notebook uses only the checkpoints that ship with the repository.
 
 # %%
 import pathlib
@@ -42,8 +42,8 @@ target = specjax.load(checkpoints / "pycode" / "target")
 draft = specjax.load(checkpoints / "pycode" / "draft")
 ways = {
     "no draft": {},
-    "draft, 2 guesses": {"draft": draft, "num_drafts": 2},
-    "draft, 6 guesses": {"draft": draft, "num_drafts": 6},
+    "draft, 2 tokens": {"draft": draft, "num_drafts": 2},
+    "draft, 6 tokens": {"draft": draft, "num_drafts": 6},
     "prompt lookup": {"proposer": specjax.NGram(4)},
 }
 prompts = ["def main(", "import os\n", "class Node:"]
@@ -61,7 +61,7 @@ for name, tokens in texts.items():
 
 # %% [markdown]
 # ## In a batch or alone
-# A row's text does not depend on its neighbours either: each prompt has its own key.
+# The text of a row does not depend on the other rows of the batch either, because each row has its own key.
 
 # %%
 seeds = [11, 12, 13]
@@ -73,9 +73,9 @@ alone = [
 print("alone = in a batch:", together.tokens == [one.tokens[0] for one in alone])
 
 # %% [markdown]
-# ## Rejection sampling beside it
-# `Rejection()` is the rule of Leviathan et al. and Chen et al. It accepts a little more on a chain, is as exact in
-# distribution, and gives another text for every draft.
+# ## Comparison with rejection sampling
+# `Rejection()` is the rule of Leviathan et al. and Chen et al. On a chain it accepts slightly more draft tokens than
+# `match`. It keeps the distribution just as exactly, but it gives another text for each draft.
 
 # %%
 for name, rule in (("match", specjax.Match()), ("rejection", specjax.Rejection())):
@@ -91,7 +91,9 @@ for name, rule in (("match", specjax.Match()), ("rejection", specjax.Rejection()
 
 # %% [markdown]
 # ## The auditor
-# It holds a decoder to what it claims: greedy text, text of the same key, bits, and the distribution of the first tokens.
+# `specjax.audit` compares a decoder with plain decoding. Here it checks that greedy texts are equal, that the logits after
+# equal texts agree in every bit, and that the first tokens have the same distribution. Under `match` it also checks that
+# texts with the same key are equal.
 
 # %%
 ids = [target.tokenizer.encode(prompt).ids for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Figures of a tree with its acceptance, and of `specjax bench`; need `specjax[plot]`."""
+"""Pictures of trees with their acceptance, and of `specjax bench`; they need `specjax[plot]`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ def tree(
     labels: Sequence[str] | None = None,
     path: ArrayLike | Sequence[int] | None = None,
 ) -> Figure:
-    """Draw a tree from left to right; width and number of an edge show its acceptance.
+    """Draw a tree from left to right; the width and the number of an edge show its acceptance.
 
     Args:
-      parent: [N] as in `Proposal`; absent nodes are left out.
-      acceptance: [N] how often a node was accepted if its parent was, in [0, 1]; NaN if unknown.
-      labels: [N] texts, such as tokens; by default the numbers of the nodes.
+      parent: [N] as in `Proposal`; absent nodes are not drawn.
+      acceptance: [N] the share of times that a node was accepted where its parent was accepted,
+        in [0, 1]; NaN if unknown.
+      labels: [N] texts, such as tokens; by default the indices of the nodes.
       path: nodes to mark, such as the accepted ones.
 
     Returns:
       A matplotlib `Figure`; `savefig` writes it.
 
     Raises:
-      ValueError: lengths that differ, a parent behind its child, or an acceptance outside [0, 1].
-      ImportError: without matplotlib.
+      ValueError: the lengths differ, a parent comes after its child, or an acceptance is outside
+        [0, 1].
+      ImportError: matplotlib is not installed.
     """
     parent = np.asarray(parent)
     count = len(parent)
@@ -47,7 +49,7 @@ def tree(
         )
     if (parent >= np.arange(count)).any() or (parent < ABSENT).any():
         raise ValueError(
-            f"parent={parent.tolist()}; every node must come behind its parent, "
+            f"parent={parent.tolist()}; every node must come after its parent, "
             f"and {ABSENT} means no parent"
         )
     if ((values < 0) | (values > 1)).any():
@@ -97,18 +99,19 @@ _FIGURES = {"alpha": "alpha", "tau": "tau", "speedup": "speed-up"}
 
 
 def bench(report: Mapping[str, Any]) -> Figure:
-    """Bars of a report of `specjax bench --json`: one group per proposer and one colour per rule.
+    """Draw a report of `specjax bench --json` as bars.
 
-    Inexact rules are hatched.  There is a row of panels for each of alpha, tau and speed-up that
-    was measured, and a column for each temperature.
+    There is a group of bars for each proposer, and a colour for each rule.  The bars of inexact
+    rules are hatched.  There is a row of panels for each of alpha, tau and speed-up that was
+    measured, and a column for each temperature.
 
     Returns:
       A matplotlib `Figure`.
 
     Raises:
-      ImportError: without matplotlib.
+      ImportError: matplotlib is not installed.
     """
-    rows = [row for row in report["rows"] if row["guesses"]]
+    rows = [row for row in report["rows"] if row["drafted"]]
     names = [name for name in _FIGURES if any(row[name] is not None for row in rows)]
     temperatures, rules, groups = (
         list(dict.fromkeys(key(row) for row in rows))
@@ -146,18 +149,18 @@ def bench(report: Mapping[str, Any]) -> Figure:
 
 
 def _value(figure: float | Sequence[float]) -> float:
-    """The figure without the ends of its interval, if it has one."""
+    """The figure alone, without its interval."""
     return figure[0] if isinstance(figure, Sequence) else figure
 
 
 def _group(row: Mapping[str, Any]) -> str:
-    """A proposer and its size, as a label."""
+    """The label of a group: the proposer with its branching or its number of draft tokens."""
     tree = row.get("branching")
     return f"{row['proposer']} {','.join(map(str, tree)) if tree else row['num_drafts']}"
 
 
 def new_figure(width: float = 4, height: float = 3) -> Figure:
-    """An empty figure; sizes are in inches.  Raises ImportError without matplotlib."""
+    """An empty figure; sizes are in inches.  Raises ImportError if matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -166,7 +169,7 @@ def new_figure(width: float = 4, height: float = 3) -> Figure:
 
 
 def _layout(parent: np.ndarray) -> tuple[dict[int, int], dict[int, float]]:
-    """Depth and height of the present nodes: leaves are stacked, parents centred on children."""
+    """Depth and height of the present nodes; leaves are stacked, parents centred on children."""
     depth = {0: 0}
     children: dict[int, list[int]] = {0: []}
     for node in range(1, len(parent)):

@@ -1,7 +1,9 @@
-"""Prompts as token ids: of texts, of lists of ids, and of conversations."""
+"""Prompts as token ids: of texts, of lists of ids, of conversations, and of files with them."""
 
 from __future__ import annotations
 
+import json
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +11,66 @@ from specjax.arguments import items, number, shown
 from specjax.models import LanguageModel
 from specjax.request import Prompts
 from specjax.text import render
+
+_JSON_LINES = (".jsonl", ".json", ".ndjson")
+
+Conversation = list[Mapping[str, Any]]
+"""Turns like {"role": "user", "content": "..."}."""
+
+
+def read_file(path: pathlib.Path) -> list[str | Conversation]:
+    """The prompts of a file.
+
+    A `.jsonl`, `.ndjson` or `.json` file has one JSON object per line, with a text `prompt` or a
+    conversation `messages`.  Any other file is one prompt.
+
+    Raises:
+      ValueError: the file is not UTF-8, has no prompt, or a line has neither field.
+      OSError: the file does not exist or cannot be read.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"the prompt file {path} does not exist")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
+    if path.suffix not in _JSON_LINES:
+        return [text]
+    prompts: list[str | Conversation] = []
+    for line_number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            prompt = fields["messages"] if "messages" in fields else fields["prompt"]
+            if not isinstance(prompt, list if "messages" in fields else str):
+                raise TypeError(f"it holds {shown(prompt)}")
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {line_number}: it must be an object like "
+                f'{{"prompt": "..."}} or {{"messages": [...]}} ({error!r})'
+            ) from None
+        prompts.append(prompt)
+    if not prompts:
+        raise ValueError(f"{path} holds no prompt")
+    return prompts
+
+
+def encode_file(target: LanguageModel, path: pathlib.Path) -> list[list[int]]:
+    """The token ids of each prompt and conversation of a file.
+
+    Raises:
+      ValueError, OSError: as `read_file`, `encode` and `conversations`.
+    """
+    return [
+        ids
+        for prompt in read_file(path)
+        for ids in (
+            encode(target, [prompt])
+            if isinstance(prompt, str)
+            else conversations(target, None, [prompt])
+        )
+    ]
 
 
 def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:

@@ -16,7 +16,7 @@ from specjax.flags import inputs
 
 
 def test_generate_prints_text_and_table(capsys):
-    """It prints the prompt with its continuation, and then the gain of speculation."""
+    """The command prints the prompt with its continuation, and then the gain from speculation."""
     out = run(capsys, "generate", "def main(", *PAIR, *SHORT).out
     text = specjax.generate(specjax.load(TINY / "target"), "def main(", max_new_tokens=24).text[0]
     assert out.startswith("def main(" + text)
@@ -135,7 +135,7 @@ def test_the_whole_sampler(capsys):
 
 
 def test_num_speculative_tokens_is_num_drafts(capsys):
-    """It is the name that users of other engines know."""
+    """`--num-speculative-tokens` is the name of the option in vLLM."""
     one, two = (
         json.loads(
             run(capsys, "generate", "x", *PAIR, *SHORT, "--json", "--no-compare", name, 2).out
@@ -147,7 +147,7 @@ def test_num_speculative_tokens_is_num_drafts(capsys):
 
 @pytest.mark.parametrize("proposer", ["draft", "ngram"])
 def test_no_drafts_is_plain_decoding(capsys, proposer):
-    """Zero drafts is plain decoding for every proposer that reads the number."""
+    """`--num-drafts 0` is plain decoding for every proposer with that option."""
     arguments = [
         *PAIR[: 4 if proposer == "draft" else 2],
         "--proposer",
@@ -159,17 +159,16 @@ def test_no_drafts_is_plain_decoding(capsys, proposer):
     assert (stats["acceptance_rate"], stats["same_tokens"]) == (None, True)
 
 
-def test_rejection_says_what_it_keeps(capsys):
-    """At temperature 1 the table does not blame a lossless rule for different tokens."""
+def test_rejection_keeps_the_distribution(capsys):
+    """At temperature 1 the table explains why a lossless rule may give other tokens."""
     arguments = ["--rule", "rejection", "--temperature", 1, "--max-new-tokens", 48]
     out = run(capsys, "generate", "def main(", *PAIR, *arguments).out
     assert "lossless rule                  yes" in out
     assert "keeps the distribution, not the tokens" in out
 
 
-def test_an_inexact_rule_says_so(capsys):
-    """The table, both forms of the output and the heading of the figures say so; its numbers are
-    options."""
+def test_an_inexact_rule_is_marked(capsys):
+    """Table, JSON and the report of `bench` mark an inexact rule; its fields are options."""
     arguments = ["--rule", "threshold", "--threshold", "0.05", "--mean", "--temperature", 1, *SHORT]
     out = run(capsys, "generate", "def main(", *PAIR, *arguments).out
     assert "lossless rule                  no" in out
@@ -206,8 +205,8 @@ def test_prompt_file(capsys, tmp_path):
 
 
 def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
-    """Heads beside the shipped target are used without an option; if missing, their folder is
-    named."""
+    """The shipped heads are used without `--adapter`; if they are missing, the error names their
+    folder."""
     monkeypatch.setattr(inputs, "_SHIPPED", tmp_path)
     (tmp_path / "target").symlink_to(TINY / "target")
     arguments = [

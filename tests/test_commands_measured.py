@@ -25,7 +25,7 @@ AUDIT = [*PAIR, "--samples", 128, "--max-new-tokens", 8]
 
 
 def test_audit(capsys):
-    """It prints a table, and its exit status is 0 if no claim is broken."""
+    """The audit prints a table, and the exit status is 0 if no claim is broken."""
     out = run(capsys, "audit", *AUDIT).out
     lines = [line.split()[:3] for line in out.splitlines()]
     for name in (
@@ -40,7 +40,7 @@ def test_audit(capsys):
 
 
 def test_audit_fails_with_status_1(capsys, monkeypatch):
-    """A rule that claims to be exact and is not fails the audit."""
+    """A rule that wrongly claims to be exact fails the audit."""
     boastful = type("Boastful", (specjax.Threshold,), {"exact": True})
     monkeypatch.setitem(specjax.RULES, "threshold", boastful)
     with pytest.raises(SystemExit) as exit_:
@@ -72,8 +72,8 @@ def test_audit_refuses_mistakes(capsys, arguments, words):
 
 
 def test_bench(capsys):
-    """There is a row for plain decoding and for every proposer and number of drafts, with equal
-    tokens."""
+    """There is a row for plain decoding and for each proposer and number of draft tokens, and all
+    tokens are equal."""
     arguments = ["--num-drafts", 1, 3, "--rounds", 1, "--json"]
     report = json.loads(run(capsys, "bench", "def f(", "import ", *PAIR, *SHORT, *arguments).out)
     names = [(row["proposer"], row["num_drafts"]) for row in report["rows"]]
@@ -85,7 +85,7 @@ def test_bench(capsys):
 
 
 def test_bench_of_trees_rules_and_temperatures(capsys, tmp_path):
-    """There is a table per temperature; impossible pairs are named; tokens are compared where
+    """There is a table per temperature, impossible pairs are named, and tokens are compared where
     they must agree."""
     picture, file = tmp_path / "bars.png", tmp_path / "report.json"
     arguments = [
@@ -94,7 +94,7 @@ def test_bench_of_trees_rules_and_temperatures(capsys, tmp_path):
         picture,
     ]  # fmt: skip
     out = run(capsys, "bench", "def f(", "import ", *PAIR, *arguments).out
-    assert "not possible: tree 3 with block, which judges chains only" in out
+    assert "not possible: tree 3 with block, which supports chains only" in out
     assert [line for line in out.splitlines() if line.startswith("temperature")] == [
         "temperature 0",
         "temperature 1",
@@ -102,7 +102,7 @@ def test_bench_of_trees_rules_and_temperatures(capsys, tmp_path):
     assert len({line.count("|") for line in out.splitlines() if line.startswith("|")}) == 1
     assert picture.read_bytes().startswith(b"\x89PNG")
     rows = json.loads(file.read_text())["rows"]
-    names = [(row["proposer"], row.get("branching"), row["guesses"], row["rule"]) for row in rows]
+    names = [(row["proposer"], row.get("branching"), row["drafted"], row["rule"]) for row in rows]
     assert (
         names == [("none", None, 0, "match"), *(("tree", [n], n, "rejection") for n in (1, 3))] * 2
     )
@@ -142,7 +142,7 @@ def test_bench_of_a_draft_with_other_tokens(capsys):
     [
         (
             ["--proposers", "tree", "--rules", "block"],
-            ["block judges chains only", "a proposer of chains"],
+            ["block supports chains only", "a proposer of chains"],
         ),
         (
             ["--proposers", "draft", "--branching", "2"],

@@ -1,4 +1,4 @@
-"""Mistakes on the command line end in one line that names the cure."""
+"""A mistake on the command line ends in a message of one line that says how to fix it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ from specjax.flags import inputs
     ],
 )
 def test_mistakes_end_in_one_line(capsys, arguments, words):
-    """The error is one line with the fault, its value and the cure."""
+    """The error is one line with the option, its value and the fix."""
     message = failure(capsys, "generate", *arguments)
     assert message.count("\n") == 1
     for word in words:
@@ -69,7 +69,7 @@ def test_mistakes_end_in_one_line(capsys, arguments, words):
 
 
 def test_a_bad_line_in_a_prompt_file(capsys, tmp_path):
-    """A line of the wrong form is named."""
+    """The error names the file and shows the expected form."""
     (tmp_path / "bad.jsonl").write_text('"just a text"\n')
     assert "bad.jsonl: every line must be an object" in failure(
         capsys, "generate", "--prompt-file", tmp_path / "bad.jsonl", *PAIR
@@ -77,6 +77,6 @@ def test_a_bad_line_in_a_prompt_file(capsys, tmp_path):
 
 
 def test_without_the_shipped_checkpoint(capsys, monkeypatch, tmp_path):
-    """An installed package has no checkpoint, so the error says what to pass."""
+    """An installed package has no checkpoint, so the error asks for `--target`."""
     monkeypatch.setattr(inputs, "_SHIPPED", tmp_path / "nowhere")
     assert "pass --target" in failure(capsys, "generate", "x")

@@ -98,7 +98,7 @@ def test_large_files_are_left_out_aloud(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "files larger than --max-bytes 200, left out: 2" in said and "d.py, 500 bytes" in said
     one = Source((str(tmp_path / "d.py"),), max_bytes=200)
-    with pytest.raises(ValueError, match=r"0 UTF-8 .*; 1 more have over --max-bytes 200"):
+    with pytest.raises(ValueError, match=r"0 UTF-8 .*; files larger than --max-bytes 200: 1"):
         prepare(one, tmp_path / "out", 300, None)
     assert "left out: 1" in capsys.readouterr().out
 

@@ -14,9 +14,10 @@ import toys
 import trained
 
 import specjax
+from specjax.measure import interval
+from specjax.prompts import encode_file
 from specjax.training import dataset, sources
 from specjax.training.jobs import distill, evaluate, generate
-from specjax.training.measure import interval
 
 PROMPTS = ["import os\n", "def f(x):\n    return", "class A:\n"]
 
@@ -129,7 +130,7 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
     with pytest.raises(ValueError, match="add a folder of text, or pass --sampled-fraction 1"):
         distill.main([*data, "--out", str(tmp_path / "other"), *sizes])
     online = ["--online", "--sampled-fraction", "1", "--sampled-prompt", "8"]
-    with pytest.raises(ValueError, match=r"--online goes on from .*: add a folder of text$"):
+    with pytest.raises(ValueError, match=r"--online continues .*: add a folder of text$"):
         distill.main([*data, "--out", str(tmp_path / "other"), *online, *sizes])
     rows = dataset.Written.of(
         dataset.read_masked(written, dataset.model_hashes(trained.target())), 31
@@ -199,14 +200,14 @@ def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
     stats = said[1].stats
     assert report["new_tokens"] == stats.tokens
     assert report["target_passes"] == stats.target_passes
-    assert report["acceptance_rate"][0] == pytest.approx(stats.acceptance_rate)
-    assert report["mean_accepted_length"][0] == pytest.approx(stats.mean_accepted_length)
+    assert report["alpha"][0] == pytest.approx(stats.acceptance_rate)
+    assert report["tau"][0] == pytest.approx(stats.mean_accepted_length)
     assert "| alpha of draft 4 |" in capsys.readouterr().out
     evaluate.main(
         [*common, "--draft", str(trained.target()), "--num-drafts", "2", "--batch-size", "2"]
     )
     report = json.loads(out.read_text())
-    assert report["acceptance_rate_by_depth"] == [[1, 1, 1], [1, 1, 1]]
+    assert report["alpha_by_depth"] == [[1, 1, 1], [1, 1, 1]]
 
 
 def test_any_proposer_is_evaluated(tmp_path, prompts):
@@ -216,7 +217,7 @@ def test_any_proposer_is_evaluated(tmp_path, prompts):
     evaluate.main(["--target", target, "--draft", target, "--proposer", "tree", "--branching", "2",
                    "1", "--prompts", str(prompts), "--limit-prompts", "1", "--max-new-tokens", "6",
                    "--out", str(out)])  # fmt: skip
-    assert json.loads(out.read_text())["acceptance_rate_by_depth"] == [[1, 1, 1], [1, 1, 1]]
+    assert json.loads(out.read_text())["alpha_by_depth"] == [[1, 1, 1], [1, 1, 1]]
 
 
 def test_heads_are_evaluated_on_several_prompts_at_once(tmp_path, prompts):
@@ -229,14 +230,14 @@ def test_heads_are_evaluated_on_several_prompts_at_once(tmp_path, prompts):
                        "--prompts", str(prompts), "--limit-prompts", "2", "--max-new-tokens", "6",
                        "--batch-size", batch, "--out", str(out)])  # fmt: skip
         reports.append(json.loads(out.read_text()))
-    assert reports[0]["mean_accepted_length"] == reports[1]["mean_accepted_length"]
-    assert reports[0]["acceptance_rate_by_depth"] == reports[1]["acceptance_rate_by_depth"]
+    assert reports[0]["tau"] == reports[1]["tau"]
+    assert reports[0]["alpha_by_depth"] == reports[1]["alpha_by_depth"]
 
 
 def test_evaluations_are_plotted(tmp_path, prompts):
     """The picture shows alpha by depth."""
     pytest.importorskip("matplotlib")
-    figures = {"acceptance_rate_by_depth": [(0.5, 0.4, 0.6), None, (0.7, 0.6, 0.8)]}
+    figures = {"alpha_by_depth": [(0.5, 0.4, 0.6), None, (0.7, 0.6, 0.8)]}
     evaluate.plot(figures, str(tmp_path / "plot.png"))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
@@ -280,7 +281,7 @@ def test_bad_prompts_are_named(tmp_path, capsys):
     ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
-            evaluate.read_prompts(target, str(path))
+            encode_file(target, path)
 
 
 def test_intervals():

@@ -149,22 +149,22 @@ def test_learning_inside_speculation():
     draft = arrays.proposer
     hidden = jax.jit(online.read_branches, static_argnums=0)(toys.model(), draft, rolled)
     logits = jax.nn.log_softmax(hidden @ head_matrix(draft))
-    state, step, refused = start(), jax.jit(decoder.step), 0
+    state, step, rejected = start(), jax.jit(decoder.step), 0
     for number in range(steps):
         root = np.asarray(state.length) - 1
         text = np.asarray(state.tokens)
         state, info = step(arrays, state)
         np.testing.assert_array_equal(rolled.root[:, number], root)
-        np.testing.assert_array_equal(rolled.guesses[:, number], info.proposal.tokens[:, 1:])
+        np.testing.assert_array_equal(rolled.drafts[:, number], info.proposal.tokens[:, 1:])
         wanted = jax.nn.log_softmax(info.proposal.logits)[:, :gamma]
         np.testing.assert_allclose(logits[:, number, :gamma], wanted, rtol=1e-3, atol=1e-4)
         for row in range(toys.ROWS):
-            chain = [*text[row, : root[row] + 1], *np.asarray(rolled.guesses[row, number])]
+            chain = [*text[row, : root[row] + 1], *np.asarray(rolled.drafts[row, number])]
             plain = toys.plain_logits(np.pad(chain, (0, toys.CAPACITY - len(chain)))[None])[0]
             at = root[row] + np.arange(gamma + 1)
             np.testing.assert_allclose(rolled.logits[row, number], plain[at], rtol=1e-3, atol=1e-4)
-        refused += int((np.asarray(info.num_accepted) < gamma).sum())
-    assert refused > 0
+        rejected += int((np.asarray(info.num_accepted) < gamma).sum())
+    assert rejected > 0
     np.testing.assert_array_equal(rolled.emitted, state.length - toys.LENGTHS)
 
 
@@ -212,13 +212,13 @@ def test_shares_hold_over_steps(rows, target, draft):
         ({"loss": "reverse-kl", "temperature": 0.0}, "reverse-kl is infinite"),
         ({"loss": "accepted-length"}, "pass --sampled-fraction 1"),
         ({"loss": "accepted-length", "sampled_fraction": 1.0, "online": True}, "neither --online"),
-        ({"sampled_fraction": 0.7, "draft_fraction": 0.4}, "are more than 1"),
+        ({"sampled_fraction": 0.7, "draft_fraction": 0.4}, "add up to more than 1"),
         ({"temperature": -1.0}, "temperature=-1"),
         ({"sampled_prompt": 15}, "shorter than a sequence"),
         ({"eval_prompts": 2, "eval_tokens": 12}, "more than --sequence-length 15"),
         (
             {"online": True, "sampled_prompt": 13},
-            "no room for --num-drafts 3 behind --sampled-prompt 13",
+            "no room for --num-drafts 3 after --sampled-prompt 13",
         ),
     ],
 )
@@ -247,7 +247,7 @@ def test_sequences_longer_than_the_context_are_refused(tmp_path):
 def test_a_draft_of_other_tokens_to_go_on_from_is_refused(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"--initial .*tiny/draft speaks other tokens .* than --target .* \(300, in one",
+        match=r"--initial .*tiny/draft has other tokens .* than --target .* \(300, in one",
     ):
         run(tmp_path, "--initial", str(trained.SOURCE / "checkpoints" / "tiny" / "draft"))
 

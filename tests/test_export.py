@@ -14,7 +14,7 @@ from engines import OURS, config_of, heads_of, same_bits, vllm_reader
 
 import specjax
 from specjax.drafters.bank import target_marks
-from specjax.models.medusa import medusa_features, medusa_logits
+from specjax.models.medusa import medusa_hidden, medusa_logits
 from specjax.models.transformer import head_matrix
 from specjax.training.formats import FORMATS
 from specjax.training.heads import write_heads
@@ -74,7 +74,7 @@ def test_head_k_of_an_export_predicts_what_ours_does(tmp_path, trained, target, 
     hidden = np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32)
     matrix = head_matrix(target.params)
     ours = medusa_logits(
-        adapter.heads, medusa_features(adapter.heads, adapter.params, jnp.asarray(hidden)), matrix
+        adapter.heads, medusa_hidden(adapter.heads, adapter.params, jnp.asarray(hidden)), matrix
     )
     for k, (blocks, head) in enumerate(exported):
         x = hidden.astype(np.float64)
@@ -151,7 +151,7 @@ def test_heads_of_another_target_are_refused(tmp_path, trained):
         (("--format", "vllm"), "--target is missing"),
         (("--format", "hf", "--out", "runs/my-eagle-3"), "takes a folder with 'eagle' in its path"),
         (("--format", "hf", "--source-format", "vllm"), "is for Medusa heads"),
-        (("--format", "hf", "--out", str(TINY / "target")), "holds something that no export made"),
+        (("--format", "hf", "--out", str(TINY / "target")), "has contents that no export wrote"),
         (("--format", "gguf"), "invalid choice: 'gguf'"),
     ],
 )
@@ -171,5 +171,5 @@ def test_an_export_is_replaced_whole(tmp_path, trained):
         assert sorted(path.name for path in out.iterdir()) == sorted(
             ["config.json", "export.json", FORMATS[name].file]
         )
-    with pytest.raises(ValueError, match="is what is read"):
+    with pytest.raises(ValueError, match="is the folder that is read"):
         job(out, out, "vllm", "--source-format", "tgi", "--target", TINY / "target")

@@ -237,7 +237,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
 
     try:
         with pytest.raises(
-            OSError, match=r"step 6 could not be written(.|\n)*\(step 3\) is whole: make room"
+            OSError, match=r"step 6 could not be written(.|\n)*\(step 3\) is intact: free some"
         ):
             fit(Toy(before=fill, goals=(1.0, 0.0)), settings(tmp_path))
     finally:
@@ -249,10 +249,13 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
 
 
 def test_patience(tmp_path):
-    """The best evaluation is exported, the second one that is not better ends the run for good."""
+    """The best evaluation is exported, the second one that is not better ends the run for good.
+    Resuming the ended run returns the same report again."""
     long = {"steps": 30, "decay_fraction": 0.0}
-    fit(Toy(goals=(1.0, 3.0, 2.0, 3.0)), settings(tmp_path / "run", patience=2, **long))
-    fit(Toy(), settings(tmp_path / "run", patience=2, **long))
+    toy = Toy(goals=(1.0, 3.0, 2.0, 3.0))
+    report = fit(toy, settings(tmp_path / "run", patience=2, **long))
+    again = fit(Toy(), settings(tmp_path / "run", patience=2, **long))
+    assert report["distance"] > 0 and again == pytest.approx(report)
     assert metrics(tmp_path / "run")[-1]["step"] == 12
     fit(Toy(), settings(tmp_path / "six", **{**long, "steps": 6}))
     assert exported(tmp_path / "run", "best").tobytes() == exported(tmp_path / "six").tobytes()
@@ -289,6 +292,21 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path):
     path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo')
     record.Metrics(path, 1).write(2, {"loss": 0.5})
     assert record.read_metrics(path) == [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 0.5}]
+
+
+def test_the_last_evaluation_of_a_record(tmp_path):
+    """It skips lines of training and lines after the step; without an evaluation it is {}."""
+    path = tmp_path / "metrics.jsonl"
+    assert record.last_evaluation(path, 9) == {}
+    lines = [
+        {"step": 2, "loss": 2.0, "learning_rate": 0.1},
+        {"step": 2, "distance": 0.5},
+        {"step": 3, "loss": 1.0, "learning_rate": 0.1},
+        {"step": 4, "distance": 0.25},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert record.last_evaluation(path, 1) == {}
+    assert record.last_evaluation(path, 3) == {"distance": 0.5}
 
 
 def test_tensorboard_is_optional(tmp_path, monkeypatch):

@@ -114,13 +114,13 @@ def test_a_boundary_that_is_not_certain_is_refused(tmp_path):
             read_conversations(target(TEMPLATES["chatml"]), path)
 
 
-def test_prompts_that_fill_a_sequence_are_passed_over(capsys):
+def test_prompts_that_fill_a_sequence_are_skipped(capsys):
     """A sequence cut behind its prompt would look like plain text, all of which is learned."""
     ids = np.arange(1, 9, dtype=np.int32)
     made = Written.of([(ids, ids > 6), (ids, ids > 2)], 4)
     assert made.tokens.tolist() == [[1, 2, 3, 4, 5]]
     assert made.drawn.tolist() == [[0, 1, 1, 1]]
-    assert "passed over 1 of 2 sequences" in capsys.readouterr().out
+    assert "skipped 1 of 2 sequences" in capsys.readouterr().out
     with pytest.raises(ValueError, match="every prompt fills --sequence-length 4"):
         Written.of([(ids, ids > 6)], 4)
 

@@ -1,4 +1,4 @@
-"""Pictures of trees and benchmarks: the drawn parts are counted."""
+"""Pictures of trees and benchmarks: the tests count what is drawn."""
 
 import builtins
 
@@ -10,8 +10,8 @@ PARENT = [-1, 0, 0, 1, 1, -1, 5]
 
 
 def test_every_edge_and_node_is_drawn(tmp_path):
-    """Present nodes, edges with acceptance as number and width, and the marked path are drawn;
-    absent nodes are not."""
+    """Nodes, edges with their acceptance as number and width, and the marked path are drawn; absent
+    nodes are not."""
     figure = plot.tree(
         PARENT, [1, 0.5, 0.25, 1.0, float("nan"), 0.9, 0.9], list("rabcdef"), path=[0, 1]
     )
@@ -32,7 +32,7 @@ def test_every_edge_and_node_is_drawn(tmp_path):
 
 
 def test_a_root_alone_is_a_picture():
-    """Node numbers are the labels if none are given."""
+    """By default the labels are the indices of the nodes."""
     (axes,) = plot.tree([-1]).axes
     assert ([text.get_text() for text in axes.texts], list(axes.lines)) == (["0"], [])
 
@@ -42,27 +42,27 @@ def test_a_root_alone_is_a_picture():
     [
         (([-1, 0], [0.5]), r"acceptance 1 and labels 2 entries"),
         (([-1, 0], None, ["x"]), r"labels 1 entries"),
-        (([-1, 1],), "behind its parent"),
+        (([-1, 1],), "after its parent"),
         (([-1, 0], [1.0, 1.5]), r"lie in \[0, 1\]"),
     ],
 )
-def test_what_is_no_tree_is_refused(arguments, message):
+def test_bad_trees_are_refused(arguments, message):
     """The arguments are checked before matplotlib is imported."""
     with pytest.raises(ValueError, match=message):
         plot.tree(*arguments)
 
 
-def row(rule, temperature, guesses=4, **figures):
-    """Of a report of `specjax bench`."""
+def row(rule, temperature, drafts=4, **figures):
+    """A row of a report of `specjax bench`."""
     known = {"alpha": [0.5, 0.4, 0.6], "tau": [2.0, 1.9, 2.1], "speedup": None, **figures}
     exact = rule != "typical"
-    return {"proposer": "draft", "num_drafts": guesses, "guesses": guesses, "rule": rule,
+    return {"proposer": "draft", "num_drafts": drafts, "drafted": drafts, "rule": rule,
             "exact": exact, "temperature": temperature, **known}  # fmt: skip
 
 
 def test_every_row_of_a_bench_is_a_bar():
-    """Each measured figure has a panel, each row but plain decoding a bar; inexact rules are
-    hatched and named."""
+    """Each measured figure has a panel, and each row has a bar, except plain decoding; inexact
+    rules are hatched and named."""
     rows = [
         one
         for t in (0.0, 1.0)

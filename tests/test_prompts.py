@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from specjax.training import prompts
 from specjax.training.corpus import held_out_texts
+from specjax.training.jobs import prompts
 
 SHIPPED = pathlib.Path(__file__).parent.parent / "checkpoints" / "pycode" / "prompts.jsonl"
 FILE = "".join(f"def number_{n}(x):\n    value = {n}\n    return value + x\n\n\n" for n in range(9))

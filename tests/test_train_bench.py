@@ -86,7 +86,7 @@ def test_chunked_losses_keep_less():
         assert row["ratio"] > 2
 
 
-def test_an_ablation(tmp_path, monkeypatch):
+def test_an_ablation(tmp_path, monkeypatch, capsys):
     """Every cell is trained and measured once, existing results are reused, and the table shows
     all."""
     monkeypatch.chdir(trained.SOURCE)
@@ -148,6 +148,16 @@ def test_an_ablation(tmp_path, monkeypatch):
         start(behind=("--seed", "1"))
     with pytest.raises(ValueError, match="--loss belongs before the --"):
         start(behind=("--loss", "forward-kl"))
+    with pytest.raises(ValueError, match="--loss belongs before the --"):
+        start(behind=("--loss=forward-kl",))
+    with pytest.raises(SystemExit):
+        start(behind=("--initial",))
+    assert "argument --initial: expected one argument" in capsys.readouterr().err
+    unchanged = prompts.read_text()
+    prompts.write_text(unchanged + json.dumps({"prompt": "while"}) + "\n")
+    with pytest.raises(ValueError, match=r"content of --prompts .* has changed since"):
+        start()
+    prompts.write_text(unchanged)
     shutil.copytree(tmp_path / "out", tmp_path / "more", symlinks=True)
     (tmp_path / "more" / "asked.json").unlink()
     model = str(tmp_path / "out" / "forward-kl.text" / "model")
@@ -182,8 +192,8 @@ def test_a_cell_that_fails_stays_in_the_table():
     }
     made = ablation.report(options, cells)
     assert "| reverse-kl | text | the loss is nan |" in ablation.table(made)
-    assert "still to come: " not in ablation.table(made)
-    assert "still to come: forward-kl.text, reverse-kl.text" in ablation.table(
+    assert "not yet measured: " not in ablation.table(made)
+    assert "not yet measured: forward-kl.text, reverse-kl.text" in ablation.table(
         ablation.report(options, {})
     )
     with pytest.raises(ValueError, match="reverse-kl is infinite at --temperature 0"):

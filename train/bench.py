@@ -46,7 +46,7 @@ from specjax.training.jobs.medusa_options import MedusaOptions
 from specjax.training.losses import against, chunked, chunked_rows, cross_entropy
 from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer, start, update
-from specjax.training.options import at_least, option, parse, run
+from specjax.training.options import Options, at_least, option, parse, run
 from specjax.training.precision import mixed_dot_general
 from train import peers
 
@@ -91,7 +91,7 @@ class Report(TypedDict):
 
 
 @dataclasses.dataclass(frozen=True)
-class BenchOptions:
+class BenchOptions(Options):
     """What is measured, and how often."""
 
     only: tuple[str, ...] = option(_JOBS, "what to measure", choices=_JOBS)
@@ -125,6 +125,7 @@ class BenchOptions:
     out: str | None = option(None, "a .json file for the figures")
 
     def __post_init__(self):
+        super().__post_init__()
         at_least(self, 1, "vocab_size", "num_heads", "batch_size", "steps", "rounds")
         at_least(self, 1, "memory_tokens", "memory_size")
         at_least(self, 4 + self.num_heads, "sequence_length")

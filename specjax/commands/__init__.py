@@ -17,7 +17,7 @@ COMMANDS = {"generate": generate, "bench": bench, "audit": audit, "train": train
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, but not the None of options whose help says what happens without them."""
+    """Shows the default of an option, unless it is None, False or empty."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         hidden = action.default is False or action.default in (None, [], [None])
@@ -25,7 +25,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command; an error that a user can fix ends in one line on stderr and exit status 2."""
+    """Run a command; an error that a user can fix prints one line on stderr, with exit status 2."""
     parser = argparse.ArgumentParser(
         prog="specjax", description="Lossless speculative decoding in JAX."
     )

@@ -23,7 +23,7 @@ from specjax.parallel import add_process_arguments
 from specjax.prompts import encode
 from specjax.types import Params
 
-HELP = "check a proposer and a rule against plain decoding; exit status 1 if they break a claim"
+HELP = "compare a proposer and a rule with plain decoding; exit status 1 if a claim is broken"
 
 _PROMPTS = ["def ", "import os\n", "class Stack:\n", "The "]
 
@@ -38,12 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--samples",
         type=int,
         default=4096,
-        help="texts drawn with speculation, and as many without",
+        help="number of texts sampled with speculation, and also without it",
     )
     parser.add_argument(
-        "--num-tokens", type=int, default=3, help="how many first tokens of the texts are compared"
+        "--num-tokens",
+        type=int,
+        default=3,
+        help="how many tokens at the start of each text are compared",
     )
-    parser.add_argument("--rows", type=int, default=64, help="rows of a batch")
+    parser.add_argument("--rows", type=int, default=64, help="rows per batch")
     parser.add_argument(
         "--significance",
         type=float,

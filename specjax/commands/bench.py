@@ -1,4 +1,4 @@
-"""`specjax bench`: compare proposers, numbers of drafts and rules with plain decoding."""
+"""`specjax bench`: compare proposers, numbers of draft tokens and rules with plain decoding."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from specjax.parallel import add_process_arguments, leader
 from specjax.prompts import encode
 from specjax.request import Options
 
-HELP = "measure acceptance and speed of proposers, numbers of drafts and rules"
+HELP = "measure the acceptance and the speed of proposers, numbers of draft tokens and rules"
 
 _LOOKAHEADS = (1, 2, 4, 6, 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Drafts:
-    """A drafter and what it was made from."""
+    """A drafter, the name of its proposer, and the branching of its tree if it has one."""
 
     kind: str
     drafter: specjax.Drafter
@@ -63,7 +63,7 @@ class _Drafts:
         facts: Facts = {
             "proposer": self.kind,
             "num_drafts": proposer.max_depth,
-            "guesses": proposer.num_nodes - 1,
+            "drafted": proposer.num_nodes - 1,
             "rule": name,
             "exact": rule.exact,
             "temperature": temperature,
@@ -74,7 +74,7 @@ class _Drafts:
 
 
 class _Entry(Timed):
-    """One row to be measured: `generate` with these options, on every prompt."""
+    """A row to be measured: `generate` with these options, on each prompt."""
 
     def __init__(
         self, target: specjax.LanguageModel, prompts: list[str], options: Options, facts: Facts
@@ -106,15 +106,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_process_arguments(parser)
     parser.add_argument(
         "--rounds", type=int, default=5,
-        help="measured rounds, after one that compiles; 0 measures acceptance only",
+        help="measured rounds, after one round that compiles; 0 measures acceptance only",
     )  # fmt: skip
     parser.add_argument(
-        "--limit-prompts", type=int, default=0, help="use only this many prompts; 0 uses all"
+        "--limit-prompts", type=int, default=0, help="use at most this many prompts; 0 uses all"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
-    parser.add_argument("--save", metavar="FILE", help="write the same JSON to this file")
+    parser.add_argument("--save", metavar="FILE", help="write that JSON object to this file")
     parser.add_argument("--plot", metavar="FILE", help="draw alpha, tau and speed-up to this file")
 
 
@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> None:
             "both must be 0 or more"
         )
     if arguments.plot:
-        plot.new_figure()  # fails before the measurement, not after it, if matplotlib is missing
+        plot.new_figure()  # without matplotlib this raises before the measurement, not after it
     prompts = read_prompts(arguments)
     prompts = prompts[: arguments.limit_prompts or len(prompts)]
     target, draft = load_models(arguments, arguments.proposers, arguments.rules)
@@ -160,7 +160,8 @@ def _entries(
     The first row of each temperature is plain decoding.
 
     Raises:
-      ValueError: parts that do not fit together; raised before anything is compiled.
+      ValueError: the target, the draft, the proposers, the rules and the prompts do not fit
+        together; raised before anything is compiled.
     """
     drafts, ids = [], encode(target, prompts)
     check_length("target", target, ids, arguments.max_new_tokens)
@@ -183,11 +184,11 @@ def _entries(
     for temperature in arguments.temperature:
         asked = argparse.Namespace(**{**vars(arguments), "temperature": temperature})
         options: Options = {**sampling(asked, target), **processing(asked, target)}
-        heat = target.settings(temperature=temperature)["temperature"]
-        facts = plain.facts("match", specjax.Match(), heat)
+        used = target.settings(temperature=temperature)["temperature"]
+        facts = plain.facts("match", specjax.Match(), used)
         entries.append(_Entry(target, prompts, options, facts))
         for (name, rule), each in itertools.product(rules.items(), drafts):
-            facts = each.facts(name, rule, heat)
+            facts = each.facts(name, rule, used)
             if rule.chain_only and not each.drafter.proposer.is_chain:
                 impossible[label(facts), name] = None
             elif (each.kind, name) != ("none", "match"):
@@ -195,9 +196,9 @@ def _entries(
                 entries.append(_Entry(target, prompts, how, facts))
     if len(entries) == len(arguments.temperature) and impossible:
         raise ValueError(
-            f"--rules {' '.join(rules)} judges chains only, and --proposers "
-            f"{' '.join(arguments.proposers)} proposes trees: use another rule, such as match, or "
-            "a proposer of chains, such as draft"
+            f"--rules {' '.join(rules)} supports chains only, and --proposers "
+            f"{' '.join(arguments.proposers)} proposes trees: use another rule, such as match, "
+            "or a proposer of chains, such as draft"
         )
     return entries, list(impossible)
 
@@ -205,7 +206,7 @@ def _entries(
 def _variants(
     arguments: argparse.Namespace, kind: str
 ) -> list[tuple[argparse.Namespace, list[int] | None]]:
-    """Arguments for each number of drafts, or for each tree with its branching."""
+    """The arguments for each number of draft tokens, or for each tree, with its branching."""
 
     def variant(**numbers: object) -> argparse.Namespace:
         return argparse.Namespace(**{**vars(arguments), **numbers})
@@ -225,7 +226,7 @@ def _measure(entries: list[_Entry], rounds: int) -> Measured:
     take_turns(entries, rounds)
     rows, plain = [], entries[0]
     for entry in entries:
-        if not entry.facts["guesses"] and entry.facts["rule"] == "match":
+        if not entry.facts["drafted"] and entry.facts["rule"] == "match":
             plain = entry
         rows.append(_row(entry, plain))
     return {
@@ -237,12 +238,12 @@ def _measure(entries: list[_Entry], rounds: int) -> Measured:
 
 def _row(entry: _Entry, plain: _Entry) -> Row:
     outputs = [entry.outputs[item] for item in sorted(entry.outputs)]
-    # Speeds are compared on the prompts for which both have a clean sample.
+    # Speeds are compared on the prompts for which both rows have an undisturbed sample.
     clean = [n for n in range(len(outputs)) if entry.seconds[n] and plain.seconds[n]]
     seconds, before = (medians([e.seconds[n] for n in clean]) for e in (entry, plain))
     rate = interval([outputs[n].stats.tokens for n in clean], seconds)
     speedup = interval(before, seconds)
-    # At temperature above 0 only `match` promises the same tokens.
+    # Above temperature 0 only `match` promises the same tokens.
     comparable = entry.facts["rule"] == "match" or entry.facts["temperature"] == 0
     same = sum(output.tokens == plain.outputs[n].tokens for n, output in enumerate(outputs))
     figures = alpha_and_tau(PromptCounts.from_summaries(output.stats for output in outputs))

@@ -1,4 +1,4 @@
-"""`specjax generate "prompt"`: text with speculation, and what plain decoding would have cost."""
+"""`specjax generate "prompt"`: generate with speculation, and compare with plain decoding."""
 
 from __future__ import annotations
 
@@ -41,17 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat",
         action="store_true",
-        help="each prompt is a user's message; use the target's chat template",
+        help="treat each prompt as a user's message, and apply the target's chat template",
     )
     parser.add_argument(
         "--logprobs",
         type=int,
         metavar="N",
-        help="with --json: log-probabilities of the tokens and of the N best tokens",
+        help="with --json: print the log-probability of each token and of the N most probable ones",
     )
-    parser.add_argument("--no-compare", action="store_true", help="do not also decode plainly")
     parser.add_argument(
-        "--plot", help="draw the tree of the Medusa heads with its measured acceptance to this file"
+        "--no-compare", action="store_true", help="skip the comparison with plain decoding"
+    )
+    parser.add_argument(
+        "--plot", help="draw the tree of the Medusa heads and its measured acceptance to this file"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
@@ -74,7 +76,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.chat:
         options["messages"] = [[{"role": "user", "content": prompt}] for prompt in prompts]
     asked = None if arguments.chat else prompts
-    # A comparison does not stream: looking at the text every few steps would count as decoding.
+    # A comparison does not stream, since the time for reading the text every few steps would count
+    # as decoding time.
     stream = not arguments.json and len(prompts) == 1 and arguments.no_compare
     drafter = make_drafter(arguments, kind, target, draft)
     drafted: Options = {**options, "drafter": drafter}
@@ -82,13 +85,13 @@ def run(arguments: argparse.Namespace) -> None:
     plain = None if arguments.no_compare else prepared(target, asked, stream=stream, **options)
     if arguments.plot:
         _plot(drafter, arguments.plot)
-    # Compile first, so that each call is decoded once and its figures do not include compilation.
+    # Compile first, so that each call decodes once and its figures do not include compilation.
     with progress("compiling"):
         compile_first(call)
     output = _show(call, prompts, arguments)
     baseline = None
     if plain is not None:
-        with progress("decoding plainly, to compare"):
+        with progress("plain decoding, for comparison"):
             compile_first(plain)
             baseline = _whole(decode(plain))
 
@@ -129,7 +132,7 @@ def _plot(drafter: specjax.Drafter, path: str) -> None:
 
 
 def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
-    """Decode and, without --json, print the texts; a single text is printed as it grows."""
+    """Decode, and without --json print the texts; a streamed text is printed as it grows."""
     gap = "\n\n" if arguments.chat else ""  # an answer does not continue the question
     if call.stream:
         print(prompts[0], end=gap, flush=True)

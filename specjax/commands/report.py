@@ -12,8 +12,8 @@ class Facts(TypedDict):
     """What a row of the report was measured with."""
 
     proposer: str
-    num_drafts: int  # greatest depth of a draft
-    guesses: int  # drafts a step, on all branches of a tree
+    num_drafts: int  # greatest depth of a draft token
+    drafted: int  # draft tokens a step, on all branches of a tree
     branching: NotRequired[list[int]]
     rule: str
     exact: bool
@@ -21,7 +21,7 @@ class Facts(TypedDict):
 
 
 class Row(Facts):
-    """A row of the report; speeds are None if no sample was clean."""
+    """A row of the report; the speeds are None without an undisturbed sample."""
 
     alpha: Interval | None
     tau: Interval | None
@@ -40,7 +40,7 @@ class Measured(TypedDict):
 
 
 def label(facts: Facts) -> str:
-    """The proposer, and the branching of its tree if it was given."""
+    """The proposer, with the branching of its tree if it has one."""
     return f"{facts['proposer']} {','.join(map(str, facts.get('branching', [])))}".strip()
 
 
@@ -59,9 +59,9 @@ def print_report(
         + f"{measured['dropped']} samples dropped; 95 % intervals over prompts"
     )
     for proposer, rule in impossible:
-        print(f"not possible: {proposer} with {rule}, which judges chains only")
-    by_heat = itertools.groupby(measured["rows"], key=lambda row: row["temperature"])
-    for temperature, rows in by_heat:
+        print(f"not possible: {proposer} with {rule}, which supports chains only")
+    by_temperature = itertools.groupby(measured["rows"], key=lambda row: row["temperature"])
+    for temperature, rows in by_temperature:
         print(f"\ntemperature {temperature:g}\n\n| {' | '.join(_COLUMNS)} |")
         print("|" + "---|" * len(_COLUMNS))
         for row in rows:
@@ -69,7 +69,7 @@ def print_report(
             ends = row["speedup_interval"]
             same = "" if row["same_tokens"] is None else f"{row['same_tokens']}/{report['prompts']}"
             cells = [
-                label(row), row["num_drafts"], row["guesses"],
+                label(row), row["num_drafts"], row["drafted"],
                 row["rule"] + ("" if row["exact"] else " (exact=False)"),
                 show(row["alpha"], ".3f"), show(row["tau"], ".2f"),
                 "" if speed is None else f"{speed:.0f}",

@@ -1,4 +1,4 @@
-"""`specjax train JOB`: pretrain, distil, train heads, and measure; also `python -m train.JOB`."""
+"""`specjax train JOB`: train models, drafts and heads, and measure; also `python -m train.JOB`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOBS = {
     "evaluate": "specjax.training.jobs.evaluate",
     "export": "specjax.training.jobs.export",
     "ablation": "specjax.training.jobs.ablation",
-    "prompts": "specjax.training.prompts",
+    "prompts": "specjax.training.jobs.prompts",
 }
 """Name -> module with `main(argv)`, imported when the job runs, since it needs specjax[train]."""
 
@@ -33,6 +33,6 @@ def run(arguments: argparse.Namespace) -> None:
         if error.name is None or error.name.partition(".")[0] == "specjax":
             raise
         raise ImportError(f"{error.name} is not installed: pip install 'specjax[train]'") from None
-    # The job's usage and messages begin with this.
+    # The usage and the error messages of the job begin with this name.
     sys.argv[0] = f"specjax train {arguments.job}"
     job.main(arguments.options)

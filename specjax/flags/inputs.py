@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import TypedDict
@@ -18,6 +17,7 @@ from specjax.flags.speculation import (
 )
 from specjax.flags.waiting import progress
 from specjax.parallel import RULES, make_mesh, parse_mesh
+from specjax.prompts import read_file
 from specjax.request import Options
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -31,15 +31,16 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--target",
-        help="folder of the target, or org/name on the Hub; default: the shipped one",
+        help="folder of the target, or org/name on the Hub; default: the shipped target",
     )
     parser.add_argument(
         "--draft",
-        help="folder of the draft, likewise; default: the one beside the shipped target",
+        help="folder of the draft, or org/name on the Hub; default: the shipped draft, with the "
+        "shipped target",
     )
     parser.add_argument(
         "--adapter",
-        help="folder of Medusa heads; default: those beside the shipped target, if any",
+        help="folder of Medusa heads; default: the shipped heads, with the shipped target",
     )
     parser.add_argument(
         "--dtype",
@@ -49,18 +50,18 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--mesh",
         type=_mesh,
         metavar="data=N,model=M",
-        help="devices: rows are split by N and each layer by M; default: one device",
+        help="device mesh: rows are sharded over N and each layer over M; default: one device",
     )
     parser.add_argument(
-        "--whole-draft", action="store_true", help="with --mesh: do not split the draft's layers"
+        "--whole-draft", action="store_true", help="with --mesh: do not shard the draft's layers"
     )
 
 
 def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--proposer", type=_kind, metavar="NAME",
-        help=f"{', '.join(KINDS)}, or module:Name for your own; default: draft if there is one, "
-        "else ngram",
+        help=f"{', '.join(KINDS)}, or module:Name for your own; default: draft if there is a "
+        "draft, else ngram",
     )  # fmt: skip
     add_numbers_of_proposers(parser)
 
@@ -70,14 +71,14 @@ def add_rule_arguments(parser: argparse.ArgumentParser) -> None:
         "--rule",
         choices=sorted(specjax.RULES),
         default="match",
-        help="decides which drafts are accepted",
+        help="rule that accepts or rejects draft tokens",
     )
     add_numbers_of_rules(parser)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """With `several`, `--temperature` takes more than one value."""
-    parser.add_argument("--max-new-tokens", type=int, default=128, help="per prompt")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="limit per prompt")
     own = "; default: as in the target's generation_config.json if that samples, else "
     words = "0 is greedy" + own + "0"
     if several:
@@ -90,7 +91,10 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, several: bool = Fals
     parser.add_argument("--top-p", type=float, help="1 keeps all tokens" + own + "1")
     parser.add_argument("--min-p", type=float, help="0 keeps all tokens" + own + "0")
     parser.add_argument(
-        "--seed", type=int, default=0, help="with --rule match, the text depends on the seed only"
+        "--seed",
+        type=int,
+        default=0,
+        help="random seed; with --rule match the text depends on the seed and not on the draft",
     )
 
 
@@ -98,33 +102,33 @@ def add_processor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repetition-penalty",
         type=float,
-        help="penalty for tokens of prompt and output; 1 is off; default: the target's own",
+        help="penalty for tokens in the prompt or the output; 1 is off; default: the target's own",
     )
     parser.add_argument(
         "--presence-penalty",
         type=float,
         default=0.0,
-        help="penalty for tokens that are in the output; 0 is off",
+        help="penalty for tokens in the output; 0 is off",
     )
     parser.add_argument(
         "--frequency-penalty",
         type=float,
         default=0.0,
-        help="penalty for each time that a token is in the output; 0 is off",
+        help="penalty for each occurrence of a token in the output; 0 is off",
     )
     parser.add_argument(
         "--logit-bias",
         action="append",
         default=[],
         metavar="ID=X",
-        help="add X to the logit of token ID",
+        help="add X to the logit of token ID; repeat the option for more",
     )
     parser.add_argument(
         "--bad-word",
         action="append",
         default=[],
         metavar="TEXT",
-        help="a text that is never written",
+        help="text that is never generated; repeat the option for more",
     )
     parser.add_argument(
         "--min-new-tokens", type=int, default=0, help="no EOS before this many tokens"
@@ -134,12 +138,12 @@ def add_processor_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="TEXT",
-        help="a text at which the output ends",
+        help="end the output before this text; repeat the option for more",
     )
 
 
 class SamplingOptions(TypedDict):
-    """What `specjax.generate` and the auditor take."""
+    """Keywords of `specjax.generate` and of `specjax.audit`."""
 
     temperature: float
     top_k: int
@@ -179,7 +183,7 @@ def processing(arguments: argparse.Namespace, target: specjax.LanguageModel) -> 
 def _kind(text: str) -> str:
     if text not in KINDS and ":" not in text:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not one of {', '.join(KINDS)}, and not a module:Name of your own"
+            f"{text!r} is neither one of {', '.join(KINDS)} nor a module:Name of your own"
         )
     return text
 
@@ -205,31 +209,26 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
     """The prompts on the command line or in `--prompt-file`.
 
     Raises:
-      ValueError: both or neither were given, or a line of the file has no prompt.
-      FileNotFoundError: there is no such file.
+      ValueError, OSError: both or neither were given, or as `specjax.prompts.read_file`.
     """
     if bool(arguments.prompt) == bool(arguments.prompt_file):
         raise ValueError(
-            'pass a prompt, such as "def fibonacci(n):", or --prompt-file, and not both'
+            'pass either a prompt, such as "def fibonacci(n):", or --prompt-file, not both'
         )
     if not arguments.prompt_file:
         return arguments.prompt
-    path = pathlib.Path(arguments.prompt_file)
-    if not path.is_file():
-        raise FileNotFoundError(f"--prompt-file {path} does not exist")
-    text = path.read_text()
-    if path.suffix != ".jsonl":
-        return [text]
-    try:
-        return [json.loads(line)["prompt"] for line in text.splitlines() if line.strip()]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    prompts = read_file(pathlib.Path(arguments.prompt_file))
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
         raise ValueError(
-            f'{path}: every line must be an object like {{"prompt": "..."}} ({error!r})'
-        ) from None
+            f"{arguments.prompt_file} holds conversations; this command takes texts: lines like "
+            '{"prompt": "..."}'
+        )
+    return texts
 
 
 def choose(arguments: argparse.Namespace) -> str:
-    """The kind of proposer: the one asked for, or else the one that has a folder."""
+    """The kind of proposer: `--proposer`, or a default that fits the folders that were given."""
     if arguments.proposer is not None:
         return arguments.proposer
     if arguments.adapter is not None:
@@ -242,10 +241,10 @@ def load_models(
 ) -> tuple[specjax.LanguageModel, specjax.LanguageModel | None]:
     """The target, and the draft if one of these kinds of proposers needs one.
 
-    Folders that were not given are set in `arguments` to the shipped ones.
+    If there is no `--target`, this sets the missing folders in `arguments` to the shipped ones.
 
     Raises:
-      ValueError, FileNotFoundError: folders or numbers do not fit the proposers and rules; raised
+      ValueError, FileNotFoundError: folders or options do not fit the proposers and rules; raised
         before anything is read.
     """
     check_numbers(arguments, kinds, rules)

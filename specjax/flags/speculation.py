@@ -1,4 +1,4 @@
-"""Options of proposers and rules; a number that no chosen proposer or rule reads is an error."""
+"""Options of proposers and rules; an option that no chosen proposer or rule uses is an error."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from specjax.contract import Rule
 from specjax.drafters import drafter_by_name
 
 KINDS = sorted(set(specjax.PROPOSERS) - {"universal"})
-"""Proposers by name; \"draft\" becomes \"universal\" if the draft has another tokenizer."""
+"""Names of proposers; `draft` becomes `universal` if the draft has another tokenizer."""
 
 DRAFTED = ("draft", "tree", "dynamic-tree", "first-of")
 """The proposers that need a draft model."""
 
 
 Value = int | float | Sequence[int] | None
-"""Of a number: a tree's branching is a sequence."""
+"""The value of an option; the branching of a tree is a sequence."""
 
 
 class _Parsing(TypedDict, total=False):
-    """Keywords of `add_argument`."""
+    """Keywords of `ArgumentParser.add_argument`."""
 
     type: Callable[[str], object]
     nargs: str
@@ -33,10 +33,10 @@ class _Parsing(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """An option of proposers or rules."""
+    """An option of some proposers or of some rules."""
 
     default: Value
-    owners: tuple[str, ...]  # the proposers or rules that read it
+    owners: tuple[str, ...]  # the proposers or rules that use it
     help: str = ""
     names: tuple[str, ...] = ()  # other names of the option
 
@@ -44,34 +44,35 @@ class Number:
 NUMBERS = {
     "num_drafts": Number(
         4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram"),
-        "drafts per target pass (gamma), or depth of a tree; 0 decodes plainly",
+        "draft tokens per target pass (gamma), or depth of a tree; 0 is plain decoding",
         ("--num-speculative-tokens",),
     ),
-    "branching": Number((3, 2, 1), ("tree",), "children of each node, by level"),
-    "width": Number(4, ("dynamic-tree",), "nodes expanded on each level, and children of each"),
-    "num_nodes": Number(16, ("dynamic-tree",), "nodes of the tree, the root included"),
-    "exit_layer": Number(None, ("early-exit",), "layers of the target that draft; default: half"),
+    "branching": Number((3, 2, 1), ("tree",), "children per node, for each level"),
+    "width": Number(4, ("dynamic-tree",), "nodes expanded per level, and children of each"),
+    "num_nodes": Number(16, ("dynamic-tree",), "nodes of the tree, including the root"),
+    "exit_layer": Number(None, ("early-exit",), "how many target layers draft; default: half"),
     "confidence_threshold": Number(
         0.0, ("draft", "early-exit", "first-of"),
-        "end a chain after a draft that is less probable than this",
+        "end a chain after a draft token with a lower probability than this",
     ),
 }  # fmt: skip
-"""The numbers of proposers."""
+"""The options of proposers."""
 
 _RULE_NUMBERS = {
     option: Number(parameter.default, (name,))
     for name, kind in specjax.RULES.items()
     for option, parameter in inspect.signature(kind).parameters.items()
 }
-"""The numbers of rules: the fields of their dataclasses."""
+"""The options of rules: the fields of their dataclasses."""
 
 
 def add_numbers_of_proposers(
     parser: argparse.ArgumentParser, lookaheads: Sequence[int] = ()
 ) -> None:
-    """With `lookaheads`, `--num-drafts` takes several values, by default these.
+    """Add the options of `NUMBERS`.
 
-    `--branching` may then be given repeatedly.
+    With `lookaheads`, `--num-drafts` takes several values, which default to `lookaheads`, and
+    `--branching` may be repeated.
     """
     for name, number in NUMBERS.items():
         extra: _Parsing = {"type": float if isinstance(number.default, float) else int}
@@ -109,14 +110,14 @@ def _add(
     what = f": {number.help}" if number.help else ""
     tail = "" if default is None or default is False else f" (default: {default})"
     help_ = f"for {whose} {', '.join(number.owners)}{what}{tail}"
-    # SUPPRESS, so that options given explicitly can be told apart.
+    # With SUPPRESS an option that was not given is missing from the namespace: see `_given`.
     parser.add_argument(_flag(name), *number.names, default=argparse.SUPPRESS, help=help_, **extra)
 
 
 def check_numbers(
     arguments: argparse.Namespace, proposers: Sequence[str], rules: Sequence[str]
 ) -> None:
-    """Raises ValueError for a number that none of these proposers or rules reads."""
+    """Raises ValueError for an option that none of these proposers or rules uses."""
     for whose, table, asked in (
         ("--proposer", NUMBERS, proposers),
         ("--rule", _RULE_NUMBERS, rules),
@@ -131,17 +132,17 @@ def check_numbers(
 
 
 def number_of(arguments: argparse.Namespace, name: str) -> Value:
-    """A number of a proposer, as given, or its default."""
+    """The value of a proposer's option: the given one, or its default."""
     return _given(arguments, NUMBERS).get(name, NUMBERS[name].default)
 
 
 def reads(kind: str, name: str) -> bool:
-    """Does a proposer of this kind read that number?"""
+    """Does a proposer of this kind use that option?"""
     return kind in NUMBERS[name].owners
 
 
 def make_rule(arguments: argparse.Namespace, name: str) -> Rule:
-    """The rule of this name with the numbers that were given."""
+    """The rule of this name, with the options that were given."""
     given = _given(arguments, _RULE_NUMBERS)
     return specjax.RULES[name](
         **{key: value for key, value in given.items() if name in _RULE_NUMBERS[key].owners}
@@ -154,7 +155,7 @@ def make_drafter(
     target: specjax.LanguageModel,
     draft: specjax.LanguageModel | None,
 ) -> specjax.Drafter:
-    """The proposer of this kind with its weights and the numbers that were given."""
+    """The proposer of this kind, with its weights and the options that were given."""
     if kind == "medusa":
         return specjax.load_medusa(arguments.adapter, target)
     if ":" in kind:

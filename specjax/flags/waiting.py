@@ -1,4 +1,4 @@
-"""A line with the elapsed seconds, for users who wait at a terminal."""
+"""A progress line with the elapsed seconds, shown at a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[None]:
-    """Show `what` and the seconds so far on stderr, if that is a terminal; clear it at the end."""
+    """Show `what` and the elapsed seconds on stderr, if that is a terminal; clear it at the end."""
     if not sys.stderr.isatty():
         yield
         return

@@ -7,7 +7,7 @@ from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, Config, Family, Tensor
 from specjax.models.language_model import OFF, LanguageModel
-from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_features, medusa_logits
+from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
 from specjax.models.products import dot_general, float32_dot_general
 from specjax.models.quantised import quantise, quantised_form
 from specjax.models.rope import Rope
@@ -34,7 +34,7 @@ __all__ = [
     "from_nnx",
     "head_matrix",
     "initial_medusa",
-    "medusa_features",
+    "medusa_hidden",
     "medusa_logits",
     "quantise",
     "quantised_form",

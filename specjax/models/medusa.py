@@ -80,13 +80,13 @@ class MedusaHeads(nn.Module):
         return jax.vmap(one, (-2, 0), -2)(x, kernel)
 
 
-def medusa_features(heads: MedusaHeads, params: Arrays, hidden: Array) -> Array:
+def medusa_hidden(heads: MedusaHeads, params: Arrays, hidden: Array) -> Array:
     """The heads on hidden states [..., E]: [..., K, E], or with `own_heads` [..., K, V]."""
     return cast(Array, heads.apply({"params": params}, hidden))
 
 
 def medusa_logits(heads: MedusaHeads, found: Array, target_head: Array | None) -> Array:
-    """The output of `medusa_features` as float32 logits [..., K, V]; `target_head` is [E, V]."""
+    """The output of `medusa_hidden` as float32 logits [..., K, V]; `target_head` is [E, V]."""
     if heads.own_heads:
         return found.astype(jnp.float32)
     assert target_head is not None

@@ -29,6 +29,7 @@ from jax.lax import DotDimensionNumbers
 from specjax.models.base import LinenModel
 from specjax.models.language_model import LanguageModel
 from specjax.models.products import dot_general
+from specjax.models.transformer import Transformer
 from specjax.platforms import on_cpu
 from specjax.types import Arrays
 
@@ -134,7 +135,7 @@ def quantised_form(model: LanguageModel) -> LanguageModel:
       ValueError: as `quantise`.
     """
     network = model.model
-    if not (isinstance(network, LinenModel) and hasattr(network.module, "dot_general")):
+    if not (isinstance(network, LinenModel) and isinstance(network.module, Transformer)):
         raise ValueError(
             f"{model.name} is a {type(network).__name__}; only a specjax Transformer, as "
             "specjax.load returns, can be quantised here: a model of your own must quantise its "

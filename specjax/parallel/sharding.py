@@ -26,7 +26,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from specjax.caches import KVCache
 from specjax.contract import Model
-from specjax.models import LinenModel
+from specjax.models import LinenModel, Transformer
 from specjax.types import Arrays
 
 _T = TypeVar("_T")
@@ -134,15 +134,27 @@ def shardings(model: LinenModel, mesh: Mesh, rules: Rules = RULES) -> Arrays:
       ValueError: a dimension that the mesh does not divide.
     """
     tokens = jnp.zeros((1, 1), jnp.int32)
-    return module_shardings(model.module, mesh, rules, tokens, tokens)
+    units = {}
+    if isinstance(model.module, Transformer):
+        c = model.module.config
+        units = {"heads": c.num_heads, "kv_heads": c.num_kv_heads}
+    return module_shardings(model.module, mesh, rules, tokens, tokens, units=units)
 
 
-def module_shardings(module: nn.Module, mesh: Mesh, rules: Rules, *inputs: Array) -> Arrays:
-    """`shardings` of any Linen module, which is called with `inputs`."""
+def module_shardings(
+    module: nn.Module,
+    mesh: Mesh,
+    rules: Rules,
+    *inputs: Array,
+    units: Mapping[str, int] | None = None,
+) -> Arrays:
+    """`shardings` of any Linen module, which is called with `inputs`.
+
+    `units` are the numbers of equal parts of logical axes that are never split inside, such as
+    heads.
+    """
     boxed = jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"]
-    config = getattr(module, "config", None)
-    # A projection is split between heads, never within a head.
-    units = {name: getattr(config, f"num_{name}", 0) for name in ("heads", "kv_heads")}
+    parts_of = units or {}
 
     def sharding_of(
         path: jax.tree_util.KeyPath, spec: PartitionSpec | None, leaf: jax.ShapeDtypeStruct
@@ -155,7 +167,7 @@ def module_shardings(module: nn.Module, mesh: Mesh, rules: Rules, *inputs: Array
         ):
             axis = _axes(mesh, rules.get(name or ""))
             parts = _size(mesh, axis)
-            count = math.gcd(units.get(name or "", 0), size)
+            count = math.gcd(parts_of.get(name or "", 0), size)
             if count % parts and name not in _INDIVISIBLE:
                 raise ValueError(
                     f"{jax.tree_util.keystr(path)} has {count} {name}, which {parts} devices along "

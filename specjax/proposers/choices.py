@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from specjax import tree
 from specjax.contract import Arrays, Model
-from specjax.models import MedusaHeads, medusa_features, medusa_logits
+from specjax.models import MedusaHeads, medusa_hidden, medusa_logits
 from specjax.parallel import to_host
 
 Choices = tuple[tuple[int, ...], ...]
@@ -67,7 +67,7 @@ def _ranks(
 
     def row(xs: tuple[Array, Array]) -> Array:
         hidden, text = xs
-        logits = medusa_logits(heads, medusa_features(heads, arrays, hidden), target_head)
+        logits = medusa_logits(heads, medusa_hidden(heads, arrays, hidden), target_head)
         label = text[start + 2 + jnp.arange(heads.num_heads)][..., None]
         own = jnp.take_along_axis(logits, label, axis=-1)
         before = (logits > own) | ((logits == own) & (jnp.arange(logits.shape[-1]) < label))

@@ -1,10 +1,11 @@
 """Conversations as training data: token ids, and a mask of the assistant's tokens.
 
 Only tokens that the target itself would generate are learned: in each assistant turn, the tokens
-after the generation prompt, up to and including the EOS.  To find where a turn begins and ends, the
-conversation up to there is rendered with the target's own template, and token ids are compared.
-A template that renders an earlier turn differently later on, or whose turn boundary falls inside a
-token, is refused, since the mask could be wrong.
+after the generation prompt, up to and including the EOS.  To find where a turn begins and where it
+ends, the conversation up to that point is rendered with the target's own template, and its token
+ids are compared with those of the whole conversation.  A template is refused if it renders an
+earlier turn differently once later turns follow, or if a turn ends inside a token, since the mask
+could be wrong.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def read_conversations(target: LanguageModel, path: pathlib.Path) -> list[Row]:
 
 
 def encode_conversation(target: LanguageModel, messages: Messages) -> Row:
-    """The token ids of a conversation in the target's template, and which the assistant says.
+    """The token ids of a conversation in the target's template, and the assistant's among them.
 
     Raises:
       ValueError: it has no assistant turn, or the tokens do not show where a turn begins or ends.
@@ -61,7 +62,7 @@ def encode_conversation(target: LanguageModel, messages: Messages) -> Row:
     if not turns:
         raise ValueError(
             "no message has the role assistant, so there is nothing to learn: "
-            "answer with train.generate"
+            "let the target answer with train.generate --prompts"
         )
     ids = _encode(target, messages, False)
     learned = np.zeros(len(ids), bool)

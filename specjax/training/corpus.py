@@ -48,7 +48,9 @@ class TextOptions(Options):
     data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
     pattern: str = option("*.py", "glob pattern of the files below a folder")
     exclude: tuple[str, ...] = option((), "names of folders to leave out")
-    max_bytes: int = option(200_000, "leave out and count larger files, which are mostly tables")
+    max_bytes: int = option(
+        200_000, "bytes of the largest file that is read; larger ones are mostly tables"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,14 +106,14 @@ def _files(source: Source, pattern: str) -> Iterator[pathlib.Path]:
 
 
 def too_few(source: Source, count: int) -> str:
-    """The error message for a source with too few texts, which says what it has instead."""
+    """The error message for a source with too few texts; it counts the files that are there."""
     large = sum(path.stat().st_size > source.max_bytes for path in _files(source, source.pattern))
     endings = collections.Counter(path.suffix or "no ending" for path in _files(source, "*"))
     kinds = ", ".join(f"{number} of {ending}" for ending, number in endings.most_common(5))
     return (
         f"--data: {count} UTF-8 text files match --pattern {source.pattern!r} below "
-        f"{', '.join(source.folders)}; {large} more have over --max-bytes {source.max_bytes}; "
-        f"the files there are: {kinds or 'none'}"
+        f"{', '.join(source.folders)}; files larger than --max-bytes {source.max_bytes}: {large}; "
+        f"all files there: {kinds or 'none'}"
     )
 
 
@@ -193,7 +195,7 @@ class Tokens:
         return np.random.default_rng((seed, epoch)).permutation(windows)
 
     def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray:
-        """The rows of a step, if every step reads `rows` of them."""
+        """The rows of a step in a run whose every step reads `rows` rows."""
         return self.rows(step * rows, rows, length, seed)
 
     def rows(self, first: int, count: int, length: int, seed: int) -> np.ndarray:

@@ -4,7 +4,7 @@
                           complete
     00000.safetensors     a shard: tokens [R, L] int32; prompt_length, length [R] int32; on request
                           also top_ids [R, L, k] int32 and top_log_probs [R, L, k] float32 of each
-                          new token, under the settings' warp
+                          new token, after temperature, top-k, top-p and min-p
     text.jsonl            {"prompt", "text"} of each row
 
 The content of a shard depends on its number alone, so an interrupted call continues where it
@@ -89,7 +89,9 @@ def write(
     folder: pathlib.Path, request: Request, decoder: Decoder, params: Params,
     prompts: Callable[[int], Sequence[Sequence[int]]], tokenizer: tokenizers.Tokenizer | None,
 ) -> None:  # fmt: skip
-    """Let a target write a dataset, or continue one.  `prompts(number)` are the prompts of a shard.
+    """Let a target write a dataset, or continue an unfinished one.
+
+    `prompts(number)` returns the prompts of shard `number`.
 
     Raises:
       ValueError: the folder holds a dataset of another request.
@@ -150,7 +152,7 @@ def _write_shard(
     number: int,
 ) -> dict[str, np.ndarray]:
     rows = len(prompts)
-    # Repeating its first prompt fills up the last shard, so that no other program is compiled.
+    # The last shard is filled up with its first prompt, so that no other shape is compiled.
     prompts = [*prompts, *[prompts[0]] * (request.batch - rows)]
     keys = jax.random.split(jax.random.fold_in(make_key(request.seed), number), request.batch)
     prompt, lengths = pad(prompts, min(width_for(prompts), decoder.capacity))
@@ -227,7 +229,7 @@ def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
 def cuts(folder: pathlib.Path) -> list[int]:
     """The largest length, prompt included, that each sequence of `read` could have reached.
 
-    A shorter sequence was ended by the target itself.
+    If a sequence is shorter, the target ended it with an EOS.
     """
     new_tokens = json.loads((folder / MANIFEST).read_text())["request"]["new_tokens"]
     return [start + new_tokens for _, start in read(folder)]
@@ -269,7 +271,7 @@ class Written:
 
     tokens: np.ndarray  # [R, T + 1] int32, right-padded
     drawn: np.ndarray  # [R, T] float32; 1 where the next token is part of an answer, to be learned
-    limit: np.ndarray  # [R] int32; positions before the cut; the target ended shorter sequences
+    limit: np.ndarray  # [R] int32; positions before the cut; shorter rows end with an EOS
 
     @classmethod
     def of(cls, rows: Sequence[Row], length: int, cut: Sequence[int] | None = None) -> Written:
@@ -299,14 +301,14 @@ class Written:
             )
         if not full.all():
             print(
-                f"passed over {(~full).sum()} of {len(rows)} sequences: "
+                f"skipped {(~full).sum()} of {len(rows)} sequences: "
                 f"their prompts fill {length} tokens"
             )
         limit = np.full(len(rows), length) if cut is None else np.minimum(np.array(cut) - 1, length)
         return cls(tokens, drawn, limit.astype(np.int32)).at(full)
 
     def at(self, rows: np.ndarray) -> Written:
-        """The rows of a mask, or with these numbers."""
+        """The rows that a mask [R] bool or an array of row numbers selects."""
         return Written(self.tokens[rows], self.drawn[rows], self.limit[rows])
 
     def split(self, out_of: int = 100) -> tuple[Written, Written]:

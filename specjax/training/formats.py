@@ -6,10 +6,11 @@
     {head}.{block}.linear.bias [E]
     {head}.{blocks}.weight [V, E]           in version 1 only
 
-Heads of version 2 share the target's linear map to the vocabulary; for a reader that wants one per
-head, the target's is written.  In every format head k (from 0) drafts the token at t + 2 + k from
-the target's hidden states after its final norm, so no head changes its index.  Tensors keep their
-type and their bits.  Settings that only specjax reads are under the key "specjax".
+Heads of version 2 share the target's linear map to the vocabulary.  Where a format needs a map for
+the heads, a copy of the target's is written.  In every format head k (from 0) drafts the token at
+t + 2 + k from the target's hidden states after its final norm, so no head changes its index.
+Tensors keep their type and their bits.  Settings that only specjax reads are under the key
+"specjax".
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ Config = Mapping[str, Any]
 """A parsed config.json."""
 
 Counts = tuple[Any, Any, bool]
-"""Heads and blocks as the file has them, not yet checked, and whether each head has its own map."""
+"""The file's numbers of heads and blocks, unchecked, and whether each head has its own map."""
 
 _SAFE, _PICKLE = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What a configuration says about the heads."""
+    """The shape of the heads, as a configuration describes it."""
 
     num_heads: int
     num_layers: int
@@ -62,7 +63,7 @@ class Format:
       tied: the heads for which a file of version 2 repeats the target's map: none, first or each.
       write: makes the configuration from the form, E and V.
       read: reads the number of heads, of blocks, and whether each head has a map of its own.
-      refuse: says what the reader would misread in these heads, or None.
+      refuse: the reason why readers of this format would misread these heads, or None.
     """
 
     file: str
@@ -74,7 +75,7 @@ class Format:
     refuse: Callable[[Heads], str | None] = lambda heads: None
 
     def names(self, form: Form) -> dict[str, str]:
-        """The names above by the names in the file."""
+        """A dict from tensor names in the file to those in the docstring of this module."""
         n, names = form.num_layers, {}
         for h, k, kind in itertools.product(range(form.num_heads), range(n), ("weight", "bias")):
             names[f"{self.linear.format(h=h, l=k)}.{kind}"] = f"{h}.{k}.linear.{kind}"
@@ -155,7 +156,7 @@ def _read_optimizer(config: Config) -> Counts:
 
 
 def _refuse_original(heads: Heads) -> str | None:
-    """The authors' code makes one block per head and repeats it, so the last one read would win."""
+    """The authors' code repeats one block per head, so the last one loaded would replace others."""
     for h, k in itertools.product(range(heads.form.num_heads), range(1, heads.form.num_layers)):
         for kind in ("weight", "bias"):
             first, other = (heads.tensors[f"{h}.{block}.linear.{kind}"] for block in (0, k))

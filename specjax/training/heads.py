@@ -61,7 +61,8 @@ def read_heads(folder: pathlib.Path, name: str, target_head: np.ndarray) -> Head
                 f"{there} is stored as {stored[there].dtype.name}; heads are {', '.join(_KINDS)}"
             )
     faults += [
-        f"{there} is not a tensor of such heads" for there in sorted(set(stored) - set(names))
+        f"{there} is not a tensor of heads of this shape"
+        for there in sorted(set(stored) - set(names))
     ]
     if not faults and not form.own_heads:
         for there, ours in names.items():
@@ -140,7 +141,7 @@ def _load(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise FileNotFoundError(f"{path} is missing: is the folder of another format?")
     try:
         if path.suffix == ".pt":
-            # weights_only: loading executes no code from the file.
+            # With weights_only, loading executes no code from the file.
             state = _torch().load(path, map_location="cpu", weights_only=True)
             return {name: _as_numpy(tensor) for name, tensor in state.items()}
         with safetensors.safe_open(path, "np") as handle:

@@ -38,11 +38,11 @@ from specjax.training.optimizer import (
     start,
     update,
 )
-from specjax.training.record import Metrics, describe
+from specjax.training.record import Metrics, describe, last_evaluation
 
 
 class Job(Protocol):
-    """What a training job gives to the loop.
+    """A training job, as the loop uses it.
 
     A job is hashed by identity, since it is a static argument of the update.  It may also have the
     attributes of `WithInputs`, `WithGoal` and `WithRates`.
@@ -111,11 +111,15 @@ class WithRates(Protocol):
 
 
 def fit(job: Job, options: LoopOptions) -> dict[str, float]:
-    """Run a job to its end, or resume it.  Returns the report of the last evaluation.
+    """Run a job to its end, or resume it.
 
     Ctrl-C and SIGTERM finish the step, save and stop.  The same command then resumes the run, also
     on another mesh or with another number of processes.  With several processes only the first one
     writes files, except that each writes its own part of the checkpoints.
+
+    Returns:
+      The report of the last evaluation.  A call that evaluates nothing itself, because the run had
+      already ended, reads it from `metrics.jsonl`.
 
     Raises:
       ValueError: the folder holds a run with other options or inputs.
@@ -156,9 +160,9 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     warmup = phases(options)[0]
     if leader() and warmup < options.warmup:
         asked = f"{options.warmup} steps of warm-up do not fit into --steps {options.steps}"
-        print(f"{asked} before the rate falls: it takes {warmup}", flush=True)
+        print(f"{asked} before the rate falls: the warm-up takes {warmup}", flush=True)
     bar = tqdm(total=options.steps, initial=step, unit="step", disable=None if leader() else True)
-    report: dict[str, float] = {}
+    report = last_evaluation(out / "metrics.jsonl", step)
     values: dict[str, Array] = {}
     began, tokens = time.perf_counter(), 0
 
@@ -183,8 +187,8 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
         except Exception as error:  # tensorstore and the operating system raise different types
             raise OSError(
                 f"the checkpoint of step {step} could not be written to {out / 'state'}: {error}\n"
-                f"The last good one (step {manager.latest_step()}) is whole: make room, "
-                "and the same command resumes"
+                f"The last good one (step {manager.latest_step()}) is intact: free some space, "
+                "and resume with the same command"
             ) from error
 
     agreement = Agreement(mesh)
@@ -239,7 +243,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
         return report
     if step < options.steps:
         print(
-            f"stopped at step {step} of {options.steps}: {since} evaluations without a better one",
+            f"stopped at step {step} of {options.steps}: {since} evaluations without improvement",
             flush=True,
         )
     _replace(out / "model", functools.partial(job.export, averaged(state)))
@@ -279,7 +283,7 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _replace(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    """Replace `folder` by what `write(folder)` writes, without ever leaving half of it there."""
+    """Replace `folder` by what `write(folder)` writes; it never holds a part of that."""
     partial, old = (folder.with_name(f"{folder.name}.{suffix}") for suffix in ("partial", "old"))
     if leader():
         for leftover in (partial, old):

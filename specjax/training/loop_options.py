@@ -11,7 +11,7 @@ from specjax.training.options import at_least, option, within
 
 @dataclasses.dataclass(frozen=True)
 class LoopOptions(OptimizerOptions, MeshOptions):
-    """The options of every job."""
+    """The options of every job that trains."""
 
     out: str = option(
         "runs/run", "folder of the run: checkpoints, metrics and the final model", free=True

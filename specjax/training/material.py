@@ -59,8 +59,8 @@ def gather(
     Args:
       options: the options of the job.
       target: the model in `options.target`.
-      settings: the sampling settings that datasets must have been drawn with; conversations are
-        then refused.  None: any settings, and conversations too.
+      settings: the sampling settings with which the target must have drawn the datasets;
+        conversations are then refused.  With None any settings and conversations are accepted.
 
     Raises:
       ValueError: sequences longer than the target can read, data of another target, or a malformed
@@ -68,7 +68,9 @@ def gather(
     """
     out, length = pathlib.Path(options.out), options.sequence_length
     if target.tokenizer is None:
-        raise ValueError(f"--target {options.target} has no tokenizer.json, which tokenises --data")
+        raise ValueError(
+            f"--target {options.target} has no tokenizer.json; --data is tokenised with it"
+        )
     if length > target.model.max_positions:
         raise ValueError(
             f"--sequence-length is {length}; the target reads at most {target.model.max_positions}"
@@ -88,7 +90,7 @@ def gather(
     if chats and settings is not None:
         raise ValueError(
             f"the target did not draw the answers in {chats[0]}, and this loss is a mean over text "
-            "that it drew: let it answer them with train.generate --prompts"
+            "that it drew: let the target answer these prompts with train.generate --prompts"
         )
     if made or chats:
         rows = [row for path in made for row in dataset.read_masked(path, hashes, settings)]
@@ -107,7 +109,7 @@ def gather(
 def held_out_rows(
     held_out: Tokens | Written, index: int, rows: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens [rows, length + 1] and `drawn` [rows, length], as in a batch; text has `drawn` = 0."""
+    """Tokens [rows, length + 1] and `drawn` [rows, length] as in a batch; of text, `drawn` is 0."""
     if isinstance(held_out, Written):
         batch = held_out.rows(index * rows, rows, 0)
         return batch.tokens, batch.drawn

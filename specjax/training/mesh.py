@@ -103,7 +103,7 @@ def mesh_of_run(options: RunOptions) -> Mesh | None:
 def lay_state(
     state: dict[str, Arrays], optimizer: optax.GradientTransformation, mesh: Mesh | None
 ) -> dict[str, Arrays]:
-    """Lay all of a state onto the mesh of its parameters.
+    """Place the whole state on the mesh of its parameters.
 
     The optimizer's moments of a parameter are split like the parameter; the rest is replicated.
     """
@@ -152,14 +152,14 @@ def gathered(
 
 
 def lay_batch(batch: Arrays, mesh: Mesh | None) -> Arrays:
-    """A batch with its rows on the devices that read them.  Each process passes the whole batch."""
+    """A batch whose rows lie on the devices that read them.  Each process passes all of it."""
     if mesh is None:
         return batch
     return jax.tree.map(lambda leaf: put(np.asarray(leaf), by_row(mesh)), batch)
 
 
 class Agreement:
-    """Tells all processes in the same step that one of them wants to end.
+    """Lets all processes end after the same step if any of them is asked to end.
 
     With several processes the answer comes one step late, so that no step waits for it.
     """
@@ -168,7 +168,7 @@ class Agreement:
         self._mesh, self._said = mesh if jax.process_count() > 1 else None, None
 
     def ask(self, wanted: bool) -> bool:
-        """Whether any process passed True in the previous call; with one process, in this call."""
+        """Whether any process passed True in the previous call (with one process, in this one)."""
         if self._mesh is None:
             return wanted
         everywhere = NamedSharding(self._mesh, PartitionSpec(self._mesh.axis_names))

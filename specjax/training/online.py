@@ -1,14 +1,15 @@
 """Learning inside speculation: draft, verify, and learn from the verification.
 
-The target's pass over a proposal gives its distribution after *every* draft, accepted or rejected,
-on the text that the draft model itself wrote.  These labels are the most useful ones for a draft
-model, and they cost no additional pass of the target.
+The target's pass over a proposal gives its distribution after *every* draft token, accepted or
+rejected.  So the draft model learns on its own drafts, as in use, and the labels cost no additional
+pass of the target.
 
-    text      p p p p a a b c c c d d
-                     \\g g  \\g g              g: drafts of a step, which follow its root
+    text      p p p p a a b c c c d d       p: prompt; a, b, c, d: tokens that each step committed
+                     \\x x  \\x x            x: draft tokens of the steps a and c
 
-The draft model reads the text and all drafts in one pass under a mask, and learns at every root and
-every draft.
+The draft tokens of a step follow its root, the last token that was committed before it.  The draft
+model reads the text and all draft tokens in one pass under a mask, and learns at every root and
+every draft token.
 
 Prior work: Liu et al. 2023, Online Speculative Decoding, arXiv 2310.07177, which learns at the
 first rejected drafts.
@@ -33,13 +34,13 @@ class Rollout:
 
     text: Array  # [B, L] tokens after the last step
     root: Array  # [B, S] slot of each step's pending token
-    guesses: Array  # [B, S, gamma] drafts
-    logits: Array  # [B, S, gamma + 1, V] the target's, warped, after the root and after each draft
+    drafts: Array  # [B, S, gamma] draft tokens
+    logits: Array  # [B, S, gamma + 1, V] the target's, warped, after root and drafts
     emitted: Array  # [B] new tokens
 
 
 def roll_out(decoder: Decoder, params: Params, state: DecodeState, steps: int) -> Rollout:
-    """Speculate for `steps` steps with a proposer of chains, without gradients."""
+    """Decode for `steps` steps with a proposer of chains, without gradients."""
 
     def step(state: DecodeState, _: None) -> tuple[DecodeState, tuple[Array, Array, Array]]:
         after, info = decoder.step(params, state)
@@ -64,7 +65,7 @@ def read_branches(model: LinenModel, params: Arrays, rollout: Rollout) -> Array:
       [B, S, gamma + 1, E].
     """
     rows, length = rollout.text.shape
-    _, steps, gamma = rollout.guesses.shape
+    _, steps, gamma = rollout.drafts.shape
     slot = jnp.arange(length)
     step = jnp.arange(steps * gamma) // gamma
     depth = jnp.arange(steps * gamma) % gamma + 1
@@ -77,7 +78,7 @@ def read_branches(model: LinenModel, params: Arrays, rollout: Rollout) -> Array:
     mask = jnp.concatenate(
         [jnp.broadcast_to(text_sees, (rows, *text_sees.shape)), drafts_see], axis=1
     )
-    tokens = jnp.concatenate([rollout.text, rollout.guesses.reshape(rows, -1)], axis=1)
+    tokens = jnp.concatenate([rollout.text, rollout.drafts.reshape(rows, -1)], axis=1)
     positions = jnp.concatenate([jnp.broadcast_to(slot, (rows, length)), root + depth], axis=1)
     hidden = model.apply(params, tokens, positions, None, mask).hidden
     at_roots = jnp.take_along_axis(hidden[:, :length], rollout.root[:, :, None], axis=1)

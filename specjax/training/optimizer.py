@@ -33,12 +33,12 @@ class OptimizerOptions(Options):
     steps: int = option(1000, "optimizer steps", free=True)
     batch_size: int = option(4, "sequences per step")
     accumulate: int = option(
-        1, "parts that a batch is read in, one after the other, to save memory"
+        1, "parts into which a batch is split, read one after the other to save memory"
     )
     learning_rate: float = option(2e-3, "peak learning rate of AdamW")
     schedule: str = option(
         "wsd",
-        "of the learning rate; wsd: constant, then a linear decay at the end",
+        "schedule of the learning rate; wsd: constant, with a linear decay at the end",
         choices=SCHEDULES,
     )
     warmup_steps: int = option(200, "steps of linear warm-up; fewer if the run is too short")
@@ -46,7 +46,7 @@ class OptimizerOptions(Options):
         0.0, "fraction of the run that is warm-up; 0: --warmup-steps decides"
     )
     decay_fraction: float = option(
-        0.2, "last fraction of the run, in which a wsd rate falls linearly to zero"
+        0.2, "last fraction of the run, in which the rate of wsd falls linearly to zero"
     )
     weight_decay: float = option(0.1, "weight decay of AdamW, on matrices only")
     clip: float = option(1.0, "largest norm of the gradient")
@@ -210,7 +210,7 @@ def _update(
 def gradient(
     loss: Loss, parts: int, params: Arrays, frozen: Arrays, batch: Arrays
 ) -> tuple[Array, dict[str, Array], Arrays]:
-    """Loss, metrics and gradient of a batch that is read in `parts`, cut along axis 0.
+    """Loss, metrics and gradient of a batch that is read in `parts` parts, cut along axis 0.
 
     A loss that is a weighted mean returns its total weight as the metric `weight`, so that the mean
     over the parts equals the mean over the whole batch.  Without it all parts count the same.

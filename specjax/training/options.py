@@ -13,12 +13,9 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from specjax.parallel import join_from, leaving
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 REQUIRED = object()
 """The default of an option that must be given."""
@@ -36,7 +33,7 @@ class Options:
         pass
 
 
-T = TypeVar("T", bound="DataclassInstance")
+T = TypeVar("T", bound=Options)
 
 
 def option(

@@ -116,6 +116,16 @@ def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
     return lines
 
 
+def last_evaluation(path: pathlib.Path, step: int) -> dict[str, float]:
+    """The report of the last evaluation up to `step` in a `metrics.jsonl`; {} if there is none."""
+    reports = [
+        line
+        for line in read_metrics(path)
+        if line["step"] <= step and "learning_rate" not in line  # a line of training has one
+    ]
+    return {name: value for name, value in (reports or [{}])[-1].items() if name != "step"}
+
+
 class EventWriter(Protocol):
     """The part of `tensorboardX.SummaryWriter` that is used."""
 

@@ -132,7 +132,7 @@ def sample(
 
 
 def with_starts(written: Written, num_drafts: int) -> Written:
-    """The rows in which a chain of drafts may start.  The number of the others is printed.
+    """The rows in which a chain of drafts may start.  The number of skipped rows is printed.
 
     Raises:
       ValueError: there is no such row.
@@ -145,5 +145,5 @@ def with_starts(written: Written, num_drafts: int) -> Written:
         )
     if not long.all():
         short = f"{(~long).sum()} of {len(long)} sequences"
-        print(f"passed over {short}: they are cut before --num-drafts {num_drafts} tokens")
+        print(f"skipped {short}: they are cut before --num-drafts {num_drafts} tokens")
     return written.at(long)

@@ -1,11 +1,9 @@
-"""The options that jobs which decode have in common: a target with a proposer."""
+"""The common options of jobs that decode: a target with a proposer."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +11,6 @@ from specjax.call import check_length
 from specjax.decoding import Decoder
 from specjax.flags import KINDS, NUMBERS, choose, load_models, make_drafter
 from specjax.models import LanguageModel
-from specjax.prompts import conversations, encode
 from specjax.rules import RULES
 from specjax.sampling import Sampling
 from specjax.training.mesh import MeshOptions, mesh_sizes
@@ -27,29 +24,33 @@ class SpeculationOptions(MeshOptions):
 
     target: str = option(REQUIRED, "folder of the target, or org/name on the Hub")
     draft: str | None = option(
-        None, "folder of the draft, likewise; if it has other tokens, they are translated"
+        None, "folder of the draft, or org/name; other tokens than the target's are translated"
     )
     adapter: str | None = option(None, "folder of Medusa heads")
     dtype: str = option(
         "float32", "type of both models", choices=("float32", "bfloat16", "float16")
     )
     proposer: str | None = option(
-        None, "by default the one that --draft or --adapter is for, else ngram", choices=KINDS
+        None,
+        "proposer; default: medusa with --adapter, draft with --draft, else ngram",
+        choices=KINDS,
     )
-    num_drafts: int = option(4, "drafts per step (gamma), or depth of a tree")
+    num_drafts: int = option(4, "draft tokens per step (gamma), or depth of a tree")
     branching: tuple[int, ...] = option((3, 2, 1), "tree: children of a node, by level")
     width: int = option(4, "dynamic-tree: nodes that are expanded per level, and children of each")
     num_nodes: int = option(16, "dynamic-tree: nodes of the proposal, root included")
     exit_layer: int | None = option(
-        None, "early-exit: layers of the target that draft; by default half"
+        None, "early-exit: how many of the target's layers draft; default: half of them"
     )
     confidence_threshold: float = option(0.0, "end a chain after a draft less probable than this")
     rule: str = option("match", "rule that accepts drafts", choices=sorted(RULES))
     max_new_tokens: int = option(128, "most new tokens per prompt")
-    temperature: float = option(0.0, "0: greedy")
-    top_k: int = option(0, "0: all tokens")
-    top_p: float = option(1.0, "1: all tokens")
-    min_p: float = option(0.0, "0: all tokens")
+    temperature: float = option(0.0, "sampling temperature; 0: greedy")
+    top_k: int = option(0, "sample from this many most probable tokens; 0: all")
+    top_p: float = option(1.0, "sample from the fewest tokens of this total probability; 1: all")
+    min_p: float = option(
+        0.0, "sample from tokens at least this probable, relative to the best; 0: all"
+    )
     seed: int = option(0, "seed of the sampling")
 
     def __post_init__(self) -> None:
@@ -98,31 +99,3 @@ def load_speculation(
         target.model, proposer, RULES[options.rule](), target.eos, max(room, proposer.num_nodes)
     )
     return target, decoder, Params(target.params, arrays), ids
-
-
-def read_prompts(target: LanguageModel, path: str) -> list[list[int]]:
-    """The token ids of each line of a file.
-
-    A line has a `prompt`, or `messages`, which the target's chat template renders.
-
-    Raises:
-      ValueError: a line has neither, or the file has no lines.
-    """
-    prompts: list[list[int]] = []
-    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            fields = json.loads(line)
-            if "messages" in fields:
-                prompts += conversations(target, None, [fields["messages"]])
-            else:
-                prompts += encode(target, [fields["prompt"]])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path}, line {number}: it must be an object like "
-                f'{{"prompt": "..."}} or {{"messages": [...]}} ({error!r})'
-            ) from None
-    if not prompts:
-        raise ValueError(f"{path} holds no prompt")
-    return prompts

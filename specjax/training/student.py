@@ -141,8 +141,8 @@ def check_initial(
       options: the options of the job.
       words: the job's tokenizer; None: nothing is checked.
       size: size of the job's vocabulary, padding included.
-      whose: what has the job's tokens, for the message.
-      cure: what to do if the folder has other tokens, for the message.
+      whose: for the message, what the job's vocabulary belongs to.
+      cure: for the message, what to do if the folder has other tokens.
 
     Raises:
       ValueError: the folder has other tokens, or another number of them.
@@ -154,7 +154,7 @@ def check_initial(
     own = read_tokenizer(path) if path.exists() else words
     if own_size != size or vocabulary_digest(own) != vocabulary_digest(words):
         raise ValueError(
-            f"--initial {options.initial} speaks other tokens ({own.get_vocab_size()}, in a "
+            f"--initial {options.initial} has other tokens ({own.get_vocab_size()}, in a "
             f"vocabulary of {own_size}) than {whose} ({words.get_vocab_size()}, in one of {size}): "
             f"{cure}, or leave it out"
         )

@@ -10,7 +10,7 @@ from flax import struct
 from jax import Array
 
 from specjax.contract import Arrays, BlockSource, Context, Loaded
-from specjax.models import MedusaHeads, head_matrix, medusa_features, medusa_logits
+from specjax.models import MedusaHeads, head_matrix, medusa_hidden, medusa_logits
 from specjax.types import Block
 
 
@@ -85,7 +85,7 @@ class MedusaSource(BlockSource):
 
             def apply(outputs: Array) -> Array:
                 arrays = jax.tree.map(lambda leaf: leaf[index], params.bank)
-                new = medusa_features(heads, arrays, state.hidden)
+                new = medusa_hidden(heads, arrays, state.hidden)
                 return jnp.where(uses[:, None, None], new.astype(outputs.dtype), outputs)
 
             return jax.lax.cond(uses.any(), apply, lambda outputs: outputs, outputs)

@@ -28,19 +28,20 @@ import numpy as np
 
 from specjax.decoding import Decoder
 from specjax.files import load
+from specjax.measure import interval
 from specjax.models import LanguageModel
 from specjax.parallel import leader, mesh_of
+from specjax.prompts import encode_file
 from specjax.proposers import DraftModel
 from specjax.rules import RULES
-from specjax.training.corpus import TextOptions
+from specjax.training.corpus import TextOptions, digest
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
-from specjax.training.jobs.distill_options import ACCEPTED_LENGTH
-from specjax.training.measure import interval, measure
+from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions
+from specjax.training.measure import measure
 from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
 from specjax.training.options import REQUIRED, at_least, flag, option, parse, run
 from specjax.training.record import read_metrics, versions, write
-from specjax.training.speculation import read_prompts
 from specjax.types import Params
 
 MESH = tuple(field.name for field in dataclasses.fields(MeshOptions))
@@ -88,14 +89,14 @@ class AblationOptions(MeshOptions, TextOptions):
     target: str = option(REQUIRED, "folder of the target")
     prompts: str = option(REQUIRED, 'held-out JSON lines, {"prompt": "..."}')
     out: str = option("runs/ablation", "folder of all cells and the report")
-    losses: tuple[str, ...] = option(LOSSES, "losses to compare", choices=LOSSES)
+    losses: tuple[str, ...] = option(LOSSES, "training losses to compare", choices=LOSSES)
     modes: tuple[str, ...] = option(tuple(MODES), "kinds of data to compare", choices=tuple(MODES))
     temperatures: tuple[float, ...] = option((0.0, 1.0), "temperatures at which tau is measured")
     rule: str = option("match", "rule that accepts or rejects drafts", choices=sorted(RULES))
-    num_drafts: int = option(4, "drafts per step, in training and in measuring")
+    num_drafts: int = option(4, "draft tokens per step, in training and when tau is measured")
     temperature: float = option(1.0, "temperature of the target's text and of the loss")
     anneal_steps: int | None = option(
-        None, "steps over which a loss changes from forward KL; default: that of train.distill"
+        None, "steps over which a loss changes from forward KL; default: as in train.distill"
     )
     written_sequences: int = option(1024, "sequences that the target writes")
     written_prompt: int = option(32, "tokens of text that the target or the draft continues")
@@ -133,6 +134,24 @@ def cells(losses: tuple[str, ...], modes: tuple[str, ...]) -> list[tuple[str, st
     return [BASELINE, *(cell for cell in valid if cell != BASELINE)]
 
 
+def distillation(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> list[str]:
+    """The options of `train.distill` for a cell, as a command line."""
+    o, out, (loss, mode) = options, pathlib.Path(options.out), cell
+    written = [str(out / "written")] if mode in ("target", "mixture") else []
+    command = [
+        *("--target", o.target, "--data", *o.data, *written, *_text(o)),
+        *("--out", str(_folder(out, cell)), "--loss", loss, *MODES[mode]),
+        *("--temperature", str(o.temperature)),
+        *("--num-drafts", str(o.num_drafts), "--sampled-prompt", str(o.written_prompt)),
+        *("--sequence-length", str(o.sequence_length)),
+        *_mesh(o),
+        *more,
+    ]
+    if o.anneal_steps is not None:
+        command += ["--anneal-steps", str(o.anneal_steps if loss != BASELINE[0] else 0)]
+    return command
+
+
 def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> str | None:
     """Train a cell, or resume it.
 
@@ -142,24 +161,12 @@ def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> s
     Raises:
       KeyboardInterrupt: the training was interrupted, and has saved a checkpoint.
     """
-    o, out = options, pathlib.Path(options.out)
-    (loss, mode), folder = cell, _folder(out, cell)
+    folder = _folder(pathlib.Path(options.out), cell)
     folder.mkdir(parents=True, exist_ok=True)
     if leader() and not (folder / "corpus").exists():
         (folder / "corpus").symlink_to(pathlib.Path("..") / "written" / "corpus")
-    written = [str(out / "written")] if mode in ("target", "mixture") else []
-    command = [
-        *("--target", o.target, "--data", *o.data, *written, *_text(o)),
-        *("--out", str(folder), "--loss", loss, *MODES[mode], "--temperature", str(o.temperature)),
-        *("--num-drafts", str(o.num_drafts), "--sampled-prompt", str(o.written_prompt)),
-        *("--sequence-length", str(o.sequence_length)),
-        *_mesh(o),
-        *more,
-    ]
-    if o.anneal_steps is not None:
-        command += ["--anneal-steps", str(o.anneal_steps if loss != BASELINE[0] else 0)]
     try:
-        distill.main(command)
+        distill.main(distillation(options, cell, more))
     except FloatingPointError as error:
         return str(error)
     if not (folder / "model").exists():
@@ -182,7 +189,7 @@ def _mesh(options: AblationOptions) -> list[str]:
 def tau(options: AblationOptions, target: LanguageModel, folder: pathlib.Path) -> dict[str, Counts]:
     """The counts of each prompt with the draft in `folder`, by temperature."""
     o, measured = options, {}
-    prompts = read_prompts(target, o.prompts)
+    prompts = encode_file(target, pathlib.Path(o.prompts))
     prompts = prompts[: o.limit_prompts or len(prompts)]
     draft = load(folder, "float32", mesh=mesh_of(target.params))
     proposer = DraftModel(draft.model, target.model.vocab_size, o.num_drafts)
@@ -266,7 +273,7 @@ def table(made: Json) -> str:
         speed = "" if rate is None else f"{rate:.0f}"
         lines.append(f"| {row['loss']} | {row['data']} | {' | '.join(parts)} | {speed} |")
     if made["left"]:
-        lines += ["", f"still to come: {', '.join(made['left'])}"]
+        lines += ["", f"not yet measured: {', '.join(made['left'])}"]
     return "\n".join(lines) + "\n"
 
 
@@ -275,10 +282,12 @@ def main(argv: list[str] | None = None) -> None:
     cut = argv.index("--") if "--" in argv else len(argv)
     options, more = parse(AblationOptions, argv[:cut], __doc__), argv[cut + 1 :]
     own = ("--out", "--loss", "--target", "--data", "--prompts", *map(flag, (*_SHARED, *MESH)))
-    for name in own:
-        if name in more:
+    for name in (word.partition("=")[0] for word in more):
+        if name in own:
             raise ValueError(f"{name} belongs before the --, since it is the same for all cells")
     o, out = options, pathlib.Path(options.out)
+    # A mistake behind the -- is reported now, and not after the target has written its text.
+    initial = parse(DistillOptions, distillation(o, BASELINE, more), distill.__doc__).initial
     out.mkdir(parents=True, exist_ok=True)
     _check_asked(options, more)
     generate.main(
@@ -293,7 +302,6 @@ def main(argv: list[str] | None = None) -> None:
     )
     sizes = mesh_sizes(o)
     target = load(o.target, "float32", mesh=mesh_of_sizes(sizes))
-    initial = more[more.index("--initial") + 1] if "--initial" in more else None
     whole = [*([INITIAL] if initial else []), *cells(LOSSES, tuple(MODES))]
     for cell in (cell for cell in whole if cell == INITIAL or cell in cells(o.losses, o.modes)):
         folder = _folder(out, cell)
@@ -327,15 +335,17 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _check_asked(options: AblationOptions, more: list[str]) -> None:
-    """Write `asked.json`, or compare these options with those that the folder was begun with.
+    """Write `asked.json`, or compare it with the options and the prompts of this call.
 
-    Cells may be added later; any other change would make them incomparable.
+    Cells may be added later.  Any other change would make the cells incomparable.  Hashes of the
+    target and of the text are in the dataset that the target writes.
 
     Raises:
-      ValueError: an option has changed.
+      ValueError: an option, or the content of the file of prompts, has changed.
     """
     out, path = pathlib.Path(options.out), pathlib.Path(options.out) / "asked.json"
-    asked = {"options": dataclasses.asdict(options), "distill": more}
+    inputs = {"prompts": digest(pathlib.Path(options.prompts))}
+    asked = {"options": dataclasses.asdict(options), "distill": more, "inputs": inputs}
     asked = json.loads(json.dumps(asked))  # tuples become lists, as in the file
     before = json.loads(path.read_text()) if path.exists() else asked
     for name in sorted(set(asked["options"]) - {"losses", "modes", "out", *MESH}):
@@ -347,6 +357,11 @@ def _check_asked(options: AblationOptions, more: list[str]) -> None:
     if before["distill"] != more:
         raise ValueError(
             f"{out} was begun with -- {' '.join(before['distill'])}: choose another --out"
+        )
+    if before.get("inputs") != asked["inputs"]:
+        raise ValueError(
+            f"the content of --prompts {options.prompts} has changed since {out} was begun: "
+            "choose another --out"
         )
     if leader():
         write(path, json.dumps(asked, indent=1) + "\n")

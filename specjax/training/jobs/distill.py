@@ -188,7 +188,7 @@ class Distill:
         )
 
     def _continue(self, params: Arrays, batch: Batch) -> Array:
-        """The tokens of a batch, where the draft as it is now has written the `own` rows."""
+        """The tokens of a batch; its `own` rows are written by the draft, as it is now."""
         tokens, own = batch["tokens"], batch["own"]
         decoder = Decoder(self.draft, NoProposer(), Match(), (), tokens.shape[1])
         arrays = Params(jax.lax.stop_gradient(params))
@@ -322,7 +322,7 @@ def main(argv: list[str] | None = None) -> None:
         cure = "" if options.online else ", or pass --sampled-fraction 1"
         raise ValueError(
             "--data holds only sequences of prompts and answers"
-            + ", and --online goes on from windows of text" * options.online
+            + ", and --online continues windows of text" * options.online
             + f": add a folder of text{cure}"
         )
     samples = bool(options.sampled_fraction) and not options.online

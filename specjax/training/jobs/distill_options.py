@@ -30,7 +30,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
         "4/5 of --steps for total-variation and accepted-length without --initial, else none",
     )
     num_drafts: int = option(
-        4, "drafts per step (gamma), for accepted-length, --online and --eval-prompts"
+        4, "draft tokens per step (gamma), for accepted-length, --online and --eval-prompts"
     )
     temperature: float = option(
         1.0, "temperature that the target will be served with; used for its text and in the loss"
@@ -41,7 +41,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
     draft_fraction: float = option(
         0.0, "fraction of the sequences that the draft writes during the training step"
     )
-    learn_prompts: bool = option(False, "learn the prompts of sequences with answers, too")
+    learn_prompts: bool = option(False, "also learn the prompts of sequences with answers")
     mix: str = option(
         "sequence",
         "whether every batch mixes the sources, or each batch has a single source",
@@ -49,7 +49,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
     )
     online: bool = option(
         False,
-        "learn only from the verification inside speculation, after accepted and rejected drafts",
+        "learn only inside speculation, from the target's logits at accepted and rejected drafts",
     )
     sampled_sequences: int = option(1024, "how many sequences the target writes")
     sampled_prompt: int = option(32, "tokens of text that the target or the draft continues")
@@ -82,7 +82,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
         if self.sampled_fraction + self.draft_fraction > 1:
             raise ValueError(
                 f"--sampled-fraction {self.sampled_fraction} and --draft-fraction "
-                f"{self.draft_fraction} are more than 1 together"
+                f"{self.draft_fraction} add up to more than 1"
             )
         if self.loss == "reverse-kl" and (self.temperature == 0 or self.top_k or self.top_p < 1):
             raise ValueError(
@@ -98,7 +98,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
             raise ValueError(
                 f"--sequence-length {self.sequence_length} has no room for --num-drafts "
                 f"{self.num_drafts}"
-                + f" behind --sampled-prompt {self.sampled_prompt}"
+                + f" after --sampled-prompt {self.sampled_prompt}"
                 * self.online
             )
         if self.eval_prompts and self.sampled_prompt + self.eval_tokens > self.sequence_length:

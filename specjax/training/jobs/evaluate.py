@@ -1,11 +1,13 @@
 """python -m train.evaluate: measure speculation with a target and a proposer on prompts.
 
-alpha          accepted drafts / drafts that the target verified
-alpha by depth the same for the k-th draft of a step, among those whose first k - 1 were accepted
-N              accepted drafts per pass of the target
-tau            new tokens per pass of the target: N + 1, less where an EOS or a limit cuts a step
+alpha            acceptance rate: accepted drafts / verified drafts; drafts after a rejected one do
+                 not count
+alpha_by_depth   the same for each depth k, over the steps whose first k - 1 drafts were accepted
+N                accepted drafts per pass of the target
+tau              mean accepted length: new tokens per pass of the target.  This is N + 1, or less
+                 where an EOS or a limit ends a step early.
 
-Intervals are 95 %, from a bootstrap over prompts.
+Each figure has a 95 % interval from a bootstrap over prompts.
 """
 
 from __future__ import annotations
@@ -17,14 +19,16 @@ from typing import TypedDict
 
 import numpy as np
 
+from specjax.measure import Interval, interval
 from specjax.models import LanguageModel
 from specjax.parallel import leader
+from specjax.prompts import encode_file
 from specjax.training.curves import pyplot
 from specjax.training.dataset import model_hashes
-from specjax.training.measure import Measured, interval, measure
+from specjax.training.measure import Measured, measure
 from specjax.training.options import REQUIRED, at_least, option, parse, run
 from specjax.training.record import versions
-from specjax.training.speculation import SpeculationOptions, load_speculation, read_prompts
+from specjax.training.speculation import SpeculationOptions, load_speculation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,33 +47,27 @@ class EvaluateOptions(SpeculationOptions):
         at_least(self, 0, "limit_prompts")
 
 
-Interval = tuple[float, float, float] | None
-"""A value with the ends of its interval; None where there was nothing to count."""
-
-
 class Figures(TypedDict):
-    """The results, named as in the `--out` file."""
+    """The results, named as in the `--out` file; None where there was nothing to count."""
 
-    acceptance_rate: Interval
-    acceptance_rate_by_depth: list[Interval]
-    accepted_per_pass: Interval
-    mean_accepted_length: Interval
-    tokens_per_second: Interval
+    alpha: Interval | None
+    alpha_by_depth: list[Interval | None]
+    accepted_per_pass: Interval | None
+    tau: Interval | None
+    tokens_per_second: Interval | None
     new_tokens: int
     target_passes: int
 
 
-def summarise(found: Measured) -> Figures:
+def summarise(measured: Measured) -> Figures:
     """The figures of all prompts together."""
-    c = found.counts
+    c = measured.counts
     return {
-        "acceptance_rate": interval(c.accepted.sum(1), c.tested.sum(1)),
-        "acceptance_rate_by_depth": [
-            interval(a, t) for a, t in zip(c.accepted.T, c.tested.T, strict=True)
-        ],
+        "alpha": interval(c.accepted.sum(1), c.tested.sum(1)),
+        "alpha_by_depth": [interval(a, t) for a, t in zip(c.accepted.T, c.tested.T, strict=True)],
         "accepted_per_pass": interval(c.accepted.sum(1), c.passes),
-        "mean_accepted_length": interval(c.emitted, c.passes),
-        "tokens_per_second": interval(c.emitted, found.seconds),
+        "tau": interval(c.emitted, c.passes),
+        "tokens_per_second": interval(c.emitted, measured.seconds),
         "new_tokens": int(c.emitted.sum()),
         "target_passes": int(c.passes.sum()),
     }
@@ -78,17 +76,17 @@ def summarise(found: Measured) -> Figures:
 def table(figures: Figures) -> str:
     """The figures as Markdown."""
 
-    def row(name: str, value: Interval, digits: int) -> str:
+    def row(name: str, value: Interval | None, digits: int) -> str:
         if value is None:
             return f"| {name} | | |"
         middle, low, high = (f"{x:.{digits}f}" for x in value)
         return f"| {name} | {middle} | {low} to {high} |"
 
-    lines = [row("acceptance rate (alpha)", figures["acceptance_rate"], 3)]
-    for k, value in enumerate(figures["acceptance_rate_by_depth"], start=1):
+    lines = [row("acceptance rate (alpha)", figures["alpha"], 3)]
+    for k, value in enumerate(figures["alpha_by_depth"], start=1):
         lines.append(row(f"alpha of draft {k}", value, 3))
     lines.append(row("accepted drafts per target pass (N)", figures["accepted_per_pass"], 2))
-    lines.append(row("tokens per target pass (tau)", figures["mean_accepted_length"], 2))
+    lines.append(row("tokens per target pass (tau)", figures["tau"], 2))
     lines.append(row("tokens/s", figures["tokens_per_second"], 0))
     return "\n".join(["| | value | 95 % interval |", "|---|---|---|", *lines])
 
@@ -96,13 +94,11 @@ def table(figures: Figures) -> str:
 def plot(figures: Figures, path: str) -> None:
     """Draw alpha by depth."""
     plt = pyplot()
-    points = [
-        (k, *v) for k, v in enumerate(figures["acceptance_rate_by_depth"], start=1) if v is not None
-    ]
+    points = [(k, *v) for k, v in enumerate(figures["alpha_by_depth"], start=1) if v is not None]
     depth, value, low, high = np.array(points).reshape(-1, 4).T
     figure, panel = plt.subplots(figsize=(5, 3.2))
     panel.errorbar(depth, value, yerr=[value - low, high - value], marker="o", capsize=3)
-    panel.set(xlabel="draft", ylabel="accepted, if those before were", ylim=(0, 1), xticks=depth)
+    panel.set(xlabel="depth of the draft", ylabel="alpha", ylim=(0, 1), xticks=depth)
     panel.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
@@ -115,7 +111,7 @@ def main(argv: list[str] | None = None) -> None:
         pyplot()  # fails before the measurement if matplotlib is missing
 
     def read(target: LanguageModel) -> list[list[int]]:
-        prompts = read_prompts(target, options.prompts)
+        prompts = encode_file(target, pathlib.Path(options.prompts))
         return prompts[: options.limit_prompts or len(prompts)]
 
     _, decoder, params, prompts = load_speculation(options, read)

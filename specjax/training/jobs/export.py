@@ -23,7 +23,7 @@ from specjax.models import LanguageModel, MedusaHeads, head_matrix
 from specjax.text import vocabulary_digest
 from specjax.training.formats import FORMATS, Heads
 from specjax.training.heads import read_heads, write_heads
-from specjax.training.options import REQUIRED, option, parse, run
+from specjax.training.options import REQUIRED, Options, option, parse, run
 from specjax.training.record import versions
 
 _DRAFT, _MARK = "hf", "export.json"
@@ -31,7 +31,7 @@ _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(Options):
     """The input, the output, and their formats."""
 
     model: str = option(REQUIRED, "folder of a draft, or of Medusa heads")
@@ -48,6 +48,7 @@ class ExportOptions:
     )
 
     def __post_init__(self):
+        super().__post_init__()
         if self.format == _DRAFT and self.source_format != "specjax":
             raise ValueError(
                 f"--source-format {self.source_format} is for Medusa heads, and --format "
@@ -66,7 +67,7 @@ class ExportOptions:
         out = pathlib.Path(self.out)
         if out.exists() and not (out / _MARK).exists() and (not out.is_dir() or any(out.iterdir())):
             raise ValueError(
-                f"--out {self.out} holds something that no export made; choose a new folder"
+                f"--out {self.out} has contents that no export wrote; choose a new folder"
             )
 
 
@@ -148,7 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(ExportOptions, argv, __doc__)
     out = pathlib.Path(options.out)
     if out.resolve() == pathlib.Path(options.model).resolve():
-        raise ValueError(f"--out {options.out} is what is read; choose another folder")
+        raise ValueError(f"--out {options.out} is the folder that is read; choose another one")
     (export_draft if options.format == _DRAFT else export_heads)(options)
     written = SINGLE if options.format == _DRAFT else FORMATS[options.format].file
     for file in {row.file for row in FORMATS.values()} - {written}:

@@ -14,13 +14,14 @@ import pathlib
 from specjax.files import find_folder
 from specjax.models import LanguageModel
 from specjax.parallel import leader
+from specjax.prompts import encode_file
 from specjax.rules import RULES
 from specjax.training import dataset
 from specjax.training.corpus import TextOptions, prepare
 from specjax.training.dataset import Request, model_hashes
 from specjax.training.options import at_least, option, parse, run
 from specjax.training.record import versions, write
-from specjax.training.speculation import SpeculationOptions, load_speculation, read_prompts
+from specjax.training.speculation import SpeculationOptions, load_speculation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
         return [row for batch in batches for row in batch.tolist()][: options.sequences]
 
     def lines(target: LanguageModel) -> list[list[int]]:
-        return read_prompts(target, str(options.prompts))
+        return encode_file(target, pathlib.Path(str(options.prompts)))
 
     target, decoder, params, prompts = load_speculation(
         options, lines if options.prompts else windows

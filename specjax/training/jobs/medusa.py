@@ -27,7 +27,7 @@ from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.drafters import MedusaAdapter
 from specjax.files import load, load_medusa, save, save_medusa
-from specjax.models import LanguageModel, LinenModel, MedusaHeads, head_matrix, medusa_features
+from specjax.models import LanguageModel, LinenModel, MedusaHeads, head_matrix, medusa_hidden
 from specjax.parallel import TRAINING_RULES, hold, layout, module_shardings, put, row_parts, to_host
 from specjax.proposers import (
     MedusaParams,
@@ -174,7 +174,7 @@ class TrainMedusa:
         """The weighted sum of the heads' losses, and the loss of each."""
         rows, length = mask.shape
         # `chunked` applies the linear map, so that the logits never exist all at once.
-        features = medusa_features(self.heads.clone(own_heads=False), heads, hidden)
+        heads_hidden = medusa_hidden(self.heads.clone(own_heads=False), heads, hidden)
         total, metrics = jnp.float32(0), {}
         for k in range(self.heads.num_heads):
             labels, weight = labels_ahead(tokens, mask, k)
@@ -185,11 +185,11 @@ class TrainMedusa:
                 ahead = jnp.roll(hidden.reshape(rows, length, -1), -1 - k, axis=1)
                 ahead = ahead.reshape(hidden.shape)
                 loss = chunked(_soft_cross_entropy)(
-                    features[:, k], own, (weight.reshape(-1), ahead), (matrix,)
+                    heads_hidden[:, k], own, (weight.reshape(-1), ahead), (matrix,)
                 )
             else:
                 loss = chunked(cross_entropy)(
-                    features[:, k], own, (weight.reshape(-1), labels.reshape(-1))
+                    heads_hidden[:, k], own, (weight.reshape(-1), labels.reshape(-1))
                 )
             metrics[f"loss_head_{k}"] = loss / size
             total = total + self.options.head_decay**k * loss / size
@@ -266,7 +266,7 @@ class TrainMedusa:
         heads, target = self.split(params, self.frozen)
         texts, starts = self._write(target)
         ranks = self._ranks(heads, target, texts)
-        # Only what the target wrote itself measures acceptance, so the prompts are left out.
+        # Heads draft after a prompt, so only ranks of tokens that the target wrote are counted.
         ranks = ranks[np.arange(ranks.shape[1]) >= starts[:, None]]
         choices = best_tree(ranks, self.options.tree_nodes)
         acceptance = tuple(node_acceptance(ranks, choices)[1:].tolist())

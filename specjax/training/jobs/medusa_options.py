@@ -23,7 +23,7 @@ class MedusaOptions(LoopOptions, TextOptions):
     head_decay: float = option(0.8, "weight of a head's loss, relative to the head before")
     soft: bool = option(False, "learn the target's distribution at each position, not the text")
     initial: str | None = option(
-        None, "folder of heads of this shape to go on from; default: untrained heads"
+        None, "folder of heads of this shape to start from; default: untrained heads"
     )
     lora_rank: int = option(
         0, "rank of the LoRA that trains the target beside the heads; 0: the target stays frozen"
@@ -42,13 +42,13 @@ class MedusaOptions(LoopOptions, TextOptions):
         False, "train the target to match its own original distribution, not the data"
     )
     isolate_documents: bool = option(
-        False, "documents packed into a sequence do not see each other"
+        False, "tokens do not attend to other documents packed into the same sequence"
     )
     tree_nodes: int = option(16, "nodes of the tree of choices, including the root")
     written_sequences: int = option(
         32, "texts that the target writes, on which the tree of choices is measured"
     )
-    written_prompt: int = option(32, "tokens of held-out text that it continues")
+    written_prompt: int = option(32, "tokens of held-out text that the target continues")
     eval_batches: int = option(8, "held-out batches per evaluation")
     eval_prompts: int = option(
         0, "held-out prompts on which tau of a chain of drafts is measured greedily; 0: none"
@@ -66,7 +66,7 @@ class MedusaOptions(LoopOptions, TextOptions):
         above(self, 0, "lora_alpha", "head_rate")
         within(self, 0, 1, "head_decay")
         if self.self_distil and not self.lora_rank:
-            raise ValueError("--self-distil is for a target that changes: pass --lora-rank, too")
+            raise ValueError("--self-distil needs a target that is trained: pass --lora-rank, too")
         if self.tree_nodes < 2:
             raise ValueError(
                 f"--tree-nodes is {self.tree_nodes}; it counts the root too, so it must be at "

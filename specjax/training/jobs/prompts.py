@@ -1,4 +1,4 @@
-"""python -m train.prompts: prompts for measurements, from files that no job of `train` learns from.
+"""python -m train.prompts: prompts for measurements, from the files that are held out of training.
 
 Each file gives one prompt.  It ends after the function header nearest to the middle of the file,
 and it starts at the beginning of a line, at least `--characters` earlier.  In a file without a
@@ -25,7 +25,7 @@ class PromptOptions(TextOptions):
 
     out: str = option(REQUIRED, "output file of JSON lines with `source` and `prompt`")
     characters: int = option(
-        500, "least length of a prompt, if the file has as many; a token has 3 to 4"
+        500, "least characters of a prompt, if the file has as many; a token has 3 to 4"
     )
     count: int = option(0, "most files, evenly spaced among those held out; 0: all")
     like: str | None = option(None, "a file of such prompts: use exactly the files that it names")
