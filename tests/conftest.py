@@ -18,6 +18,8 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import pytest
 
+collect_ignore = ["tpu"]  # see tests/tpu/conftest.py
+
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_default_matmul_precision", "float32")
 

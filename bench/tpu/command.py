@@ -17,6 +17,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import specjax
 from bench.command import run
 from bench.tpu.chips import CHIPS, chip
 from bench.tpu.flops import product_flops
@@ -30,8 +31,10 @@ from bench.tpu.programs import (
     devices_of,
     model_of,
     prepare_environment,
+    shapes_of,
 )
 from bench.tpu.traffic import KINDS, host_transfers, traffic
+from specjax import Decoder, Params
 from specjax.models import TransformerConfig
 from specjax.plot import new_figure
 
@@ -65,14 +68,10 @@ def main(argv: list[str] | None = None) -> None:
         print(f"compiling {size}, {drafter}, batch {batch}, {count} x {name}", file=sys.stderr)
         has_draft, make = DRAFTERS[drafter]
         draft = model_of(SIZES[arguments.draft or DRAFT_OF.get(size, "100m")])
-        compiled = compile_loop(
-            model_of(config),
-            make(draft),
-            draft if has_draft else None,
-            slices[name, count],
-            rows=batch,
-            capacity=capacity,
-        )
+        target = model_of(config)
+        decoder = Decoder(target, make(draft), specjax.Match(), (2,), capacity)
+        params = Params(shapes_of(target), shapes_of(draft) if has_draft else None)
+        compiled = compile_loop(decoder, params, slices[name, count], batch)
         about = {
             "size": size, "drafter": drafter, "chip": name, "chips": count, "batch": batch,
             "capacity": capacity,

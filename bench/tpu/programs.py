@@ -20,9 +20,8 @@ import specjax
 from bench.tpu.chips import Chip, slice_of
 from specjax import Decoder, LinenModel, Params, Sampling, Transformer, TransformerConfig
 from specjax.caches import KVCache
-from specjax.contract import Proposer, Rule
-from specjax.parallel import device_bytes
-from specjax.parallel.sharding import by_row, shardings
+from specjax.contract import Proposer
+from specjax.parallel import by_row, device_bytes, shardings
 from specjax.prefilling import eos_of_rows, start
 from specjax.types import Arrays, DecodeState
 
@@ -77,6 +76,7 @@ class Compiled:
     seconds: float
     argument_bytes: int
     scratch_bytes: int
+    donated_bytes: int  # of the arguments; the results are written there
     predicted_bytes: int  # by specjax, of parameters and state
     decoder: Decoder
     params: Params
@@ -89,8 +89,8 @@ def prepare_environment() -> None:
         TPU_SKIP_MDS_QUERY="1",
         TPU_ACCELERATOR_TYPE="v5litepod-4",
         TPU_WORKER_HOSTNAMES="localhost",
-        JAX_PLATFORMS="cpu",
     )
+    jax.config.update("jax_platforms", "cpu")
 
 
 def devices_of(chip: Chip, chips: int) -> np.ndarray:
@@ -116,24 +116,25 @@ def devices_of(chip: Chip, chips: int) -> np.ndarray:
     return np.array(described[:chips])
 
 
-def compile_loop(
-    target: LinenModel,
-    proposer: Proposer,
-    draft: LinenModel | None,
-    devices: np.ndarray,
-    *,
-    rows: int,
-    capacity: int,
-    rule: Rule | None = None,
-) -> Compiled:
-    """Compile `Decoder.run` for `devices`, with the target split over all of them."""
-    decoder = Decoder(target, proposer, rule or specjax.Match(), (2,), capacity)
+def compile_loop(decoder: Decoder, params: Params, devices: np.ndarray, rows: int) -> Compiled:
+    """Compile `Decoder.run` for `devices`.
+
+    Args:
+      decoder: its target is a `LinenModel`.
+      params: arrays or shapes, of which only the shapes are used.  The target is split over all
+        devices, and each of them holds the whole of the proposer's.
+      devices: of `devices_of`.
+      rows: of the batch.
+    """
     mesh = None if len(devices) == 1 else Mesh(devices.reshape(1, -1), ("data", "model"))
     whole: Sharding = (
         SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
     )
-    laid = shapes_of(target, whole) if mesh is None else _split(target, mesh)
-    params = Params(laid, None if draft is None else shapes_of(draft, whole))
+    assert isinstance(decoder.target, LinenModel)
+    target = _shapes(params.target, whole)
+    if mesh is not None:
+        target = jax.tree.map(_shape, params.target, shardings(decoder.target, mesh))
+    params = Params(target, _shapes(params.proposer, whole))
     state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
     began = time.perf_counter()
     compiled = decoder.lower(params, state, "tpu").compile()
@@ -146,6 +147,7 @@ def compile_loop(
         seconds,
         memory.argument_size_in_bytes,
         memory.temp_size_in_bytes,
+        memory.alias_size_in_bytes,
         held + device_bytes(state, mesh),
         decoder,
         params,
@@ -153,19 +155,18 @@ def compile_loop(
     )
 
 
-def shapes_of(model: LinenModel, at: Sharding) -> Arrays:
+def shapes_of(model: LinenModel) -> Arrays:
     """The parameters as shapes, in the dtype of the cache."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, model.dtype, sharding=at), shapes)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, model.dtype), shapes)
 
 
-def _split(model: LinenModel, mesh: Mesh) -> Arrays:
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.map(
-        lambda x, at: jax.ShapeDtypeStruct(x.shape, model.dtype, sharding=at),
-        shapes,
-        shardings(model, mesh),
-    )
+def _shapes(arrays: Arrays, at: Sharding) -> Arrays:
+    return jax.tree.map(lambda x: _shape(x, at), arrays)
+
+
+def _shape(x: Arrays, at: Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
 
 
 def shape_of_state(decoder: Decoder, params: Params, rows: int, mesh: Mesh | None) -> DecodeState:
@@ -192,13 +193,9 @@ def _laid(state: DecodeState, mesh: Mesh | None, whole: Sharding) -> DecodeState
     def at(leaf: Arrays) -> Arrays:
         rows = whole if mesh is None else by_row(mesh)
         if not isinstance(leaf, KVCache):
-            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows)
-        heads = leaf.sharding or rows
-        placed = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=heads), leaf
-        )
-        length = jax.ShapeDtypeStruct(leaf.length.shape, leaf.length.dtype, sharding=rows)
-        return dataclasses.replace(placed, length=length)
+            return _shape(leaf, rows)
+        placed = _shapes(leaf, leaf.sharding or rows)
+        return dataclasses.replace(placed, length=_shape(leaf.length, rows))
 
     return jax.tree.map(at, state, is_leaf=lambda x: isinstance(x, KVCache))
 

@@ -1,0 +1,141 @@
+"""Laws of the programs that a TPU would run, compiled by libtpu without a TPU.
+
+In an environment with jax[tpu] and the packages of the tests:
+
+    PYTHONPATH=. python -m pytest --confcutdir tests/tpu tests/tpu
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import mesh_cases
+import pytest
+import toys
+
+import specjax
+from bench.tpu.chips import chip
+from bench.tpu.hlo import parse
+from bench.tpu.programs import Compiled, compile_loop, devices_of, model_of, shapes_of
+from bench.tpu.traffic import host_transfers, traffic
+from specjax import RULES, Decoder, Params, TransformerConfig
+from specjax.caches import kv
+from specjax.models import transformer
+from specjax.parallel import device_bytes
+
+CONFIG = TransformerConfig(
+    vocab_size=2048,
+    hidden_size=512,
+    mlp_size=1024,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=64,
+    max_positions=2048,
+    tied_embeddings=False,
+)
+ROWS, CAPACITY = 8, 1024
+PROPOSERS = {
+    "none": specjax.NoProposer,
+    "ngram": lambda: specjax.NGram(4),
+    "draft": lambda: specjax.DraftModel(model_of(CONFIG), CONFIG.vocab_size, 4),
+    "tree": lambda: specjax.DraftTree(model_of(CONFIG), CONFIG.vocab_size, (3, 2, 1)),
+}
+
+
+@functools.cache
+def compiled(proposer: str, chips: int = 1) -> Compiled:
+    target = model_of(CONFIG)
+    decoder = Decoder(target, PROPOSERS[proposer](), specjax.Match(), (2,), CAPACITY)
+    drafts = proposer in ("draft", "tree")
+    params = Params(shapes_of(target), shapes_of(target) if drafts else None)
+    return compile_loop(decoder, params, devices_of(chip("v5e"), chips), ROWS)
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [(case, rule) for case in toys.CASES for rule in RULES if toys.judges(rule, case)],
+)
+def test_every_proposer_and_rule_compiles_and_never_waits_for_the_host(case, rule):
+    """The loop is one program, in which nothing is sent to the host or received from it."""
+    decoder, params = toys.decoder(case, rule), toys.params(case)
+    made = compile_loop(decoder, params, devices_of(chip("v5e"), 1), toys.ROWS)
+    program = parse(made.text)
+    assert host_transfers(program) == []
+    assert traffic(program, (toys.VOCAB,)).total > 0
+
+
+@pytest.mark.parametrize("family", mesh_cases.FAMILIES)
+def test_every_kind_of_family_compiles_and_never_waits_for_the_host(family):
+    for case in mesh_cases.family_cases(family, ("draft",)).values():
+        made = compile_loop(case.decoder, case.params, devices_of(chip("v5e"), 1), mesh_cases.ROWS)
+        assert host_transfers(parse(made.text)) == []
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_a_step_copies_no_cache_and_no_weight(proposer):
+    """Nothing but new tokens, and the path of a tree, is written to a cache; no weight is."""
+    counted = traffic(parse(compiled(proposer).text), (CONFIG.vocab_size,))
+    assert counted.copies == []
+    token = 2 * 2 * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_dim * ROWS
+    # A draft model stages at most ten nodes and commits them; the target stages and commits, too.
+    assert 0 < counted.bytes["cache_written"] <= 4 * 10 * token
+    assert counted.bytes["cache_read"] > 0
+
+
+def test_the_form_for_a_cpu_would_copy_the_cache(monkeypatch):
+    """The law above sees the fault that it is about: what XLA:CPU needs, compiled for a TPU."""
+    for module in (kv, transformer):
+        monkeypatch.setattr(module, "on_cpu", lambda cpu, other, *operands: cpu(*operands))
+    jax.clear_caches()
+    compiled.cache_clear()
+    counted = traffic(parse(compiled("none").text), (CONFIG.vocab_size,))
+    monkeypatch.undo()
+    jax.clear_caches()
+    compiled.cache_clear()
+    assert counted.copies != []
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_the_state_is_updated_in_place(proposer):
+    """Every byte of the state that is donated is written to again."""
+    made = compiled(proposer)
+    # Padding to tiles makes it larger than the arrays.
+    assert made.donated_bytes >= device_bytes(made.state, None)
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_memory_is_predicted(proposer):
+    """The parameters and the state, as `specjax` counts them, are what the compiler needs."""
+    made = compiled(proposer)
+    assert made.predicted_bytes == pytest.approx(made.argument_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize("proposer", ("none", "draft"))
+def test_tensor_parallelism_sums_twice_a_layer(proposer):
+    """Two all-reduces a layer and pass, and nothing else that moves a cache or a matrix."""
+    made = compiled(proposer, 4)
+    counted = traffic(parse(made.text), (CONFIG.vocab_size, CONFIG.vocab_size // 4))
+    assert counted.copies == []
+    passes = 2 * CONFIG.num_layers
+    sums = [size for (kind, size), n in counted.collectives.items() for _ in range(n)
+            if kind == "all-reduce" and size >= ROWS * CONFIG.hidden_size * 2]  # fmt: skip
+    assert len(sums) <= passes + 4  # and those of the embedding, the logits and the draws
+    smallest = min(CONFIG.hidden_size * 256 * 2 // 4, ROWS * CAPACITY * 64 * 2)
+    assert max((size for _, size in counted.collectives), default=0) < smallest
+
+
+def test_another_dtype_is_not_widened():
+    """No matrix in bfloat16 is turned into float32 in memory."""
+    program = parse(compiled("draft").text)
+    shapes = {
+        leaf.shape for leaf in jax.tree.leaves(compiled("draft").params) if len(leaf.shape) == 2
+    }
+    widened = [
+        instruction.name
+        for _, instruction in program.executed()
+        for shape in instruction.shapes
+        if shape.dtype == "f32" and shape.sizes in shapes
+    ]
+    assert widened == []
