@@ -12,7 +12,7 @@ import specjax
 from specjax.commands import main
 from specjax.drafters import pairing
 
-pytestmark = pytest.mark.filterwarnings("ignore:the draft .* speaks other tokens")
+pytestmark = pytest.mark.filterwarnings("ignore:the draft .* uses other tokens")
 
 NEW = 40
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]

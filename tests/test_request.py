@@ -91,7 +91,7 @@ def test_a_draft_is_a_model_a_folder_or_a_config(target, draft):
 def test_a_name_takes_the_draft(target, draft, name):
     proposer = prepared(target, "the cat", proposer=name, draft=draft).decoder.proposer
     assert proposer.asks_draft
-    with pytest.raises(ValueError, match=f"proposer='{name}' asks a draft model: pass draft= too"):
+    with pytest.raises(ValueError, match=f"proposer='{name}' needs a draft model: pass draft= too"):
         prepared(target, "the cat", proposer=name)
 
 
