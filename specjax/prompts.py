@@ -1,4 +1,4 @@
-"""Prompts as token ids: of texts, of lists of ids, and of conversations."""
+"""Prompts as token ids, from texts, lists of ids, or conversations."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list
         return target.tokenizer.encode(text, add_special_tokens=special).ids
     except (TypeError, UnicodeError) as error:
         raise ValueError(
-            f"{name} is the text {shown(text)}, which cannot be encoded ({error}); mend it"
+            f"{name} is the text {shown(text)}, which cannot be encoded ({error}); correct it"
         ) from None
 
 
@@ -85,7 +85,7 @@ def conversations(
     if turns is None:
         raise ValueError(
             f"messages={shown(messages)}; pass a list like "
-            '[{"role": "user", "content": "..."}], or a list of such'
+            '[{"role": "user", "content": "..."}], or a list of such lists'
         )
     if not turns:
         raise ValueError('messages is empty; pass at least one turn, {"role": "user", ...}')

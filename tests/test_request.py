@@ -105,7 +105,7 @@ REFUSED = {
         {"speculative_config": {"method": "ngram"}, "num_drafts": 3},
         "say the same thing: leave one of them out",
     ),
-    "no drafter": ({"drafter": specjax.NGram()}, "drafter=<a NGram> is no drafter"),
+    "no drafter": ({"drafter": specjax.NGram()}, "drafter=<a NGram> is not a drafter"),
     "heads by name": ({"proposer": "medusa"}, "comes without its weights"),
 }
 
