@@ -51,6 +51,7 @@ class Summary:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The figures by name, with `tokens_per_second`."""
         return {**dataclasses.asdict(self), "tokens_per_second": self.tokens_per_second}
 
 

@@ -133,7 +133,7 @@ class Options(TypedDict, total=False):
 
 OTHER_WORDS = {
     "assistant_model": "draft=, which takes what specjax.load returns, a folder, or org/name",
-    "assistant_tokenizer": "draft= alone: a draft brings its own tokenizer",
+    "assistant_tokenizer": "draft= alone: a draft has its own tokenizer",
     "num_assistant_tokens": "num_drafts=",
     "num_speculative_tokens": "num_drafts=",
     "prompt_lookup_num_tokens": 'proposer="ngram" and num_drafts=',

@@ -111,6 +111,8 @@ class KVCache(Cache):
     def zeros(
         cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: DTypeLike
     ) -> Self:
+        """An empty cache of `layers` layers with K = `heads`, S = `size` + 1 and D = `dim`."""
+
         # Zeros, not uninitialised memory: a masked slot is multiplied by 0, and 0 times NaN is NaN.
         # There is one slot more than `size`, since `stage` pads a single token to two.
         def leaves() -> tuple[Array, ...]:
@@ -120,6 +122,7 @@ class KVCache(Cache):
 
     @property
     def capacity(self) -> int:
+        """S, the number of slots of the first layer."""
         return self.keys[0].shape[2]
 
     def layer(self, index: int) -> Self:

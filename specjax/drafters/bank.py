@@ -145,6 +145,7 @@ class MedusaBank(Drafter):
 
     @property
     def capacity(self) -> int:
+        """The most adapters that the bank can hold."""
         return len(jax.tree.leaves(self.params)[0])
 
     def add(self, name: str, adapter: MedusaAdapter) -> MedusaBank:

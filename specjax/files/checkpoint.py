@@ -215,7 +215,7 @@ def _eos(folder: str | pathlib.Path, generation: Config, config: Config) -> tupl
 
 
 def _defaults(folder: str | pathlib.Path, generation: Config) -> dict[str, float]:
-    """The sampling settings in generation_config.json, if it asks for sampling.
+    """The sampling settings in generation_config.json, if its `do_sample` is true.
 
     transformers would add top_k=50 to them; specjax does not.
     """

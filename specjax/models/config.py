@@ -56,7 +56,7 @@ class TransformerConfig:
     qk_norm: str | None = None
     query_scale: float | None = None  # by default head_dim ** -0.5
     attention_softcap: float | None = None
-    windows: tuple[int | None, ...] = ()  # by layer: a token sees itself and window - 1 before it
+    windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
     # MLP
     activation: str = "silu"
     gated: bool = True

@@ -41,7 +41,7 @@ def join(
 ) -> None:
     """Join a group of processes; from now on only the first of them writes to stdout.
 
-    Call it before anything asks JAX for a device.  If the group does not come together, or another
+    Call it before anything uses a JAX device.  If the group does not come together, or another
     process fails later on, this process ends with a message and status 2.
 
     Args:
