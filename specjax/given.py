@@ -53,7 +53,7 @@ def check_given(
             raise ValueError(f"prompt {empty} is empty; a prompt needs at least one token")
         if lengths.max() > width:
             longest = lengths.max()
-            raise ValueError(f"prompt_length {longest} is longer than the width of prompt, {width}")
+            raise ValueError(f"prompt_length {longest} is longer than the {width} tokens of prompt")
     if (limits := held.get("limit")) is not None:
         most = limits.max()
         if most > capacity:

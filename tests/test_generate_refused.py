@@ -127,7 +127,7 @@ REFUSED = {
     "function of another shape": (
         "a",
         {"logits_processor": lambda logits, text, counts: logits[:5]},
-        ["logits_processor", "(5,)", "(320,)", "as many"],
+        ["logits_processor", "(5,)", "(320,)", "keep their shape"],
     ),
     "function of no shape": (
         "a",

@@ -50,7 +50,7 @@ class StaticTree(Shape):
         if max(self.branching) > size:
             raise ValueError(
                 f"branching={self.branching}; siblings are distinct tokens, and the vocabulary "
-                f"has only {size}"
+                f"has only {size} tokens"
             )
         nodes = sum(self._widths)
         self.arrange(nodes, len(self.branching), nodes)
