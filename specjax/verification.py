@@ -11,7 +11,7 @@ from specjax.types import ModelOutput, Verdict
 
 @struct.dataclass
 class Verification:
-    """What a pass of the target says about a proposal."""
+    """The target's pass over a proposal, and the rule's verdict on it."""
 
     verdict: Verdict  # of each row
     tree: Tree  # of each row, without drafts that are deeper than the row's `num_drafts`

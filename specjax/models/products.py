@@ -2,8 +2,8 @@
 
 XLA:CPU has fast kernels for bfloat16 only if the result is float32 and if there are at least two
 rows: a bfloat16 product of one row, or with a bfloat16 result, takes 10 to 20 times as long.
-Padding the row and rounding afterwards gives the same numbers: products are summed in float32 in
-any case, and rounded once.
+Padding the row and rounding afterwards gives the same result: products are summed in float32 in any
+case, and rounded once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def float32_dot_general(x: Array, y: Array, dimensions: DotDimensionNumbers) -> 
     """`jax.lax.dot_general` with a float32 result.
 
     XLA:CPU before jax 0.10 has no bfloat16 product with a float32 result.  There both inputs are
-    converted to float32, which changes no number.
+    converted to float32, which does not change the result.
     """
     if jax.__version_info__ < (0, 10) and jax.default_backend() == "cpu":
         x, y = x.astype(jnp.float32), y.astype(jnp.float32)
