@@ -1,4 +1,4 @@
-"""A proposer of your own, with weights: a table of which token most often follows which.
+"""A proposer of your own with weights: a table of the most frequent successor of each token.
 
 python examples/own_proposer.py
 specjax generate "def fibonacci(n):" --proposer examples.own_proposer:bigrams
@@ -16,14 +16,14 @@ from specjax.types import Block, Proposal
 
 @dataclasses.dataclass(frozen=True)
 class Bigram(Proposer):
-    """Drafts a chain: after each token the one that followed it most often.
+    """Drafts a chain in which each token is the most frequent successor of the one before it.
 
-    Its parameters are one table [V] int32; it needs no state.
+    Its parameters are one table [V] int32; it has no state.
     """
 
     num_drafts: int = 4
     is_chain = True
-    point_mass = True  # it draws nothing: every draft is a function of the text
+    point_mass = True  # nothing is sampled: every draft is a function of the text
 
     def __post_init__(self):
         self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts)
@@ -43,7 +43,7 @@ class Bigram(Proposer):
 
 
 def bigrams(target: specjax.LanguageModel, draft: specjax.LanguageModel | None) -> specjax.Drafter:
-    """Counts the bigrams of a text that the target wrote itself."""
+    """A drafter from the bigram counts of texts that the target has generated."""
     out = specjax.generate(target, ["def ", "class ", "import "], max_new_tokens=120, temperature=0)
     counts = np.zeros((target.model.vocab_size,) * 2, np.int32)
     for row in out.tokens:

@@ -1,4 +1,6 @@
-"""A rule of your own: accept a draft among the `top` best tokens of the target.  It is not exact.
+"""A rule of your own: accept a draft that is among the target's `top` best tokens.
+
+The rule is not exact: it changes the distribution of the text.
 
 python examples/own_rule.py
 """
@@ -14,9 +16,9 @@ from specjax.types import Proposal, Verdict
 
 @struct.dataclass
 class TopTokens(Rule):
-    """Walks down while a child is among the `top` tokens of greatest logit after its parent.
+    """Walks down the tree while a child is among the `top` tokens of greatest logit.
 
-    `top` is a number: another value does not compile, and each row may have its own.
+    `top` is traced: a new value does not recompile, and each row may have its own.
     """
 
     top: float = 2.0

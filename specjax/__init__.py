@@ -1,7 +1,7 @@
 """Lossless speculative decoding in JAX.
 
 A proposer drafts a small tree of tokens, the target model verifies it in one pass, and a rule
-accepts the part that the target itself would have said.  Autoregressive decoding is the empty tree.
+accepts a path from its root.  Autoregressive decoding is the special case of a tree without drafts.
 """
 
 from specjax.audit import Report, audit

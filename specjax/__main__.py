@@ -1,4 +1,4 @@
-"""python -m specjax <command>.  A command is a file in `specjax.commands` and a line in a table."""
+"""`python -m specjax <command>` runs a command of `specjax.commands`."""
 
 from specjax.commands import main
 

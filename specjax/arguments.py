@@ -1,7 +1,7 @@
-"""Checks of a user's arguments: an error names the argument and its value, and says the cure.
+"""Checks of the arguments that a user passes.  An error names the argument, its value and the fix.
 
-Python counts True as 1, NumPy reads "2" as 2.0, and bytes are a sequence of numbers.  None of them
-is a number here.
+The checks are stricter than Python and NumPy: True does not count as 1, the string "2" not as 2.0,
+and bytes not as a sequence of numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def shown(value: object) -> str:
-    """A value for a message: short, on one line, and without the arrays of a model."""
+    """A value as text for a message: short, on one line, and without the arrays of a model."""
     if isinstance(value, type):
         return f"<the class {value.__name__}>"
     if dataclasses.is_dataclass(value):
@@ -31,7 +31,7 @@ def shown(value: object) -> str:
 def number(value: object) -> int | float | None:
     """`value` as an int or a float if it is a number of any library, else None.
 
-    An array without axes is a number, and a boolean is not.
+    An array of 0 dimensions is a number; a boolean is not.
     """
     if isinstance(value, int | float):
         if isinstance(value, bool):
@@ -46,7 +46,10 @@ def number(value: object) -> int | float | None:
 
 
 def items(value: object) -> list[Any] | None:
-    """The items of a list, a tuple or an array with axes; None for others, such as a text."""
+    """The items of a list, a tuple or an array of 1 or more dimensions; None for anything else.
+
+    A string counts as one value, so it gives None.
+    """
     if isinstance(value, type | str | bytes | bytearray | memoryview):
         return None
     if isinstance(value, Sequence):
@@ -60,7 +63,11 @@ def items(value: object) -> list[Any] | None:
 
 
 def whole(name: str, value: object, least: int, most: int, wanted: str) -> int:
-    """A whole number in [least, most].  Raises ValueError, which says what is `wanted`."""
+    """`value` as an int, if it is a whole number in [least, most].
+
+    Raises:
+      ValueError: `value` is anything else; the message says that it must be `wanted`.
+    """
     plain = number(value)
     if not isinstance(plain, int) or not least <= plain <= most:
         raise ValueError(f"{name}={shown(value)} is not allowed; it must be {wanted}")
@@ -75,7 +82,7 @@ def flag(name: str, value: object) -> bool:
 
 
 def hashable(name: str, value: object) -> None:
-    """Raises ValueError if `value` is not hashable: compiled programs are cached by it."""
+    """Raises ValueError if `value` is not hashable: it is part of the key of compiled programs."""
     try:
         hash(value)
     except TypeError as error:
@@ -86,7 +93,7 @@ def hashable(name: str, value: object) -> None:
 
 
 def each(name: str, value: object, rows: int, unit: str = "prompt") -> list[Any]:
-    """One value a row, from one value for all rows or a list.
+    """A list of one value per row, from one value for all rows or from such a list.
 
     Raises:
       ValueError: the list has another length.
@@ -96,7 +103,7 @@ def each(name: str, value: object, rows: int, unit: str = "prompt") -> list[Any]
         return [value] * rows
     if len(values) != rows:
         count = f"{len(values)} values for {rows} {unit}s"
-        raise ValueError(f"{name} has {count}; pass one, or one a {unit}")
+        raise ValueError(f"{name} has {count}; pass one, or one per {unit}")
     return values
 
 
@@ -108,17 +115,17 @@ def per_row(
     accept: Callable[[float], bool],
     wanted: str,
 ) -> np.ndarray:
-    """A setting as [batch] numbers on the host, from one number or one a row.
+    """A setting as [batch] numbers on the host, from one number or one per row.
 
-    A list of one number stands for all rows.
+    A list of a single number applies to all rows.
 
     Raises:
       ValueError: a value is not a finite number of that type, or `accept` is False for it; the
-        message says what is `wanted`.
+        message says that it must be `wanted`.
     """
-    given = items(value)
-    if given is not None and len(given) == 1:
-        values = given * batch
+    listed = items(value)
+    if listed is not None and len(listed) == 1:
+        values = listed * batch
     else:
         values = each(name, value, batch, "row")
     if issubclass(dtype, np.integer):
@@ -139,4 +146,5 @@ def per_row(
 
 
 def is_count(value: float) -> bool:
+    """Is it 0 or greater?  For `accept` of `per_row`."""
     return value >= 0

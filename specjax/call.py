@@ -32,8 +32,8 @@ from specjax.types import DecodeState, Params
 _GREATEST = 2**31 - 1
 _CAPACITY_STEP = 128
 WARM_STEPS = 16
-"""Steps that `Call.compile` runs.  On a CPU a matrix product is slow the first time, and prompt
-lookup takes the wide pass only where it finds a match."""
+"""The number of steps that `Call.compile` runs.  Several are needed because on a CPU a matrix
+product is slow the first time, and prompt lookup runs the wide pass only when it finds a match."""
 _SMALLEST_BUCKET = 16
 
 ArraysT = TypeVar("ArraysT")
@@ -41,7 +41,7 @@ ArraysT = TypeVar("ArraysT")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Call:
-    """A checked call of `generate` with B prompts; so far nothing was moved or compiled."""
+    """A checked call of `generate` with B prompts; nothing has been moved or compiled yet."""
 
     target: LanguageModel
     decoder: Decoder
@@ -50,7 +50,7 @@ class Call:
     prompt: np.ndarray  # [B, P] int32, padded on the right
     lengths: np.ndarray  # [B] int32
     new: int  # the most new tokens of a row
-    num_drafts: np.ndarray | None  # [B] int32; None: as deep as the proposer drafts
+    num_drafts: np.ndarray | None  # [B] int32; None: no limit below that of the proposer
     eos: np.ndarray  # [B, ids] int32
     seeds: tuple[np.ndarray, np.ndarray]  # as `seeds_of` returns them
     sampling: Sampling
@@ -61,7 +61,10 @@ class Call:
 
     @functools.cached_property
     def params(self) -> Params:
-        """The weights on their devices.  The first use moves and makes them, which may compile."""
+        """The weights on their devices.
+
+        The first access moves the weights and makes those of the proposer, which may compile.
+        """
         laid = self.target
         if self.mesh is not None:
             laid = dataclasses.replace(laid, params=lay(laid.model, laid.params, self.mesh))
@@ -83,7 +86,7 @@ class Call:
     def prefill(self) -> DecodeState:
         """Read the prompts."""
         seeds, rows = self.seeds
-        given = {
+        arrays = {
             "prompt": self.prompt,
             "prompt_length": self.lengths,
             "sampling": self.sampling,
@@ -92,11 +95,11 @@ class Call:
             "processors": self.processors,
             "eos": self.eos,
         }
-        # A padding row may write no new tokens, so it is done at once and no statistics count it.
+        # A padding row has no room for new tokens, so it is done at once and is not counted.
         wanted = np.arange(len(rows) + self._padding) < len(rows)
         limit = pad_rows(self.lengths, self._padding) + np.int32(self.new) * wanted
         return self.decoder.prefill(
-            self.params, limit=limit.astype(np.int32), **pad_rows(given, self._padding)
+            self.params, limit=limit.astype(np.int32), **pad_rows(arrays, self._padding)
         )
 
     def compile(self) -> None:
@@ -120,7 +123,7 @@ def check(
             f"target is a {type(target).__name__}; pass what specjax.load(folder) returns"
         )
     if not isinstance(mesh, Mesh | None):
-        raise ValueError(f"mesh={shown(mesh)} is no mesh; pass what specjax.make_mesh returns")
+        raise ValueError(f"mesh={shown(mesh)} is not a mesh; pass what specjax.make_mesh returns")
     mesh = mesh_of(target.params) if mesh is None else mesh
     rule, stream, stops = _rule(request.rule), flag("stream", stream), _stops(target, request.stop)
     wanted = f"a whole number, at least 1 and at most {_GREATEST}"
@@ -192,7 +195,7 @@ def check(
 
 
 def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool]:
-    """The token ids of each prompt or conversation, and whether a single one was given alone."""
+    """The token ids of each prompt or conversation, and True if it was a single one, not a list."""
     more = request.chat_template_kwargs
     if more is not None and (
         request.messages is None
@@ -222,7 +225,7 @@ def ends_of(target: LanguageModel, eos: object, rows: int) -> list[list[int]]:
     ends = nested if entries and None not in nested else [entries] * rows
     if len(ends) != rows:
         raise ValueError(
-            f"eos has {len(ends)} lists for {rows} prompts; pass one list of ids, or one a prompt"
+            f"eos has {len(ends)} lists for {rows} prompts; pass one list of ids, or one per prompt"
         )
     last = target.model.vocab_size - 1
     wanted = f"a token id, or a list of them; the vocabulary of {target.name} has 0 to {last}"
@@ -232,7 +235,7 @@ def ends_of(target: LanguageModel, eos: object, rows: int) -> list[list[int]]:
 def bad_word_ids(
     target: LanguageModel, words: object, ends: list[list[int]]
 ) -> list[Sequence[int]]:
-    """The banned token sequences; a text is banned as it is and as written after a space."""
+    """The banned token sequences; a text is banned as it is and with a space before it."""
     banned: list[Sequence[int]] = []
     for word in word_list(words):
         if not isinstance(word, str):
@@ -258,7 +261,7 @@ def bad_word_ids(
 
 
 def check_length(role: str, model: LanguageModel, ids: list[list[int]], new: int) -> None:
-    """Raises ValueError if a prompt and its new tokens are more than a model reads."""
+    """Raises ValueError if a prompt with its new tokens has more tokens than a model can read."""
     lengths, most = [len(row) for row in ids], model.model.max_positions
     longest = max(lengths)
     if longest + new <= most:
@@ -276,8 +279,7 @@ def check_length(role: str, model: LanguageModel, ids: list[list[int]], new: int
 def seeds_of(seed: object, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """The seed of each row [B] uint32, and a number [B] int32 that is folded into its key.
 
-    Rows that share one seed get their index as that number, and rows with a seed of their own get
-    0.
+    The number is the row's index if all rows share one seed, and 0 if each row has its own seed.
     """
     wanted = "a whole number; it must lie in [0, 2^32)"
     seeds = [whole("seed", value, 0, 2**32 - 1, wanted) for value in each("seed", seed, rows)]
@@ -298,13 +300,13 @@ def _rule(rule: object) -> Rule:
     if isinstance(rule, str):
         if rule not in RULES:
             raise ValueError(
-                f"rule={rule!r} is no rule; "
+                f"rule={rule!r} is not a rule; "
                 f"pass one of {', '.join(RULES)}, or a rule such as Match()"
             )
         return RULES[rule]()
     if not isinstance(rule, Rule):
         raise ValueError(
-            f"rule={shown(rule)} is no rule; "
+            f"rule={shown(rule)} is not a rule; "
             f"pass an object such as specjax.Match(), or one of {', '.join(RULES)}"
         )
     hashable("rule", rule)

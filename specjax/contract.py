@@ -1,12 +1,15 @@
-"""The contract: what a model, a cache, a proposer, a source and a rule must offer.
+"""The contract: the base classes of models, caches, proposers, sources and rules.
 
-Every attribute is declared here, with its default if it has one.  Building an object whose class
-lacks a method or an attribute fails with the missing name, before anything is traced.
+Every attribute is declared here, with its default if it has one.  If a class lacks a method or an
+attribute, building an object of it fails with the missing name, before anything is traced.
 
     Decoder = target Model + Proposer + Rule
     Proposer = a shape (chain, static tree, dynamic tree) over a Source (a draft model, heads, ...)
 
-The parts are frozen and hashable: they hold structure, and `Params` and `DecodeState` hold arrays.
+The parts are frozen, hashable and hold no arrays; those are in `Params` and `DecodeState`.
+
+To *read* tokens means to run a forward pass over them.  A pass *stages* the keys and values of its
+tokens in the cache, after the committed ones; `Cache.commit` then keeps some of them.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class _Declared(abc.ABCMeta):
-    """Refuses an instance that lacks an attribute which its contract declares without a default."""
+    """Refuses an instance that lacks an attribute declared by its base class without a default."""
 
     def __call__(cls: type[_T], *arguments: object, **named: object) -> _T:
         made = super().__call__(*arguments, **named)
@@ -46,27 +49,28 @@ class _Declared(abc.ABCMeta):
 
 
 class Part(metaclass=_Declared):
-    """A part of a decoder: frozen, hashable, structure only."""
+    """A part of a decoder: frozen, hashable, without arrays."""
 
     def declare(self, **attributes: object) -> None:
-        """Set attributes that follow from the fields of a frozen dataclass in `__post_init__`."""
+        """For `__post_init__` of a frozen dataclass: set attributes that follow from its fields."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
 
 class Cache(abc.ABC):
-    """The memory of a model: the committed tokens of each row, and those just staged.
+    """What a model keeps of the committed tokens of each row, and of those that are staged.
 
-    A cache is a pytree (`flax.struct.dataclass`) whose leaves all have the row as axis 0.
+    A cache is a pytree (`flax.struct.dataclass`) whose leaves all have the row as axis 0.  Slots
+    after the staged tokens may hold *scratch*: tokens that were rejected or rewound.
     """
 
     length: Array  # [B] int32; committed tokens
 
     commits_paths: ClassVar[bool] = False
-    """Can it commit any path through a tree of staged tokens, or only the first ones?"""
+    """True if `commit` accepts a path through a tree of staged tokens, False if only a prefix."""
 
     keeps_scratch: ClassVar[bool] = False
-    """After `rewind`, may the next `commit` commit the first of the rewound tokens again?"""
+    """True if a `commit` after `rewind` can commit the first of the rewound tokens again."""
 
     @abc.abstractmethod
     def commit(self, count: Array, path: Array | None = None) -> Self:
@@ -74,13 +78,16 @@ class Cache(abc.ABC):
 
     @abc.abstractmethod
     def rewind(self, to: Cache) -> Self:
-        """This cache as it was at `to`, an earlier value of it; later tokens become scratch."""
+        """This cache with the committed tokens of `to`, an earlier value of this cache.
+
+        Tokens that were committed since become scratch.
+        """
 
     def narrow(self, ahead: int, widest: int) -> Self:
-        """This empty cache with less memory, if the model needs less; the default changes nothing.
+        """This empty cache with less memory, if the model can do with less (by default: itself).
 
         Args:
-          ahead: the most tokens that are written after the length before it moves.
+          ahead: the most tokens that are written after `length` before a `commit` or `rewind`.
           widest: the most tokens of one pass over a prompt.
         """
         del ahead, widest
@@ -88,7 +95,7 @@ class Cache(abc.ABC):
 
 
 def refuse_path(path: Array | None) -> None:
-    """For caches with `commits_paths = False`; a decoder has checked `reads_trees` before."""
+    """Raises ValueError for a path; for caches with `commits_paths = False`."""
     if path is not None:
         raise ValueError(
             "this cache commits the first staged tokens only: use a proposer of chains"
@@ -96,7 +103,7 @@ def refuse_path(path: Array | None) -> None:
 
 
 def refuse_taps(taps: tuple[int, ...]) -> None:
-    """For models with `num_taps = 0`; a decoder has checked the proposer's `taps` before."""
+    """Raises ValueError for any taps; for models with `num_taps = 0`."""
     if taps:
         raise ValueError(
             f"taps={taps}, and this model offers no layer to read: use a proposer without taps"
@@ -108,8 +115,8 @@ class Model(Part):
 
     vocab_size: int
     max_positions: int
-    reads_trees: bool  # does it apply `mask`, and does its cache commit paths?
-    num_taps: int = 0  # `taps` may name 0 ... num_taps - 1; 0: the model has none
+    reads_trees: bool  # True if `apply` applies `mask`, and the cache commits paths
+    num_taps: int = 0  # `taps` may hold 0 ... num_taps - 1; 0: the model offers no inner layers
 
     @abc.abstractmethod
     def init_cache(self, batch: int, size: int) -> Cache:
@@ -125,15 +132,15 @@ class Model(Part):
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """Read `tokens` [B, N] at `positions` [B, N].
+        """Run one forward pass over `tokens` [B, N] at `positions` [B, N].
 
-        Token n sees the committed tokens of its row, and each of the N tokens m with
-        `mask[b, n, m]` (None: causal).  The N tokens are staged at slots length ... length + N - 1;
-        the length does not move.
+        Token n attends to the committed tokens of its row, and to each of the N tokens m for which
+        `mask[b, n, m]` is True (None: causal).  The N tokens are staged in slots length ...
+        length + N - 1 of the cache, whose length does not change.
 
-        With `taps`, `ModelOutput.features` [B, N, sum E] holds the residual stream after those
-        layers, side by side in the order of `taps`: 0 is the embedding, 1 the output of the first
-        layer.
+        With `taps`, `ModelOutput.features` [B, N, sum E] holds the hidden states (the residual
+        stream) after those layers, concatenated in the order of `taps`: 0 is the embedding, 1 the
+        output of the first layer.
         """
 
 
@@ -151,7 +158,7 @@ class Loaded(Protocol):
 
 
 class Draw(Protocol):
-    """The randomness of one step, for ONE row.  A proposer uses it through `Context.noise`."""
+    """The randomness of one step, for ONE row.  A proposer uses it by `Context.noise` only."""
 
     def noise(self, node: Array, depth: Array) -> Array:
         """[M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
@@ -173,23 +180,24 @@ class Warp(Protocol):
         """[B, M, V] -> [B, M, V] float32, -inf for tokens that the settings exclude.
 
         `path` [B, M, D] are the tokens from below the root to each of the M nodes, padded on the
-        right with ABSENT.  With it penalties and the like treat drafts as in the verification.
-        Without it every node counts as the root.  That lowers acceptance but stays exact: a rule
-        uses the distribution that a draft was drawn from, whatever it is.
+        right with ABSENT.  Penalties and similar settings then count the drafts, as they do when
+        the target verifies.  Without `path` every node is treated as the root.  That lowers the
+        acceptance rate but stays exact, because a rule uses the distribution that a draft was
+        drawn from, whatever it is.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a proposer is told about one step.  It exists only inside one trace."""
+    """The inputs of `Proposer.propose` for one step.  It exists only while a step is traced."""
 
-    pending: Array  # [B] int32; decided, and not yet read by the target: the root
+    pending: Array  # [B] int32; the last token of the text, not yet read by the target: the root
     draw: Draw  # vmapped over rows
     warp: Warp
-    shared_noise: bool  # do proposer and rule draw with the same noise, keyed by position?
-    wants_logits: bool  # must sampled drafts come with `Proposal.logits`?
-    cache: Cache  # the target's cache, to read
+    shared_noise: bool  # proposer and rule draw with the same noise, keyed by position
+    wants_logits: bool  # sampled drafts must come with `Proposal.logits`
+    cache: Cache  # the target's cache, which a proposer may use but not change
 
     def noise(self, node: Array, depth: Array) -> Array:
         """[B, M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
@@ -197,7 +205,7 @@ class Context:
 
 
 class Proposer(Part):
-    """Makes drafts.  All that evolves is in its state, whose leaves have the row as axis 0.
+    """Makes drafts.  Everything that changes is in its state, whose leaves have the row as axis 0.
 
     Its only randomness is `context.noise`.  Whether a node is present may depend on the text and on
     nodes drawn before it, but not on its own token: that would bias `Rejection`.
@@ -206,19 +214,19 @@ class Proposer(Part):
     num_nodes: int  # N of its proposals, the root included
     max_depth: int  # D
     is_chain: bool
-    taps: tuple[int, ...] = ()  # layers of the target that it reads, as `Block.features`
-    may_abstain: bool = False  # often drafts nothing: the target then reads the roots only
-    shares_cache: bool = False  # drafts in the target's cache: see `propose`
+    taps: tuple[int, ...] = ()  # layers of the target whose hidden states it gets, `Block.features`
+    may_abstain: bool = False  # it often has no draft: the target then reads the roots only
+    shares_cache: bool = False  # it drafts in the target's cache: see `propose`
     scratch: int = 0  # slots of the target's cache that `propose` writes, if more than num_nodes
     point_mass: bool = False  # for a rule that wants logits, every draft is a function of the text
-    asks_draft: bool = False  # are its parameters those of a draft model?
+    asks_draft: bool = False  # its parameters are those of a draft model
 
     def check(self, rule: Rule) -> None:
-        """Raises ValueError if it cannot serve `rule`.  A decoder asks when it is built."""
+        """Raises ValueError if it does not work with `rule`.  Building a decoder calls this."""
         del rule
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        """Its parameters, from the models that it was made for; by default it has none.
+        """The proposer's parameters, from the models that it was made for; by default None.
 
         Raises:
           ValueError: it was made for other models, needs a draft model, or has its own weights.
@@ -232,32 +240,33 @@ class Proposer(Part):
 
     @abc.abstractmethod
     def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
-        """A tree below `context.pending`, and the new state.
+        """A tree of drafts below `context.pending`, and the new state.
 
-        With `shares_cache` the state is the target's cache, in which the proposer may stage tokens
-        after the length; it returns that cache.
+        With `shares_cache`, the state is the target's cache.  The proposer may stage tokens in it
+        after the length, and returns it.
         """
 
     @abc.abstractmethod
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """The state after `block` is committed.  Keep it cheap: read tokens in `propose`."""
+        """The state after `block` is committed.  Only store tokens here; read them in `propose`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lookahead:
-    """What a source needs to know of its shape."""
+    """The sizes of a shape that its source needs to allocate its state."""
 
     depth: int  # drafts are at most this deep, so a step commits at most depth + 1 tokens
     staged: int  # the most tokens that are staged at a time, the pending one included
-    is_chain: bool  # only `extend` is called; otherwise only `read_tree`
+    is_chain: bool  # True if the shape calls only `extend`, False if only `read_tree`
 
 
 class Source(Part):
-    """Predicts the next token, one level after another.  A shape arranges these drafts.
+    """Predicts the next token, one level after another.  A shape turns predictions into drafts.
 
         propose = begin, then (extend or read_tree) for each level, then end
 
-    A *reading* is what a source passes along within one `propose`: mostly its cache.
+    A *reading* is the value that these calls pass on within one `propose`: usually the source's
+    cache with the drafts of this step.
     """
 
     vocab_size: int  # the target's
@@ -267,7 +276,7 @@ class Source(Part):
 
     @abc.abstractmethod
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        """Its parameters, as `Proposer.bind`."""
+        """The source's parameters, as in `Proposer.bind`."""
 
     @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> Arrays:
@@ -292,14 +301,14 @@ class Source(Part):
     def read_tree(
         self, params: Arrays, reading: Arrays, tokens: Array, at: Array, depth: Array, mask: Array
     ) -> tuple[Arrays, Array]:
-        """Read the nodes of a tree below the pending token, all its levels so far in one pass.
+        """Read the nodes of a tree below the pending token: all levels so far, in one pass.
 
         Args:
           params, reading: as above.
           tokens: [B, T] of all nodes but the root.
-          at: [B, M] the nodes of the newest level among the T.
-          depth: [T] levels below the pending token, from 0.
-          mask: [B or 1, T, T] bool; which nodes see each other.
+          at: [B, M] indices among the T of the nodes of the newest level.
+          depth: [T] of each node, 0 for the children of the pending token.
+          mask: [B or 1, T, T] bool; node n attends to node m where mask[b, n, m] is True.
 
         Returns:
           The reading, and the logits [B, M, V] after the nodes `at`.
@@ -307,16 +316,16 @@ class Source(Part):
 
     @abc.abstractmethod
     def end(self, params: Arrays, state: Arrays, reading: Arrays, proposal: Proposal) -> Arrays:
-        """Remove the drafts.  Returns the state that `begin` returned, in the reading's buffers."""
+        """Remove the drafts: the state that `begin` returned, in the buffers of the reading."""
 
     @abc.abstractmethod
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
         """The state after `block` is committed."""
 
     def known(self, params: Arrays, reading: Arrays, tokens: Array) -> Array | None:
-        """[B, N] bool: can it read these nodes, of which the first is pending?  None: all of them.
+        """[B, N] bool: which nodes the source can read (node 0 is the pending token); None: all.
 
-        The descendants of an unknown node are dropped with it.
+        The shape drops the other nodes with their descendants.
         """
         del params, reading, tokens
         return None
@@ -331,7 +340,7 @@ class BlockSource(Part):
 
     @abc.abstractmethod
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
-        """Its parameters, as `Proposer.bind`."""
+        """The source's parameters, as in `Proposer.bind`."""
 
     @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
@@ -341,7 +350,10 @@ class BlockSource(Part):
     def marginals(
         self, params: Arrays, state: Arrays, context: Context
     ) -> tuple[Array, Array, Arrays]:
-        """Logits [B, D, V] of the D tokens after the pending one, rows [B] that have any, state."""
+        """Logits [B, D, V] of the D tokens after the pending one; [B] bool: has the row any; state.
+
+        The logits of a row without drafts are not used.
+        """
 
     @abc.abstractmethod
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
@@ -356,23 +368,23 @@ class Rule(abc.ABC):
     """
 
     exact: ClassVar[bool]
-    """Does the emitted text keep the target's distribution?"""
+    """True if the emitted text has the target's distribution."""
 
     shared_noise: ClassVar[bool]
-    """Do proposer and rule draw with the same position-keyed noise?"""
+    """True if proposer and rule draw with the same position-keyed noise."""
 
     wants_logits: ClassVar[bool] = False
-    """Does it need the distributions that drafts were drawn from, `Proposal.logits`?"""
+    """True if it needs `Proposal.logits`, the distributions that drafts were drawn from."""
 
     chain_only: ClassVar[bool] = False
-    """Does it judge only chains?"""
+    """True if it judges chains only."""
 
     def __init_subclass__(cls, **named: object) -> None:
         super().__init_subclass__(**named)
         missing = [name for name in ("exact", "shared_noise") if not hasattr(cls, name)]
         if missing:
             raise TypeError(
-                f"{cls.__name__} must say {' and '.join(missing)}: each is True or False"
+                f"{cls.__name__} must set {' and '.join(missing)}, each to True or False"
             )
 
     @abc.abstractmethod

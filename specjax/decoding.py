@@ -1,10 +1,10 @@
-"""The decoder: five verbs over `(params, state)`, in terms of `specjax.contract` only.
+"""The decoder: functions over `(params, state)` that use the classes of `specjax.contract` only.
 
     prompt - prefill -> DecodeState ->[ propose -> verify -> commit ]* -> output
 
-The last token of a row is always *pending*: decided, but not yet read by the target.  Prefill
-commits the prompt without its last token and samples nothing; each step commits exactly as many
-tokens as it emits.
+The last token of a row is always *pending*: it is part of the text, but the target has not read it
+yet.  Prefill commits the prompt without its last token and samples nothing.  Each step commits
+exactly as many tokens as it emits.
 
     tokens   t h e _ c a t _ s a t            length 11      "t" at slot 10 is pending
     cache    t h e _ c a t _ s a              length 10      always length - 1
@@ -47,7 +47,7 @@ _Layout = tuple[NamedSharding | None, ...] | None
 class Decoder:
     """A target, a proposer and a rule.
 
-    It is hashable, as the static argument of every jit; its arrays are in `Params`.
+    It is hashable, since it is a static argument of every jit.  The arrays are in `Params`.
 
     Attributes:
       target: the model whose text is decoded.
@@ -55,9 +55,9 @@ class Decoder:
       rule: decides which drafts are accepted.
       eos: token ids that end a row (the ending token is part of the output).
       capacity: the most tokens that a row can hold, prompt included.
-      logits_processor: a function of the user's: see `specjax.processors.LogitsProcessor`.
-      num_logprobs: record log-probabilities of the emitted tokens, and of this many best ones at
-        each; None records nothing.
+      logits_processor: a user's function: see `specjax.processors.LogitsProcessor`.
+      num_logprobs: record the log-probability of each emitted token, and of this many most probable
+        tokens; None records nothing.
     """
 
     target: Model
@@ -67,7 +67,7 @@ class Decoder:
     capacity: int = 512
     logits_processor: LogitsProcessor | None = None
     num_logprobs: int | None = None
-    # The rule without its numbers, which are data.
+    # The rule without its numbers, which are traced.
     _rule_form: object = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -77,13 +77,13 @@ class Decoder:
             ("rule", self.rule, Rule),
         ):
             if not isinstance(part, kind):
-                given = (
+                called = (
                     f"the class {part.__name__}"
                     if isinstance(part, type)
                     else f"a {type(part).__name__}"
                 )
                 raise ValueError(
-                    f"{name} is {given}; "
+                    f"{name} is {called}; "
                     f"pass an instance of a subclass of specjax.contract.{kind.__name__}"
                 )
         has_numbers = not jax.tree_util.all_leaves([self.rule])
@@ -96,7 +96,7 @@ class Decoder:
         if self.proposer.num_nodes > self.capacity:
             raise ValueError(
                 f"a proposal of {self.proposer.num_nodes} nodes is larger than the capacity of "
-                f"{self.capacity} tokens: propose less, or raise the capacity"
+                f"{self.capacity} tokens: propose fewer, or raise the capacity"
             )
         if self.num_logprobs is not None and not 0 <= self.num_logprobs <= self.target.vocab_size:
             raise ValueError(
@@ -150,17 +150,17 @@ class Decoder:
           prompt_length: [B] int32, at least 1.
           limit: [B] int32; a row stops when prompt and output reach this length; at most
             `capacity`, and one more than `target.max_positions`.
-          sampling: settings, one a row.
+          sampling: settings, one per row.
           key: [B] PRNG keys, split from `specjax.make_key(seed)`.  Rows with equal keys, prompts
             and settings give equal texts.
-          num_drafts: [B] int32; drafts deeper than this are dropped, and 0 decodes a row plainly;
-            None drops none.
-          processors: penalties and the like, from `Processors.create`; None where all are off.
+          num_drafts: [B] int32; drafts deeper than this are dropped, and 0 is plain decoding; None
+            drops no drafts.
+          processors: penalties and similar settings, from `Processors.create`; None if all are off.
           eos: [B, ids] int32, the EOS ids of each row (`eos_of_rows`); by default the decoder's.
 
         Raises:
           ValueError: a prompt or a limit does not fit, or the devices have too little free memory
-            (checked for concrete arrays, before any compilation); a key is not of the
+            (checked only for concrete arrays, before any compilation); a key is not of the
             implementation "threefry2x32", or an array has another shape or type (checked for traced
             arrays too).
         """
@@ -171,22 +171,22 @@ class Decoder:
         mesh = mesh_of(params.target)
         if len(prompt) % (parts := row_parts(mesh)):
             raise ValueError(
-                f"{len(prompt)} rows, which {parts} devices along the mesh axis of rows do not "
-                f"divide, and {len(prompt) + -len(prompt) % parts} would: pad with rows whose "
-                "limit is their prompt_length"
+                f"{len(prompt)} rows do not divide among the {parts} devices along the mesh axis "
+                f"of rows: pad to {len(prompt) + -len(prompt) % parts} rows, where the limit of a "
+                "padding row is its prompt_length"
             )
         eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
         rule = None
-        if not jax.tree_util.all_leaves([self.rule]):  # its numbers are data, one a row
+        if not jax.tree_util.all_leaves([self.rule]):  # its numbers are traced, one per row
             rule = jax.tree.map(lambda x: np.full(len(prompt), x, np.float32), self.rule)
-        given = prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule
+        inputs = prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule
         placed = mesh, is_split(params.target), is_split(params.proposer)
-        check_memory(start, self, placed, params, *given)
-        return start(self, placed, params, *given)
+        check_memory(start, self, placed, params, *inputs)
+        return start(self, placed, params, *inputs)
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
-        """`propose`, `verify`, `commit`.  Pure and not jitted, like each of them."""
-        draw = self._draw(state)  # made once: XLA would compute two draws of a step twice
+        """`propose`, `verify`, `commit`.  It is pure and not jitted, like each of them."""
+        draw = self._draw(state)  # once, since XLA would compute the same noise twice
         # The scopes name the parts of a step in profiles and in compiled programs.
         with jax.named_scope("propose"):
             proposal, state = self.propose(params, state, draw)
@@ -200,7 +200,7 @@ class Decoder:
     ) -> tuple[Proposal, DecodeState]:
         """Draft a tree of tokens below the pending token of each row.
 
-        It needs the target's parameters only for a proposer that shares them.
+        Only `params.proposer` is used.
         """
         context = Context(
             pending=_at(state.tokens, state.length - 1),
@@ -219,14 +219,14 @@ class Decoder:
     def verify(
         self, params: Params, state: DecodeState, proposal: Proposal, draw: Draw | None = None
     ) -> Verification:
-        """Read the proposal in one pass of the target, and let the rule judge it.
+        """Read the proposal in one pass of the target, and apply the rule.
 
-        The proposal need not come from `propose`: the text is exact for any proposal.  Drafts
-        deeper than a row's `num_drafts` are dropped.
+        The proposal need not come from `propose`: the text is exact for any proposal that is as
+        `Proposal` says.  Drafts deeper than a row's `num_drafts` are dropped.
         """
         is_chain, max_depth = self.proposer.is_chain, self.proposer.max_depth
         tree = jax.vmap(lambda parent: Tree.of(parent, max_depth, is_chain))(proposal.parent)
-        # Descendants are deeper than their node, so the rest is still a tree.
+        # Descendants are deeper than their node, so the remaining nodes still form a tree.
         allowed = tree.depth <= state.num_drafts[:, None]
         tree = dataclasses.replace(tree, parent=jnp.where(allowed, tree.parent, ABSENT))
         proposal = dataclasses.replace(proposal, parent=tree.parent)
@@ -300,7 +300,8 @@ class Decoder:
     ) -> Generator[DecodeState, Array | np.ndarray | None, None]:
         """`run` a few steps at a time, and yield the state after each until all rows are done.
 
-        Read the state before you resume, which donates it.  `send` a bool [B] to stop rows.
+        Use a yielded state before you resume the generator: resuming donates it.  `send` a bool [B]
+        to stop rows.
         """
         if steps_per_chunk < 1:
             raise ValueError(f"steps_per_chunk={steps_per_chunk}; it must be at least 1")
@@ -311,7 +312,7 @@ class Decoder:
                 state = dataclasses.replace(state, done=state.done | jnp.asarray(stop))
 
     def insert(self, state: DecodeState, slot: int | Array, row: DecodeState) -> DecodeState:
-        """Put the one row of `row` into `slot` of `state` (continuous batching).
+        """Put `row`, a state of one row, into `slot` of `state` (continuous batching).
 
         `state` is donated.
 
@@ -334,7 +335,7 @@ class Decoder:
         return _insert(layout(state), state, jnp.asarray(slot), row)
 
     def _draw(self, state: DecodeState) -> SharedDraw | IndependentDraw:
-        """The randomness that the rule asks for; the proposer gets the same."""
+        """The randomness of a step, of the kind that the rule needs; the proposer gets the same."""
         size, position = self.target.vocab_size, state.length - 1
         if self.rule.shared_noise:
             sampled = (state.sampling.temperature > 0).any()

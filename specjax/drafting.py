@@ -1,4 +1,4 @@
-"""Chooses the drafter of a request: from drafter, draft, proposer or speculative_config."""
+"""Chooses the drafter of a request from its drafter, draft, proposer or speculative_config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def choose_drafter(
     """The drafter, and the greatest depth of each row's drafts [B]; None sets no limit.
 
     Raises:
-      ValueError: parts that do not fit each other or the target, with what to do instead.
+      ValueError: parts that do not fit each other or the target; the message has the fix.
     """
     request = _in_our_words(target, request)
     depth, drafts = drafts_of(target, request.num_drafts, rows)
@@ -35,11 +35,11 @@ def choose_drafter(
     beside = f"with draft={draft and draft.name}"
     if request.draft_dtype is not None and (draft is None or request.draft_dtype != "int8"):
         raise ValueError(
-            f'draft_dtype={shown(request.draft_dtype)} {beside}; it takes "int8" and a draft'
+            f'draft_dtype={shown(request.draft_dtype)} {beside}; pass "int8" together with draft='
         )
     if draft is not None and mesh_of(draft.params) not in (None, mesh):
         raise ValueError(
-            f"the draft {draft.name!r} lies on another mesh than {target.name!r}: "
+            f"the draft {draft.name!r} is on another mesh than {target.name!r}: "
             "load both with the same mesh="
         )
     drafter = _drafter(target, request, draft, max(depth, 1))
@@ -55,12 +55,14 @@ def drafts_of(
     if num_drafts is None:
         return DEPTH, None
     most = target.model.max_positions
-    wanted = f"a whole number, 0 (plain) or greater, and at most {most}, what {target.name} reads"
+    wanted = (
+        f"a whole number, 0 (plain) or greater, and at most {most}, the positions of {target.name}"
+    )
     depths = [
         whole("num_drafts", value, 0, most, wanted)
         for value in each("num_drafts", num_drafts, rows)
     ]
-    # A single 0 selects the program of plain decoding.  In a list, a 0 concerns its row alone, and
+    # A single 0 selects the program of plain decoding.  A 0 in a list is for its own row only, and
     # the program still drafts.
     depth = depths[0] if items(num_drafts) is None else max([1, *depths])
     return depth, np.array(depths, np.int32)
@@ -71,15 +73,15 @@ def _drafter(
 ) -> Drafter:
     asked = request.proposer if request.drafter is None else request.drafter
     if request.drafter is not None:
-        given = {"draft": request.draft, "proposer": request.proposer}
-        others = [name for name, value in given.items() if value is not None]
+        fields = {"draft": request.draft, "proposer": request.proposer}
+        others = [name for name, value in fields.items() if value is not None]
         if others:
             raise ValueError(
                 f"drafter= comes with its proposer and weights: leave {' and '.join(others)}= out"
             )
         if not isinstance(request.drafter, Drafter):
             raise ValueError(
-                f"drafter={shown(asked)} is no drafter; "
+                f"drafter={shown(asked)} is not a drafter; "
                 "pass what a loader such as load_medusa returns"
             )
     if isinstance(asked, str):
@@ -88,7 +90,8 @@ def _drafter(
     if isinstance(asked, Drafter):
         if draft is not None:
             raise ValueError(
-                f"a {type(asked).__name__} asks no draft: pass either draft= or proposer=, not both"
+                f"a {type(asked).__name__} uses no draft model: "
+                "pass either draft= or proposer=, not both"
             )
         return asked
     if asked is None:
@@ -102,7 +105,7 @@ def _drafter(
         )
     if not isinstance(asked, Proposer):
         raise ValueError(
-            f"proposer={shown(asked)} is no proposer; "
+            f"proposer={shown(asked)} is not a proposer; "
             'pass one such as NGram(), or a name such as "ngram"'
         )
     hashable("proposer", asked)
@@ -117,7 +120,7 @@ def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
     if draft is None or isinstance(draft, LanguageModel):
         return draft
     if isinstance(draft, str):
-        # No rules: every device has the whole draft.
+        # Without rules, every device holds the whole draft.
         try:
             return load(draft, mesh=mesh, rules={})
         except (OSError, ImportError) as error:
@@ -133,7 +136,7 @@ _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prom
 
 
 def _in_our_words(target: LanguageModel, request: Request) -> Request:
-    """`request` with its `speculative_config` as drafter, draft, proposer and num_drafts."""
+    """`request` with its `speculative_config` turned into drafter, draft, proposer, num_drafts."""
     config = request.speculative_config
     if config is None:
         return request
@@ -143,13 +146,13 @@ def _in_our_words(target: LanguageModel, request: Request) -> Request:
             f"{name}={shown(config)}; pass a dict such as "
             '{"method": "ngram", "num_speculative_tokens": 4}'
         )
-    given = {
+    ours = {
         "drafter": request.drafter,
         "draft": request.draft,
         "proposer": request.proposer,
         "num_drafts": request.num_drafts,
     }
-    taken = [field for field, value in given.items() if value is not None]
+    taken = [field for field, value in ours.items() if value is not None]
     if taken:
         raise ValueError(
             f"{name}= and {', '.join(taken)}= say the same thing: leave one of them out"

@@ -20,6 +20,12 @@ def emit(
 
     accepted r a b b     num_accepted 2, next_token x     ->  emitted a b x .    count 3
 
+    Args:
+      state: before the step.
+      accepted: [B, D + 1] tokens of the accepted path, root first, padded with the last of them.
+      num_accepted: [B] accepted drafts.
+      next_token: [B] the token after them.
+
     Returns:
       Emitted tokens [B, D + 1], how many of them count [B], and whether a row is done [B].
     """
@@ -42,7 +48,15 @@ def record(
     warped: Array,
     num_logprobs: int | None,
 ) -> Logprobs | None:
-    """Write the log-probabilities of a step: emitted token i was drawn after node i of the path."""
+    """The buffers `state.logprobs` with the log-probabilities of a step's emitted tokens.
+
+    Args:
+      state: before the step.
+      path: [B, D + 1] the accepted nodes, root first; emitted token i was drawn after node i.
+      emitted: [B, D + 1] tokens.
+      logits, warped: [B, N, V] the target's logits after each node, before and after warping.
+      num_logprobs: top tokens to record; None: there are no buffers.
+    """
     if num_logprobs is None:
         return None
     at = path[..., None]
@@ -60,7 +74,7 @@ def write(buffer: Array, new: Array, start: Array) -> Array:
 
 
 def count(stats: Stats, info: StepInfo, live: Array) -> Stats:
-    """Add a step to the counts; `live` [B] are the rows that were not done before it."""
+    """`stats` with a step added; `live` [B] bool: was the row not done before the step?"""
     asked = jax.vmap(tree.asked)(info.proposal.parent, info.path, info.num_accepted)
     tested = jnp.minimum(asked.sum(1, dtype=jnp.int32), info.count)
     proposed = (info.proposal.parent != ABSENT).sum(1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Text in, text out: a checked call is decoded at once, or streamed piece by piece."""
+"""`generate`: from prompts to text, all at once or streamed piece by piece."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from specjax.types import DecodeState
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """New text, a row each."""
+    """The new text of each row."""
 
-    text: list[str]  # empty strings where the target has no tokenizer
-    tokens: list[list[int]]  # the new ones, an EOS included
+    text: list[str]  # empty strings if the target has no tokenizer
+    tokens: list[list[int]]  # the new tokens, an EOS included
     finish: list[str]  # "eos", "stop" or "limit"
     stats: Summary
-    exact: bool  # does the rule keep the target's distribution?
-    logprobs: list[Logprobs] | None = None  # a row each, of `tokens`, if the request asked for them
+    exact: bool  # True if the rule keeps the target's distribution
+    logprobs: list[Logprobs] | None = None  # of `tokens`, one per row, if they were requested
 
     def __str__(self) -> str:
         """The texts, and a line of figures."""
@@ -40,9 +40,9 @@ class Output:
 
 
 class TextStream:
-    """An iterator over pieces of text; `output` holds the whole once it is exhausted.
+    """An iterator over pieces of text; `output` holds the complete result once it is exhausted.
 
-    For a single prompt a piece is a string; for a list of prompts, a list with a string a row.
+    For a single prompt a piece is a string; for a list of prompts, a list with one string per row.
     """
 
     def __init__(self, pieces: Generator[list[str], None, Output], single: bool):
@@ -91,24 +91,24 @@ def generate(
     mesh: Mesh | None = None,
     **options: Any,
 ) -> Output | TextStream:
-    """Continue each prompt as `target` alone would, faster.
+    """Continue each prompt with the text that `target` alone would generate, but faster.
 
     Args:
       target: from `specjax.load`.
       prompts: a text, a list of texts, or a list of token-id lists; they may differ in length.
       stream: return a `TextStream` instead of an `Output`.
       mesh: decode on its devices: rows are split along `data`, and the target's parameters
-        along `model`.  A target that was loaded with a mesh needs none here; another one is moved
-        in every call.  The draft is split as it was loaded, or else copied onto each device.
-      **options: the fields of `specjax.Request`: who drafts (`draft`, `drafter`, `proposer`,
-        `num_drafts`), how tokens are drawn (`temperature`, `seed`, ...), and where rows end.
+        along `model`.  A target that was loaded with a mesh needs no mesh here; any other target is
+        moved in every call.  The draft is split as it was loaded, or else copied onto each device.
+      **options: the fields of `specjax.Request`: how to draft (`draft`, `drafter`, `proposer`,
+        `num_drafts`), how to draw tokens (`temperature`, `seed`, ...), and where rows end.
 
     Returns:
       An `Output`, or a `TextStream` with `stream=True`.
 
     Raises:
-      ValueError: any argument that cannot be used, by name, with its value and the cure; before
-        anything is compiled.
+      ValueError: an argument cannot be used.  The message has its name, its value and the fix, and
+        comes before anything is compiled.
     """
     return decode(prepared(target, prompts, stream=stream, mesh=mesh, **options))
 
@@ -121,12 +121,12 @@ def prepared(
     mesh: Mesh | None = None,
     **options: Any,
 ) -> Call:
-    """The call `generate(...)` with these arguments, checked, for `decode`."""
+    """The checked call of `generate` with these arguments, for `decode`."""
     return check(target, make_request(prompts, options), stream, mesh)
 
 
 def _signature() -> inspect.Signature:
-    """That of `generate` with every option by name, for `help` and editors."""
+    """The signature of `generate` with every option by name, for `help` and editors."""
     own = list(inspect.signature(generate).parameters.values())[:-1]
     more = [
         inspect.Parameter(
@@ -142,7 +142,7 @@ generate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def decode(call: Call) -> Output | TextStream:
-    """An `Output`, or a `TextStream` of a call that asks for one."""
+    """Decode: returns an `Output`, or a `TextStream` if the call has `stream=True`."""
     if call.stream or call.texts.stops:
         pieces = _stream(call)
         return TextStream(pieces, call.single) if call.stream else _exhaust(pieces)
@@ -156,13 +156,13 @@ _compiled: set[Any] = set()
 
 
 def compile_first(call: Call) -> float:
-    """Compile what decoding will run, the first time that such a call is seen.
+    """Compile what decoding will run, unless a call with the same decoder and shapes came before.
 
     Returns:
-      Seconds of it; 0.0 if a call of the same shapes was seen before.
+      The seconds that this took; 0.0 if there was such a call.
     """
-    given = call.prompt, call.sampling, call.processors, call.eos, call.num_drafts
-    leaves, structure = jax.tree.flatten(given)
+    inputs = call.prompt, call.sampling, call.processors, call.eos, call.num_drafts
+    leaves, structure = jax.tree.flatten(inputs)
     kind = (call.decoder, call.mesh, structure, tuple((x.shape, x.dtype.name) for x in leaves))
     if kind in _compiled:
         return 0.0
@@ -180,9 +180,9 @@ def _output(call: Call, state: DecodeState, seconds: float, compiled: float) -> 
         tokens.append(kept)
         finish.append("stop" if stopped else "eos" if kept and kept[-1] in ends[row] else "limit")
     stats = summarize(to_host(state.stats), sum(map(len, tokens)), seconds, compiled)
-    found = to_host(state.logprobs)
-    logprobs = found and [
-        found.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)
+    recorded = to_host(state.logprobs)
+    logprobs = recorded and [
+        recorded.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)
     ]
     return Output(text, tokens, finish, stats, call.decoder.rule.exact, logprobs)
 
@@ -215,7 +215,7 @@ def _stream(call: Call) -> Generator[list[str], None, Output]:
             pieces.append(text[len(sent[row]) :])
             sent[row] = text
         if any(pieces):
-            # What the reader of a piece does with it is no time of decoding.
+            # The time that the caller spends with a piece does not count as decoding.
             seconds += time.perf_counter() - started
             yield pieces
             started = time.perf_counter()

@@ -21,16 +21,16 @@ def check_given(
 ) -> None:
     """Refuse arguments of `Decoder.prefill` that do not fit `model` and `capacity`.
 
-    Types and shapes are checked of traced arrays too; values only of arrays that this process
-    holds.
+    Types and shapes are checked even if an array is traced.  Values are checked only if this
+    process holds the whole array.
 
     Raises:
-      ValueError: the message has the argument, its value and the cure.
+      ValueError: the message has the argument, its value and the fix.
     """
-    given = {"prompt": prompt, "prompt_length": prompt_length, "limit": limit}
+    arrays = {"prompt": prompt, "prompt_length": prompt_length, "limit": limit}
     if num_drafts is not None:
-        given["num_drafts"] = num_drafts
-    for name, value in given.items():
+        arrays["num_drafts"] = num_drafts
+    for name, value in arrays.items():
         kind = value.dtype if isinstance(value, jax.Array | np.ndarray) else type(value).__name__
         if isinstance(kind, str) or not jnp.issubdtype(kind, jnp.integer):
             raise ValueError(f"{name} is of the type {kind}; pass an array of int32")
@@ -46,21 +46,21 @@ def check_given(
             f"prompts padded to {width} tokens do not fit a capacity of {capacity}: "
             "raise the decoder's capacity, or shorten the prompt"
         )
-    held = {name: np.asarray(value) for name, value in given.items() if _is_held(value)}
+    held = {name: np.asarray(value) for name, value in arrays.items() if _is_held(value)}
     if (lengths := held.get("prompt_length")) is not None:
         if lengths.min() < 1:
             empty = int(lengths.argmin())
             raise ValueError(f"prompt {empty} is empty; a prompt needs at least one token")
         if lengths.max() > width:
             longest = lengths.max()
-            raise ValueError(f"prompt_length {longest} is longer than the {width} tokens given")
+            raise ValueError(f"prompt_length {longest} is longer than the {width} tokens of prompt")
     if (limits := held.get("limit")) is not None:
         most = limits.max()
         if most > capacity:
             raise ValueError(
                 f"limit={most} is beyond the capacity of {capacity}: raise the capacity"
             )
-        # The last token of a text is emitted, and never read.
+        # The last token of a text is emitted, but the target never reads it.
         if most > model.max_positions + 1:
             raise ValueError(
                 f"limit={most} is beyond the {model.max_positions} positions that the target "

@@ -11,7 +11,10 @@ from jax import Array
 
 @struct.dataclass
 class Logprobs:
-    """For every slot of a token buffer; natural logarithms, float32.  One row has no leading B."""
+    """Log-probabilities for every slot of a token buffer: natural logarithms, float32.
+
+    The result of `row` is about one row and has no leading B.
+    """
 
     raw: Array  # [B, L] of the token under the target's own distribution, at temperature 1
     warped: Array  # [B, L] of the token under the sampled distribution: all settings and processors
@@ -20,6 +23,7 @@ class Logprobs:
 
     @classmethod
     def zeros(cls, batch: int, size: int, num_top: int) -> Logprobs:
+        """Empty buffers for L = `size` slots and n = `num_top` tokens per slot."""
         one = jnp.zeros((batch, size), jnp.float32)
         top = jnp.zeros((batch, size, num_top), jnp.float32)
         return cls(one, one, top.astype(jnp.int32), top)

@@ -1,10 +1,10 @@
-"""What speculation gained: acceptance rate, mean accepted length, and the speed-up they promise.
+"""Figures of speculation: acceptance rate, mean accepted length, and the speed-up they predict.
 
-acceptance_rate (alpha)      accepted drafts / drafts that the target judged.  On a chain the target
-                             judges up to the first rejection; later drafts are neither right nor
-                             wrong.  This is the alpha of the literature's formulas.  vLLM's "draft
-                             acceptance rate" divides by all proposed drafts, and is lower.
-mean_accepted_length (tau)   new tokens / target passes, so 1 is plain decoding; also
+acceptance_rate (alpha)      accepted drafts / judged drafts.  On a chain the drafts up to the first
+                             rejection are judged; later ones are not counted.  This is the alpha
+                             of the literature's formulas.  vLLM's "draft acceptance rate" divides
+                             by all proposed drafts, and is lower.
+mean_accepted_length (tau)   new tokens / target passes, so plain decoding has 1; also called
                              tokens_per_pass.
 """
 
@@ -22,14 +22,14 @@ from specjax.types import Stats
 class Summary:
     """The figures of a call, over all its rows."""
 
-    acceptance_rate: float | None  # None where nothing was proposed
+    acceptance_rate: float | None  # None if no draft was judged
     mean_accepted_length: float
     target_passes: int
-    tokens: int  # new ones, without those behind a stop string
-    accepted: int  # drafts
-    tested: int  # drafts that the target judged
-    seconds: float  # prefill and decoding
-    compile_seconds: float = 0.0  # compilation before that, in the first call of a kind
+    tokens: int  # new ones, without those after a stop string
+    accepted: int  # accepted drafts
+    tested: int  # judged drafts
+    seconds: float  # of prefill and decoding
+    compile_seconds: float = 0.0  # of compilation before that; 0 if an earlier call compiled
 
     @property
     def tokens_per_second(self) -> float:
@@ -38,7 +38,7 @@ class Summary:
 
     @property
     def tokens_per_pass(self) -> float:
-        """The mean accepted length under its plain name."""
+        """Another name for `mean_accepted_length`."""
         return self.mean_accepted_length
 
     def __str__(self) -> str:
@@ -51,23 +51,24 @@ class Summary:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """The figures by name, with `tokens_per_second`."""
         return {**dataclasses.asdict(self), "tokens_per_second": self.tokens_per_second}
 
 
 def acceptance_rate(stats: Stats) -> float | None:
-    """Accepted / judged drafts, over all rows; None where none was judged."""
+    """Accepted / judged drafts, over all rows; None if no draft was judged."""
     tested = int(np.sum(stats.tested))
     return int(np.sum(stats.accepted)) / tested if tested else None
 
 
 def mean_accepted_length(stats: Stats) -> float:
-    """New tokens per target pass, over all rows; 0 where nothing ran."""
+    """New tokens per target pass, over all rows; 0 if there was no pass."""
     passes = int(np.sum(stats.target_passes))
     return int(np.sum(stats.emitted)) / passes if passes else 0.0
 
 
 def summarize(stats: Stats, tokens: int, seconds: float, compile_seconds: float = 0.0) -> Summary:
-    """The figures of a call that kept `tokens` new tokens."""
+    """The figures of a call that returned `tokens` new tokens."""
     return Summary(
         acceptance_rate=acceptance_rate(stats),
         mean_accepted_length=mean_accepted_length(stats),
@@ -81,15 +82,18 @@ def summarize(stats: Stats, tokens: int, seconds: float, compile_seconds: float 
 
 
 def expected_accepted_length(alpha: float, num_drafts: int) -> float:
-    """(1 - alpha^(gamma+1)) / (1 - alpha), if acceptances are independent.
+    """The expected number of tokens per target pass with gamma = `num_drafts`.
 
-    Source: Leviathan et al. 2022, equation 1.
+    It is (1 - alpha^(gamma+1)) / (1 - alpha) if acceptances are independent (Leviathan et al. 2022,
+    arXiv 2211.17192, equation 1).
     """
     return sum(alpha**k for k in range(num_drafts + 1))
 
 
 def expected_speedup(alpha: float, num_drafts: int, draft_cost: float) -> float:
-    """The speed-up over plain decoding if verifying were free (Leviathan et al. 2022, theorem 3.8).
+    """The speed-up over plain decoding, if a pass that verifies costs no more than a plain one.
+
+    Source: Leviathan et al. 2022, arXiv 2211.17192, theorem 3.8.
 
     Args:
       alpha: acceptance rate.

@@ -1,4 +1,4 @@
-"""Prefilling: one program reads the prompts, a second one makes the state of the decoder."""
+"""Prefilling: one program reads the prompts, and a second one makes the decoder's state."""
 
 from __future__ import annotations
 
@@ -68,16 +68,19 @@ def start(
     eos: Array | np.ndarray,
     rule: Rule | None,
 ) -> DecodeState:
-    """Run both programs.  The first is the same for every proposer without taps."""
+    """Run both programs; the arguments are those of `Decoder.prefill`.
+
+    The first program is the same for every proposer without taps.
+    """
     mesh, split_target, _ = placed
     ahead = max(decoder.proposer.num_nodes, decoder.proposer.scratch)
     sizes, taps = (decoder.capacity, ahead), decoder.proposer.taps
     target_placed = mesh, split_target
-    *seen, cache = _read_prompts(
+    *states, cache = _read_prompts(
         decoder.target, (sizes, taps), target_placed, params.target, prompt, prompt_length
     )
     settings = limit, num_drafts, sampling, key, processors, eos, rule
-    return _begin(decoder, placed, cache, params.proposer, seen, prompt, prompt_length, *settings)
+    return _begin(decoder, placed, cache, params.proposer, states, prompt, prompt_length, *settings)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -89,12 +92,17 @@ def _read_prompts(
     prompt: Array,
     prompt_length: Array,
 ) -> tuple[Array, Array | None, Cache]:
-    """The hidden states [B, P, E] and features of the prompt, and the cache without its last token.
+    """Read the prompts without their last tokens.
 
-    `shape` is the capacity with the slots for staged tokens, and the taps.
+    Args:
+      shape: ((capacity, slots for staged tokens), taps).
+      placed: the mesh, and whether the parameters are split along it.
 
-    The hidden states are returned even if no proposer reads them.  Otherwise XLA would leave out
-    the operations that only they need, and the rest of the last layer would round differently.
+    Returns:
+      The last hidden states [B, P, E], those after the layers in `taps` [B, P, sum E] or None, and
+      the cache.  The last hidden states are returned even if no proposer reads them.  Otherwise XLA
+      would leave out operations that only they need, and the rest of the last layer would round
+      differently.
     """
     (sizes, taps), (mesh, split) = shape, placed
     prompt = spread(prompt, mesh, False)
@@ -110,7 +118,7 @@ def _begin(
     placed: Placed,
     cache: Cache,
     params: Arrays,
-    seen: list[Array | None],
+    states: list[Array | None],
     prompt: Array,
     prompt_length: Array,
     limit: Array,
@@ -123,9 +131,9 @@ def _begin(
 ) -> DecodeState:
     """The state of rows whose prompts the target has read.
 
-    `params` are the proposer's; `seen` are the hidden states and the features of the prompts.
+    `params` are the proposer's.  `states` are the hidden states that `_read_prompts` returns.
     """
-    hidden, features = seen
+    hidden, features = states
     assert hidden is not None
     rows, width = prompt.shape
     mesh, split_target, split_proposer = placed

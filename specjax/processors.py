@@ -6,8 +6,8 @@ the emitted text does not depend on the drafts.
 
     logits -> bias -> penalties -> banned phrases -> min length -> user's function -> sampling.warp
 
-That is the order of transformers.  A processor that is off is None and costs nothing: states with
-and without it have different structures, and so different programs.
+That is the order of transformers.  A processor that is off is None and costs nothing: a state
+without it has another structure than a state with it, so each has a compiled program of its own.
 """
 
 from __future__ import annotations
@@ -83,11 +83,13 @@ class Processors:
           repetition_penalty: on the tokens of prompt and output (Keskar et al. 2019, arXiv
             1909.05858, section 4.1).
           presence_penalty, frequency_penalty: on the tokens of the output, as in OpenAI's API.
-          logit_bias: {token id: number to add to its logit}, for all rows or one a row; -inf bans.
+          logit_bias: {token id: number to add to its logit}, for all rows or one per row; -inf
+            bans.
           bad_words: token sequences that no row may write: the last token of each is banned after
             the others.
-          min_new_tokens: no EOS before a row has so many new tokens.
-          every: keep settings that are off, so that all rows fit into one batch (`Decoder.insert`).
+          min_new_tokens: EOS is banned until a row has this many new tokens.
+          every: keep the arrays of settings that are off, so that any row can be put into any
+            batch (`Decoder.insert`).
 
         Raises:
           ValueError: a value outside its range, or a token outside the vocabulary.
@@ -142,7 +144,14 @@ class Processors:
     def begin(
         self, prompt: Array, prompt_length: Array, vocab_size: int, counted: bool
     ) -> Processors:
-        """For `prefill`: add the counts of each row; `counted` keeps them for a user's function."""
+        """For `prefill`: the settings with the arrays that depend on the prompts.
+
+        Args:
+          prompt: [B, P] int32.
+          prompt_length: [B] int32.
+          vocab_size: V.
+          counted: count tokens even without penalties, for a user's function.
+        """
         made, rows = self, len(prompt)
         if self.penalties is not None:
             tokens = jnp.where(
@@ -195,8 +204,8 @@ def process(
       logits: after each node.
       path: [B, M, D] tokens from below the root to each node, padded on the right with ABSENT;
         None: every node is the root.
-      function: the user's, applied last.
-      window: length of the text that `function` gets: the decoder's capacity.
+      function: the user's function, applied last.
+      window: the length of the text that `function` gets; it is the decoder's capacity.
     """
     processors: Processors = state.processors
     x = jnp.asarray(logits, jnp.float32)
@@ -237,14 +246,14 @@ def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) ->
     if shape != (vocab_size,):
         raise ValueError(
             f"logits_processor returns {shape} for logits of shape ({vocab_size},), but it must "
-            "return as many logits: it is about one node, and specjax maps it over nodes and rows"
+            "keep their shape: it is called for one node, and specjax maps it over nodes and rows"
         )
 
 
 def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -> Array:
-    """Penalise by the counts of the row, then again the tokens of the path with their own counts.
+    """Penalise by the counts of the row, then redo the tokens of the path with their own counts.
 
-    This way no counts [B, M, V] are ever made.
+    This avoids an array of counts [B, M, V].
     """
 
     def penalise(x: Array, seen: Array | bool, count: Array) -> Array:
@@ -252,7 +261,7 @@ def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -
             of[:, None, None]
             for of in (penalties.repetition, penalties.presence, penalties.frequency)
         )
-        # One division: XLA would fuse a product with the subtraction after it, as in `_halves`.
+        # A division, because XLA would fuse a product with the subtraction below: see `_halves`.
         divided = x / jnp.where(x < 0, 1 / repetition, repetition)
         x = jnp.where(seen | (count > 0), divided, x)
         high, low = _halves(jnp.asarray(frequency))
@@ -273,7 +282,7 @@ def _halves(x: Array) -> tuple[Array, Array]:
     """x = high + low, 12 significant bits each: products with counts up to 4096 are exact.
 
     XLA rounds a product and the subtraction after it once in some programs and twice in others.
-    With an exact product both give the same bits.
+    If the product is exact, both ways give the same bits.
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
     high = jax.lax.bitcast_convert_type(bits & jnp.uint32(0xFFFFF000), jnp.float32)
@@ -323,7 +332,7 @@ def _biases(
         if not isinstance(bias, Mapping):
             raise ValueError(
                 f"logit_bias={shown(bias)} is not allowed; "
-                "it must be {token id: number to add to its logit}, or a list of them, one a row"
+                "it must be {token id: number to add to its logit}, or a list of them, one per row"
             )
         for token, value in zip(
             tokens_of("logit_bias", list(bias), vocab_size), bias.values(), strict=True
@@ -340,7 +349,10 @@ def _biases(
 
 
 def _pad_left(words: list[list[int]]) -> np.ndarray:
-    """[W, K] padded on the left with ABSENT; sizes are powers of two, so that few are compiled."""
+    """[W, K] padded on the left with ABSENT.
+
+    Sizes are rounded up to powers of two, so that few programs are compiled.
+    """
     width, count = max(map(len, words), default=2), max(len(words), 1)
     shape = max(4, _power_of_two(count)), max(4, _power_of_two(width))
     padded = np.full(shape, ABSENT, np.int32)

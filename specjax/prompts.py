@@ -1,4 +1,4 @@
-"""Prompts as token ids: of texts, of lists of ids, of conversations, and of files with them."""
+"""Prompts as token ids, from texts, lists of ids, conversations, or files of them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list
         return target.tokenizer.encode(text, add_special_tokens=special).ids
     except (TypeError, UnicodeError) as error:
         raise ValueError(
-            f"{name} is the text {shown(text)}, which cannot be encoded ({error}); mend it"
+            f"{name} is the text {shown(text)}, which cannot be encoded ({error}); correct it"
         ) from None
 
 
@@ -147,7 +147,7 @@ def conversations(
     if turns is None:
         raise ValueError(
             f"messages={shown(messages)}; pass a list like "
-            '[{"role": "user", "content": "..."}], or a list of such'
+            '[{"role": "user", "content": "..."}], or a list of such lists'
         )
     if not turns:
         raise ValueError('messages is empty; pass at least one turn, {"role": "user", ...}')

@@ -20,7 +20,7 @@ Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 class Request:
     """What a call of `generate` asks of a target.
 
-    "One, or one a prompt" means one value for all prompts, or a list with a value for each.
+    "One, or one per prompt" means one value for all prompts, or a list with a value for each.
 
     Attributes:
       prompts: a text, a list of texts, or a list of token-id lists; they may differ in length.
@@ -34,42 +34,39 @@ class Request:
         draft with another tokenizer proposes the tokens that both vocabularies contain, and a
         warning says once how many these are.
       draft_dtype: "int8" quantises the draft's weights; the text stays the same.
-      proposer: a drafter that needs no weights of its own: a proposer such as `NGram()`; its name,
-        such as "ngram" or "tree"; "module:Name" for your own; or "self-int8", where the target with
-        its weights in int8 is the draft.  Without drafter, draft and proposer the target decodes
-        plainly.
-      speculative_config: vLLM's way to say drafter, draft, proposer and num_drafts, such as
+      proposer: a proposer without weights of its own, such as `NGram()`; or its name, such as
+        "ngram" or "tree"; or "module:Name" for your own; or "self-int8", where the draft is the
+        target with its weights in int8.  Without drafter, draft and proposer, decoding is plain.
+      speculative_config: drafter, draft, proposer and num_drafts in vLLM's form, such as
         {"method": "ngram", "num_speculative_tokens": 4}.
-      adapter: the name of a bank's adapter for all prompts, or a list with a name for each
-        prompt, or
-        None to decode it plainly.
+      adapter: the name of a bank's adapter for all prompts, or a list with a name or None for each
+        prompt; None is plain decoding.
       rule: a rule or its name.  `Match()`, the default, makes the text depend on the seed alone and
         not on the draft.  `BlockVerification()` accepts more at temperature 1 on a chain;
         `Typical()` and `Threshold()` accept more still, but change the distribution.
-      num_drafts: the greatest depth of drafts (gamma), one, or one a prompt; 0 decodes plainly.  A
-        `draft` drafts exactly this deep, by default 4.  Deeper drafts of a proposer or drafter are
-        dropped; None drops none.
+      num_drafts: the greatest depth of drafts (gamma), one, or one per prompt; 0 is plain decoding.
+        A `draft` drafts exactly this deep, by default 4.  Deeper drafts of a proposer or drafter
+        are dropped; None drops no drafts.
       max_new_tokens: the most new tokens of each prompt.
-      temperature, top_k, top_p, min_p: one, or one a prompt; 0, 0, 1 and 0 switch them off.  None
+      temperature, top_k, top_p, min_p: one, or one per prompt; 0, 0, 1 and 0 switch them off.  None
         takes the target's own default (`generation_config.json`), or switches it off if there is
-        none.
+        no default.
       repetition_penalty: for the tokens of prompt and output; above 1 discourages them, 1 is off,
-        and
-        None is as above.
+        and None takes the default as above.
       presence_penalty, frequency_penalty: subtracted from the logit of each token of the output,
-        the
-        first once and the second as often as the token occurs; 0 is off.
-      logit_bias: {token id: number added to its logit}, for all prompts or one a prompt; -inf bans.
+        the first once and the second as often as the token occurs; 0 is off.
+      logit_bias: {token id: number added to its logit}, for all prompts or one per prompt; -inf
+        bans.
       bad_words: texts, or token-id lists, that are never written.  A text is banned with the tokens
         that it has at the beginning of a text and after a space; other spellings are not banned.
       logits_processor: your own JAX function `(logits [V], text, counts [V]) -> logits [V]` for one
         node, applied after all of the above: see `specjax.processors.LogitsProcessor`.  A new
         function compiles again.
-      min_new_tokens: EOS is banned before so many new tokens; one, or one a prompt.
+      min_new_tokens: EOS is banned until a row has this many new tokens; one, or one per prompt.
       eos: token ids that end a row instead of the target's own, for all rows or a list for each
         prompt; [] for none.
-      seed: a number in [0, 2^32) for all prompts, whose rows still differ by their index, or one a
-        prompt.
+      seed: a number in [0, 2^32) for all prompts, or one per prompt.  With one number, the rows
+        still differ by their index.
       stop: texts at which a row ends; they are not part of the output.
       logprobs: record the log-probability of each token, and of this many most probable tokens.
     """
@@ -136,7 +133,7 @@ class Options(TypedDict, total=False):
 
 OTHER_WORDS = {
     "assistant_model": "draft=, which takes what specjax.load returns, a folder, or org/name",
-    "assistant_tokenizer": "draft= alone: a draft brings its own tokenizer",
+    "assistant_tokenizer": "draft= alone: a draft has its own tokenizer",
     "num_assistant_tokens": "num_drafts=",
     "num_speculative_tokens": "num_drafts=",
     "prompt_lookup_num_tokens": 'proposer="ngram" and num_drafts=',

@@ -1,8 +1,8 @@
 """Sampling settings as numbers per row, how they change logits, and the noise that draws a token.
 
 A token is drawn as argmax(warp(logits) + Gumbel noise), which is an exact sample of
-softmax(warp(logits)).  Greedy decoding is temperature 0 on the same code path: `warp` then leaves
-one token, and the noise does not matter.
+softmax(warp(logits)).  Greedy decoding is temperature 0 on the same code path: `warp` then keeps a
+single token, so the noise has no effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Numbers = float | Sequence[float] | np.ndarray | Array
 
 @struct.dataclass
 class Sampling:
-    """One number a row: a new value never recompiles, and different requests can share a batch."""
+    """One number per row: new values never recompile, and different requests can share a batch."""
 
     temperature: Array  # [B] float32; 0 is greedy; values between 0 and 1e-20 count as 1e-20
     top_k: Array  # [B] int32; 0 keeps all
@@ -47,7 +47,7 @@ class Sampling:
         top_p: _Numbers = 1.0,
         min_p: _Numbers = 0.0,
     ) -> Sampling:
-        """Settings for `batch` rows, each one number for all rows or a sequence with one a row.
+        """Settings for `batch` rows, each one number for all rows or a sequence with one per row.
 
         Raises:
           ValueError: a value outside its range.
@@ -74,10 +74,10 @@ class Sampling:
 
 
 def make_key(seed: int | Array | np.ndarray) -> Array:
-    """A PRNG key of `seed` for decoding, whatever `jax_default_prng_impl` says.
+    """A PRNG key of `seed` for decoding, always of the implementation "threefry2x32".
 
-    Under `vmap` JAX's "rbg" draws the numbers of all rows from the first key alone.  With
-    "threefry2x32" the noise of a row depends only on its own key, as every exact rule requires.
+    With it the noise of a row depends only on the row's own key, as every exact rule requires.
+    Under `vmap`, JAX's "rbg" would draw the numbers of all rows from the first key alone.
     """
     return jax.random.key(seed, impl=_IMPLEMENTATION)
 
@@ -85,11 +85,11 @@ def make_key(seed: int | Array | np.ndarray) -> Array:
 def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
     """`key` as [rows] typed keys.
 
-    Raw keys of `jax.random.PRNGKey`, [rows, 2] uint32, are wrapped: they give the same numbers.
+    Raw keys of `jax.random.PRNGKey`, [rows, 2] uint32, are wrapped and give the same numbers.
 
     Raises:
-      ValueError: the keys, traced ones too, are not of the implementation "threefry2x32", or not
-        of the shape [rows].
+      ValueError: the keys are not of the implementation "threefry2x32", or not of the shape [rows];
+        traced keys are checked too.
     """
     cure = f"pass jax.random.split(specjax.make_key(seed), {rows})"
     if not isinstance(key, jax.Array | np.ndarray):
@@ -97,7 +97,7 @@ def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
     if key.dtype == np.uint32 and key.shape == (rows, 2):
         return jax.random.wrap_key_data(jnp.asarray(key), impl=_IMPLEMENTATION)
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        raise ValueError(f"key is {key.dtype}{list(key.shape)}, and not {rows} PRNG keys; {cure}")
+        raise ValueError(f"key is {key.dtype}{list(key.shape)} instead of {rows} PRNG keys; {cure}")
     if (implementation := str(jax.random.key_impl(key))) != _IMPLEMENTATION:
         raise ValueError(
             f'key has the implementation "{implementation}", with which a text would depend on the '
@@ -148,7 +148,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
         )
 
     def keep_top_p(x: Array) -> Array:
-        # Many devices flush a subnormal top_p to 0, and then an empty set would be enough.
+        # Many devices flush a subnormal top_p to 0, which even an empty set of tokens reaches.
         least = jnp.finfo(jnp.float32).tiny
         probs, top_p = jax.nn.softmax(x), rows(jnp.maximum(sampling.top_p, least))
         kept = _largest(x, lambda kept: jnp.where(kept, probs, 0).sum(-1, keepdims=True) >= top_p)
@@ -170,11 +170,16 @@ def warp(logits: Array, sampling: Sampling) -> Array:
 
 
 def scores(logits: Array, warped: Array, noise: Array | float) -> Array:
-    """[..., V] scores by which siblings are chosen, greatest first.
+    """[..., V] scores: the tokens with the greatest scores become siblings.
 
     Tokens that `warped` keeps score warped + noise.  All others score below them, in the order of
-    `logits`: so a row at temperature 0 has runners-up, and siblings stay distinct even if `warped`
-    keeps fewer tokens than there are siblings.
+    `logits`.  So siblings are distinct even if `warped` keeps fewer tokens than there are siblings,
+    as at temperature 0.
+
+    Args:
+      logits: [..., V] of the model that drafts.
+      warped: [..., V] float32, the same logits after `warp`.
+      noise: [..., V] Gumbel noise, or 0.
     """
     kept = warped > -jnp.inf
     drawn = warped + noise
@@ -186,10 +191,12 @@ def scores(logits: Array, warped: Array, noise: Array | float) -> Array:
 
 
 def _largest(x: Array, enough: Callable[[Array], Array]) -> Array:
-    """The mask of the smallest set {x >= t} for which `enough(mask)` [..., 1] holds, else all of x.
+    """The mask [..., V] of the smallest set {x >= t} for which `enough(mask)` [..., 1] holds.
 
-    It bisects over the 32 bits of t, in 32 passes over x.  On a CPU that is 15 to 30 times as fast
-    as sorting, for vocabularies of 32 and 152 thousand (`bench/sampler.py`).
+    If no set is enough, the mask is True everywhere.
+
+    The threshold t is found by bisection over its 32 bits, in 32 passes over x.  On a CPU that is
+    15 to 30 times as fast as sorting, for vocabularies of 32 and 152 thousand (`bench/sampler.py`).
     """
     bits = jax.lax.bitcast_convert_type(x + 0.0, jnp.uint32)  # + 0.0: the two zeros are one value
     # Unsigned integers in the order of the floats.
@@ -210,19 +217,27 @@ def _gumbel(key: Array, size: int) -> Array:
 
 @struct.dataclass
 class SharedDraw:
-    """Noise keyed by row and absolute position, the same for proposer and rule.
+    """Noise keyed by row and absolute position.  Proposer and rule use the same noise.
 
     The text of a row then depends on its key and not on the proposer (Daliri, Musco, Suresh 2024,
     arXiv 2408.07978).
     """
 
-    gumbel: Array  # [B, D + 1, V]; for the token after a node of depth d
+    gumbel: Array  # [B, D + 1, V]; gumbel[:, d] draws the token after a node of depth d
 
     @classmethod
     def create(
         cls, key: Array, position: Array, max_depth: int, size: int, sampled: Array
     ) -> SharedDraw:
-        """`position` [B] is the root's; `sampled` [] says whether any row needs noise at all."""
+        """The noise of one step.
+
+        Args:
+          key: [B] PRNG keys of the rows.
+          position: [B] positions of the roots.
+          max_depth: D.
+          size: V.
+          sampled: [] bool; False if every row is greedy, and then no noise is computed.
+        """
 
         def noise() -> Array:
             steps = jnp.arange(1, max_depth + 2)
@@ -233,33 +248,34 @@ class SharedDraw:
         return cls(jax.lax.cond(sampled, noise, lambda: empty))
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """One row: [M, V], for the children of nodes at `depth` [M]."""
+        """One row: Gumbel noise [M, V] for the children of nodes at `depth` [M]."""
         del node
         return self.gumbel[depth]
 
     def acceptance(self, num_nodes: int) -> Array:
-        raise TypeError("rules with shared noise draw no acceptances: say shared_noise = False")
+        raise TypeError("a rule with shared_noise=True has no acceptance draws: set it to False")
 
     def residual(self) -> Array:
-        raise TypeError("rules with shared noise draw no residual: say shared_noise = False")
+        raise TypeError("a rule with shared_noise=True has no residual draw: set it to False")
 
 
 @struct.dataclass
 class IndependentDraw:
     """Separate streams for the proposer's draws, the acceptance draws and the residual draw."""
 
-    key: Array  # [B] of row and position; every step moves the position, so it has its own key
+    key: Array  # [B] the row's key with its position folded in, so every step has its own key
     size: int = struct.field(pytree_node=False)
 
     @classmethod
     def create(cls, key: Array, position: Array, size: int) -> IndependentDraw:
+        """From the rows' keys [B], the positions [B] of the roots, and the vocabulary size."""
         return cls(jax.vmap(jax.random.fold_in)(key, position), size)
 
     def _stream(self, stream: int) -> Array:
         return jax.random.fold_in(self.key, stream)
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """One row: Gumbel [M, V] noise for drawing the children of the nodes `node` [M]."""
+        """One row: Gumbel noise [M, V] for drawing the children of the nodes `node` [M]."""
         del depth
         stream = self._stream(_PROPOSE)
         return jax.vmap(lambda n: _gumbel(jax.random.fold_in(stream, n), self.size))(node)

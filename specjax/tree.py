@@ -6,7 +6,7 @@
       / \\
   3 sat  4 ran             the ancestors of node 4, itself included: 0, 1, 4
 
-`Tree` holds what follows from the parents.  All functions are about one row; vmap them over a
+`Tree` holds arrays that are computed from `parent`.  All functions take one row; vmap them over a
 batch.
 """
 
@@ -24,7 +24,7 @@ from specjax.types import ABSENT
 
 @struct.dataclass
 class Tree:
-    """What follows from the parents of one row's tree, once a step (vmapped: a leading B)."""
+    """Arrays computed from the parents of one row's tree, once per step (vmapped: a leading B)."""
 
     parent: Array  # [N] int32
     depth: Array  # [N] int32
@@ -33,7 +33,7 @@ class Tree:
 
     @classmethod
     def of(cls, parent: Array, max_depth: int, is_chain: bool = False) -> Self:
-        """From `parent` [N].  With `is_chain` the index of a node is its depth, even if absent."""
+        """From `parent` [N].  With `is_chain`, node n has depth n, even if it is absent."""
         num_nodes = parent.shape[0]
         node = jnp.arange(num_nodes, dtype=jnp.int32)
         if is_chain:
@@ -56,8 +56,8 @@ def chain(num_nodes: int) -> np.ndarray:
 def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
     """The parents of a static tree in Medusa's notation.
 
-    For example (1, 0) is the best child of the root's second best child.  Nodes are ordered by
-    depth, then by choice; the root is added.
+    For example (1, 0) is the best child of the root's second-best child.  Nodes are ordered by
+    depth, then by choice; the root is added as node 0.
 
     Raises:
       ValueError: a choice occurs twice, or its parent or its better sibling is not among the
@@ -79,7 +79,8 @@ def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
 def ancestor_mask(parent: Array) -> Array:
     """[N] -> [N, N] bool: is m an ancestor of n, or n itself?
 
-    The closure of (I | parent) by squaring: paths of length 1, 2, 4, ... without a loop over nodes.
+    It is the transitive closure of (I | parent).  Repeated squaring adds paths of length 1, 2, 4,
+    ..., so there is no loop over nodes.
     """
     num_nodes = parent.shape[0]
     mask = (jnp.eye(num_nodes, dtype=bool) | (parent[:, None] == jnp.arange(num_nodes))).astype(
@@ -116,15 +117,20 @@ def path_tokens(tokens: Array, parent: Array, max_depth: int) -> Array:
 
 
 def prune(parent: Array, known: Array) -> Array:
-    """[N], [N] -> [N]: the parents, with unknown nodes and their descendants made absent."""
-    whole = (known | ~ancestor_mask(parent)).all(-1)
-    return jnp.where(whole, parent, ABSENT)
+    """[N], [N] bool -> [N]: the parents, with unknown nodes and their descendants made absent."""
+    kept = (known | ~ancestor_mask(parent)).all(-1)
+    return jnp.where(kept, parent, ABSENT)
 
 
 def asked(parent: Array, way: Array, num_accepted: Array) -> Array:
-    """[D + 1] bool: at which depths did the rule judge a draft?
+    """[D + 1] bool: did the rule judge a draft below the accepted node at each depth?
 
-    It judged one wherever a node of the accepted path `way` [D + 1] has a child.
+    It did if that node has a child.
+
+    Args:
+      parent: [N].
+      way: [D + 1] the accepted nodes, root first, padded with the last of them.
+      num_accepted: [] how many of them are drafts.
     """
     has_child = (parent[None, :] == way[:, None]).any(1)
     return has_child & (jnp.arange(len(way)) <= num_accepted)

@@ -67,8 +67,8 @@ def read_proposal(
     )
     empty = ModelOutput(logits, hidden, cache, features)
 
-    # Loops of at most one turn instead of branches: XLA copies the cache that a branch returns,
-    # but updates a loop's carry in place.
+    # Loops of at most one iteration instead of branches: XLA copies the cache that a branch
+    # returns, but updates a loop's carry in place.
     def read_if(wanted: Array, width: int, before: ModelOutput) -> ModelOutput:
         def turn(carry: tuple[Array, ModelOutput]) -> tuple[Array, ModelOutput]:
             return jnp.zeros_like(wanted), read(width, carry[1].cache)

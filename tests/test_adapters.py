@@ -233,7 +233,7 @@ SIZES = own_models.SIZES
             lambda: from_function(own_models.plain, vocab_size=9, max_positions=None),
             "max_positions=None; it must be",
         ),
-        (lambda: from_linen(Unhashable(), **SIZES), "arrays belong into the params"),
+        (lambda: from_linen(Unhashable(), **SIZES), "arrays belong in the params"),
         (
             lambda: from_function(
                 own_models.cached, **SIZES, init_cache=lambda b, s: jnp.zeros((b, s))
@@ -305,10 +305,10 @@ def broken(**changes):
     ("mistake", "message"),
     [
         ("mask", "a branch of a tree"),
-        ("positions", "what follows a commit"),
+        ("positions", "logits after a commit differ"),
         ("tokens", "not causal"),
         ("length", "commit moves it"),
-        ("nothing staged", "what follows a commit"),
+        ("nothing staged", "logits after a commit differ"),
     ],
 )
 def test_the_check_finds_what_is_wrong(mistake, message):

@@ -115,7 +115,7 @@ def test_bench_of_trees_rules_and_temperatures(capsys, tmp_path):
             assert 0 <= low <= value <= high <= 1
 
 
-@pytest.mark.filterwarnings("default:the draft .* speaks other tokens")
+@pytest.mark.filterwarnings("default:the draft .* uses other tokens")
 def test_bench_of_a_draft_with_other_tokens(capsys):
     """The draft is translated, and its acceptance is measured without timing."""
     draft = ROOT / "checkpoints" / "pycode" / "draft"
@@ -132,7 +132,7 @@ def test_bench_of_a_draft_with_other_tokens(capsys):
     ]
     printed = run(capsys, "bench", "import os\n", *PAIR[:2], "--draft", draft, *arguments)
     _, row = json.loads(printed.out)["rows"]
-    assert "speaks other tokens" in printed.err
+    assert "uses other tokens" in printed.err
     assert (row["proposer"], row["same_tokens"], row["speedup"]) == ("draft", 1, None)
     assert row["alpha"] is not None
 

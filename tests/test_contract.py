@@ -108,9 +108,9 @@ def test_an_attribute_may_follow_from_the_fields():
 )
 def test_a_rule_says_what_it_is_when_it_is_defined(said, missing):
     """A rule must say whether it is exact and whether it shares noise; neither has a default."""
-    with pytest.raises(TypeError, match=f"^Mine must say {missing}: each is True or False"):
+    with pytest.raises(TypeError, match=f"^Mine must set {missing}, each to True or False"):
         type("Mine", (Rule,), said)
-    with pytest.raises(TypeError, match="must say"):
+    with pytest.raises(TypeError, match="must set"):
 
         class Between(Rule, abc.ABC):
             """An abstract rule that does not say it either."""

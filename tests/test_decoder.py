@@ -42,7 +42,7 @@ def test_stream_refuses_an_empty_chunk():
         ({"limit": np.array([9, 9])}, r"limit has the shape \(2,\); pass \[rows\]"),
         ({"num_drafts": np.array([1, 1, -1, 1])}, "num_drafts=-1"),
         ({"key": jax.random.key(0)}, r"key has the shape \(\) for 4 rows"),
-        ({"key": jax.random.PRNGKey(0)}, r"key is uint32\[2\], and not 4 PRNG keys"),
+        ({"key": jax.random.PRNGKey(0)}, r"key is uint32\[2\] instead of 4 PRNG keys"),
     ],
 )
 def test_prefill_refuses_what_does_not_fit(change, message):

@@ -71,7 +71,7 @@ REFUSED = {
     "two temperatures": (
         ["a"] * 3,
         {"temperature": [0, 1]},
-        ["temperature", "2 values for 3 rows", "one a row"],
+        ["temperature", "2 values for 3 rows", "one per row"],
     ),
     "top_p 0": ("a", {"top_p": 0}, ["top_p=0", "(0, 1]"]),
     "top_p above 1": ("a", {"top_p": 1.5}, ["top_p=1.5", "(0, 1]"]),
@@ -82,7 +82,7 @@ REFUSED = {
     "num_drafts too few": (
         ["a"] * 3,
         {"num_drafts": [1, 2]},
-        ["num_drafts", "2 values for 3 prompts", "one a prompt"],
+        ["num_drafts", "2 values for 3 prompts", "one per prompt"],
     ),
     "num_drafts negative": (
         ["a", "b"],
@@ -127,7 +127,7 @@ REFUSED = {
     "function of another shape": (
         "a",
         {"logits_processor": lambda logits, text, counts: logits[:5]},
-        ["logits_processor", "(5,)", "(320,)", "as many"],
+        ["logits_processor", "(5,)", "(320,)", "keep their shape"],
     ),
     "function of no shape": (
         "a",
@@ -137,9 +137,9 @@ REFUSED = {
     "seeds too few": (
         ["a"] * 3,
         {"seed": [1, 2]},
-        ["seed", "2 values for 3 prompts", "one a prompt"],
+        ["seed", "2 values for 3 prompts", "one per prompt"],
     ),
-    "seeds too many": ("a", {"seed": [1, 2]}, ["seed", "2 values for 1 prompts", "one a prompt"]),
+    "seeds too many": ("a", {"seed": [1, 2]}, ["seed", "2 values for 1 prompts", "one per prompt"]),
 }
 
 

@@ -227,7 +227,7 @@ def test_a_bank_refuses_what_does_not_fit():
         bank.add("two", one).add("three", one)
     with pytest.raises(
         ValueError,
-        match=r"'big' has another form.*2 heads of 3 blocks.*instead of 2 heads of 1 blocks",
+        match=r"'big' has other sizes.*2 heads of 3 blocks.*instead of 2 heads of 1 blocks",
     ):
         bank.add("big", random_heads(target, 0, num_layers=3))
     with pytest.raises(ValueError, match="'foreign' and 'one' were trained for different targets"):
@@ -248,7 +248,7 @@ def test_generate_refuses_adapters_that_do_not_fit():
         "no adapter 'three' in the bank; it has one, two": {"proposer": bank, "adapter": "three"},
         "adapter has 2 values for 1 prompts": {"proposer": bank, "adapter": ["one", "two"]},
         "several adapters: pass adapter= with one of one, two": {"proposer": bank},
-        "adapter='one' chooses from a bank": {"adapter": "one"},
+        "adapter='one' needs a bank of adapters": {"adapter": "one"},
         "comes without its weights: pass what specjax.load_medusa": {"proposer": bank.proposer},
         "either draft= or proposer=": {"proposer": bank, "draft": draft},
     }.items():

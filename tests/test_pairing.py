@@ -12,7 +12,7 @@ import specjax
 from specjax.commands import main
 from specjax.drafters import pairing
 
-pytestmark = pytest.mark.filterwarnings("ignore:the draft .* speaks other tokens")
+pytestmark = pytest.mark.filterwarnings("ignore:the draft .* uses other tokens")
 
 NEW = 40
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
@@ -125,7 +125,7 @@ WORDPIECE = tokenizers.Tokenizer(
     [
         (
             words(a=0, b=1, zyzzyva=2),
-            ["'foreign' (3 tokens) has 2 tokens of the target", "fewer than 3"],
+            ["'foreign' (3 tokens) shares 2 tokens with the target", "at least 3"],
         ),
         (WORDPIECE, ["WordPiece", "neither byte-level nor sentencepiece-style"]),
         (None, ["'foreign' (280 ids, no tokenizer)", "'target' (290 tokens)"]),

@@ -75,7 +75,7 @@ REFUSED = {
     ),
     "more nodes than tokens": (
         lambda: Decoder(toys.model(), NoProposer(num_nodes=9), RULES["match"](), (), 8),
-        ["9 nodes", "capacity of 8", "propose less"],
+        ["9 nodes", "capacity of 8", "propose fewer"],
     ),
     "less than no drafts": (
         lambda: toys.prefill(

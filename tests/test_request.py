@@ -91,7 +91,7 @@ def test_a_draft_is_a_model_a_folder_or_a_config(target, draft):
 def test_a_name_takes_the_draft(target, draft, name):
     proposer = prepared(target, "the cat", proposer=name, draft=draft).decoder.proposer
     assert proposer.asks_draft
-    with pytest.raises(ValueError, match=f"proposer='{name}' asks a draft model: pass draft= too"):
+    with pytest.raises(ValueError, match=f"proposer='{name}' needs a draft model: pass draft= too"):
         prepared(target, "the cat", proposer=name)
 
 
@@ -105,7 +105,7 @@ REFUSED = {
         {"speculative_config": {"method": "ngram"}, "num_drafts": 3},
         "say the same thing: leave one of them out",
     ),
-    "no drafter": ({"drafter": specjax.NGram()}, "drafter=<a NGram> is no drafter"),
+    "no drafter": ({"drafter": specjax.NGram()}, "drafter=<a NGram> is not a drafter"),
     "heads by name": ({"proposer": "medusa"}, "comes without its weights"),
 }
 

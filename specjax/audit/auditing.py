@@ -1,6 +1,6 @@
 """Checks that any target, proposer and rule decode losslessly.
 
-The decoder is compared with plain decoding, under `match` and with passes of the same width.
+The decoder is compared with plain decoding under `match`, with passes of the same width.
 
     figures        every rule     the statistics agree with the texts
     greedy         exact rules    at temperature 0, beside sampled rows: the tokens are equal
@@ -39,7 +39,7 @@ from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
 from specjax.types import DecodeState, Params
 
-# A cell needs so many texts of both samples together, so about 5 are expected in each sample.
+# A cell needs this many texts in both samples together, so about 5 are expected in each sample.
 _LEAST = 10
 
 Samples = tuple[list[tuple[int, ...]], list[tuple[int, ...]]]
@@ -111,13 +111,14 @@ def audit(
 
     Args:
       decoder: target, proposer and rule; its capacity must hold the longest prompt and
-        `max_new_tokens` more.
+        `max_new_tokens` more tokens.
       params: arrays of the decoder.
       prompts: token ids; at most half as many as `rows`.  A few prompts after which the target is
         uncertain give the most sensitive test.
       max_new_tokens: length of the texts that are compared token for token.
-      samples: how many texts are drawn with speculation, and as many without it, over all prompts.
-      num_tokens: how many first tokens of a sample the distribution check compares.
+      samples: the number of texts drawn with speculation, over all prompts; as many are drawn
+        without it.
+      num_tokens: the length of those texts, which the distribution check compares.
       rows: rows of a batch; all batches run the same program.
       seed: of all keys.
       significance: the probability that a lossless decoder fails the distribution check.
@@ -185,7 +186,7 @@ def audit(
         range(-(-samples // rows)), desc="audit", unit="batch", disable=quiet, file=sys.stderr
     ):
         for side, ((dec, arrays), start) in enumerate(zip(both, starts, strict=True)):
-            # Other keys than the other side, so that the samples are independent.
+            # The two sides use different keys, so that the samples are independent.
             key = _keys(seed, 1 + 2 * number + side, rows)
             state = _decode(dec, arrays, start, limit, sampling, key)
             drawn[side].extend(
@@ -209,7 +210,10 @@ def _decode(
     sampling: Sampling,
     key: Array,
 ) -> DecodeState:
-    """Run a prefilled batch with these numbers.  Nothing is donated: `state` starts every batch."""
+    """Run a prefilled batch with these settings.
+
+    Nothing is donated, because every batch starts from the same `state`.
+    """
     state = dataclasses.replace(
         state, limit=limit, done=state.length >= limit, sampling=sampling, key=key
     )
@@ -240,7 +244,10 @@ def _texts(state: DecodeState, lengths: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def _figures(state: DecodeState, lengths: np.ndarray) -> Check:
-    """Each pass emits one token more than it accepts; only a row's last pass may be cut short."""
+    """Do the statistics agree with the texts?
+
+    Each pass emits one token more than it accepts; only a row's last pass may be cut short.
+    """
     stats, ends = to_host((state.stats, state.length))
     cut = stats.accepted + stats.target_passes - stats.emitted
     right = (
@@ -268,7 +275,7 @@ def _equal(
     reference: list[tuple[int, ...]],
 ) -> Check:
     """Are the texts of the rows `rows` [B] bool equal token for token?"""
-    detail = f"{(same & rows).sum()} of {rows.sum()} texts are those of plain decoding"
+    detail = f"{(same & rows).sum()} of {rows.sum()} texts equal those of plain decoding"
     for row in np.flatnonzero(rows & ~same)[:1]:
         pairs = zip(texts[row], reference[row], strict=False)
         at = next(
@@ -307,7 +314,7 @@ def _judge(
     counts = [collections.Counter(cells[text] for text in side) for side in drawn]
     speculative, plain = (np.array([count[cell] for cell in order], float) for count in counts)
     size = len(drawn[0])
-    # Each prompt has as many texts on both sides, which takes away one degree of freedom.
+    # Both samples have equally many texts of each prompt, which costs one degree of freedom.
     degrees = len(order) - len({cell[0] for cell in order})
     x = chisquare.statistic(speculative, plain)
     p_value = chisquare.survival(x, degrees)

@@ -17,9 +17,9 @@ import numpy as np
 _log_gamma = np.vectorize(math.lgamma, otypes=[float])
 
 
-def statistic(found: np.ndarray, wanted: np.ndarray) -> float:
+def statistic(first: np.ndarray, second: np.ndarray) -> float:
     """sum((a - b)^2 / (a + b)), from the counts per cell of two equally large samples."""
-    return float(np.sum((found - wanted) ** 2 / np.maximum(found + wanted, 1)))
+    return float(np.sum((first - second) ** 2 / np.maximum(first + second, 1)))
 
 
 def survival(x: float, degrees: int) -> float:

@@ -1,4 +1,4 @@
-"""What a model remembers of the committed tokens of each row, and how a prompt is read into it."""
+"""Caches of the committed tokens of each row, and how a prompt is read into them."""
 
 from specjax.caches.kv import KVCache, stage, visible_slots
 from specjax.caches.prefill import CHUNK, empty_cache, read_prompt

@@ -1,4 +1,4 @@
-"""The KV cache is a transaction: a pass *stages* tokens after `length`, and `commit` keeps some.
+"""The KV cache.  A pass *stages* tokens after `length`, and `commit` keeps some of them.
 
     slots      0 . . . . . . length . . . . . . . . . . . capacity
                committed     | staged by the last pass | scratch
@@ -10,8 +10,8 @@ are accepted:
     commit(2, [0, 2])   x y z r b b c . .      length 5     (slots after it are scratch again)
 
 The accepted part of a chain is its first tokens, so a commit moves nothing and only advances the
-length.  A draft model commits its own drafts in order to read on.  `rewind` then takes the length
-back, and the draft model commits again those that the target accepted.
+length.  A draft model commits each of its drafts so that it can draft the next one.  `rewind` then
+resets the length, and after the verification the draft model commits the accepted drafts again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def stage(
 ) -> Array:
     """Write `new` [B, K, N, D] into `buffer` [B, K, S, D] at slots start[b] ... start[b] + N - 1.
 
-    The caller guarantees start + N <= S: otherwise the slice update would move back and overwrite
+    The caller guarantees start + N <= S: otherwise XLA would clamp the start and overwrite
     committed slots.  On a mesh the buffer keeps `sharding`, and only the new tokens are sent.
 
     Args:
@@ -75,7 +75,7 @@ def _write_slices(buffer: Array, new: Array, start: Array) -> Array:
     """One slice update per row, which is in place."""
     zero = jnp.zeros_like(start[0])
     for row in range(len(buffer)):
-        at = (zero + row, zero, start[row], zero)  # of one type, whether or not x64 is on
+        at = (zero + row, zero, start[row], zero)  # indices of one dtype, also under x64
         buffer = jax.lax.dynamic_update_slice(buffer, new[row : row + 1], at)
     return buffer
 
@@ -92,7 +92,7 @@ def _write_rows(
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
-    """Which slots each staged token sees: all committed ones, and staged ones by `mask`.
+    """Which slots each staged token attends to: all committed ones, and staged ones by `mask`.
 
     Args:
       length: [B] committed tokens.
@@ -107,7 +107,10 @@ def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) 
 
 
 def _seen(offset: Array, width: int, mask: Array | None) -> Array:
-    """`visible_slots`; slot s of row b holds token `offset[b, s]`, 0 is the first staged."""
+    """`visible_slots`, where slot s of row b holds token `offset[b, s]` of the row.
+
+    Offset 0 is the first staged token, and committed tokens have negative offsets.
+    """
     if mask is None:
         return offset[:, None] <= jnp.arange(width)[:, None]
     staged = (offset >= 0) & (offset < width)
@@ -120,12 +123,12 @@ def _seen(offset: Array, width: int, mask: Array | None) -> Array:
 
 @struct.dataclass
 class KVCache(Cache):
-    """Keys and values of every layer, each a leaf so that a donated cache is updated in place."""
+    """Keys and values, one leaf per layer, so that a donated cache is updated in place."""
 
     keys: tuple[Array, ...]  # a layer: [B, K, S, D]
     values: tuple[Array, ...]
     length: Array  # [B] int32
-    # Of the layers, on a mesh.
+    # Of each array in `keys` and `values`, on a mesh; None on one device.
     sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)
 
     commits_paths = True
@@ -135,8 +138,10 @@ class KVCache(Cache):
     def zeros(
         cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: DTypeLike
     ) -> Self:
-        # Zeros, not empty memory: a masked slot is multiplied by zero, and zero times NaN is NaN.
-        # One slot more than `size`, since `stage` pads a single token to two.
+        """An empty cache of `layers` layers with K = `heads`, S = `size` + 1 and D = `dim`."""
+
+        # Zeros, not uninitialised memory: a masked slot is multiplied by 0, and 0 times NaN is NaN.
+        # There is one slot more than `size`, since `stage` pads a single token to two.
         def leaves() -> tuple[Array, ...]:
             return tuple(jnp.zeros((batch, heads, size + 1, dim), dtype) for _ in range(layers))
 
@@ -144,6 +149,7 @@ class KVCache(Cache):
 
     @property
     def capacity(self) -> int:
+        """S, the number of slots of the first layer."""
         return self.keys[0].shape[2]
 
     def layer(self, index: int) -> Self:
@@ -151,7 +157,7 @@ class KVCache(Cache):
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
 
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """The keys and values [B, K, S, D] of a single layer, with new ones [B, K, N, D] staged."""
+        """For a single layer: keys and values [B, K, S, D], with new ones [B, K, N, D] staged."""
         (old_keys,), (old_values,) = self.keys, self.values
         put = functools.partial(stage, start=self.length, sharding=self.sharding, spare=True)
         return put(old_keys, keys), put(old_values, values)
@@ -159,13 +165,13 @@ class KVCache(Cache):
     def visible(
         self, positions: Array, mask: Array | None = None, window: int | None = None
     ) -> Array:
-        """Which slots of a single layer each staged token sees, [B, N, S] bool.
+        """For a single layer: which slots each staged token attends to, [B, N, S] bool.
 
         Args:
           positions: [B, N] of the staged tokens.
           mask: as for `visible_slots`.
-          window: of a layer with sliding-window attention: a token does not see tokens that are
-            `window` or more positions before it.
+          window: of a layer with sliding-window attention: a token does not attend to tokens that
+            are `window` or more positions before it.
         """
         width = positions.shape[1]
         index = self._text_index(width)
@@ -192,7 +198,10 @@ class KVCache(Cache):
         return visible & ~written[:, None], own
 
     def _text_index(self, width: int) -> Array:
-        """[S or B, S] index in the row's text, `width` staged tokens included, by slot."""
+        """[S] or [B, S]: the index in the row's text of the token in each slot.
+
+        The text includes the `width` staged tokens.
+        """
         return jnp.arange(self.capacity)
 
     def _slots(self, index: Array) -> Array:
@@ -215,5 +224,5 @@ class KVCache(Cache):
         )
 
     def rewind(self, to: Cache) -> Self:
-        """`to`, an earlier value, in the buffers of this one, which can be updated in place."""
+        """`to`, an earlier value, in the buffers of this cache, which can be updated in place."""
         return dataclasses.replace(self, length=to.length)

@@ -1,10 +1,10 @@
 """Reading a prompt in chunks of a fixed size, so that activations do not grow with its length.
 
     prompt   . . . . . . . . . . . . . . .      15 tokens, chunks of 4
-             [read 0 ][read 1 ][read 2 ][3 ]    each stages after what the row has committed so far
+             [read 0 ][read 1 ][read 2 ][3 ]    each stages after the tokens committed so far
 
 Chunks bound the tokens of a pass, and `models.attention` bounds the slots that it reads at a time.
-Only the cache and the hidden states and features of the prompt still grow with its length.
+Only the cache and the hidden states that are returned grow with the length of the prompt.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ CHUNK = 512
 def empty_cache(model: Model, rows: int, text: int, ahead: int) -> Cache:
     """A cache of `model` for texts of up to `text` tokens, with room for `ahead` staged tokens.
 
-    If it can be narrowed (`specjax.caches.ring`), a layer with a sliding window keeps only that.
+    A layer with sliding-window attention may keep only its window: see `specjax.caches.ring`.
     """
     cache = model.init_cache(rows, text + ahead)
-    # Not the width of this prompt, so that rows with any prompts fit into one batch.
+    # CHUNK and not the width of this prompt, so that rows with any prompts fit into one batch.
     return cache.narrow(ahead, CHUNK)
 
 
@@ -40,12 +40,12 @@ def read_prompt(
     """Read `tokens` [B, W] into an empty cache, and commit `count` [B] of each row.
 
     Up to `CHUNK` tokens are one pass.  More are a loop of passes of that size, and a shorter pass
-    for the remainder.  A row that has ended stages after its own length, which is before the chunk,
-    so it needs no more room.
+    for the remainder.  A row whose prompt has ended stages padding after its own length.  That is
+    before the chunk, so it needs no more slots.
 
     Returns:
-      The hidden states [B, W, E], the features [B, W, sum E] of the layers in `taps` (None if
-      there are none), and the cache.
+      The last hidden states [B, W, E], the hidden states [B, W, sum E] after the layers in `taps`
+      (None without taps), and the cache.
     """
 
     def read(
@@ -60,15 +60,15 @@ def read_prompt(
         return committed, (out.hidden, out.features)
 
     rows, width = tokens.shape
-    whole = width // CHUNK * CHUNK
+    in_chunks = width // CHUNK * CHUNK  # tokens
     if width <= CHUNK:
         cache, made = read(cache, 0, tokens)
         return *made, cache
-    starts = jnp.arange(0, whole, CHUNK)
-    parts = tokens[:, :whole].reshape(rows, -1, CHUNK).swapaxes(0, 1)
+    starts = jnp.arange(0, in_chunks, CHUNK)
+    parts = tokens[:, :in_chunks].reshape(rows, -1, CHUNK).swapaxes(0, 1)
     cache, made = jax.lax.scan(lambda cache, chunk: read(cache, *chunk), cache, (starts, parts))
-    made = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(rows, whole, -1), made)
-    if whole < width:
-        cache, last = read(cache, whole, tokens[:, whole:])
+    made = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(rows, in_chunks, -1), made)
+    if in_chunks < width:
+        cache, last = read(cache, in_chunks, tokens[:, in_chunks:])
         made = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), made, last)
     return *made, cache

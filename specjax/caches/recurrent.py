@@ -5,8 +5,8 @@
     commit(2)        s5                    length 5
 
 A token cannot be removed from a state, so a pass keeps the state after each of its tokens, and the
-commit picks one of them.  It cannot commit a path through a tree.  A sliding window and the inputs
-of a short convolution are such states too: a ring buffer is one leaf of them.
+commit picks one of them.  Such a cache cannot commit a path through a tree.  A sliding window or
+the last inputs of a short convolution can be part of the state too, as a ring buffer in a leaf.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Tree = TypeVar("_Tree")
 
 @struct.dataclass
 class RecurrentCache(Cache):
-    """Holds any pytree of states; it commits the beginning of a chain, and no path."""
+    """Holds any pytree of states.  It commits the first tokens of a chain, not a path of a tree."""
 
     state: Arrays  # leaves [B, ...]
     length: Array  # [B] int32
@@ -64,7 +64,7 @@ class RecurrentCache(Cache):
         return outputs, self.stage(states)
 
     def commit(self, count: Array, path: Array | None = None) -> RecurrentCache:
-        """The state after the first `count` [B] staged tokens; for 0 the state before them."""
+        """The cache after the first `count` [B] staged tokens; with 0 it is the one before them."""
         refuse_path(path)
         if self.staged is None:
             raise ValueError(
@@ -79,6 +79,6 @@ class RecurrentCache(Cache):
         return RecurrentCache(jax.tree.map(keep, self.state, self.staged), self.length + count)
 
     def rewind(self, to: Cache) -> Self:
-        """`to` itself: states are small and can be copied."""
+        """`to` itself: states are small, so a copy costs little."""
         assert isinstance(to, type(self))
         return to

@@ -3,15 +3,16 @@
     a ring of 8 with margins of 2, window 3; token p of the text is in slot p % 8 of the ring
 
     slots    . .|8 9 a b 4 5 6 7|. .        a is the last committed token, b is staged; no token
-                                            sees 4 ... 7 any more
+                                            attends to 4 ... 7 any more
 
 A pass is written twice, each time as one slice: once at its slot, where it may run over into the
-right margin, and once a full turn earlier, where it may begin in the left margin.  So a write reads
-nothing and is in place.  The margins are as wide as a decoding pass.  A prompt's pass is wider and
-rewrites the whole ring.
+right margin, and once a full turn earlier, where it may begin in the left margin.  So a write is in
+place and does not depend on the old contents.  The margins are as wide as a decoding pass.  A pass
+over a prompt is wider and rewrites the whole ring.
 
-Staged tokens overwrite only tokens that nobody sees any more, even if they become scratch that is
-committed later: the ring holds the window and all tokens that may be written before a rewind.
+The ring holds the window and all tokens that may be written before a rewind.  So staged tokens
+overwrite only tokens that have left every window, even if they become scratch and are committed
+later.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class WindowedCache(KVCache):
     rings: tuple[int | None, ...] = struct.field(pytree_node=False, default=())
 
     def narrow(self, ahead: int, widest: int) -> Self:
-        """This empty cache, with a ring in every layer in which that saves memory.
+        """This empty cache, with a ring in every layer where a ring saves memory.
 
         Args:
           ahead: the most tokens that are written after the length before a `commit` or `rewind`.

@@ -24,9 +24,9 @@ class MedusaAdapter(Drafter):
 
     proposer: ChoiceTree = dataclasses.field(init=False)
     heads: MedusaHeads
-    choices: tuple[tuple[int, ...], ...] = ()  # the tree that suits them; () is a chain
+    choices: tuple[tuple[int, ...], ...] = ()  # the best tree for these heads; () is a chain
     acceptance: tuple[float, ...] = ()  # measured for each choice, given that its parent was right
-    marks: tuple[float, ...] = ()  # `target_marks` of the target that they were trained for
+    marks: tuple[float, ...] = ()  # `target_marks` of the target that the heads were trained for
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "proposer", Medusa(self.heads, self.choices))
@@ -90,21 +90,21 @@ class MedusaAdapter(Drafter):
 
 
 def target_marks(target: LanguageModel) -> tuple[float, ...]:
-    """A few weights that identify a target, whatever type they were rounded to."""
+    """A few weights that identify a target.  Compare them with a tolerance for the dtype."""
     return tuple(to_host(target.params["embedding"][:4, :4]).astype(np.float32).ravel().tolist())
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class MedusaBank(Drafter):
-    """Adapters of one form for one target, with one tree of choices.
+    """Adapters with the same sizes for one target, with one tree of choices.
 
-    Programs depend on the capacity only: `add` writes into a free slot and compiles nothing again.
-    `params` are the parameters of the adapters, stacked: every leaf [capacity, ...].
+    Compiled programs depend on the capacity only: `add` writes into a free slot and recompiles
+    nothing.  `params` are the parameters of the adapters, stacked: every leaf [capacity, ...].
     """
 
     proposer: ChoiceTree
     name: str = "bank"
-    heads: MedusaHeads  # the form of each
+    heads: MedusaHeads  # the sizes, which all adapters share
     adapters: dict[str, MedusaAdapter]  # by name, in the order of their slots, without weights
 
     @classmethod
@@ -126,7 +126,7 @@ class MedusaBank(Drafter):
           ValueError: no adapter, too many, or adapters that do not fit together.
         """
         if not adapters:
-            raise ValueError("adapters is empty; a bank needs one, whose form the others share")
+            raise ValueError("adapters is empty; a bank needs at least one")
         capacity = len(adapters) if capacity is None else capacity
         if capacity < len(adapters):
             raise ValueError(
@@ -145,13 +145,15 @@ class MedusaBank(Drafter):
 
     @property
     def capacity(self) -> int:
+        """The most adapters that the bank can hold."""
         return len(jax.tree.leaves(self.params)[0])
 
     def add(self, name: str, adapter: MedusaAdapter) -> MedusaBank:
-        """A bank with one more adapter.  Nothing that decodes is compiled again.
+        """A bank with one more adapter.  Programs that decode are not compiled again.
 
         Raises:
-          ValueError: a name that is taken, no free slot, or an adapter of another form or target.
+          ValueError: a name that is taken, no free slot, or an adapter of other sizes or for
+            another target.
         """
         slot = len(self.adapters)
         if name in self.adapters:
@@ -163,7 +165,7 @@ class MedusaBank(Drafter):
             )
         if adapter.heads != self.heads:
             raise ValueError(
-                f"the adapter {name!r} has another form than those of the bank: "
+                f"the adapter {name!r} has other sizes than those of the bank: "
                 f"{_form(adapter.heads)} instead of {_form(self.heads)}; "
                 "put it into a bank of its own"
             )
@@ -190,7 +192,7 @@ class MedusaBank(Drafter):
             adapter.check(target)
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        """As `Drafter.for_rows`; a row whose adapter is None decodes plainly.
+        """As `Drafter.for_rows`; for a row whose adapter is None, decoding is plain.
 
         Raises:
           ValueError: an unknown name, another number of names than rows, no name although the bank
@@ -208,7 +210,7 @@ def _arrays(bank: MedusaBank, target: LanguageModel, slots: list[int]) -> Medusa
 
 
 def _slots(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
-    """The slot of each row's adapter, -1 for None.  If there is one adapter, it is the default.
+    """The slot of each row's adapter, -1 for None.  A single adapter is the default.
 
     Raises:
       ValueError: an unknown name, or no name although there are several adapters.
@@ -219,7 +221,7 @@ def _slots(names: Iterable[str], adapter: Adapter, rows: int) -> list[int]:
         if len(slot_of) > 1:
             raise ValueError(
                 f"the bank has several adapters: pass adapter= with one of {known} for all "
-                "prompts, or with a list of a name or None for each"
+                "prompts, or with a list that has a name or None for each prompt"
             )
         return [0] * rows
     slots = []

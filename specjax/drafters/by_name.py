@@ -1,4 +1,4 @@
-"""Drafters by their name on the command line, or by `module:Name` for one's own."""
+"""Drafters by their name on the command line, or by `module:Name` for a drafter of your own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     "ngram": ("num_drafts", "max_ngram", "min_ngram"),
     "medusa": (),
 }
-"""The settings that each proposer takes."""
+"""The names of the settings that each proposer takes."""
 
 
 def drafter_by_name(
@@ -48,10 +48,10 @@ def drafter_by_name(
     dtype: str | None = None,
     **numbers: Any,
 ) -> Drafter:
-    """The proposer of a name in `PROPOSERS`, "self-int8", or "module:Name", with its weights.
+    """A proposer with its weights, by name.
 
     Args:
-      name: of the proposer.
+      name: a key of `PROPOSERS`, "self-int8", or "module:Name".
       target, draft: loaded models.
       dtype: "int8" quantises the draft.
       **numbers: settings of the proposer, as in `NUMBERS`; other settings are ignored.
@@ -64,14 +64,14 @@ def drafter_by_name(
     if name == "self-int8":
         if draft is not None:
             raise ValueError(
-                f'proposer="self-int8" takes no draft, and draft={draft.name}; '
+                f'proposer="self-int8" takes no draft, but draft={draft.name}; '
                 "leave one of them out"
             )
         return make_drafter(target, target, dtype="int8", **_settings("draft", numbers))
     if name not in PROPOSERS:
         known = ", ".join([*sorted(PROPOSERS), "self-int8"])
         raise ValueError(
-            f"proposer={name!r} is no proposer; pass one of {known}, or module:Name for your own"
+            f"proposer={name!r} is not a proposer; pass one of {known}, or module:Name for your own"
         )
     if name == "medusa":
         raise ValueError(
@@ -80,10 +80,10 @@ def drafter_by_name(
         )
     asks_draft = name in SHAPES or name == "first-of"
     if asks_draft and draft is None:
-        raise ValueError(f"proposer={name!r} asks a draft model: pass draft= too")
+        raise ValueError(f"proposer={name!r} needs a draft model: pass draft= too")
     if draft is not None and not asks_draft:
         raise ValueError(
-            f"proposer={name!r} asks no draft: pass either draft= or proposer=, not both"
+            f"proposer={name!r} uses no draft model: pass either draft= or proposer=, not both"
         )
     settings = _settings(name, numbers)
     if name in SHAPES:
@@ -137,7 +137,7 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
 
 
 def _settings(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `numbers` that the proposer `name` takes and that are not None."""
+    """The entries of `numbers` that are not None and that the proposer `name` takes."""
     return {
         key: value for key, value in numbers.items() if key in NUMBERS[name] and value is not None
     }

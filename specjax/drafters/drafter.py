@@ -12,12 +12,14 @@ from specjax.parallel import beside, mesh_of
 from specjax.proposers import FirstOf
 
 Adapter = str | Sequence[str | None] | None
-"""One adapter's name for all prompts, or a list with a name or None (plain) for each prompt."""
+"""The name of one adapter for all prompts, or a list with a name or None for each prompt.
+
+None means plain decoding of that prompt."""
 
 MakeArrays = Callable[[LanguageModel], Arrays]
-"""Makes `Params.proposer` from the target, whose parameters are on their devices by then.
+"""Makes `Params.proposer` from the target, after the target's parameters were put onto devices.
 
-It may compile, so it is called after everything has been checked."""
+It may compile, so it is called after all checks."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,7 +32,7 @@ class Drafter:
 
     @property
     def reader(self) -> LanguageModel | None:
-        """The draft model that reads the whole text, and so limits its length, or None."""
+        """The draft model that reads the whole text and so limits its length, or None."""
         return None
 
     @property
@@ -50,7 +52,7 @@ class Drafter:
         del rows
         if adapter is not None:
             raise ValueError(
-                f"adapter={shown(adapter)} chooses from a bank: pass a MedusaBank as drafter="
+                f"adapter={shown(adapter)} needs a bank of adapters: pass a MedusaBank as drafter="
             )
         self.check(target)
         return lambda laid: self.params
@@ -68,8 +70,8 @@ class Drafter:
 class BoundDrafter(Drafter):
     """A proposer whose parameters are those of the target, of a draft model, or none."""
 
-    draft: LanguageModel | None = None  # for the checks
-    # Makes the draft from the target, if its weights differ from those of `draft`.
+    draft: LanguageModel | None = None  # the draft model; with `make_draft` only for the checks
+    # Makes the draft model whose weights are used; it gets the target.
     make_draft: Callable[[LanguageModel], LanguageModel] | None = None
 
     @property
@@ -115,7 +117,7 @@ class EitherDrafter(Drafter):
 
 
 def first_of(first: Drafter | Proposer, second: Drafter | Proposer) -> Drafter:
-    """For each row `first` where it proposes anything, else `second`, with the weights of both.
+    """`FirstOf` with weights: for each row `first` if it has a draft, else `second`.
 
     Raises:
       ValueError: proposers of different depths, or one that can only be used alone.

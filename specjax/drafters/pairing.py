@@ -1,4 +1,4 @@
-"""A draft model for a target.  If their tokenizers differ, tables translate between the tokens."""
+"""Pairs a draft model with a target.  If their tokenizers differ, tables translate the tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class DraftDrafter(Drafter):
     """A shape over a draft model, whose tokens are translated if they differ from the target's."""
 
     make: MakeArrays | None = None
-    draft: LanguageModel | None = None  # None if translated: such a draft may stop before the text
+    # None if its tokens are translated: then a text may be longer than the draft can read.
+    draft: LanguageModel | None = None
 
     @property
     def reader(self) -> LanguageModel | None:
@@ -50,7 +51,7 @@ def make_drafter(
     """A shape over a draft model: `make_drafter(target, draft, StaticTree, branching=(3, 2))`.
 
     If the tokenizers differ, the tables between them are made once and cached, and a warning says
-    how many tokens both have.  Nothing is compiled yet.
+    how many tokens are in both vocabularies.  Nothing is compiled yet.
 
     Args:
       target, draft: as `specjax.load` returns them.
@@ -59,7 +60,8 @@ def make_drafter(
       **numbers: arguments of `shape`.
 
     Raises:
-      ValueError: tokens that cannot be translated, or models that share fewer than 1 % of them.
+      ValueError: tokens that cannot be translated, or models that share fewer than 1 % of the
+        target's tokens.
     """
     form = quantised_form(draft) if dtype == "int8" else draft
     size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
@@ -92,11 +94,11 @@ def with_draft(
     form = quantised_form(draft) if dtype == "int8" else draft
     name = type(proposer).__name__
     if not proposer.asks_draft:
-        raise ValueError(f"a {name} asks no draft: pass either draft= or proposer=, not both")
+        raise ValueError(f"a {name} uses no draft model: pass either draft= or proposer=, not both")
     if _tables(_Words.of(target), _Words.of(form)) is not None:
         raise ValueError(
-            f"a {name} needs a draft with the tokens of {target.name!r}, and {form.name!r} has "
-            "others: pass draft= alone, which translates, or "
+            f"a {name} needs a draft with the tokens of {target.name!r}, but {form.name!r} has "
+            "other tokens: pass draft= alone, which translates them, or "
             "drafter=specjax.make_drafter(target, draft, shape)"
         )
     make = (lambda laid: quantise(draft)) if dtype == "int8" else None
@@ -105,7 +107,10 @@ def with_draft(
 
 @dataclasses.dataclass(frozen=True)
 class _Words:
-    """What the tables of a model depend on.  It is a cache key: tokenizers compare by identity."""
+    """The inputs of the tables, from one model.
+
+    It is the key of their cache; tokenizers compare by identity.
+    """
 
     tokenizer: tokenizers.Tokenizer | None
     size: int  # of the model's vocabulary
@@ -122,7 +127,7 @@ class _Words:
             if self.tokenizer
             else f"{self.size} ids, no tokenizer"
         )
-        return f"{self.name!r} ({count})"  # quoted, since many drafts are called "draft"
+        return f"{self.name!r} ({count})"  # quoted, since many folders are called "draft"
 
 
 @functools.lru_cache(maxsize=8)
@@ -148,16 +153,16 @@ def _tables(target: _Words, draft: _Words) -> Translation | None:
         tables = translate(ours, theirs, target.size, draft.size, ends)
     except ValueError as error:
         raise ValueError(
-            f"the draft {draft} speaks other tokens than the target {target}: {error}; {_CURE}"
+            f"the draft {draft} uses other tokens than the target {target}: {error}; {_CURE}"
         ) from None
     shared, least = tables.num_shared, math.ceil(_LEAST_SHARED * ours.get_vocab_size())
     if shared < least:
         raise ValueError(
-            f"the draft {draft} has {shared} tokens of the target {target}, and fewer than {least} "
-            f"are no use; {_CURE}"
+            f"the draft {draft} shares {shared} tokens with the target {target}, but at least "
+            f"{least} are needed; {_CURE}"
         )
     warnings.warn(
-        f"the draft {draft} speaks other tokens than the target {target}: it can propose the "
+        f"the draft {draft} uses other tokens than the target {target}: it can propose the "
         f"{shared} that both have",
         stacklevel=6,
     )

@@ -1,8 +1,8 @@
 """Reads and writes Hugging Face folders: configuration, weights, tokenizer, sampling defaults.
 
 Code from a folder is never executed: weights are read from safetensors only, and a configuration
-that asks for its own code (`auto_map`) is refused.  Everything is checked against the configuration
-before a tensor is read, and one error names everything that does not fit.
+that needs code of its own (`auto_map`) is refused.  Everything is checked against the configuration
+before a tensor is read, and one error lists everything that does not fit.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ def load(
     Args:
       path: a folder with `config.json` and `model.safetensors` (or an index of shards), or
         `org/name` on the Hugging Face Hub, which is downloaded into the Hub's cache unless
-        `HF_HUB_OFFLINE` is set.  A folder never touches the network.
+        `HF_HUB_OFFLINE` is set.  Loading a folder never uses the network.
       dtype: of the parameters and of the KV cache: float32 (the default on a CPU), bfloat16 (the
         default on other devices) or float16.
       revision: a branch, tag or commit on the Hub.
       mesh: split the parameters over its devices; each device reads its own part.
       rules: how to split them, like `specjax.parallel.sharding.RULES`; {} replicates the model on
-        every device, which suits a small draft.
+        every device, as for a small draft model.
 
     Raises:
-      ValueError: what does not fit, and the cure.
+      ValueError: with everything that does not fit, and the fix.
       OSError: there is no such folder or model, or a file is missing or cannot be read.
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
@@ -73,9 +73,9 @@ def load(
     generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
     eos, defaults = _eos(folder, generation, config), _defaults(folder, generation)
     tokenizer = _tokenizer(folder, ours.vocab_size)
-    # A CPU multiplies bfloat16 fastest with kernels [out, in], as in the file and in a tied
-    # embedding, and float32 with kernels [in, out].  There a transposed copy of a tied embedding is
-    # worth its memory; on other devices it is not.
+    # A CPU multiplies bfloat16 fastest with kernels [out, in], the layout of the file and of a tied
+    # embedding, and float32 with kernels [in, out].  In float32 on a CPU a transposed copy of a
+    # tied embedding is worth its memory; on other devices it is not.
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
     model = LinenModel(Transformer(ours, separate_head=separate, transposed=transposed), dtype)
@@ -90,7 +90,7 @@ def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig
     """A folder's `config.json`, its family, and the configuration that the family reads from it.
 
     Raises:
-      ValueError: what does not fit, and the cure.
+      ValueError: a field is missing, or its value is not supported.
     """
     config = read_json(folder / _CONFIG)
     family = _family(folder, config)
@@ -110,8 +110,8 @@ def save(
 
     The other files that `load` found are written unchanged, except for fields that
     `dataclasses.replace` has changed since (the configuration, `eos`, `defaults`).  An interrupted
-    save leaves the old model, or a folder without `config.json`, which cannot be loaded.  The first
-    of several processes writes, but all must call.
+    save leaves the old model, or a folder without `config.json`, which cannot be loaded.  Of
+    several processes only the first writes, but all must call.
 
     Args:
       model: its model is a `Transformer`.
@@ -146,16 +146,16 @@ def save(
         for name, content in files.items():
             (new / name).write_bytes(content)
         for old in [*(folder / name for name in (*_FILES, SINGLE, INDEX)), *folder.glob(SHARDS)]:
-            old.unlink(missing_ok=True)  # config.json first: without it nothing loads
+            old.unlink(missing_ok=True)  # config.json first, since a folder without it cannot load
         for name in (SINGLE, *files):
-            os.replace(new / name, folder / name)  # and config.json last
+            os.replace(new / name, folder / name)  # config.json last
 
 
 def read_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer:
     """Read a `tokenizer.json`, with truncation and padding switched off.
 
     The file may hold settings for both, left over from an earlier call of the tokenizer.  They
-    would silently cut or pad a prompt.  transformers ignores them too, unless a call asks for them.
+    would silently cut or pad a prompt.  transformers ignores them as well, unless a call sets them.
 
     Raises:
       ValueError: the file is not a tokenizer.
@@ -187,7 +187,7 @@ def _family(folder: pathlib.Path, config: Config) -> Family:
     kind = config.get("model_type")
     if "auto_map" in config:
         raise ValueError(
-            f"{folder / _CONFIG} asks for its own code (auto_map); specjax never executes code "
+            f"{folder / _CONFIG} needs code of its own (auto_map); specjax never executes code "
             "from a folder. If the weights are those of a plain model_type, remove auto_map from "
             "the file"
         )
@@ -215,7 +215,7 @@ def _eos(folder: str | pathlib.Path, generation: Config, config: Config) -> tupl
 
 
 def _defaults(folder: str | pathlib.Path, generation: Config) -> dict[str, float]:
-    """The sampling settings in generation_config.json, if it asks for sampling.
+    """The sampling settings in generation_config.json, if its `do_sample` is true.
 
     transformers would add top_k=50 to them; specjax does not.
     """
@@ -256,7 +256,10 @@ def _json(value: Config) -> bytes:
 
 
 def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, bytes]:
-    """generation_config.json and config.json, in this order, with the fields that have changed."""
+    """The contents of generation_config.json and config.json, in this order.
+
+    They are those that `load` read, with the fields that have changed since.
+    """
     ours, eos = model.model.module.config, model.eos
     ids = {"eos_token_id": list(eos) if len(eos) > 1 else eos[0] if eos else None}
     loaded = {

@@ -26,7 +26,7 @@ def read_json(path: pathlib.Path) -> Config:
 
 
 def read_bytes(path: pathlib.Path, size: int = -1) -> bytes:
-    """A file, or its first `size` bytes.  Raises OSError with the name of the file and the cure."""
+    """A file, or its first `size` bytes.  Raises OSError with the name of the file and the fix."""
     try:
         with open(path, "rb") as stream:
             return stream.read(size)

@@ -24,12 +24,12 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
     """The folder of a model.
 
     Args:
-      path: a folder, or `org/name` on the Hub.  A folder that exists, or a text that looks like a
-        path, never touches the network.
+      path: a folder, or `org/name` on the Hub.  The network is never used for a folder that exists,
+        or for a string that looks like a path.
       revision: a branch, tag or commit on the Hub; by default `main`.
 
     Raises:
-      ValueError, OSError: there is no such folder or model; with the cure.
+      ValueError, OSError: there is no such folder or model; the message has the fix.
     """
     folder = pathlib.Path(path)
     if folder.is_dir():

@@ -5,8 +5,8 @@ A folder holds `config.json` and `medusa_lm_head.safetensors` with the tensors
     {head}.{block}.linear.weight [E, E]   {head}.{block}.linear.bias [E]
     {head}.{blocks}.weight [V, E]         only in version 1
 
-What only specjax reads is under "specjax" in the configuration: the tree with its measured
-acceptance, and the marks by which the target is recognised.
+Fields that only specjax reads are under "specjax" in the configuration: the tree with its measured
+acceptance, and a few weights that identify the target (`target_marks`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
     """Read the heads in a folder, in the dtype of the target's weights.
 
     Raises:
-      ValueError: everything that does not fit the configuration or the target, with the cure.
+      ValueError: with everything that does not fit the configuration or the target, and the fix.
       FileNotFoundError: there is no such folder, or it lacks a file.
     """
     folder = pathlib.Path(path)
@@ -77,8 +77,8 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
     adapter.check(target)
     if len(adapter.acceptance) not in (0, len(adapter.proposer.choices)):
         raise ValueError(
-            f"{folder / 'config.json'}: acceptance has {len(adapter.acceptance)} values; pass one "
-            "a choice"
+            f"{folder / 'config.json'}: acceptance has {len(adapter.acceptance)} values; it must "
+            "have one per choice"
         )
     return adapter
 
@@ -86,13 +86,13 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
 def save_medusa(
     folder: str | pathlib.Path, adapter: MedusaAdapter, base: str, dtype: DTypeLike | None = None
 ) -> None:
-    """Write heads.  The first of several processes writes, but all must call.
+    """Write heads.  Of several processes only the first writes, but all must call.
 
     Args:
       folder: created if needed; files of these names in it are replaced.
       adapter: the heads.
       base: the target's name, for `base_model_name_or_path`.
-      dtype: to round to; by default the dtype of the parameters.
+      dtype: of the file; by default that of the parameters.
     """
     folder, heads, params = pathlib.Path(folder), adapter.heads, to_host(adapter.params)
     if not leader():

@@ -1,6 +1,6 @@
 """Parameters in Orbax folders: saved with their sharding, restored onto any mesh.
 
-This is for models that no Hugging Face family describes, and for large ones on many hosts: every
+They are for models of no Hugging Face family, and for large models on many hosts, because every
 host writes and reads its own shards.
 """
 
@@ -58,7 +58,7 @@ def restore_params(
     )
     with ocp.StandardCheckpointer() as checkpointer:
         metadata = checkpointer.metadata(folder)
-        metadata = getattr(metadata, "item_metadata", metadata)  # its place depends on the version
+        metadata = getattr(metadata, "item_metadata", metadata)  # it depends on Orbax's version
         stored = {
             jax.tree_util.keystr(path): tuple(leaf.shape)
             for path, leaf in _leaves(dict(metadata or {}))

@@ -1,8 +1,9 @@
 """Reads parameters from safetensors files and writes them, by the rows of a family's table.
 
 A stored tensor is memory-mapped while it is read.  The part that a row names, its transpose and the
-slice of a device are views of it, so a process reads only what its devices will hold, and at most
-one parameter is in host memory at a time.  Writing holds one stored tensor at a time.
+slice for a device are views of the mapped file.  So a process reads only the parts for its own
+devices, and at most one parameter is in host memory at a time.  While writing, one stored tensor is
+in host memory at a time.
 """
 
 from __future__ import annotations
@@ -80,9 +81,9 @@ def read_params(
         means the default device.
 
     Raises:
-      ValueError: every tensor that is missing, unexpected, stored twice, or of another shape or
-        dtype; or the devices have too little memory; or every tensor with NaN or infinities in
-        `dtype` (each process reports those that it reads).
+      ValueError: with every tensor that is missing, unexpected, stored twice, or of another shape
+        or dtype; or the devices have too little memory; or with every tensor that has NaN or
+        infinities in `dtype` (each process reports those that it reads).
     """
     shapes = {
         path: leaf.shape
@@ -122,7 +123,7 @@ def read_params(
         f"the parameters in {folder}",
         cure,
     )
-    # Largest first: reading needs temporary copies, and later the memory is fuller.
+    # Largest first, because reading needs temporary copies and memory fills up.
     leaves = sorted(_grouped(rows, _path).items(), key=lambda leaf: -math.prod(shapes[leaf[0]]))
     params: dict[_Path, Array] = {}
     spoilt: set[str] = set()
@@ -137,18 +138,18 @@ def read_params(
         params[path] = jax.block_until_ready(leaf)  # otherwise host copies would pile up
     if spoilt:
         lines = [f"  {name} {_what_is_not_finite(stored[name], dtype)}" for name in sorted(spoilt)]
-        raise ValueError(f"the weights in {folder} are no finite numbers:\n" + "\n".join(lines))
+        raise ValueError(f"the weights in {folder} are not finite:\n" + "\n".join(lines))
     return unflatten_dict(params)
 
 
 def all_finite(numbers: np.ndarray) -> bool:
     """Does a contiguous array of floats hold neither NaN nor infinity?
 
-    It compares the bits of the exponent, in pieces that fit into a core's cache.  That costs a
-    fraction of reading the array; `isfinite` of bfloat16 costs many times as much.
+    It compares the bits of the exponent, in pieces that fit into a core's cache.  That takes a
+    fraction of the time to read the array; `isfinite` of bfloat16 takes many times as long.
     """
     bits = numbers.reshape(-1).view(f"u{numbers.itemsize}")
-    exponent = np.array(np.inf, numbers.dtype).view(bits.dtype)  # all of its ones
+    exponent = np.array(np.inf, numbers.dtype).view(bits.dtype)  # all exponent bits are 1
     pieces = (bits[at : at + _PIECE] for at in range(0, bits.size, _PIECE))
     return all((piece & exponent).max() != exponent for piece in pieces)
 
@@ -160,10 +161,10 @@ def write_params(
     params: Arrays,
     dtype: DTypeLike | None = None,
 ) -> np.dtype:
-    """Write one safetensors file, rounded to `dtype` (None: as they are).
+    """Write one safetensors file in `dtype` (None: the dtype of each parameter).
 
-    The first of several processes writes; the others must call too, since they hold shards of it.
-    Returns the dtype of the first tensor.
+    Of several processes only the first writes; the others must call too, since they hold shards of
+    the parameters.  Returns the dtype of the first tensor.
     """
     leaves = _flat(params)
     tensors = {}
@@ -187,18 +188,18 @@ def write_params(
             order, desc=f"saving {file.name}", unit="tensor", disable=None, leave=False
         ):
             shape, kind, parts = tensors[name]
-            whole = np.empty(shape, kind)
+            tensor = np.empty(shape, kind)
             for row in parts:
                 part = to_host(leaves[row.path])
                 part = part if row.at is None else part[row.at]
-                view = whole.reshape(row.view or shape)[row.index]
+                view = tensor.reshape(row.view or shape)[row.index]
                 view[...] = (part.T if row.transpose else part).reshape(view.shape)
-            stream.write(whole.reshape(-1).view(np.uint8).data)
+            stream.write(tensor.reshape(-1).view(np.uint8).data)
     return next(iter(tensors.values()))[1]
 
 
 def _open(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list[str]]:
-    """Every tensor of the files by name, and a fault for each one that is in two files."""
+    """Every tensor of the files by name, and a line for each one that is in two files."""
     stored: dict[str, Stored] = {}
     faults = []
     for file in files:
@@ -210,8 +211,8 @@ def _open(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list[str]]:
 
 
 def _header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
-    length = int.from_bytes(read_bytes(file, 8), "little")
     """The tensors of a file by name."""
+    length = int.from_bytes(read_bytes(file, 8), "little")
     try:
         # This checks every offset, shape and dtype against the file's length.
         safetensors.safe_open(file, "np")
@@ -231,7 +232,7 @@ def _header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
 
 
 def _rows(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
-    """The table of the family; names lack the family's prefix if no stored name has it."""
+    """The table of the family, without the family's prefix if no stored name has it."""
     rows = family.tensors(config)
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
         rows = [dataclasses.replace(row, name=row.name.removeprefix(family.prefix)) for row in rows]
@@ -239,7 +240,7 @@ def _rows(family: Family, config: TransformerConfig, stored: Iterable[str]) -> l
 
 
 def _as_held(rows: Iterable[Tensor], held: Iterable[_Path]) -> list[Tensor]:
-    """The rows, transposed for parameters that hold a kernel [in, out] as a weight [out, in]."""
+    """The rows, with `transpose` flipped for kernels that are held as "weight" [out, in]."""
     known, changed = set(held), []
     for row in rows:
         turned = (*row.path[:-1], "weight")
@@ -265,7 +266,7 @@ def _path(row: Tensor) -> _Path:
 
 
 def _flat(tree: Arrays) -> dict[_Path, Arrays]:
-    """Path -> leaf."""
+    """A tree as {path: leaf}."""
     return cast(dict[_Path, Arrays], flatten_dict(tree))
 
 
@@ -282,6 +283,7 @@ def _stored_shape(row: Tensor, leaf: _Shape) -> _Shape:
 def _misfits(
     rows: list[Tensor], shapes: dict[_Path, _Shape], stored: dict[str, Stored]
 ) -> list[str]:
+    """A line for each tensor of the table that is missing or has another shape or dtype."""
     faults = []
     for name, parts in _grouped(rows, _name).items():
         shape = _stored_shape(parts[0], shapes[parts[0].path])
@@ -304,7 +306,10 @@ def _misfits(
 def _leftovers(
     rows: list[Tensor], family: Family, config: TransformerConfig, stored: dict[str, Stored]
 ) -> list[str]:
-    """Tensors that no row reads, except buffers and a second copy of a tied embedding."""
+    """A line for each tensor that no row reads.
+
+    Buffers and a second copy of a tied embedding are ignored.
+    """
     untied = _rows(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
     unread = [name for name in stored if name not in known and not name.endswith(family.ignored)]
@@ -312,7 +317,7 @@ def _leftovers(
 
 
 def _what_is_not_finite(tensor: Stored, dtype: DTypeLike) -> str:
-    """What is wrong with a tensor that is not finite in `dtype`, and the cure."""
+    """What is wrong with a tensor that is not finite in `dtype`, and the fix."""
     numbers, nans, infinite, greatest = tensor.map().reshape(-1), 0, 0, 0.0
     for at in range(0, numbers.size, _PIECE):
         piece = np.abs(numbers[at : at + _PIECE].astype(np.float64))
@@ -341,8 +346,8 @@ def _reader(
 
     def part(at: int | None) -> np.ndarray:
         row = by_index[at]
-        whole = stored[row.name].map()
-        view = whole.reshape(row.view or whole.shape)[row.index].reshape(_part_shape(row, leaf))
+        tensor = stored[row.name].map()
+        view = tensor.reshape(row.view or tensor.shape)[row.index].reshape(_part_shape(row, leaf))
         return view.T if row.transpose else view
 
     def read(index: _Index | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Measuring: take turns, drop disturbed samples, and give every figure a 95 % interval."""
+"""Measurements: contestants take turns, disturbed samples are dropped, figures have intervals."""
 
 from specjax.measure.acceptance import PromptCounts, alpha_and_tau
 from specjax.measure.intervals import Interval, interval, show

@@ -14,16 +14,16 @@ from specjax.metrics import Summary
 
 @dataclasses.dataclass(frozen=True)
 class PromptCounts:
-    """What happened to each of P prompts; every field is an integer array [P]."""
+    """Counts of each of P prompts; every field is an integer array [P]."""
 
-    passes: np.ndarray  # of the target
+    passes: np.ndarray  # target passes
     emitted: np.ndarray  # new tokens
-    tested: np.ndarray  # drafts that the target judged
-    accepted: np.ndarray  # drafts
+    tested: np.ndarray  # judged drafts
+    accepted: np.ndarray  # accepted drafts
 
     @classmethod
     def from_summaries(cls, summaries: Iterable[Summary]) -> Self:
-        """The counts of calls with one prompt each."""
+        """The counts from the summaries of calls with one prompt each."""
         rows = [(s.target_passes, s.tokens, s.tested, s.accepted) for s in summaries]
         return cls(*np.array(rows).reshape(-1, 4).T)
 
@@ -36,7 +36,7 @@ class PromptCounts:
 
 
 def alpha_and_tau(counts: PromptCounts) -> dict[str, Interval | None]:
-    """`alpha` and `tau` as (value, low, high); alpha is None if the target judged no draft."""
+    """`alpha` and `tau` as (value, low, high); alpha is None if no draft was judged."""
     return {
         "alpha": interval(counts.accepted, counts.tested),
         "tau": interval(counts.emitted, counts.passes),

@@ -17,12 +17,12 @@ _RESAMPLES = 2000
 def interval(above: Array | ArrayLike, below: Array | ArrayLike, seed: int = 0) -> Interval | None:
     """sum(above) / sum(below) over prompts with its 95 % interval; None if sum(below) is 0.
 
-    The bootstrap draws prompts with replacement (Efron and Tibshirani 1993, chapter 13), and not
-    tokens, because tokens of one prompt are not independent.  For a speed, `below` holds the median
-    seconds of each prompt.
+    The bootstrap draws prompts with replacement (Efron and Tibshirani 1993, chapter 13).  It does
+    not draw tokens, because tokens of one prompt are not independent.  For a speed, `below` holds
+    the median seconds of each prompt.
 
     Args:
-      above, below: [P], a number for each prompt.
+      above, below: [P] numerator and denominator of each prompt.
       seed: of the bootstrap.
     """
     above, below = np.asarray(above), np.asarray(below)
@@ -36,7 +36,7 @@ def interval(above: Array | ArrayLike, below: Array | ArrayLike, seed: int = 0) 
 
 
 def show(value: Sequence[float] | None, form: str) -> str:
-    """A cell of a table: the value and, unless both coincide, the ends of its interval."""
+    """A cell of a table: the value and, if they differ when printed, the ends of its interval."""
     if value is None:
         return ""
     middle, *ends = (format(x, form) for x in value)

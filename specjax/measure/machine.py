@@ -1,4 +1,4 @@
-"""What a report was measured on: the head of every report."""
+"""The machine and the versions that a report was measured with, for the head of the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy other processes kept the cores."""
+"""`Meter`: the load that other processes put on the cores."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 
 
 class Meter:
-    """How busy other processes kept the cores since the meter was made."""
+    """Measures the load that other processes put on the cores since the meter was made."""
 
     def __init__(self) -> None:
         self._start = self._read()
 
     def busy(self) -> float:
-        """Their share of all cores; 0 where the system does not tell."""
+        """The share of all cores that other processes used; 0 if the system does not report it."""
         wall, own, everyone = (b - a for a, b in zip(self._start, self._read(), strict=True))
         # Below 20 ms the kernel's clock ticks are too coarse to tell.
         return max(0.0, everyone - own) / (wall * (os.cpu_count() or 1)) if wall > 0.02 else 0.0

@@ -34,12 +34,12 @@ class Sample:
 
 
 class Timed(abc.ABC):
-    """A contestant and what was measured of it.
+    """A contestant and its measurements.
 
     Attributes:
       name: for messages.
-      first: seconds of its slowest first call of an item, which compiles.
-      seconds: the clean samples, a list for each item.
+      first: seconds of the slowest first call of an item; first calls compile.
+      seconds: the undisturbed samples, a list for each item.
       prefill: the part of `seconds` before decoding began; empty lists if this is unknown.
       dropped: how many samples were disturbed by other processes.
     """
@@ -74,7 +74,7 @@ class Timed(abc.ABC):
 
     @property
     def median(self) -> float | None:
-        """Median seconds, summed over all items; None if an item has no clean sample."""
+        """Median seconds, summed over all items; None if an item has no undisturbed sample."""
         return self._total(statistics.median)
 
     @property
@@ -104,9 +104,9 @@ def first_calls(
     """Run every item of each contestant once, so that everything is compiled.
 
     Args:
-      contestants: in this order; the others are compared with the first one.
-      until: on the clock of `time.perf_counter`.  First calls may take two thirds of the time until
-        then; contestants that come later are left out.
+      contestants: they run in this order; the others are compared with the first one.
+      until: a time of `time.perf_counter`.  First calls may take two thirds of the time until then;
+        contestants whose turn comes later are left out.
       forgive: leave out a contestant that fails, unless it is the first one, and go on.
 
     Returns:
@@ -136,7 +136,7 @@ def first_calls(
 def take_turns(contestants: Sequence[Timed], rounds: int, until: float = math.inf) -> None:
     """In every round, run every item with each contestant in turn.
 
-    After `until`, on the clock of `time.perf_counter`, no further round begins; one is always run.
+    After `until`, a time of `time.perf_counter`, no further round begins.  One round always runs.
     """
     items = range(len(contestants[0].seconds))
     for number in tqdm(range(rounds), "measuring", unit="round", disable=_quiet(), file=sys.stderr):
@@ -152,7 +152,7 @@ def medians(samples: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def median_seconds(call: Callable[[], object], rounds: int) -> float:
-    """Median seconds of a call alone, after one that compiles."""
+    """Median seconds of a call, measured after a first call that compiles."""
     jax.block_until_ready(call())
     samples = []
     for _ in range(rounds):
@@ -163,5 +163,5 @@ def median_seconds(call: Callable[[], object], rounds: int) -> float:
 
 
 def _quiet() -> bool | None:
-    """For tqdm: None shows bars on a terminal only; of several processes only the first has any."""
+    """`disable` for tqdm: None shows bars on a terminal only; only the first process shows any."""
     return None if leader() else True

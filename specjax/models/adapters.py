@@ -1,8 +1,8 @@
 """Bring your own model: a plain function (also for Equinox), a Linen module or an NNX model.
 
-Without `init_cache` a model is a function of the text, `tokens [B, T] -> logits [B, T, V]`.  Every
-pass then reads the whole text again, which is exact but slow.  With `init_cache` the model keeps a
-cache.  `specjax.models.function` describes both contracts.
+Without `init_cache`, a model is a function `tokens [B, T] -> logits [B, T, V]` of the whole text.
+Every pass then reads the whole text again, which is exact but slow.  With `init_cache`, the model
+has a cache.  `specjax.models.function` describes both contracts.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def from_function(
     Args:
       function: causal, `(params, tokens) -> logits`; with `init_cache`
         `(params, tokens, positions, cache, mask) -> (logits, cache)`.  Either may return hidden
-        states after the logits.  Define it once: a second, equal function is another model, and
-        compiles again.
+        states after the logits.  Define it once: a function object that is defined again is
+        another model, and compiles again.
       vocab_size: V.
       max_positions: the longest text that the model can read, in tokens.
-      init_cache: `(rows, slots) -> cache`, empty: a `KVCache`, a `RecurrentCache`, or any other
-        `contract.Cache`.
+      init_cache: `(rows, slots) -> cache` makes an empty cache: a `KVCache`, a `RecurrentCache`, or
+        any other `contract.Cache`.
       reads_trees: False for a function that ignores `mask`.  If the cache cannot commit paths, the
-        model reads no trees in any case.
+        model does not read trees in any case.
 
     Raises:
       ValueError: a size below 1, a function that cannot be hashed, or an unsuitable cache.
@@ -98,7 +98,7 @@ def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model:
 
 
 def from_nnx(model: nnx.Module, **settings: Unpack[_Settings]) -> tuple[Model, Arrays]:
-    """A `flax.nnx` model, in its inference mode (`model.eval()`), as a model and its params.
+    """A `flax.nnx` model in its inference mode (`model.eval()`), as a `Model` and its params.
 
     Args:
       model: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.

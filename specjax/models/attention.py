@@ -1,4 +1,4 @@
-"""Grouped-query attention with any mask, and causal attention; long inputs go block by block."""
+"""Grouped-query attention with any mask, and causal attention; long inputs are done in blocks."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def attend(
     Args:
       query: [B, N, H, D]; H is a multiple of K.
       keys, values: [B, K, S, D].
-      visible: [B or 1, N, S] bool; every token sees at least one slot.
+      visible: [B or 1, N, S] bool; every token attends to at least one slot.
       scale: of the scores, by default D ** -0.5.
-      softcap: bounds the scores, c tanh(x / c) (Gemma 2, arXiv 2408.00118, section 2).
+      softcap: bounds the scores by c tanh(x / c) (Gemma 2, arXiv 2408.00118, section 2).
 
     Returns:
       [B, N, H * D].  Scores and their softmax are float32 whatever the inputs are.
@@ -100,7 +100,7 @@ def _scores(
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     by_head = scores.reshape(*scores.shape[:2], -1, visible.shape[1], slots)
-    # Replaced by a finite number: an infinite score in a masked slot must not become NaN later.
+    # Masked scores become a finite number, so that an infinite one cannot turn into NaN later.
     return jnp.where(visible[:, None, None], by_head, jnp.finfo(jnp.float32).min).reshape(
         scores.shape
     )
@@ -115,10 +115,11 @@ def _mix(weights: Array, values: Array) -> Array:
 def _mix_in_blocks(
     grouped: Array, keys: Array, values: Array, visible: Array, scale: float, softcap: float | None
 ) -> Array:
-    """The same, a block of slots at a time, from the first to the last slot that any token sees.
+    """`attend` over one block of slots at a time, with an online softmax.  Returns [B, K, R, D].
 
-    So a chunk of a long prompt skips the slots that are still empty, and only the scores of one
-    block are in memory.
+    It covers the slots from the first to the last one that any token attends to.  So a chunk of a
+    long prompt skips the slots that are still empty, and only the scores of one block are in
+    memory.
 
     Reference: Milakov and Gimelshein 2018, arXiv 1805.02867, algorithm 3.
     """
@@ -138,7 +139,8 @@ def _mix_in_blocks(
             grouped, cut(keys, 2), cut(visible & (slot >= number * _SLOTS), 2), scale, softcap
         )
         higher = jnp.maximum(most, scores.max(-1, keepdims=True))
-        # If a token saw no slot so far, its sums only hold masked slots: `shrink` sets them to 0.
+        # If a token had no visible slot so far, its sums hold only masked slots.  `shrink` sets
+        # them to 0 at the first visible one.
         weights, shrink = jnp.exp(scores - higher), jnp.exp(most - higher)
         return (
             higher,
@@ -164,11 +166,11 @@ def causal_attend(
     softcap: float | None = None,
     window: int | None = None,
 ) -> Array:
-    """`attend` where token n sees tokens 0 ... n, or only the last `window` of them.
+    """`attend` where token n attends to tokens 0 ... n, or only to the last `window` of them.
 
-    It takes a block of queries at a time, and only the keys that one of them sees.  That skips
-    nearly half of the scores of a long text and keeps the rest in a CPU's cache (a training step of
-    256 tokens on two cores is 1.17 times as fast).
+    It takes one block of queries at a time, with only those keys that one of them attends to.  That
+    skips nearly half of the scores of a long text and keeps the rest in a CPU's cache (a training
+    step of 256 tokens on two cores is 1.17 times as fast).
     """
     length = query.shape[1]
     parts = []

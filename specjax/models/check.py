@@ -1,4 +1,4 @@
-"""Does your own model keep the contract?  Its passes in pieces are compared with one plain pass."""
+"""Checks that a model of your own keeps the contract of `specjax.contract.Model`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROWS, _TOKENS = 2, 8
 
 
 def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
-    """Read a few random tokens at once, in pieces, and as a tree, and compare the logits.
+    """Read a few random tokens in one pass, in several passes, and as a tree; compare the logits.
 
     Args:
       model: for example from `from_function`.
@@ -58,13 +58,15 @@ def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
     compare(
         changed[:, :-2],
         plain[:, :-2],
-        "the model is not causal: a token changes the logits before it",
+        "the model is not causal: a token changes the logits of tokens before it",
     )
 
     # The rows commit 1 and 3 of 4 tokens, stage tokens that are all rejected, and continue.
     cache, count = model.init_cache(_ROWS, 3 * _TOKENS), jnp.array([1, 3])
     out = read(tokens[:, :4], cache)
-    compare(out.logits, plain[:, :4], "the first pass over an empty cache is not the plain reading")
+    compare(
+        out.logits, plain[:, :4], "a pass with an empty cache differs from a pass without a cache"
+    )
     out = read(tokens[:, 4:], out.cache.commit(count))
     if not np.array_equal(out.cache.length, count):
         raise ValueError("apply must leave cache.length as it is: commit moves it")
@@ -74,9 +76,9 @@ def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
     wanted = jnp.take_along_axis(plain, index[..., None], axis=1)
     out = read(ahead, cache)
     law = (
-        "what follows a commit is not what follows the text: are tokens staged at cache.length of "
-        "their own row, do they see exactly the committed ones before them, and do positions come "
-        "from `positions`?"
+        "the logits after a commit differ from those of one pass: are tokens staged at "
+        "cache.length of their own row, do they attend to exactly the committed tokens before "
+        "them, and do positions come from `positions`?"
     )
     compare(out.logits, wanted, law)
     if not model.reads_trees:
@@ -88,8 +90,8 @@ def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
     mask = jnp.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]], bool)[None]
     out = read(nodes, cache, jnp.array([0, 1, 1, 2]), mask)
     law = (
-        "a branch of a tree is not read as its path: is `mask` heeded, and do siblings share their "
-        "position?"
+        "a branch of a tree gives other logits than the same tokens as a chain: is `mask` applied, "
+        "and do siblings have the same position?"
     )
     compare(out.logits[:, [0, 2, 3]], wanted[:, :3], law)
     cache = out.cache.commit(
@@ -98,5 +100,5 @@ def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
     compare(
         read(ahead[:, 3:], cache).logits,
         wanted[:, 3:],
-        "a committed path is not the path: see cache.commit(path)",
+        "the logits after cache.commit with a path differ from those after the same tokens",
     )

@@ -39,7 +39,7 @@ class TransformerConfig:
     # Learned positions: token t adds row offset + t of a table; None: no table.
     position_offset: int | None = None
     # Embedding and head
-    embedding_size: int | None = None  # if not `hidden_size`: projected in and out
+    embedding_size: int | None = None  # None: `hidden_size`; else embeddings are projected
     embedding_scale: float = 1.0
     tied_embeddings: bool = False
     logit_softcap: float | None = None  # c tanh(x / c)
@@ -56,7 +56,7 @@ class TransformerConfig:
     qk_norm: str | None = None
     query_scale: float | None = None  # by default head_dim ** -0.5
     attention_softcap: float | None = None
-    windows: tuple[int | None, ...] = ()  # by layer: a token sees itself and window - 1 before it
+    windows: tuple[int | None, ...] = ()  # by layer: tokens that a token attends to, with itself
     # MLP
     activation: str = "silu"
     gated: bool = True
@@ -80,8 +80,8 @@ class TransformerConfig:
         for rope in {self.rope_of(i) for i in range(self.num_layers)}:
             if rope is not None and int(self.head_dim * rope.fraction) % 2:
                 raise ValueError(
-                    f"head_dim={self.head_dim} makes an odd number of features to turn; rotary "
-                    "positions turn pairs"
+                    f"head_dim={self.head_dim} gives an odd number of rotated dimensions; rotary "
+                    "embeddings rotate pairs"
                 )
         for name in ("ropes", "windows", "sparse"):
             if len(getattr(self, name)) not in (0, self.num_layers):

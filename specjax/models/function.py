@@ -1,17 +1,17 @@
-"""A function as a model: one that reads the whole text again in every pass, and one with a cache.
+"""Functions as models: without a cache, every pass reads the whole text again; or with a cache.
 
-The first takes `(params, tokens [B, T])` and returns logits [B, T, V]; it must be causal.  The
-second is a pass of `contract.Model`:
+Without a cache the function takes `(params, tokens [B, T])` and returns logits [B, T, V]; it must
+be causal.  With a cache it is a pass of `contract.Model`:
 
     def apply(params, tokens, positions, cache, mask):
         return logits, cache
 
   * `tokens` and `positions` are [B, N], `logits` [B, N, V]; a row is a text of its own.
-  * Token n sees the committed tokens of its row, and of the N tokens those m with `mask[b, n, m]`,
-    itself included.  A `mask` of None is causal (m <= n).  `cache.visible_slots` converts this to
-    slots.
-  * The keys and values (or states) of the N tokens are staged behind the committed tokens, in any
-    `contract.Cache`: `cache.stage` writes keys and values for `KVCache`, and
+  * Token n attends to the committed tokens of its row, and to each of the N tokens m for which
+    `mask[b, n, m]` is True, itself included.  A `mask` of None is causal (m <= n).
+    `caches.visible_slots` converts this to slots.
+  * The keys and values (or states) of the N tokens are staged after the committed tokens, in any
+    `contract.Cache`: `caches.stage` writes keys and values for a `KVCache`, and
     `RecurrentCache.stage` takes states.  The length does not change.
 
 Both may return hidden states [B, N, E] after the logits, for heads that are trained on them;
@@ -76,11 +76,11 @@ class RereadingModel(Model):
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """As `contract.Model.apply`; `positions` is not used, a token's slot is its position."""
+        """As `contract.Model.apply`.  `positions` is not used: a token's slot is its position."""
         refuse_taps(taps)
         if mask is not None:
             raise ValueError(
-                "a model without a cache reads chains only; give it one (init_cache=) to read trees"
+                "a model without a cache reads chains only; to read trees, pass init_cache="
             )
         if cache is None:
             return self._read(params, tokens)
@@ -88,7 +88,7 @@ class RereadingModel(Model):
         text = stage(cache.tokens[:, None, :, None], tokens[:, None, :, None], cache.length)[
             :, 0, :, 0
         ]
-        # Staged tokens may lie beyond the last position; those are never committed.
+        # Staged tokens may lie after the last position; those are never committed.
         width = min(text.shape[1], self.max_positions)
         out = self._read(params, text[:, :width])
         at = jnp.minimum(cache.length[:, None] + jnp.arange(tokens.shape[1]), width - 1)
@@ -105,7 +105,7 @@ class RereadingModel(Model):
 class CachedModel(Model):
     """Full speed: each pass reads only the new tokens.
 
-    It reads trees if its cache commits paths, unless `reads_trees` says that it ignores the mask.
+    It reads trees if its cache commits paths and the function applies the mask (`reads_trees`).
     """
 
     # (params, tokens, positions, cache, mask) -> (logits, cache) or (logits, hidden, cache)
@@ -133,8 +133,8 @@ class CachedModel(Model):
         """As `contract.Model.apply`."""
         refuse_taps(taps)
         memory = self.init_cache(*tokens.shape) if cache is None else cache
-        # Padding may lie beyond the last position.  No token sees it, but a NaN that an embedding
-        # table returns there would spread.
+        # Padding may lie after the last position.  No token attends to it, but a NaN that an
+        # embedding table returns there would spread.
         positions = jnp.minimum(positions, self.max_positions - 1)
         out = self.function(params, tokens, positions, memory, mask)
         if (
@@ -161,7 +161,7 @@ def _check(model: RereadingModel | CachedModel) -> None:
         hash(model)
     except TypeError as error:
         raise ValueError(
-            f"the model cannot be a static argument of jit ({error}): arrays belong into the "
+            f"the model cannot be a static argument of jit ({error}): arrays belong in the "
             "params, and fields of a module must be hashable"
         ) from None
 
@@ -180,13 +180,13 @@ def _output(
     hidden: list[Array],
     cache: Cache | None,
 ) -> ModelOutput:
-    """The checked output.  `logits` may still be anything that the function returned."""
+    """The checked output.  Before the check, `logits` is whatever the function returned."""
     wanted = (*tokens.shape, model.vocab_size)
     if getattr(logits, "shape", None) != wanted or len(hidden) > 1:
         raise ValueError(
             f"for tokens {list(tokens.shape)} the model returned {_describe((logits, *hidden))}; "
             f"the first must be logits {list(wanted)} [rows, tokens, vocab_size], and there may be "
-            "hidden features after them"
+            "hidden states after them"
         )
     return ModelOutput(
         logits, hidden[0] if hidden else jnp.zeros((*tokens.shape, 0), logits.dtype), cache

@@ -1,4 +1,4 @@
-"""A model with its weights and its tokenizer: what loaders return and `generate` takes."""
+"""`LanguageModel`: a model with its weights and its tokenizer."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from specjax.models.base import LinenModel
 from specjax.models.transformer import Transformer
 
 OFF = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Sampling settings that leave the logits alone, and decode greedily."""
+"""Sampling settings that decode greedily and change no logits."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageModel:
     """A model with its weights and its tokenizer: what `load` returns and `save` writes."""
 
-    model: Any  # a contract.Model; a LinenModel where `load` made it
+    model: Any  # a contract.Model; from `load` it is a LinenModel
     params: Any
     tokenizer: tokenizers.Tokenizer | None = None
     eos: tuple[int, ...] = ()  # ids that end a text
     name: str = "model"  # of its folder, for messages
-    # How the model's folder wants it sampled; {}: greedy.
+    # Sampling settings from the model's folder; {}: greedy.
     defaults: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # The files of its folder, without the weights.
+    # The contents of the files in its folder, by name, without the weights.
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -48,10 +48,10 @@ class LanguageModel:
         twice = self.params["embedding"].size if is_twice else 0
         return sum(leaf.size for leaf in jax.tree.leaves(self.params)) - twice
 
-    def settings(self, **given: Any) -> dict[str, Any]:
-        """Sampling settings: `given` if not None, else the model's own, else greedy."""
+    def settings(self, **chosen: Any) -> dict[str, Any]:
+        """Sampling settings: those in `chosen` that are not None, else `defaults`, else `OFF`."""
         return {
             **OFF,
             **self.defaults,
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in chosen.items() if value is not None},
         }

@@ -57,9 +57,10 @@ class Dense(nn.Module):
 
 @jax.custom_jvp
 def look_up(table: Array, ids: Array) -> Array:
-    """Rows [..., E] of a table [V, E].
+    """The rows `ids` [...] of a table [V, E], as [..., E].
 
-    XLA:CPU would first convert the whole of a bfloat16 table to float32, but not one of integers.
+    For a gather from a bfloat16 table XLA:CPU first converts the whole table to float32.  It does
+    not convert integers, so there the table is viewed as uint16.
     """
     take = functools.partial(jnp.take, axis=0, mode="clip")
     if table.dtype != jnp.bfloat16:
@@ -86,7 +87,7 @@ class Norm(nn.Module):
     """
 
     config: TransformerConfig
-    kind: str | None = None  # by default the configuration's
+    kind: str | None = None  # "rms" or "layer"; by default `config.norm`
     axis: str = "embed"
 
     @nn.compact
@@ -178,5 +179,5 @@ class Experts(nn.Module):
 
 
 def residual_scale(c: TransformerConfig) -> float:
-    """Init scale of output projections, as in GPT-2: keeps the residual stream bounded."""
+    """Init scale of output projections, as in GPT-2; it keeps the residual stream bounded."""
     return c.init_scale / (2 * c.num_layers) ** 0.5

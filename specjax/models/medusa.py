@@ -31,7 +31,7 @@ class MedusaHeads(nn.Module):
       num_layers: blocks a head.
       own_heads: every head has its own linear map H to the vocabulary (version 1) instead of the
         target's (version 2).
-      logit_softcap: of a target with capped logits, under version 2.
+      logit_softcap: the target's, if it caps its logits; for version 2.
       dot_general: as in `Transformer`.
     """
 
@@ -72,7 +72,7 @@ class MedusaHeads(nn.Module):
         return x
 
     def _multiply(self, x: Array, kernel: Array) -> Array:
-        """[..., K, E] times [K, E, F], for each head with its own matrix."""
+        """[..., K, E] times [K, E, F] -> [..., K, F]: each head has its own matrix."""
 
         def one(x: Array, kernel: Array) -> Array:
             return self.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
@@ -81,24 +81,31 @@ class MedusaHeads(nn.Module):
 
 
 def medusa_hidden(heads: MedusaHeads, params: Arrays, hidden: Array) -> Array:
-    """The heads on hidden states [..., E]: [..., K, E], or with `own_heads` [..., K, V]."""
+    """Apply the heads to hidden states [..., E].
+
+    Returns:
+      Their hidden states [..., K, E] before the target's head, or with `own_heads` their logits
+      [..., K, V].
+    """
     return cast(Array, heads.apply({"params": params}, hidden))
 
 
-def medusa_logits(heads: MedusaHeads, found: Array, target_head: Array | None) -> Array:
-    """The output of `medusa_hidden` as float32 logits [..., K, V]; `target_head` is [E, V]."""
+def medusa_logits(heads: MedusaHeads, outputs: Array, target_head: Array | None) -> Array:
+    """The output of `medusa_hidden` as float32 logits [..., K, V]; `target_head` is [E, V].
+
+    With `own_heads`, `target_head` is not used and may be None.
+    """
     if heads.own_heads:
-        return found.astype(jnp.float32)
+        return outputs.astype(jnp.float32)
     assert target_head is not None
-    logits = heads.dot_general(found, target_head, (((found.ndim - 1,), (0,)), ((), ()))).astype(
-        jnp.float32
-    )
+    dimensions = (((outputs.ndim - 1,), (0,)), ((), ()))
+    logits = heads.dot_general(outputs, target_head, dimensions).astype(jnp.float32)
     cap = heads.logit_softcap
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def initial_medusa(heads: MedusaHeads, target_head: Array) -> dict[str, Array]:
-    """Parameters with which every head predicts what the target's head [E, V] does."""
+    """Initial parameters: every head predicts what the target's head [E, V] predicts."""
     shape = (heads.num_layers, heads.num_heads, heads.hidden_size)
     params = {
         "kernel": jnp.zeros((*shape, heads.hidden_size), target_head.dtype),

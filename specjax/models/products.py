@@ -2,8 +2,8 @@
 
 XLA:CPU has fast kernels for bfloat16 only if the result is float32 and if there are at least two
 rows: a bfloat16 product of one row, or with a bfloat16 result, takes 10 to 20 times as long.
-Padding the row and rounding afterwards gives the same numbers: products are summed in float32 in
-any case, and rounded once.
+Padding the row and rounding afterwards gives the same result: products are summed in float32 in any
+case, and rounded once.
 """
 
 from __future__ import annotations

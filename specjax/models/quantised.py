@@ -65,7 +65,7 @@ class Int8(nn.meta.AxisMetadata):
 
 
 class _Kernel:
-    """What a module sees of an `Int8`: a leaf with a shape, to be passed to its dot_general."""
+    """An unboxed `Int8` inside a module: it has a shape, and the module's dot_general takes it."""
 
     def __init__(self, stored: Int8) -> None:
         self.stored = stored
@@ -129,7 +129,7 @@ def quantise(model: LanguageModel) -> LanguageModel:
 
 
 def quantised_form(model: LanguageModel) -> LanguageModel:
-    """`quantise`, but with the weights as they are: enough for checks, and nothing is compiled.
+    """`quantise` without converting the weights: enough for checks, and it compiles nothing.
 
     Raises:
       ValueError: as `quantise`.
@@ -156,7 +156,8 @@ def _quantise(params: Arrays) -> Arrays:
     for name, leaf in params.items():
         if isinstance(leaf, dict):
             quantised[name] = _quantise(leaf)
-        # A kernel [in, out], or a transposed one, which is named weight.  A norm's weight is 1-D.
+        # A kernel [in, out], or a transposed one, which has the name "weight".  So has the weight
+        # of a norm, but it is 1-D.
         elif name in ("kernel", "weight") and leaf.ndim == 2:
             quantised["kernel"] = jax.jit(Int8.quantise)(leaf if name == "kernel" else leaf.T)
         else:

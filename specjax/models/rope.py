@@ -14,12 +14,12 @@ from jax import Array
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Base and scaling.  `kind` is a key of `SCALINGS`; not every kind reads every field."""
+    """Base and scaling of the frequencies.  `kind` is a key of `SCALINGS`, and uses some fields."""
 
     theta: float = 10000.0
     kind: str = "default"
-    fraction: float = 1.0  # of the head's features that are rotated
-    amplitude: float = 1.0  # factor of cosines and sines: scores grow by its square
+    fraction: float = 1.0  # of the head's dimensions that are rotated
+    amplitude: float = 1.0  # factor of cosines and sines, so scores grow by its square
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -30,13 +30,13 @@ class Rope:
     factors: tuple[float, ...] = ()  # a divisor for each frequency
 
     def frequencies(self, dim: int) -> np.ndarray:
-        """[rotated features / 2] radians per position, for heads of `dim` features."""
+        """[R / 2] radians per position, for heads of `dim` dimensions of which R are rotated."""
         turned = int(dim * self.fraction)
         freq = 1.0 / self.theta ** (np.arange(0, turned, 2, dtype=np.float32) / np.float32(turned))
         return SCALINGS[self.kind](self, freq).astype(np.float32)
 
     def rotations(self, positions: Array, dim: int) -> tuple[Array, Array]:
-        """[B, N] positions -> cosines and sines, each [B, N, 1, rotated features / 2] float32."""
+        """[B, N] positions -> cosines and sines, each [B, N, 1, R / 2] float32."""
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
         # The barrier keeps XLA from recomputing them inside every layer.
         return jax.lax.optimization_barrier(
@@ -59,7 +59,7 @@ def _yarn(rope: Rope, freq: np.ndarray) -> np.ndarray:
     """
 
     def index(turns: float) -> float:
-        """Of the frequency that makes so many turns over the original context."""
+        """The index of the frequency that makes `turns` turns over the original context."""
         return (
             len(freq)
             * math.log(rope.original_max_positions / (turns * 2 * math.pi))
@@ -85,9 +85,9 @@ SCALINGS: dict[str, Callable[[Rope, np.ndarray], np.ndarray]] = {
 
 
 def rotate(x: Array, rotations: tuple[Array, Array]) -> Array:
-    """Rotate the first R features of [B, N, H, D].
+    """Rotate the first R dimensions of [B, N, H, D].
 
-    Feature i pairs with i + R/2, as in Hugging Face files.
+    Dimension i pairs with i + R/2, as in Hugging Face files.
     """
     cos, sin = rotations
     half = cos.shape[-1]

@@ -1,7 +1,8 @@
-"""The one decoder-only transformer.  A family is a configuration of it and a table of tensor names.
+"""The decoder-only transformer that all families share.
 
-Layers are unrolled, each with its own cache leaf: a scan over stacked layers would slice every
-weight and cache leaf in each iteration.
+A family is a configuration of it and a table of tensor names.  Layers are unrolled, each with its
+own cache leaf: a scan over stacked layers would slice every weight and cache leaf in each
+iteration.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from specjax.platforms import on_cpu
 from specjax.types import Arrays, ModelOutput
 
 _Rotations = tuple[Array, Array] | None
-_Memory = KVCache | None  # of one layer
+_Memory = KVCache | None  # the cache of one layer
 
 
 class Attention(nn.Module):
-    """Grouped-query attention; stages its keys and values when there is a cache."""
+    """Grouped-query attention, which stages its keys and values if there is a cache."""
 
     config: TransformerConfig
     window: int | None
@@ -143,8 +144,8 @@ class Transformer(nn.Module):
       config: sizes and switches.
       dot_general: multiplies with weights, like `models.products.dot_general`: training passes one
         that multiplies in bfloat16.  (Experts multiply with `jax.lax.ragged_dot`.)
-      separate_head: hold a tied embedding a second time as the output matrix, in the layout of the
-        other kernels.
+      separate_head: keep a second copy of a tied embedding as the output matrix, in the layout of
+        the other kernels.
       transposed: hold kernels as [out, in].  On XLA:CPU several rows of float32 are up to 2.6 times
         faster with [in, out], and of bfloat16 up to 1.8 times faster with [out, in]; accelerators
         show no difference.
@@ -247,7 +248,10 @@ class Transformer(nn.Module):
 def _visible(
     window: int | None, positions: Array, memory: _Memory, mask: Array | None
 ) -> Array | None:
-    """[B, N, S] which slots (or, without a cache, tokens) each token sees; None: plain causal."""
+    """[B, N, S] bool: the slots (without a cache: tokens) that each token attends to.
+
+    None means plain causal attention.
+    """
     if memory is not None:
         return memory.visible(positions, mask, window)
     if mask is None or window is None:
@@ -256,7 +260,7 @@ def _visible(
 
 
 def head_matrix(params: Arrays) -> Array:
-    """The output matrix [E, V]: hidden states times it are the logits."""
+    """The output matrix [E, V] that maps hidden states to logits."""
     if "head" not in params:
         return params["embedding"].T
     return params["head"]["kernel"] if "kernel" in params["head"] else params["head"]["weight"].T

@@ -1,4 +1,4 @@
-"""Several devices and several processes: how arrays are sharded, and whether they fit."""
+"""Several devices and several processes: sharding of arrays, and checks of free memory."""
 
 from specjax.parallel.memory import check_memory, device_bytes, devices_of, require
 from specjax.parallel.processes import add_process_arguments, join_from, leaving

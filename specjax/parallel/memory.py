@@ -21,13 +21,16 @@ from specjax.contract import Model, Proposer
 from specjax.parallel.sharding import Device, by_row, row_parts
 from specjax.types import Arrays, DecodeState, Params
 
-_Placed = tuple[Mesh | None, bool, bool]  # the mesh; are the target and the proposer split over it?
+_Placed = tuple[Mesh | None, bool, bool]  # the mesh; is the target split over it; is the proposer
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _MEMINFO = pathlib.Path("/proc/meminfo")
 
 
 class _Decoder(Protocol):
-    """What is read of a `specjax.decoding.Decoder`, which is defined above this package."""
+    """The fields of `specjax.decoding.Decoder` that are used here.
+
+    This package cannot import that class, since the class's module imports this package.
+    """
 
     @property
     def target(self) -> Model: ...
@@ -45,21 +48,23 @@ def check_memory(
     placed: _Placed,
     params: Params,
     prompt: Array | np.ndarray,
-    *given: Arrays,
+    *inputs: Arrays,
 ) -> None:
     """Refuse a state that cannot fit.
 
-    It counts the state that `prefill` would return, and the logits of one step, which is the least
-    scratch memory that a step needs.  The parameters are allocated already.
+    The bytes needed are those of the state that `prefill` would return, and of the logits of one
+    step, which is the least scratch memory that a step needs.  The parameters are already
+    allocated.
 
     Args:
       prefill: the decoder's; it is only traced.
-      decoder, placed, params, prompt, *given: its arguments.  If one is traced, nothing is checked.
+      decoder, placed, params, prompt, *inputs: arguments of `prefill`.  If one of them is traced,
+        nothing is checked.
 
     Raises:
-      ValueError: what the state takes on a device, what is free there, and the cure.
+      ValueError: with the bytes that the state takes on a device, the bytes free, and the fix.
     """
-    leaves, structure = jax.tree.flatten((params, prompt, *given))
+    leaves, structure = jax.tree.flatten((params, prompt, *inputs))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         return
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_on_a_mesh(x)) for x in leaves)
@@ -73,7 +78,10 @@ def check_memory(
 
 
 def _on_a_mesh(x: Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding | None:
-    """Its sharding on a mesh; None for a host array and on one device, which trace alike."""
+    """The sharding of an array on a mesh.
+
+    It is None for a host array and for one on a single device: both give the same trace.
+    """
     at = x.sharding if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else None
     return at if isinstance(at, NamedSharding) else None
 
@@ -86,9 +94,9 @@ def _needed(
     structure: Hashable,  # a PyTreeDef
     shapes: tuple[jax.ShapeDtypeStruct, ...],
 ) -> int:
-    params, prompt, *given = jax.tree.unflatten(structure, shapes)
+    params, prompt, *inputs = jax.tree.unflatten(structure, shapes)
     # The call of `prefill` that follows reuses this trace.
-    state = jax.eval_shape(functools.partial(prefill, decoder, placed), params, prompt, *given)
+    state = jax.eval_shape(functools.partial(prefill, decoder, placed), params, prompt, *inputs)
     mesh, split_target, _ = placed
     logits = prompt.shape[0] * decoder.proposer.num_nodes * decoder.target.vocab_size * 4
     return device_bytes(state, mesh) + logits // (
@@ -114,15 +122,15 @@ def device_bytes(state: Arrays, mesh: Mesh | None) -> int:
 
 
 def devices_of(params: Arrays) -> set[Device]:
-    """The devices that compute with `params`; without arrays, the default device."""
+    """The devices that hold `params`; if `params` has no arrays, the default device."""
     arrays = (leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array))
     return next(arrays, jnp.zeros(())).devices()
 
 
 def free_bytes(device: Device) -> int | None:
-    """The bytes that are free on a device, or None if it does not report them.
+    """The free bytes of a device, or None if it does not report them.
 
-    CPU devices share the machine's memory.
+    All CPU devices share the memory of the machine.
     """
     if device.platform == "cpu":
         return _free_on_the_machine()
@@ -136,11 +144,11 @@ def require(needed: int, devices: Iterable[Device], what: str, cure: str) -> Non
     Args:
       needed: bytes on each device.
       devices: all of them; each process checks its own.
-      what: names the allocation in the message.
-      cure: what the message advises.
+      what: the name of the allocation in the message.
+      cure: the advice in the message.
 
     Raises:
-      ValueError: with the bytes needed, the bytes free, and the cure.
+      ValueError: with the bytes needed, the bytes free, and the advice.
     """
     own = [device for device in devices if device.process_index == jax.process_index()]
     sharing = [device for device in own if device.platform == "cpu"]
@@ -170,7 +178,7 @@ def _written(size: float) -> str:
 
 
 def _free_on_the_machine() -> int | None:
-    """Linux's available memory with swap, at most what this control group (container) has left."""
+    """Linux's available memory with swap, or what the container (control group) has, if less."""
     try:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         kilobytes = {line[0]: int(line[1]) for line in lines if len(line) > 1}

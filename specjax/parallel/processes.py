@@ -1,9 +1,9 @@
 """Several processes that run one command together, and all end when one of them fails.
 
-`jax.distributed` connects them.  If a process is gone, it leaves the others hanging in a collective
-for some time and then ends them with a C++ stack trace.  So each process also keeps a socket to
-process 0: the system closes it when the process ends, whatever it was doing, and the remaining
-processes print a clear message and end.
+`jax.distributed` connects them.  If one process ends, the others hang in a collective for some
+time, and then `jax.distributed` ends them with a C++ stack trace.  So each process also keeps a
+socket to process 0.  The operating system closes the socket when the process ends, however it ends.
+Then the remaining processes print a clear message and end.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _DONE = "done"
 _TIMEOUT = 60  # seconds in which all processes must have joined
 _HEARTBEAT = 30  # seconds after which a machine that does not answer counts as gone
 _MOMENT = 2  # seconds within which the end of another process is noticed
-_STATUS = 2
+_STATUS = 2  # the exit status if another process is gone
 
-_tell: Callable[[str], None] | None = None  # tells the other processes why this one ends
+_tell: Callable[[str], None] | None = None  # sends the other processes why this one ends
 
 
 def join(
@@ -41,14 +41,15 @@ def join(
 ) -> None:
     """Join a group of processes; from now on only the first of them writes to stdout.
 
-    Call it before anything asks JAX for a device.  If the group does not come together, or another
+    Call it before anything uses a JAX device.  If the group does not come together, or another
     process fails later on, this process ends with a message and status 2.
 
     Args:
       coordinator: HOST:PORT of process 0, or "auto": JAX reads the environment of a cluster.
-      num_processes: how many there are; by default JAX_NUM_PROCESSES in the environment, or with
-        "auto" what the cluster says.
-      process_id: which of them this is; by default JAX_PROCESS_ID, or what the cluster says.
+      num_processes: the number of processes; by default JAX_NUM_PROCESSES in the environment, or
+        with "auto" the number that the cluster gives.
+      process_id: the number of this process, from 0; by default JAX_PROCESS_ID, or with "auto" the
+        number that the cluster gives.
       timeout: seconds until all processes must have joined.
 
     Raises:
@@ -76,7 +77,7 @@ def join(
         f"{timeout:g} s: is each of them running, with the same --coordinator and --num-processes "
         "and its own --process-id, and can they reach that host and port?"
     )
-    # JAX would abort with a C++ stack trace, so its own timeout is longer.
+    # At its own timeout JAX would abort with a C++ stack trace, so that timeout is longer.
     late = threading.Timer(timeout, _end, [missing])
     late.daemon = True
     late.start()
@@ -113,19 +114,21 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        help="address of the first of several processes that run this command, or auto: as a "
-        "cluster's environment says",
+        help="address of the first of several processes that run this command; auto takes it from "
+        "the cluster's environment",
     )
-    parser.add_argument("--num-processes", type=int, help="how many (default: JAX_NUM_PROCESSES)")
     parser.add_argument(
-        "--process-id", type=int, help="which of them this is, from 0 (default: JAX_PROCESS_ID)"
+        "--num-processes", type=int, help="number of processes (default: JAX_NUM_PROCESSES)"
+    )
+    parser.add_argument(
+        "--process-id", type=int, help="number of this process, from 0 (default: JAX_PROCESS_ID)"
     )
 
 
 def join_from(options: Mapping[str, Any]) -> None:
-    """Call `join` if the options of a command ask for it.
+    """Call `join` if the options of a command have a coordinator.
 
-    It reads coordinator, num_processes and process_id.
+    The options that it uses are coordinator, num_processes and process_id.
 
     Raises:
       ValueError: as `join`, or a number without a coordinator.
@@ -142,7 +145,7 @@ def join_from(options: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-    """Wraps the whole of a command: if this process fails, it tells the others and ends at once."""
+    """Wraps a whole command: if this process fails, it notifies the others and ends at once."""
     try:
         yield
     except BaseException as error:
@@ -164,18 +167,18 @@ def leaving() -> Iterator[None]:
         _tell(_DONE)
 
 
-def _number(option: str, given: int | None, variable: str) -> int | None:
+def _number(option: str, value: int | None, variable: str) -> int | None:
     """The value of an option, or else of an environment variable."""
     text = os.environ.get(variable)
-    if given is not None or text is None:
-        return given
+    if value is not None or text is None:
+        return value
     if not text.isdecimal():
         raise ValueError(f"{variable}={text} in the environment; it must be a number, as {option}")
     return int(text)
 
 
 def _connect(host: str, count: int, number: int) -> None:
-    """Sockets between process 0 and each other one, and a thread that listens to each."""
+    """Open a socket between process 0 and each other process, and a thread that listens to each."""
     global _tell
     lock = threading.Lock()
 
@@ -197,8 +200,8 @@ def _connect(host: str, count: int, number: int) -> None:
         server.listen(count)
         host = host or socket.gethostbyname(socket.gethostname())
     text = f"{host} {server.getsockname()[1] if number == 0 else 0} {secret}".encode()
-    told = multihost_utils.broadcast_one_to_all(np.frombuffer(text.ljust(512), np.uint8))
-    host, port, secret = bytes(np.asarray(told).astype(np.uint8)).decode().split()
+    received = multihost_utils.broadcast_one_to_all(np.frombuffer(text.ljust(512), np.uint8))
+    host, port, secret = bytes(np.asarray(received).astype(np.uint8)).decode().split()
 
     if number:
         link = _alive(socket.create_connection((host, int(port)), _TIMEOUT))
@@ -269,6 +272,7 @@ def _lines(lines: TextIO) -> Iterator[str]:
 
 
 def _end(message: str) -> NoReturn:
+    """Print a message and end this process at once, without JAX's barrier."""
     print(f"specjax: {message}", file=sys.stderr)
     _flush()
     os._exit(_STATUS)

@@ -33,7 +33,10 @@ _T = TypeVar("_T")
 
 
 class Device(Protocol):
-    """What is used of a `jax.Device`, which type checkers see as a variable and not as a class."""
+    """The attributes of a `jax.Device` that are used here.
+
+    Type checkers take `jax.Device` for a variable, so it cannot be an annotation.
+    """
 
     @property
     def platform(self) -> str: ...
@@ -56,8 +59,8 @@ RULES: Rules = {
 }
 """Logical axis -> axis of the mesh; other axes are not split.
 
-Megatron's split (Shoeybi et al. 2019, arXiv 1909.08053, section 3): the first matrix of a branch by
-columns and the second by rows, so that a branch costs one sum over the devices.
+This is Megatron's split (Shoeybi et al. 2019, arXiv 1909.08053, section 3): the first matrix of a
+branch is split by columns and the second by rows, so that a branch costs one sum over the devices.
 """
 
 TRAINING_RULES: Rules = {**RULES, "embed": "fsdp"}
@@ -70,7 +73,7 @@ the parameters of a layer when it reads them (Rajbhandari et al. 2019, arXiv 191
 
 _AXES = ("data", "fsdp", "model")
 _INDIVISIBLE = ("kv_heads", "vocab")
-"""Axes that are replicated, not refused, if the mesh does not divide their size."""
+"""Axes that are replicated if the mesh does not divide their size; other axes are then refused."""
 
 
 def make_mesh(
@@ -104,7 +107,7 @@ def make_mesh(
         )
     sizes = {"data": data, "fsdp": fsdp, "model": model}
     sizes = {name: size for name, size in sizes.items() if name != "fsdp" or size != 1}
-    # Given explicitly, because the default of axis_types differs between versions of jax.
+    # Passed explicitly, because the default of axis_types differs between versions of jax.
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
 
@@ -170,9 +173,9 @@ def module_shardings(
             count = math.gcd(parts_of.get(name or "", 0), size)
             if count % parts and name not in _INDIVISIBLE:
                 raise ValueError(
-                    f"{jax.tree_util.keystr(path)} has {count} {name}, which {parts} devices along "
-                    f"the mesh axis {', '.join(axis)} do not divide, and "
-                    f"{math.gcd(count, parts)} would: take a smaller axis, or pass "
+                    f"{jax.tree_util.keystr(path)} has {count} {name}, which do not divide among "
+                    f"{parts} devices along the mesh axis {', '.join(axis)}: use "
+                    f"{math.gcd(count, parts)} devices along it, or pass "
                     f"rules={{**RULES, {name!r}: None}}"
                 )
             axes.append(_entry(axis) if count % parts == 0 else None)
@@ -188,7 +191,9 @@ def module_shardings(
 
 
 def lay(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES) -> Arrays:
-    """`params` on the devices of `mesh`: sharded by `shardings`, or replicated for other models.
+    """`params` on the devices of `mesh`.
+
+    Those of a `LinenModel` are sharded by `shardings`; those of other models are replicated.
 
     Raises:
       ValueError: a dimension that the mesh does not divide, or parameters in int8.
@@ -200,25 +205,26 @@ def lay(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES) -> Array
     at = shardings(model, mesh, rules)
     if jax.tree.structure(at) != jax.tree.structure(params):
         raise ValueError(
-            "quantised parameters name no axes: specjax.load(..., mesh=) first, and quantise then"
+            "quantised parameters have no axis names: load the model with specjax.load(..., mesh=) "
+            "first, then quantise it"
         )
     return jax.tree.map(put, params, at)
 
 
 def beside(arrays: Arrays, mesh: Mesh | None) -> Arrays:
-    """`arrays`, where those that are not on `mesh` yet are replicated over its devices."""
+    """`arrays` on `mesh`: those that are not on it yet are replicated over its devices."""
     if mesh is None:
         return arrays
-    whole = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda leaf: leaf if mesh_of(leaf) == mesh else put(leaf, whole), arrays)
+    full = NamedSharding(mesh, PartitionSpec())
+    return jax.tree.map(lambda leaf: leaf if mesh_of(leaf) == mesh else put(leaf, full), arrays)
 
 
 def put(array: Array | np.ndarray, at: NamedSharding) -> Array:
     """Put an array, which every process has in full, onto devices of one or several processes."""
     if at.is_fully_addressable:
         return jax.device_put(array, at)
-    whole = np.asarray(array)
-    return jax.make_array_from_callback(whole.shape, at, lambda index: whole[index])
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, at, lambda index: host[index])
 
 
 def leader() -> bool:
@@ -243,8 +249,8 @@ def to_host(arrays: Arrays) -> Arrays:
 
 
 @functools.cache
-def _gather(whole: NamedSharding) -> Callable[[Array], Array]:
-    return jax.jit(lambda x: x, out_shardings=whole)
+def _gather(replicated: NamedSharding) -> Callable[[Array], Array]:
+    return jax.jit(lambda x: x, out_shardings=replicated)
 
 
 def mesh_of(arrays: Arrays) -> Mesh | None:
@@ -255,14 +261,14 @@ def mesh_of(arrays: Arrays) -> Mesh | None:
 
 
 def is_split(arrays: Arrays) -> bool:
-    """Is one of the arrays split over devices, not replicated?"""
+    """Is at least one of the arrays split over devices, and not replicated?"""
     return any(
         at is not None and not at.is_fully_replicated for at in map(_named, jax.tree.leaves(arrays))
     )
 
 
 def row_parts(mesh: Mesh | None, rules: Rules = RULES) -> int:
-    """The number of parts that a batch is split into; its rows must be a multiple of it."""
+    """The number of parts that a batch is split into; the number of rows must be a multiple."""
     return 1 if mesh is None else _size(mesh, _axes(mesh, rules.get("batch")))
 
 
@@ -278,10 +284,10 @@ def spread(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = RULES
     Every leaf is split by row, and the layers of a KV cache by head too.
 
     Args:
-      state: of a decoder or of a part of it; its rows are a multiple of `row_parts`.
+      state: of a decoder or of a part of it; the number of rows is a multiple of `row_parts`.
       mesh: None leaves the state as it is.
-      split_heads: are the model's parameters split by head?  If the devices do not divide the
-        number of heads, the heads are not split.
+      split_heads: True if the model's parameters are split by head.  If the devices do not divide
+        the number of heads, the heads of the cache are not split.
       rules: as for `shardings`.
     """
     if mesh is None:
@@ -313,7 +319,7 @@ def layout(state: Arrays) -> tuple[NamedSharding | None, ...] | None:
 def hold(state: _T, layout: tuple[NamedSharding | None, ...] | None) -> _T:
     """Inside a jitted function: `state` with the shardings in `layout`.
 
-    Otherwise XLA may choose another sharding and could not reuse a donated buffer.
+    Without it XLA may choose another sharding, and then cannot reuse a donated buffer.
     """
     if layout is None:
         return state
@@ -326,7 +332,7 @@ def hold(state: _T, layout: tuple[NamedSharding | None, ...] | None) -> _T:
 
 
 def _axes(mesh: Mesh, rule: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The axes that a rule names and along which the mesh has more than one device."""
+    """The axes of a rule along which the mesh has more than one device."""
     return tuple(
         axis
         for axis in ((rule,) if isinstance(rule, str) else rule or ())

@@ -1,8 +1,8 @@
-"""Proposers: where drafts come from.  Losslessness never depends on them.
+"""Proposers make the drafts.  Losslessness never depends on them.
 
 A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges the drafts of a source, which predicts one
-token at a time.  `ChoiceTree` arranges those of a block source, which predicts several tokens in
-one pass.  `NGram` and `NoProposer` need no model.
+token at a time.  `ChoiceTree` arranges the drafts of a block source, which predicts several tokens
+in one pass.  `NGram` and `NoProposer` need no model.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {
     "ngram": NGram,
     "universal": Universal,
 }
-"""What makes a proposer, by its name on the command line."""
+"""The class or function that makes a proposer, by its name on the command line."""
 
 UniversalParams = TranslatedParams
 

@@ -15,7 +15,7 @@ from specjax.types import ABSENT, Proposal
 
 
 def check_num_drafts(num_drafts: int) -> None:
-    """Raises ValueError for a chain without a draft."""
+    """Raises ValueError unless `num_drafts` is at least 1."""
     if num_drafts < 1:
         raise ValueError(f"num_drafts={num_drafts}; it must be at least 1")
 
@@ -24,8 +24,8 @@ def check_num_drafts(num_drafts: int) -> None:
 class Chain(Shape):
     """`num_drafts` (gamma) tokens, drawn one after the other, each from a pass of the source.
 
-    With a `confidence_threshold` in (0, 1] a chain ends after the first token to which the source
-    gives less probability than that (before temperature and filters).  The unlikely token itself is
+    With a `confidence_threshold` in (0, 1], a chain ends after the first token whose probability
+    under the source (before temperature and filters) is below the threshold.  That token itself is
     still drafted: whether a draft exists may depend on the drafts before it but not on its own
     outcome, or rejection sampling would be biased.
 
@@ -42,7 +42,7 @@ class Chain(Shape):
         if not 0 <= self.confidence_threshold <= 1:
             raise ValueError(
                 f"confidence_threshold={self.confidence_threshold}; it is a probability in [0, 1], "
-                "and 0 never stops"
+                "and 0 switches it off"
             )
         self.arrange(self.num_drafts + 1, self.num_drafts, self.num_drafts + 1)
 

@@ -18,18 +18,19 @@ from specjax.types import ABSENT, Block, Proposal
 class ChoiceTree(Proposer):
     """The choice (i, j) is the j-th best draft at depth 2, below the i-th best draft at depth 1.
 
-    All nodes of a depth share a distribution, since the source does not see its own drafts.
+    All nodes of a depth share a distribution, since the source predicts all depths in one pass and
+    does not condition on its own drafts.
 
     Siblings are the tokens of greatest logit + noise.  Under shared noise those are the best
-    predictions of the target's own draw.  With separate noise for each parent they are a draw
+    predictions of the target's own draw.  With separate noise for each parent, they are a sample
     without replacement (Kool et al. 2019, arXiv 1903.06059, section 3).
 
     Reference: Cai et al. 2024, "Medusa", arXiv 2401.10774.
 
     Attributes:
       source: predicts D tokens in one pass.
-      choices: the tree, sorted in the order of its nodes; () is a chain of the best draft of
-        every depth.
+      choices: the tree, sorted in the order of its nodes; () is a chain of the best draft at every
+        depth.
     """
 
     source: BlockSource

@@ -1,4 +1,4 @@
-"""Find the best tree of choices: measure how drafts of heads rank, then search over the ranks."""
+"""Finds the best tree of choices: first measures the ranks of tokens, then searches over them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def measure_ranks(
     Args:
       model, params: the target.
       heads, arrays: the heads, and their parameters.
-      target_head: [E, V], the target's own (version 2).
-      tokens: [B, T] texts.  Texts that the target wrote measure acceptance; other texts measure
-        accuracy on those texts.
+      target_head: [E, V], the target's own (version 2), or None.
+      tokens: [B, T] texts.  On texts that the target wrote, ranks measure acceptance; on other
+        texts they measure accuracy.
 
     Returns:
       [B * (T - 1 - K), K] int32: row t holds the ranks of the tokens t + 2 ... t + 1 + K, where 0
@@ -81,17 +81,17 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
     """The tree of choices that accepts the most drafts on the positions of `stats`.
 
     A choice (i, j) is right at a position if the first token after it has rank i and the second has
-    rank j.  The worth of a choice is the share of positions at which it is right.  That is
-    P(i) P(j | i), measured as a whole and not multiplied from the marginals of each depth.  The
-    expected number of accepted drafts is the sum of the worths of a tree's choices, since a right
-    path of length d has d prefixes in the tree.
+    rank j.  The value of a choice is the fraction of positions at which it is right.  That is the
+    joint probability P(i) P(j | i), not a product of the marginals of each depth.  The expected
+    number of accepted drafts is the sum of the values of a tree's choices, since a right path of
+    length d has d prefixes in the tree.
 
     A tree that contains a choice also contains its parent, because the path leads through it, and
-    its better siblings, because they are drawn first.  So each node depends on one other: its
-    better sibling, or its parent if it is the best child.  The best n nodes then split into the
-    node itself, some nodes below it and some nodes to its right, and dynamic programming over
-    that split is exact.  (If better siblings are right at least as often as worse ones, the
-    result is the most probable choices.)
+    its better siblings, because they are drawn first.  So each node requires one other node: its
+    next better sibling, or its parent if it is the best child.  An optimal set of n nodes then
+    consists of a node itself, some nodes below it and some nodes to its right, and dynamic
+    programming over that split is exact.  (If better siblings are right at least as often as worse
+    ones, the result is the most probable choices.)
 
     Args:
       stats: [M, D] ranks of the tokens after each position among the predictions for their depth,
@@ -129,7 +129,7 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
             widths[text[:depth]] = max(widths[text[:depth]], rank + 1)
 
     def grow(node: tuple[int, ...]) -> list[tuple[int, Choices]]:
-        """best[n]: the most hits of n nodes below `node`, and those nodes."""
+        """For each n: the most hits that n nodes below `node` can have, and those nodes."""
         best: list[tuple[int, Choices]] = [(0, ())]
         unset: list[tuple[int, Choices]] = [(-1, ())]
         for rank in reversed(range(widths[node])):
@@ -147,7 +147,7 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
 
 
 def node_acceptance(stats: ArrayLike, choices: Choices) -> np.ndarray:
-    """[N] float: how often each node of a tree is right, given that its parent is right.
+    """[N] float: the probability that each node of a tree is right, given that its parent is.
 
     It is 1 for the root, and 0 for a node whose parent is never right.
     """

@@ -19,19 +19,19 @@ class DynamicTree(Shape):
     """Expands the `width` most probable nodes of each level by `width` children each.
 
     A node's value is the product of the source's probabilities on its path, and the `num_nodes`
-    most valuable nodes are proposed.  Parents are data, so every row and step has a tree of its
-    own, in one compiled program.
+    nodes of greatest value are proposed.  Parents are traced, so every row and step has a tree of
+    its own, in one compiled program.
 
-    Under shared noise the probabilities are those after the noise is added, which proposer and rule
-    both know.  Under independent draws no noise is added: the best nodes are a function of the
-    text, so they are proposed as point masses.
+    Under shared noise, the probabilities are those after the noise is added, since proposer and
+    rule both have it.  Under independent draws no noise is added: the best nodes are a function of
+    the text, so they are proposed as point masses.
 
     Reference: Li et al. 2024 (EAGLE-2), arXiv 2406.16858, section 4: expansion and reranking.
     """
 
     depth: int = 4
     width: int = 4
-    num_nodes: int = 16  # proposed, the root included
+    num_nodes: int = 16  # proposed nodes, the root included
     is_chain = False
     point_mass = True
 
@@ -48,7 +48,7 @@ class DynamicTree(Shape):
         if not 2 <= self.num_nodes <= candidates:
             raise ValueError(
                 f"num_nodes={self.num_nodes}; depth={self.depth} and width={self.width} make "
-                f"{candidates} candidates, the root among them, so it must lie in [2, {candidates}]"
+                f"{candidates} candidates, the root included, so it must lie in [2, {candidates}]"
             )
         # All expanded nodes are staged, even those that are not proposed in the end.
         self.arrange(
@@ -95,7 +95,7 @@ class DynamicTree(Shape):
             parent = jnp.concatenate([parent, jnp.repeat(frontier, width, axis=1)], axis=1)
             value = jnp.concatenate([value, new], axis=1)
 
-        # A parent has no less value than its child and comes before it (top_k breaks ties by
+        # A parent's value is at least that of its child, and it comes first (top_k breaks ties by
         # index), so the best candidates form a tree.
         _, chosen = jax.lax.top_k(value, self.num_nodes)
         chosen = jnp.sort(chosen, axis=1)

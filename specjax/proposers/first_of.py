@@ -1,4 +1,4 @@
-"""`FirstOf`: one proposer, and another for the rows where the first proposes nothing."""
+"""`FirstOf`: a proposer, and a second one for rows in which the first has no draft."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specjax.types import ABSENT, Block, Proposal
 
 @dataclasses.dataclass(frozen=True)
 class FirstOf(Proposer):
-    """`first` where it proposes anything, else `second`.
+    """For each row the proposal of `first` if it has a draft, else that of `second`.
 
-    For example prompt lookup where a text repeats itself, and a draft model elsewhere.  Both run
-    on the whole batch, and each row takes one of the two proposals.  Parameters are a pair, and
-    so is the state.
+    An example is prompt lookup for rows that repeat themselves, and a draft model for the others.
+    Both run on the whole batch, and each row takes one of the two proposals.  Parameters are a
+    pair, and so is the state.
 
-    If only one of the two returns logits, the drafts of the other are point masses, which are
-    written as logits with all mass on one token.
+    If only one of the two returns logits, the drafts of the other are point masses.  They get
+    logits that put all mass on one token.
     """
 
     first: Proposer
@@ -31,8 +31,8 @@ class FirstOf(Proposer):
         for part in (self.first, self.second):
             if not isinstance(part, Proposer):
                 raise ValueError(
-                    f"FirstOf takes two proposers, and one part is a {type(part).__name__}; where "
-                    "a part brings weights, pass specjax.first_of(first, second) as drafter="
+                    f"FirstOf takes two proposers, and one part is a {type(part).__name__}; if "
+                    "a part has weights, pass specjax.first_of(first, second) as drafter="
                 )
         if self.first.max_depth != self.second.max_depth:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""`NGram`: prompt lookup, which copies what followed the last time the text ended like this."""
+"""`NGram`: prompt lookup, which copies what followed an earlier occurrence of the last tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specjax.types import ABSENT, Block, Proposal
 @struct.dataclass
 class NGramState:
     tokens: Array  # [B, capacity + N] the text so far, without the pending token
-    length: Array  # [B]
+    length: Array  # [B] its length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +26,12 @@ class NGram(Proposer):
     """Copies what followed the most recent earlier occurrence of the longest matching suffix.
 
     Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A
-    continuation that reaches the end of the text repeats: after "a b a b" it proposes "a b a ...".
+    continuation that reaches the end of the text starts again after the match: after "a b a b" the
+    drafts are "a b a ...".
 
-    Rows without a match propose nothing.  If no row has a match, the target reads the pending
-    tokens alone, as in plain decoding.  With `may_abstain=False` every pass has the same width,
-    so that its logits have the same bits.
+    Rows without a match have no drafts.  If no row has a match, the target reads the pending tokens
+    alone, as in plain decoding.  With `may_abstain=False` every pass has the same width, so that
+    its logits have the same bits.
 
     Reference: Saxena 2023, "Prompt lookup decoding".
     """
@@ -71,7 +72,10 @@ class NGram(Proposer):
         return NGramState(tokens, state.length + block.count)
 
     def _look_up(self, text: Array, length: Array, pending: Array) -> tuple[Array, Array]:
-        """One row: tokens and parents [N].  The suffix ends at slot `length`, the pending token."""
+        """One row: tokens and parents [N].
+
+        The suffix ends with the pending token, which is put into slot `length`.
+        """
         text = text.at[length].set(pending)
         slot = jnp.arange(len(text))
         # same[i]: how many tokens up to slot i agree with the end of the text, at most max_ngram.

@@ -12,7 +12,7 @@ from specjax.types import ABSENT, Block, Proposal
 
 @dataclasses.dataclass(frozen=True)
 class NoProposer(Proposer):
-    """The root alone, padded with absent nodes to `num_nodes`.
+    """Proposes the root alone, padded with absent nodes to `num_nodes`.
 
     With the `num_nodes` of another proposer (num_drafts + 1 for a chain) the target runs the same
     program on the same shapes, so the two can be compared bit for bit, in bfloat16 too.

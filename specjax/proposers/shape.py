@@ -10,7 +10,7 @@ from specjax.types import Block
 
 @dataclasses.dataclass(frozen=True)
 class Shape(Proposer):
-    """Decides which tokens the source reads, and when.  Parameters and state are the source's."""
+    """Calls a source and arranges its drafts.  Parameters and state are those of the source."""
 
     source: Source
     _lookahead: Lookahead = dataclasses.field(init=False, repr=False, compare=False)

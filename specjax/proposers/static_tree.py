@@ -23,13 +23,13 @@ class StaticTree(Shape):
     For example (3, 2, 1) makes levels of 3, 6 and 6 nodes.
 
     Siblings are the tokens of greatest logit + noise.  Under shared noise those are the best
-    predictions of the target's own draw.  With separate noise for each node they are a draw without
-    replacement (Gumbel-top-k).  At temperature 0 all siblings can be accepted under `match`; under
-    `rejection` the first child has all the mass, and the others are never accepted.
+    predictions of the target's own draw.  With separate noise for each node, they are a sample
+    without replacement (Gumbel-top-k).  At temperature 0 all siblings can be accepted under
+    `match`; under `rejection` the first child has all the mass, and the others are never accepted.
 
-    The source reads a level in one pass.  That pass repeats the levels above, since it sees only
-    committed tokens and those that it stages itself.  So a proposal costs one pass for each level
-    but the last, which is never read.
+    The source reads a level in one pass.  That pass reads the levels above again, since its tokens
+    attend only to committed tokens and to those of the same pass.  So a proposal costs one pass for
+    each level except the last, which is never read.
 
     Reference: Kool et al. 2019, arXiv 1903.06059, section 3 (Gumbel-top-k); Jeon et al. 2024,
     arXiv 2402.14160.
@@ -43,12 +43,15 @@ class StaticTree(Shape):
         object.__setattr__(self, "branching", tuple(self.branching))  # a list would not be hashable
         if not self.branching or min(self.branching) < 1:
             raise ValueError(
-                f"branching={self.branching}; every level needs at least 1 child a node, "
+                f"branching={self.branching}; every level needs at least 1 child per node, "
                 "as in (3, 2, 1)"
             )
         size = self.source.vocab_size
         if max(self.branching) > size:
-            raise ValueError(f"branching={self.branching}; siblings are distinct, of {size} tokens")
+            raise ValueError(
+                f"branching={self.branching}; siblings are distinct tokens, and the vocabulary "
+                f"has only {size} tokens"
+            )
         nodes = sum(self._widths)
         self.arrange(nodes, len(self.branching), nodes)
 

@@ -19,11 +19,11 @@ from specjax.types import Proposal, Verdict
 class BlockVerification(Rule):
     """Exact, on a chain: in one step no exact rule accepts more tokens on average.
 
-    `rejection` stops at the first rejection.  Here drafts before a poor one can make up for it: a
-    prefix has one weight w, and a draft x changes it to min(1, w p(x) / q(x)).  Each prefix is
-    accepted or rejected by a uniform draw of its own, and the longest accepted one counts.  The
-    next token is drawn from norm(max(w p - q, 0)), or from p after the whole chain.  A proposal
-    without logits is a chain of point masses.
+    `rejection` judges each draft alone and stops at the first rejection.  Here likely drafts can
+    compensate for an unlikely one after them: a prefix has a weight w, and a draft x changes it to
+    min(1, w p(x) / q(x)).  Each prefix is accepted or rejected with a uniform draw of its own, and
+    the longest accepted prefix is kept.  The next token is drawn from norm(max(w p - q, 0)), or
+    from p after the whole chain.  A proposal without logits is a chain of point masses.
 
     Reference: Sun et al. 2024, arXiv 2403.10444, algorithm 2 and equation 4.
     """
@@ -44,23 +44,23 @@ class BlockVerification(Rule):
 
 
 def weigh(proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array, Array]:
-    """The chance of each prefix of one row's chain, and the residual after it.
+    """The acceptance probability of each prefix of one row's chain, and the residual after it.
 
     Args:
       proposal: of one row; the chain ends before its first absent node.
       target, draft: [N, V] probabilities after each node; `draft` None for point masses.
 
     Returns:
-      The chance [N] that the prefix ending at each node is accepted (0 after the end of the chain;
-      that of the root is not used), and the unnormalised distribution [N, V] of the next token
-      after that prefix.
+      The probability [N] that the prefix ending at each node is accepted (0 after the end of the
+      chain; the root's value is not used), and the unnormalised distribution [N, V] of the next
+      token after that prefix.
     """
     num_nodes, size = target.shape
     node = jnp.arange(num_nodes)
     drafted = jnp.roll(proposal.tokens, -1)  # the draft after each node
     draft = jax.nn.one_hot(drafted, size, dtype=target.dtype) if draft is None else draft
     mass = draft[node, drafted]
-    # A draft of zero draft mass was never drawn: it counts as absent.
+    # A draft with q(x) = 0 cannot have been drawn: it counts as absent.
     drawn = (jnp.roll(proposal.parent, -1) == node) & (node < num_nodes - 1) & (mass > 0)
     ratio = jnp.where(drawn, target[node, drafted] / jnp.where(drawn, mass, 1), 0)
 
@@ -71,7 +71,7 @@ def weigh(proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array
     # No draft follows the last node, so its q is 0 and its residual is p.
     residual = jnp.maximum(weight[:, None] * target - jnp.where(drawn[:, None], draft, 0), 0)
     total = residual.sum(-1)
-    # 0 / 0 is a prefix of weight 1 with p = q after it: it is accepted, as a longer one will be.
+    # 0 / 0 means weight 1 and p = q: the prefix is accepted, and so is the next longer one.
     both = total + (1 - weight)
     chance = jnp.where(both > 0, total / jnp.where(both > 0, both, 1), 1)
     return chance, jnp.where(total[:, None] > 0, residual, target)

@@ -1,11 +1,11 @@
 """Helpers of inexact rules, which accept drafts by their probability under the target.
 
-They use the warped distribution.  So a draft that the settings exclude is never accepted, and
-greedy decoding stays greedy: at temperature 0 the target's best token has all the mass.
+These rules use the warped distribution.  So a draft that the settings exclude is never accepted,
+and greedy decoding stays greedy: at temperature 0 the target's best token has all the mass.
 
-They share the noise of the proposer, and after a rejection the next token is the target's own draw,
-as under `match`.  So a better draft model changes the distribution less, and a perfect one does not
-change it.
+These rules share their noise with the proposer, and after a rejection the next token is the
+target's own draw, as under `match`.  So a better draft model changes the distribution less, and a
+perfect one does not change it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,12 @@ def confidence(proposal: Proposal, probs: Array) -> Array:
 
 
 def follow(draw: Draw, tree: Tree, logits: Array, kept: Array) -> Verdict:
-    """The first longest path whose drafts are all `kept` [N], then the target's own draw."""
+    """Accept the longest path whose drafts are all `kept` [N]; then emit the target's own draw.
+
+    Of several longest paths, the one with the lowest node index is accepted.
+    """
     kept = kept.at[0].set(True)
-    whole = (kept | ~tree.ancestors).all(-1)
-    node = sampling.argmax(jnp.where(whole, tree.depth, -1))
+    all_kept = (kept | ~tree.ancestors).all(-1)  # on the path to each node
+    node = sampling.argmax(jnp.where(all_kept, tree.depth, -1))
     noise = draw.noise(node[None], tree.depth[node][None])[0]
     return Verdict(node, sampling.argmax(logits[node] + noise))

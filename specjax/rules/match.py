@@ -19,9 +19,10 @@ class Match(Rule):
     """Exact, for any proposal: every emitted token is the target's own draw.
 
     The token at absolute position t is argmax(logits + g_t); the Gumbel noise g_t depends only on
-    the row's key and t.  So the text is the same with every proposer, number of drafts and batch,
-    and as without a proposer.  A proposer that draws with the same noise agrees with probability at
-    least (1 - TV) / (1 + TV).
+    the row's key and t.  So the text is that of plain decoding, with every proposer, number of
+    drafts and batch.  A proposer that draws with the same noise drafts the target's token with a
+    probability of at least (1 - TV) / (1 + TV), where TV is the total variation between their
+    distributions.
 
     Reference: Daliri, Musco and Suresh 2024, arXiv 2408.07978, theorem 1 and section 4
     (Gumbel coupling).

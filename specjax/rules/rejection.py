@@ -19,9 +19,10 @@ class Rejection(Rule):
     """Exact: accept a draft x with probability min(1, p(x) / q(x)), else use the residual.
 
     p is the target's distribution after a node, q the draft's, and norm(max(p - q, 0)) the
-    residual.  Siblings are tried in turn: after a rejection p becomes the residual, and q the
-    draft's distribution without the rejected token, since siblings are drawn without replacement.
-    A proposal without logits is a point mass: x is accepted with p(x), else removed from p.
+    residual.  Siblings are tried in turn: after a rejection p becomes the residual, and q becomes
+    the draft's distribution without the rejected token, since siblings are drawn without
+    replacement.  Drafts of a proposal without logits are point masses: x is accepted with
+    probability p(x), else its mass is removed from p.
 
     Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1; Chen et al. 2023, arXiv
     2302.01318, algorithm 2; for siblings without replacement, Jeon et al. 2024, arXiv 2402.14160,
@@ -51,7 +52,7 @@ def draft_probabilities(proposal: Proposal) -> Array | None:
     if proposal.logits is None:
         raise ValueError(
             "the proposal has no logits, and this rule needs the distributions that drafts were "
-            "drawn from: fill Proposal.logits where context.wants_logits, or say point_mass=True "
+            "drawn from: fill Proposal.logits if context.wants_logits, or set point_mass=True "
             "if nothing was drawn"
         )
     return jax.nn.softmax(proposal.logits)
@@ -68,8 +69,8 @@ def walk(
       target, draft: [N, V] probabilities after each node; `draft` None for point masses.
 
     Returns:
-      The last accepted node [], the distribution of the next token [V], and the chance [N] that
-      each node was accepted when it was tried (1 for nodes that were not tried).
+      The last accepted node [], the distribution of the next token [V], and the probability [N]
+      with which each node was accepted when it was tried (1 for nodes that were not tried).
     """
 
     def visit(
@@ -78,7 +79,7 @@ def walk(
         node, residual, remaining = carry
         token = proposal.tokens[n]
         mass = jnp.ones_like(residual[0]) if draft is None else remaining[token]
-        # A draft of zero draft mass was never drawn; accepting it on u * 0 < p would favour it.
+        # A draft with q(x) = 0 cannot have been drawn, and u * q < p would always accept it.
         here = (proposal.parent[n] == node) & (mass > 0)
         accept = here & (uniform[n] * mass < residual[token])
         reject = here & ~accept

@@ -17,11 +17,12 @@ from specjax.types import Proposal, Verdict
 class Threshold(Rule):
     """Inexact: accepts a draft while its probability under the target is at least `threshold`.
 
-    With `mean` a path is accepted as a whole: a chain, or a path from the root of a tree to a leaf,
-    whose probabilities are at least `threshold` on average.  Either way the longest path counts.
+    With `mean`, a path from the root to a leaf (on a chain: the whole chain) is accepted or
+    rejected as a whole.  It is accepted if the mean of its drafts' probabilities is at least
+    `threshold`.  In both modes the longest path is kept.
 
-    At 0 every possible draft is accepted; at 1 only certain ones are, and the text is that of plain
-    decoding.  The threshold is data: another one does not recompile.
+    At 0 every draft with p > 0 is accepted.  At 1 only drafts with p = 1 are, so the text is that
+    of plain decoding.  The threshold is traced, so a new value does not recompile.
     """
 
     threshold: float = 0.3
@@ -39,12 +40,15 @@ class Threshold(Rule):
         return follow(draw, tree, logits, (likely > 0) & enough)
 
     def _averages(self, tree: Tree, likely: Array) -> Array:
-        """[N] bool: is a node on a path to a leaf that is possible and likely enough on average?"""
+        """[N] bool: is the node on an accepted path to a leaf?
+
+        Such a path has no draft with p = 0, and a mean probability of at least the threshold.
+        """
         node = jnp.arange(len(likely))
         path = tree.ancestors
         drafts = path & (node > 0)
         total = jnp.where(drafts, likely, 0).sum(-1)
         leaf = ~(tree.parent[None, :] == node[:, None]).any(-1)
         possible = ((likely > 0) | ~drafts).all(-1)
-        whole = leaf & possible & (total >= self.threshold * drafts.sum(-1))
-        return (path & whole[:, None]).any(0)
+        accepted = leaf & possible & (total >= self.threshold * drafts.sum(-1))
+        return (path & accepted[:, None]).any(0)

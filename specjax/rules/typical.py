@@ -19,8 +19,8 @@ class Typical(Rule):
     """Inexact: accepts a draft x if p(x) > min(posterior_threshold, posterior_alpha exp(-H(p))).
 
     p is the target's warped distribution after the draft's parent, and H(p) its entropy in nats: if
-    many tokens are plausible, an unlikely one is accepted too.  In a tree the longest path counts.
-    Both thresholds are data: other ones do not recompile.
+    many tokens are plausible, an unlikely one is accepted too.  In a tree the longest path is kept.
+    Both thresholds are traced, so new values do not recompile.
 
     Reference: Cai et al. 2024, "Medusa", arXiv 2401.10774, section 2.3.1.
     """

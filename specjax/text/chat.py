@@ -1,7 +1,7 @@
-"""Conversations as text, by the Jinja chat template that comes with a tokenizer.
+"""Renders conversations as text with the Jinja chat template of a tokenizer.
 
-A template is a program from a model's folder, so it runs in Jinja's immutable sandbox, which offers
-only what Hugging Face templates expect.
+A template is a program from a model's folder, so it runs in Jinja's immutable sandbox, with only
+the filters and functions that Hugging Face templates expect.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def render(
       variables: further variables of this template, such as `enable_thinking`.
 
     Raises:
-      ValueError: no template, a broken one, or one that refuses these messages.
+      ValueError: there is no template, it is broken, or it refuses these messages.
     """
     turns = items(messages)
     if not turns or not all(_is_message(turn) for turn in turns):

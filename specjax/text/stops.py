@@ -15,15 +15,16 @@ class Texts:
     def decode(self, row: int, tokens: list[int]) -> str:
         """The text of the new tokens.
 
-        They are decoded together with the prompt's last token: alone, some lose a leading space.
+        They are decoded together with the prompt's last token, since some tokens lose a leading
+        space if they are decoded alone.
         """
         if self.target.tokenizer is None:
             return ""
         before = self.target.tokenizer.decode([self._before[row]])
-        whole = self.target.tokenizer.decode([self._before[row], *tokens])
+        together = self.target.tokenizer.decode([self._before[row], *tokens])
         return (
-            whole[len(before) :]
-            if whole.startswith(before)
+            together[len(before) :]
+            if together.startswith(before)
             else self.target.tokenizer.decode(tokens)
         )
 
@@ -31,8 +32,8 @@ class Texts:
         """Cut the tokens and the text of a row at its first stop string.
 
         Returns:
-          The fewest tokens whose text contains a stop string, the text before that, and True; or
-          all tokens, their text and False.
+          The fewest first tokens whose text contains a stop string, the text before that string,
+          and True.  Without a stop string: all tokens, their text and False.
         """
         text = self.decode(row, tokens)
         if not any(stop in text for stop in self.stops):

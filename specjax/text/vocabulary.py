@@ -1,14 +1,15 @@
 """Translates the tokens of one tokenizer into those of another, with tables that are made once.
 
-Tokens are equal if they stand for the same BYTES, whatever alphabet a tokenizer writes them in:
+Two tokens are equal if they stand for the same BYTES, even if the tokenizers write them
+differently:
 
     byte-level BPE    Ġthe        b" the"         <|endoftext|>   itself
     sentencepiece     ▁the        b" the"         </s>            itself
     byte fallback     <0xE6>      b"\\xe6"
 
-The tokens that both have are the intersection of Timor et al. 2025, arXiv 2502.05202.  Each other
-token of the target is spelt with several tokens of the draft, so the draft can read it but never
-proposes it.
+The tokens in both vocabularies are the intersection of Timor et al. 2025, arXiv 2502.05202.  Each
+other token of the target is spelt with several tokens of the draft, so the draft model can read it
+but never proposes it.
 """
 
 from __future__ import annotations
@@ -31,31 +32,32 @@ _CHARACTER = {b: b for b in _PRINTABLE} | {
     b: 256 + n for n, b in enumerate(b for b in range(256) if b not in _PRINTABLE)
 }
 _BYTE = {character: byte for byte, character in _CHARACTER.items()}
-"""GPT-2's alphabet: printable bytes are themselves, the others follow from U+0100."""
+"""GPT-2's alphabet: printable bytes stand for themselves, the others start at U+0100."""
 
 _FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"
-_LARGE = 20_000
+_LARGE = 20_000  # tokens to spell, from which on a progress bar is shown
 
-_Table = Array | np.ndarray  # NumPy where it is made, and an Array on the device
+_Table = Array | np.ndarray  # NumPy when it is made, and an Array on the device
 
 
 @struct.dataclass
 class Translation:
-    """The tables.  They hold ids of draft tokens; V is the target's vocabulary size.
+    """Tables with the ids of draft tokens; V is the target's vocabulary size.
 
-    A token with `to_draft[v] >= 0` is spelt by that one token, so the draft reads each of its own
-    drafts as one token.
+    A token with `to_draft[v] >= 0` is spelt by that single token, so the draft model reads each of
+    its own drafts as one token.
     """
 
     pieces: _Table  # [V, M] int32; the draft tokens that spell a target token, padded with 0
-    count: _Table  # [V] int32; how many pieces; 0 for a token that the draft cannot read
+    count: _Table  # [V] int32; the number of pieces; 0 for a token that the draft cannot read
     to_draft: _Table  # [V] int32; the draft token that stands for the same bytes, or -1
-    start: _Table  # [K] int32; what starts the draft's texts, if nothing starts the target's
+    # [K] int32; the token that starts the draft's texts (BOS), if the target's texts have none.
+    start: _Table
 
     @property
     def num_shared(self) -> int:
-        """How many tokens can be proposed.  The tables must not be traced."""
+        """The number of tokens that can be proposed.  The tables must not be traced."""
         return int((np.asarray(self.to_draft) >= 0).sum())
 
     @property
@@ -131,7 +133,7 @@ class _Vocabulary:
 
     model: tokenizers.models.Model
     byte_level: bool
-    meaning: dict[int, bytes | str]  # of tokens with one meaning the preferred one comes first
+    meaning: dict[int, bytes | str]  # of several tokens with one meaning, the preferred is first
     start: list[int]  # the special token that the tokenizer puts before every text, if any
 
     @classmethod
@@ -179,10 +181,11 @@ class _Vocabulary:
         return preferred
 
     def spell(self, text: bytes, known: dict[bytes | str, int]) -> list[int]:
-        """The tokens that the tokenizer's model makes of `text`, or one for each byte, or none.
+        """The tokens that spell `text`, or [] if there are none.
 
-        The normalizer and the pre-tokenizer are skipped: they would treat a part of a word as a
-        whole word.
+        They are what the tokenizer's model makes of `text`, or else one token for each byte.  The
+        normalizer and the pre-tokenizer are skipped: they would treat a part of a word as a whole
+        word.
         """
         try:
             if self.byte_level:

@@ -1,4 +1,4 @@
-"""Families: for each one a configuration of the transformer and a table of tensor names."""
+"""Families of checkpoints: how to read the configuration of each, and its tensor names."""
 
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -29,7 +29,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_moe": QWEN3_MOE,
     "smollm3": SMOLLM3,
 }
-"""`model_type` in config.json -> how to read it."""
+"""`model_type` in config.json -> the family."""
 
 __all__ = [
     "FAMILIES",

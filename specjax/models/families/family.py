@@ -23,7 +23,7 @@ class Tensor:
 
     name: str
     path: tuple[str, ...]  # in the parameters
-    transpose: bool = False  # theirs is [out, in], ours [in, out]
+    transpose: bool = False  # the file has [out, in], the parameter [in, out]
     at: int | None = None  # index of this tensor in a stacked parameter (an expert)
     shape: tuple[int, ...] | None = None  # of the stored tensor, if not the parameter's
     view: tuple[int, ...] | None = None  # by default `shape`

@@ -54,7 +54,7 @@ def number(
 ) -> float:
     """A number above `above` (or of at least `least`, if that is given) and of at most `most`.
 
-    Python's JSON reader accepts NaN and infinities, and a model that computes with one emits the
+    Python's JSON reader accepts NaN and infinities.  A model that computes with one would emit the
     same token for ever.
 
     Raises:
@@ -72,9 +72,9 @@ def number(
 
 
 def refuse(config: Config, **expected: object) -> None:
-    """Raises ValueError if a field has another value than the implemented one.
+    """Raises ValueError if a field has another value than the `expected` one, the only supported.
 
-    Null counts as missing.
+    A missing field or null is accepted.
     """
     for name, supported in expected.items():
         value = config.get(name)
@@ -127,7 +127,7 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
     params = {name: value for name, value in params.items() if value is not None}
     kind = params.get("rope_type", params.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # an early name
-    # Frequencies are negative powers of the base, so they only fall if it is above 1.
+    # Frequencies are negative powers of the base, so they only decrease if it is above 1.
     theta = number(params, "rope_theta", theta, above=1.0)
     fraction = number(params, "partial_rotary_factor", fraction, most=1.0)
     if kind == "default":

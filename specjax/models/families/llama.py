@@ -35,7 +35,7 @@ _NORMS = {
 
 
 def read_llama(config: Config, **changes: object) -> TransformerConfig:
-    """A Hugging Face configuration -> ours, with `changes` for fields in which a family differs.
+    """Read a Hugging Face configuration; `changes` replace fields in which a family differs.
 
     Raises:
       ValueError: a setting that is not supported and would change the numbers.
@@ -78,9 +78,9 @@ def read_llama(config: Config, **changes: object) -> TransformerConfig:
 
 
 def write_llama(c: TransformerConfig, **changes: object) -> Config:
-    """Our configuration -> one that transformers 4 and 5 read.
+    """A Hugging Face configuration that transformers 4 and 5 read.
 
-    `changes` are fields in which a family differs.
+    `changes` replace fields in which a family differs.
     """
     assert c.rope is not None
     return {
@@ -105,7 +105,7 @@ def write_llama(c: TransformerConfig, **changes: object) -> Config:
 def llama_tensors(
     c: TransformerConfig, experts: str = "mlp", expert_parts: tuple[str, ...] = ()
 ) -> list[Tensor]:
-    """Every tensor that the file must hold.
+    """Every tensor that the files must hold.
 
     Args:
       c: the configuration.

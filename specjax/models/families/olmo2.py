@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv 2501.00656): norms after the branches, and over whole queries and keys."""
+"""OLMo 2 (arXiv 2501.00656): norms after each branch, and over all heads of queries and keys."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from specjax.models.families.fields import (
 )
 from specjax.models.families.llama import dense
 
-_PADDING = 2  # the table of positions starts with two rows that no token uses
+_PADDING = 2  # the table of positions starts with two unused rows
 
 
 def _read(config: Config) -> TransformerConfig:

@@ -9,7 +9,7 @@ from specjax.types import Block
 
 
 def remember(fresh: Array, block: Block) -> tuple[Array, Array]:
-    """`fresh` [B, D + 1], overwritten with the tokens of `block`, and how many [B] they are."""
+    """`fresh` [B, D + 1], overwritten with the tokens of `block`, and their number [B]."""
     width = min(fresh.shape[1], block.tokens.shape[1])
     return fresh.at[:, :width].set(block.tokens[:, :width]), block.count
 

@@ -19,16 +19,17 @@ from specjax.types import ABSENT, Block, Proposal
 class DraftState:
     cache: Cache
     fresh: Array  # [B, depth + 1] tokens that the target committed and the draft has not read
-    count: Array  # [B] how many
-    # [B, depth] the drafts that the last chain read, ABSENT where none; None if they are not reused
+    count: Array  # [B] the number of those tokens
+    # [B, depth] the drafts that the last chain read, padded with ABSENT; None: no reuse
     ahead: Array | None
 
 
 @dataclasses.dataclass(frozen=True)
 class DraftSource(Source):
-    """A model that reads the committed tokens, and removes its own drafts from its KV cache.
+    """A draft model that reads the committed tokens, and removes its drafts from its KV cache.
 
-    `observe` remembers a block, and the next `begin` reads it in one pass with the pending token.
+    `observe` stores the committed tokens, and the next `begin` reads them in one pass with the
+    pending token.
 
     If the cache keeps scratch, accepted drafts of a chain are not read again.  Then at most two
     tokens are left to read: the last draft and the pending token.
@@ -95,8 +96,7 @@ class DraftSource(Source):
         state = dataclasses.replace(state, cache=reading.rewind(state.cache))
         if state.ahead is None:
             return state
-        # A draft was read if any row has a draft after it: a chain skips the passes that no row
-        # needs.
+        # A draft was read if some row has a draft after it: a chain skips a pass that no row needs.
         was_read = (proposal.parent[:, 1:] != ABSENT).any(0)
         return dataclasses.replace(
             state, ahead=jnp.where(was_read, proposal.tokens[:, :-1], ABSENT)

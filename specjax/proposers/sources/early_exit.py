@@ -83,11 +83,11 @@ class EarlyExitSource(Source):
         return out.cache, jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
 
     def end(self, params: Arrays, state: KVCache, reading: KVCache, proposal: Proposal) -> KVCache:
-        # Take the buffers of the first layers from the reading, and everything else, the length
-        # too, from the target's cache.
+        # Take the buffers of the first layers from the reading.  Take everything else from the
+        # target's cache, including its length.
         keys, values = (
-            first + whole[self.exit_layer :]
-            for first, whole in ((reading.keys, state.keys), (reading.values, state.values))
+            first + every[self.exit_layer :]
+            for first, every in ((reading.keys, state.keys), (reading.values, state.values))
         )
         return dataclasses.replace(state, keys=keys, values=values)
 

@@ -18,11 +18,11 @@ from specjax.types import Block
 class MedusaParams:
     """Parameters of a bank of A adapters, and the adapter of each row.
 
-    Only `Decoder.prefill` reads `adapter`: it copies the adapters of its rows into their state.
+    `adapter` is read only by `Decoder.prefill`, which copies it into the state of the rows.
     """
 
     bank: Arrays  # parameters of `MedusaHeads`, stacked: every leaf [A, ...]
-    adapter: Array  # [B] int32, or one for all rows; with -1 the row decodes plainly
+    adapter: Array  # [B] int32, or one for all rows; -1 is plain decoding
     output: Arrays = None  # the target's, for `models.head_matrix`; None if heads have their own
 
 
@@ -37,8 +37,8 @@ class MedusaState:
 class MedusaSource(BlockSource):
     """Head k (from 0) predicts the token k + 1 positions after the pending one.
 
-    The heads see the target's last hidden state at the token before the pending one.  They do not
-    see each other's drafts, so all nodes of a depth share a distribution.
+    The input of all heads is the target's last hidden state at the token before the pending one.
+    They do not condition on each other's drafts, so all nodes of a depth share a distribution.
 
     One compiled program serves rows with different adapters, rows with none, and rows that have
     only a pending token so far.
@@ -53,7 +53,7 @@ class MedusaSource(BlockSource):
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         raise ValueError(
-            "a Medusa comes without its weights: pass what specjax.load_medusa returns instead"
+            "a Medusa proposer comes without its weights: pass what specjax.load_medusa returns"
         )
 
     def init(self, params: MedusaParams, prompt: Block, capacity: int) -> MedusaState:
@@ -61,7 +61,7 @@ class MedusaSource(BlockSource):
         if jnp.size(params.adapter) != 1 and jnp.shape(params.adapter) != prompt.count.shape:
             raise ValueError(
                 f"adapter has {len(params.adapter)} values for {len(prompt.count)} rows; "
-                "pass one a row"
+                "pass one per row"
             )
         adapter = jnp.broadcast_to(params.adapter, prompt.count.shape).astype(jnp.int32)
         hidden, known = jnp.zeros_like(prompt.hidden[:, 0]), jnp.zeros(prompt.count.shape, bool)

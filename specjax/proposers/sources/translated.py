@@ -24,29 +24,29 @@ class TranslatedParams:
 
 @struct.dataclass
 class TranslatedState:
-    cache: Cache  # holds draft tokens
+    cache: Cache  # of the draft model, for draft tokens
     fresh: Array  # [B, depth + 1] target tokens that are committed and the draft has not read
-    count: Array  # [B] how many
-    room: Array  # [B] draft tokens that still fit; negative once the text has outgrown the cache
+    count: Array  # [B] the number of those tokens
+    room: Array  # [B] draft tokens that still fit; negative once the text no longer fits
 
 
 class _Reading(NamedTuple):
     cache: Cache
-    readable: Array  # [B] bool: does the draft know the text up to the pending token?
+    readable: Array  # [B] bool: has the draft read the whole text up to the pending token?
 
 
 @dataclasses.dataclass(frozen=True)
 class TranslatedSource(Source):
     """A draft model whose tokens differ from the target's.
 
-    The draft reads each committed token of the target as one or more draft tokens that spell it.
-    Its logits are gathered onto the target's vocabulary, where they are warped and sampled.
-    Tokens that the draft does not have are never proposed, so every draft is one token of both
-    models.
+    The draft model reads each committed token of the target as one or more draft tokens that spell
+    it.  Its logits are gathered onto the target's vocabulary, where they are warped and sampled.
+    Tokens that its vocabulary lacks are never proposed, so every draft is a single token in both
+    vocabularies.
 
     A text may need more draft tokens than are reserved (`expansion` for each target token) or than
-    the draft can read.  From then on its row proposes nothing.  If the prompt alone is too long,
-    the draft reads its end.
+    the draft model can read.  From then on its row has no drafts.  If the prompt alone is too long,
+    the draft model reads only the end of it.
 
     Reference: Timor et al. 2025, arXiv 2502.05202, token-level intersection.
     """
@@ -97,7 +97,7 @@ class TranslatedSource(Source):
         tokens, count = spell(translation, unread, state.count + 1, most)
         keep = count - translation.count[pending]
         room = state.room - keep
-        # A text that no longer fits commits nothing more: the draft's cache is stale from here on.
+        # If a text no longer fits, nothing more is committed: the draft's cache stays stale.
         keep = jnp.where(room < 0, 0, keep)
         staged, logits = self._read(params, state.cache, tokens, jnp.maximum(count - 1, 0)[:, None])
         caught_up = TranslatedState(staged.commit(keep), state.fresh, jnp.zeros_like(keep), room)
@@ -124,7 +124,10 @@ class TranslatedSource(Source):
         return reading._replace(cache=cache), logits
 
     def known(self, params: TranslatedParams, reading: _Reading, tokens: Array) -> Array:
-        """No draft follows a text that the draft cannot read, nor a token that it does not have."""
+        """[B, N] bool: False for tokens that the draft model's vocabulary lacks.
+
+        The pending token is False if the draft model cannot read the text up to it.
+        """
         return (params.translation.to_draft[tokens] >= 0).at[:, 0].set(reading.readable)
 
     def end(
@@ -164,8 +167,8 @@ class TranslatedSource(Source):
 def _most_pieces(params: TranslatedParams, depth: int) -> int:
     """The most draft tokens that spell the unread tokens of one step, the pending one included.
 
-    Accepted drafts take one draft token each.  The pending token before them and the one after them
-    are the target's own choice, and may take up to M pieces each.
+    Accepted drafts take one draft token each.  The tokens before and after them were chosen by the
+    target, and may take up to M draft tokens each.
     """
     return depth + 2 * params.translation.pieces.shape[1]
 
