@@ -185,18 +185,6 @@ class KVCache(Cache):
         slot_positions = jnp.where((offset >= 0) & (offset < width), staged, index)
         return seen & (positions[:, :, None] - slot_positions[:, None] < window)
 
-    def parts(self, visible: Array) -> tuple[Array, Array]:
-        """What `visible` returned for a single layer, apart for committed and for staged tokens.
-
-        Returns:
-          [B, N, S] for the slots before the pass is written, and [B, N, N] for its own tokens.
-        """
-        width = visible.shape[1]
-        slots = self._slots(self.length[:, None] + jnp.arange(width))
-        written = (slots[:, :, None] == jnp.arange(visible.shape[2])).any(1)
-        own = jnp.take_along_axis(visible, slots[:, None], axis=2)
-        return visible & ~written[:, None], own
-
     def _text_index(self, width: int) -> Array:
         """[S] or [B, S]: the index in the row's text of the token in each slot.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -11,7 +9,7 @@ from jax import Array
 from specjax.models.products import float32_dot_general
 
 _CAUSAL_BLOCK = 64
-WIDE, _SLOTS = 64, 512  # passes of at least 64 tokens read the slots in blocks of 512
+_WIDE, _SLOTS = 64, 512  # passes of at least 64 tokens read the slots in blocks of 512
 
 
 def attend(
@@ -39,7 +37,7 @@ def attend(
     factor = dim**-0.5 if scale is None else scale
     grouped = query.reshape(batch, width, keys.shape[1], groups, dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(batch, keys.shape[1], groups * width, dim)
-    if width >= WIDE and keys.shape[2] > _SLOTS:
+    if width >= _WIDE and keys.shape[2] > _SLOTS:
         out = _mix_in_blocks(grouped, keys, values, visible, factor, softcap)
     else:
         scores = _scores(grouped, keys, visible, factor, softcap)
@@ -50,45 +48,6 @@ def attend(
         .transpose(0, 3, 1, 2, 4)
     )
     return out.reshape(batch, width, heads * dim)
-
-
-def attend_staged(
-    query: Array,
-    cached: tuple[Array, Array],
-    staged: tuple[Array, Array],
-    visible: tuple[Array, Array],
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Array:
-    """`attend` to a cache and to tokens that are not written to it yet.
-
-    Args:
-      query: [B, N, H, D].
-      cached: keys and values [B, K, S, D].
-      staged: keys and values [B, K, N, D] of the tokens themselves.
-      visible: [B, N, S] and [B, N, N] bool; every token sees itself.
-      scale, softcap: as for `attend`.
-
-    Returns:
-      [B, N, H * D].
-    """
-    batch, width, heads, dim = query.shape
-    key_heads = cached[0].shape[1]
-    factor = dim**-0.5 if scale is None else scale
-    grouped = query.reshape(batch, width, key_heads, heads // key_heads, dim)
-    grouped = grouped.transpose(0, 2, 3, 1, 4).reshape(batch, key_heads, -1, dim)
-    parts = [
-        _scores(grouped, keys, seen, factor, softcap)
-        for (keys, _), seen in zip((cached, staged), visible, strict=True)
-    ]
-    most = functools.reduce(jnp.maximum, (x.max(-1, keepdims=True) for x in parts))
-    weights = [jnp.exp(x - most) for x in parts]
-    total = sum(x.sum(-1, keepdims=True) for x in weights)
-    mixed = sum(
-        _mix(x / total, values) for x, (_, values) in zip(weights, (cached, staged), strict=True)
-    )
-    out = mixed.astype(cached[1].dtype).reshape(batch, key_heads, -1, width, dim)
-    return out.transpose(0, 3, 1, 2, 4).reshape(batch, width, heads * dim)
 
 
 def _scores(

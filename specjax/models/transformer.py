@@ -11,19 +11,17 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
 from specjax.caches import KVCache, WindowedCache
-from specjax.models.attention import WIDE, attend, attend_staged, causal_attend
+from specjax.models.attention import attend, causal_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, named_param, residual_scale
 from specjax.models.products import dot_general
 from specjax.models.rope import rotate
-from specjax.platforms import on_cpu
 from specjax.types import Arrays, ModelOutput
 
 _Rotations = tuple[Array, Array] | None
@@ -59,45 +57,16 @@ class Attention(nn.Module):
         query = project("q", c.num_heads, normed=True)
         keys = project("k", c.num_kv_heads, normed=True).swapaxes(1, 2)
         values = project("v", c.num_kv_heads).swapaxes(1, 2)
-        how = c.query_scale, c.attention_softcap
+        if memory is not None:
+            keys, values = memory.stage(keys, values)
         if visible is None:
-            mixed = causal_attend(query, keys, values, *how, self.window)
-        elif memory is None:
-            mixed = attend(query, keys, values, visible, *how)
+            mixed = causal_attend(
+                query, keys, values, c.query_scale, c.attention_softcap, self.window
+            )
         else:
-            mixed, keys, values = _attend_and_stage(memory, query, keys, values, visible, how)
+            mixed = attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
         out = self.dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), name="o")
         return out(mixed), keys, values
-
-
-def _attend_and_stage(
-    memory: KVCache,
-    query: Array,
-    keys: Array,
-    values: Array,
-    visible: Array,
-    how: tuple[float | None, float | None],
-) -> tuple[Array, Array, Array]:
-    """The attention to a cache with these tokens, and its keys and values with them staged."""
-
-    def stage_first(query: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
-        keys, values = memory.stage(keys, values)
-        return attend(query, keys, values, visible, *how), keys, values
-
-    def attend_first(query: Array, keys: Array, values: Array) -> tuple[Array, Array, Array]:
-        # A TPU brings a whole layer of the cache to on-chip memory for the attention.  If the
-        # tokens were staged before, it would stage them there and write the layer back.
-        (old_keys,), (old_values,) = memory.keys, memory.values
-        keys, values = keys.astype(old_keys.dtype), values.astype(old_values.dtype)
-        cached, staged = (old_keys, old_values), (keys, values)
-        mixed = attend_staged(query, cached, staged, memory.parts(visible), *how)
-        # The order of the two is XLA's to choose, unless one needs the other.
-        mixed, keys, values = jax.lax.optimization_barrier((mixed, keys, values))
-        return mixed, *memory.stage(keys, values)
-
-    if query.shape[1] >= WIDE:
-        return stage_first(query, keys, values)
-    return on_cpu(stage_first, attend_first, query, keys, values)
 
 
 class Layer(nn.Module):
