@@ -8,6 +8,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from specjax.sampling import top_k
+
 
 @struct.dataclass
 class Logprobs:
@@ -39,7 +41,7 @@ class Logprobs:
         def of(x: Array) -> Array:
             return jnp.take_along_axis(x, tokens[..., None], axis=2)[..., 0]
 
-        top, top_ids = jax.lax.top_k(raw, num_top)
+        top, top_ids = top_k(raw, num_top)
         return cls(of(raw), of(warped), top_ids.astype(jnp.int32), top)
 
     def row(self, index: int, start: int, count: int) -> Logprobs:

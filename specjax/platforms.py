@@ -25,6 +25,11 @@ def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) 
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=other)
 
 
+def on_tpu(tpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
+    """As `on_cpu`, for a TPU."""
+    return jax.lax.platform_dependent(*operands, tpu=tpu, default=other)
+
+
 def default_platform() -> str:
     """The platform on which JAX puts an array that names no device (`jax.default_device`)."""
     return next(iter(jnp.zeros(()).devices())).platform

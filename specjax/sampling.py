@@ -16,13 +16,14 @@ from flax import struct
 from jax import Array
 
 from specjax.arguments import is_count, per_row
-from specjax.platforms import on_cpu
+from specjax.platforms import on_cpu, on_tpu
 
 _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 
 _IMPLEMENTATION = "threefry2x32"
 
 _LEAST_TEMPERATURE = 1e-20
+_FEW = 16  # so many siblings or levels are worth a pass over the vocabulary each
 """Logits up to 3e18 stay finite when they are divided by it.  The noise only decides between logits
 that are equal, or within 1e-18 of each other."""
 
@@ -120,6 +121,26 @@ def argmax(x: Array) -> Array:
         return jax.lax.argmax(x, x.ndim - 1, jnp.int32)
 
     return on_cpu(two_passes, one_pass, x)
+
+
+def top_k(x: Array, count: int) -> tuple[Array, Array]:
+    """`jax.lax.top_k`: the greatest values [..., count] along the last axis, and their indices."""
+
+    def sort(x: Array) -> tuple[Array, Array]:
+        values, indices = jax.lax.top_k(x, count)
+        return values, indices
+
+    def one_by_one(x: Array) -> tuple[Array, Array]:
+        # A TPU would sort the whole vocabulary.
+        left = jnp.maximum(x, jnp.finfo(x.dtype).min)  # so that -inf means taken
+        index, best = jnp.arange(x.shape[-1], dtype=jnp.int32), []
+        for _ in range(count):
+            best.append(argmax(left))
+            left = jnp.where(index == best[-1][..., None], -jnp.inf, left)
+        indices = jnp.stack(best, axis=-1)
+        return jnp.take_along_axis(x, indices, axis=-1), indices
+
+    return on_tpu(one_by_one, sort, x) if 0 < count <= _FEW else sort(x)
 
 
 def warp(logits: Array, sampling: Sampling) -> Array:
@@ -250,7 +271,19 @@ class SharedDraw:
     def noise(self, node: Array, depth: Array) -> Array:
         """One row: Gumbel noise [M, V] for the children of nodes at `depth` [M]."""
         del node
-        return self.gumbel[depth]
+        levels = range(1, len(self.gumbel))
+
+        def gather(gumbel: Array, depth: Array) -> Array:
+            return gumbel[depth]
+
+        def select(gumbel: Array, depth: Array) -> Array:
+            # A gather of whole rows is written to memory; this is part of what reads it.
+            noise = jnp.broadcast_to(gumbel[0], (len(depth), gumbel.shape[1]))
+            for level in levels:
+                noise = jnp.where(depth[:, None] == level, gumbel[level], noise)
+            return noise
+
+        return on_cpu(gather, select if len(levels) < _FEW else gather, self.gumbel, depth)
 
     def acceptance(self, num_nodes: int) -> Array:
         raise TypeError("a rule with shared_noise=True has no acceptance draws: set it to False")

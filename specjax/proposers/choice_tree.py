@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -92,7 +91,7 @@ class ChoiceTree(Proposer):
         warped = context.warp(logits)
         noise = context.noise(jnp.asarray(asked), jnp.asarray(depth[asked]))
         score = sampling.scores(logits[:, depth[asked]], warped[:, depth[asked]], noise)
-        _, best = jax.lax.top_k(score, int(rank.max()) + 1)
+        _, best = sampling.top_k(score, int(rank.max()) + 1)
         tokens = jnp.concatenate([context.pending[:, None], best[:, group, rank]], axis=1)
         # Nodes of the last level have no children, so their rows of logits are never read.
         drawn_from = (

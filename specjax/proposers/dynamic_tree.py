@@ -87,7 +87,7 @@ class DynamicTree(Shape):
                 noise = context.noise(jnp.array([0]), jnp.array([level]))
             paths = jax.vmap(tree.path_tokens, (0, 0, None))(tokens, parent, level)
             warped = context.warp(logits, jnp.take_along_axis(paths, frontier[..., None], axis=1))
-            chance, best = jax.lax.top_k(
+            chance, best = sampling.top_k(
                 jax.nn.log_softmax(sampling.scores(logits, warped, noise)), width
             )
             new = (_take(value, frontier)[..., None] + chance).reshape(rows, -1)

@@ -89,7 +89,7 @@ class StaticTree(Shape):
             )
             warped = context.warp(logits, path[:, nodes])
             noise = context.noise(nodes, jnp.full(width, level))
-            _, best = jax.lax.top_k(sampling.scores(logits, warped, noise), children)
+            _, best = sampling.top_k(sampling.scores(logits, warped, noise), children)
             tokens = jnp.concatenate([tokens, best.reshape(rows, -1)], axis=1)
             drawn_from.append(warped)
         parents = jnp.broadcast_to(parent, tokens.shape)
