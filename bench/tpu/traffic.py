@@ -65,6 +65,8 @@ class Traffic:
     """(kind, bytes of a result) -> how many."""
     copies: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     """Writes of a whole weight or of more of a cache than is new: (path of the argument, bytes)."""
+    evictions: list[tuple[str, int]] = dataclasses.field(default_factory=list)
+    """The same for what was brought to on-chip memory, changed there, and written back."""
 
     def add(self, kind: str, phase: str, size: int) -> None:
         if size:
@@ -78,6 +80,7 @@ class Traffic:
         for key, count in other.collectives.items():
             self.collectives[key] += count * times
         self.copies += other.copies
+        self.evictions += other.evictions
 
     @property
     def total(self) -> int:
@@ -165,8 +168,10 @@ class _Counter:
             kind = self._kind(origin, shape, instruction)
             if kind == "cache_read":
                 kind = "cache_written" if in_place else "cache_copied"
-            if origin and kind in ("weights", "cache_copied") and size:
-                counted.copies.append((origin, size))
+            if kind in ("weights", "cache_copied") and size:
+                leaves = _leaves_the_chip(within, instruction)
+                written = counted.evictions if leaves else counted.copies
+                written.append((origin or instruction.name, size))
             counted.add(kind, phase, size)
         for shape, size, origin in reads:
             counted.add(self._kind(origin, shape, instruction), phase, size)
@@ -326,3 +331,10 @@ def _joins_slices(instruction: Instruction) -> bool:
 def _is_free(instruction: Instruction) -> bool:
     ended = instruction.opcode.removesuffix("-done")
     return instruction.opcode in _FREE or ended in COLLECTIVES or _joins_slices(instruction)
+
+
+def _leaves_the_chip(within: Computation, instruction: Instruction) -> bool:
+    if instruction.opcode != "copy-done":
+        return False
+    start = within.by_name[instruction.operands[0]]
+    return within.by_name[start.operands[0]].shapes[0].space != 0

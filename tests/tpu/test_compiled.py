@@ -25,12 +25,12 @@ from specjax.models import transformer
 from specjax.parallel import device_bytes
 
 CONFIG = TransformerConfig(
-    vocab_size=2048,
-    hidden_size=512,
-    mlp_size=1024,
-    num_layers=2,
-    num_heads=8,
-    num_kv_heads=4,
+    vocab_size=16384,
+    hidden_size=2048,
+    mlp_size=8192,
+    num_layers=4,
+    num_heads=32,
+    num_kv_heads=8,
     head_dim=64,
     max_positions=2048,
     tied_embeddings=False,

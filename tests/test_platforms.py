@@ -1,0 +1,146 @@
+"""The forms of other platforms, run on this one: they compute what the form for a CPU computes."""
+
+import folders
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+import specjax
+from specjax import platforms, sampling
+from specjax.caches import KVCache, stage
+from specjax.models import quantise
+from specjax.models.layers import look_up
+from specjax.models.products import dot_general, float32_dot_general
+
+FORMS = ("cpu", "tpu", "gpu")
+
+
+@pytest.fixture(params=FORMS[1:])
+def elsewhere(request, monkeypatch):
+    """Every choice falls as on another platform."""
+
+    def choose(*operands, default, **forms):
+        return forms.get(request.param, default)(*operands)
+
+    def go():
+        jax.clear_caches()
+        monkeypatch.setattr(jax.lax, "platform_dependent", choose)
+
+    yield go
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+def test_a_choice_is_made_where_a_program_is_lowered():
+    """Not by the default platform of the process: the same trace is lowered for two platforms."""
+    traced = jax.jit(lambda x: platforms.on_cpu(jnp.sin, jnp.cos, x)).trace(jnp.ones(()))
+    for platform, has, lacks in (("cpu", "sine", "cosine"), ("tpu", "cosine", "sine ")):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert f"stablehlo.{has}" in text and f"stablehlo.{lacks}" not in text
+
+
+def test_the_default_platform_is_that_of_arrays():
+    assert platforms.default_platform() == "cpu"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [("none", "match"), ("draft 3", "rejection"), ("draft tree", "match"), ("ngram", "match"),
+     ("dynamic tree", "match"), ("medusa tree", "match"), ("universal", "match")],
+)  # fmt: skip
+def test_texts_are_the_same_in_every_form(case, rule, temperature, elsewhere):
+    wanted, _ = toys.decoded(case, rule, temperature)
+    elsewhere()
+    decoder, params = toys.decoder(case, rule), toys.params(case)
+    state = toys.prefill(decoder, params, temperature=temperature)
+    assert toys.texts(decoder.run(params, state)) == wanted
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 16, 17])
+def test_the_greatest_values(count, elsewhere):
+    """With ties, in the order of the indices, and distinct even if all others are excluded."""
+    x = np.round(np.random.default_rng(0).normal(size=(3, 5, 40)), 1).astype(np.float32)
+    x[0, 0], x[1, 1, 3:] = -np.inf, -np.inf
+    wanted = jax.lax.top_k(jnp.asarray(x), count)
+    elsewhere()
+    values, indices = sampling.top_k(jnp.asarray(x), count)
+    np.testing.assert_array_equal(values, wanted[0])
+    np.testing.assert_array_equal(indices, wanted[1])
+
+
+def test_an_argmax_is_the_first(elsewhere):
+    x = np.round(np.random.default_rng(0).normal(size=(4, 5, 40)))
+    elsewhere()
+    np.testing.assert_array_equal(sampling.argmax(jnp.asarray(x)), x.argmax(-1))
+
+
+def test_shared_noise_is_the_same_bits(elsewhere):
+    draw = sampling.SharedDraw(jax.random.gumbel(sampling.make_key(0), (4, 30)))
+    depth = jnp.array([0, 2, 1, 3, 3, 0])
+    elsewhere()
+    np.testing.assert_array_equal(draw.noise(depth, depth), draw.gumbel[depth])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("rows", [1, 4, 20])
+def test_a_cache_stages_the_same_tokens(dtype, width, rows, elsewhere):
+    """Committed slots and those of the new tokens; what is after them is never read."""
+    rng = np.random.default_rng(0)
+    cache = KVCache.zeros(1, rows, 2, 9, 4, dtype)
+    length = rng.integers(0, 9 - width, rows)
+    cache = cache.commit(jnp.asarray(length))
+    new = jnp.asarray(rng.normal(size=(rows, 2, width, 4)), dtype)
+    wanted, _ = cache.stage(new, new)
+    elsewhere()
+    keys, _ = cache.stage(new, new)
+    plain = stage(cache.keys[0], new, cache.length)
+    for row, end in enumerate(length + width):
+        np.testing.assert_array_equal(keys[row, :, :end], wanted[row, :, :end])
+        np.testing.assert_array_equal(plain[row, :, :end], wanted[row, :, :end])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_products_in_bfloat16(rows, elsewhere):
+    """Sums are float32 in both forms, and their order may differ."""
+    rng = np.random.default_rng(0)
+    x, kernel = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in ((2, rows, 8), (8, 6)))
+    turned = jnp.asarray(rng.normal(size=(2, 7, 8)), jnp.bfloat16)
+    batched = (((2,), (2,)), ((0,), (0,)))
+
+    def products():
+        flat = dot_general(x, kernel, (((2,), (0,)), ((), ())))
+        return flat.astype(jnp.float32), float32_dot_general(x, turned, batched)
+
+    wanted = products()
+    elsewhere()
+    for ours, theirs in zip(products(), wanted, strict=True):
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-5)
+
+
+def test_rows_of_a_table(elsewhere):
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(9, 4)), jnp.bfloat16)
+    ids = jnp.array([[3, 0], [8, 3]])
+    elsewhere()
+    np.testing.assert_array_equal(look_up(table, ids), table[ids])
+
+
+def test_a_model_in_int8(elsewhere):
+    """Sums of integers are exact, so every form gives the same logits, also for a single row."""
+    model = quantise(specjax.load(folders.target()))
+
+    def logits():
+        tokens = jnp.array([[1, 2, 3]])
+        return [
+            model.model.apply(model.params, part, jnp.arange(part.shape[1])[None]).logits
+            for part in (tokens, tokens[:, :1])
+        ]
+
+    wanted = logits()
+    elsewhere()
+    for ours, theirs in zip(logits(), wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
