@@ -11,6 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
@@ -22,6 +23,7 @@ from specjax.models.config import TransformerConfig
 from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, named_param, residual_scale
 from specjax.models.products import dot_general
 from specjax.models.rope import rotate
+from specjax.platforms import on_cpu
 from specjax.types import Arrays, ModelOutput
 
 _Rotations = tuple[Array, Array] | None
@@ -47,6 +49,8 @@ class Attention(nn.Module):
             y = self.dense(
                 heads * c.head_dim, ("embed", axis), c.qkv_bias, c.init_scale, name=name
             )(x)
+            # Otherwise a TPU turns the kernel, so that its product lies as the heads are read.
+            y = on_cpu(lambda y: y, jax.lax.optimization_barrier, y)
             if normed and c.qk_norm == "whole":
                 y = Norm(c, "rms", axis, name=f"{name}_norm")(y)
             y = y.reshape(batch, width, heads, c.head_dim)
