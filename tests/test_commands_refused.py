@@ -69,11 +69,25 @@ def test_mistakes_end_in_one_line(capsys, arguments, words):
 
 
 def test_a_bad_line_in_a_prompt_file(capsys, tmp_path):
-    """The error names the file and shows the expected form."""
-    (tmp_path / "bad.jsonl").write_text('"just a text"\n')
-    assert "bad.jsonl: every line must be an object" in failure(
-        capsys, "generate", "--prompt-file", tmp_path / "bad.jsonl", *PAIR
-    )
+    """The error names the file and the line, and shows the expected form."""
+    path = tmp_path / "bad.jsonl"
+    for line in ('"just a text"', '{"prompt": 5}', '{"text": "x"}', "{", "[" * 100_000):
+        path.write_text(f'{{"prompt": "fine"}}\n\n{line}\n')
+        message = failure(capsys, "generate", "--prompt-file", path, *PAIR)
+        assert "bad.jsonl, line 3: it must be an object" in message
+
+
+def test_a_prompt_file_that_holds_no_text(capsys, tmp_path):
+    """The error names the file and the cure."""
+    path = tmp_path / "x.jsonl"
+    for content, words in (
+        (b"", "holds no prompt"),
+        (b'{"prompt": "\xff"}', "is not UTF-8"),
+        (b'{"messages": [{"role": "user", "content": "x"}]}', "holds conversations"),
+    ):
+        path.write_bytes(content)
+        message = failure(capsys, "generate", "--prompt-file", path, *PAIR)
+        assert "x.jsonl" in message and words in message
 
 
 def test_without_the_shipped_checkpoint(capsys, monkeypatch, tmp_path):
