@@ -166,7 +166,7 @@ def draw(cells: list[Cell]) -> Figure:
 
 def _config(path: str) -> TransformerConfig:
     """Of a `config.json`, or of the folder with it."""
-    from specjax.files.checkpoint import read_config
+    from specjax.files import read_config
 
     given = pathlib.Path(path)
     return read_config(given if given.is_dir() else given.parent)[2]

@@ -89,6 +89,7 @@ def prepare_environment() -> None:
         TPU_SKIP_MDS_QUERY="1",
         TPU_ACCELERATOR_TYPE="v5litepod-4",
         TPU_WORKER_HOSTNAMES="localhost",
+        ALLOW_MULTIPLE_LIBTPU_LOAD="1",  # no process uses a chip
     )
     jax.config.update("jax_platforms", "cpu")
 
@@ -194,8 +195,12 @@ def _laid(state: DecodeState, mesh: Mesh | None, whole: Sharding) -> DecodeState
         rows = whole if mesh is None else by_row(mesh)
         if not isinstance(leaf, KVCache):
             return _shape(leaf, rows)
-        placed = _shapes(leaf, leaf.sharding or rows)
-        return dataclasses.replace(placed, length=_shape(leaf.length, rows))
+        heads = leaf.sharding or rows
+        keys, values, length = (
+            _shapes(part, at)
+            for part, at in ((leaf.keys, heads), (leaf.values, heads), (leaf.length, rows))
+        )
+        return dataclasses.replace(leaf, keys=keys, values=values, length=length)
 
     return jax.tree.map(at, state, is_leaf=lambda x: isinstance(x, KVCache))
 

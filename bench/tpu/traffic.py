@@ -74,6 +74,8 @@ class Traffic:
             self.by_phase.setdefault(phase, Counter())[kind] += size
 
     def update(self, other: Traffic, times: int = 1) -> None:
+        if not times:
+            return
         for phase, counted in other.by_phase.items():
             for kind, size in counted.items():
                 self.add(kind, phase, size * times)
