@@ -182,7 +182,7 @@ def shape_of_state(decoder: Decoder, params: Params, rows: int, mesh: Mesh | Non
         given = prompt, length, limit, lookahead, sampling, key, None, ends, None
         return start(decoder, placed, params, *given)
 
-    prompt = jax.ShapeDtypeStruct((rows, _PROMPT), jnp.int32)
+    prompt = jax.ShapeDtypeStruct((rows, min(_PROMPT, decoder.capacity)), jnp.int32)
     length = jax.ShapeDtypeStruct((rows,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.split(specjax.make_key(0), rows))
     return jax.eval_shape(begin, params, prompt, length, key)
