@@ -36,7 +36,7 @@ def test_blocks_are_the_whole(monkeypatch, kind, softcap, dtype):
     keys = jnp.where(seen.any(1)[:, None, :, None], keys, jnp.inf)
     whole = attention.attend(query, keys, values, seen, None, softcap)
     monkeypatch.setattr(attention, "_WIDE", WIDTH)
-    monkeypatch.setattr(attention, "_SLOTS", 4)
+    monkeypatch.setattr(attention, "BLOCK_SLOTS", 4)
     parts = attention.attend(query, keys, values, seen, None, softcap)
     assert parts.dtype == dtype and bool(jnp.isfinite(whole).all())
     np.testing.assert_allclose(
@@ -51,7 +51,7 @@ def test_empty_slots_cost_nothing(monkeypatch):
     """Slots behind the last or before the first visible slot are not read: NaNs there have no
     effect."""
     monkeypatch.setattr(attention, "_WIDE", WIDTH)
-    monkeypatch.setattr(attention, "_SLOTS", 4)
+    monkeypatch.setattr(attention, "BLOCK_SLOTS", 4)
     seen = jnp.zeros((1, WIDTH, SLOTS), bool).at[:, :, 9:11].set(True)
     values = jnp.full((1, KEY_HEADS, SLOTS, DIM), jnp.nan).at[:, :, 8:12].set(1.0)
     out = attention.attend(jnp.ones((1, WIDTH, HEADS, DIM)), jnp.zeros_like(values), values, seen)

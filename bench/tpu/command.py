@@ -17,6 +17,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 import specjax
 from bench.command import run
 from bench.tpu.chips import CHIPS, chip
@@ -35,7 +37,7 @@ from bench.tpu.programs import (
 )
 from bench.tpu.traffic import KINDS, host_transfers, traffic
 from specjax import Decoder, Params
-from specjax.models import TransformerConfig
+from specjax.models import BLOCK_SLOTS, TransformerConfig
 from specjax.plot import new_figure
 
 if TYPE_CHECKING:
@@ -49,9 +51,10 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     if arguments.plot:
         new_figure()  # fails before the work, not after it, if matplotlib is missing
-    for name in ("batch", "capacity", "chips"):
-        if min(getattr(arguments, name)) < 1:
-            raise ValueError(f"--{name} is {min(getattr(arguments, name))}; it must be at least 1")
+    for name in ("batch", "capacity", "chips", "filled"):
+        given = getattr(arguments, name)
+        if given is not None and np.min(given) < 1:
+            raise ValueError(f"--{name} is {np.min(given)}; it must be at least 1")
     targets = {size: SIZES[size] for size in arguments.size}
     if arguments.target_config:
         targets = {pathlib.Path(arguments.target_config).stem: _config(arguments.target_config)}
@@ -76,7 +79,9 @@ def main(argv: list[str] | None = None) -> None:
             "size": size, "drafter": drafter, "chip": name, "chips": count, "batch": batch,
             "capacity": capacity,
         }  # fmt: skip
-        cells.append({**about, **measure(compiled, config.vocab_size, count, chip(name).memory)})
+        filled = min(arguments.filled or capacity, capacity)
+        measured = measure(compiled, config.vocab_size, count, chip(name).memory, filled)
+        cells.append({**about, "filled": filled, **measured})
         print(_line(cells[-1]), flush=True)
         if arguments.keep:
             folder = pathlib.Path(arguments.keep)
@@ -89,10 +94,18 @@ def main(argv: list[str] | None = None) -> None:
             draw(cells).savefig(arguments.plot)
 
 
-def measure(compiled: Compiled, vocab_size: int, chips: int, memory: float) -> Cell:
-    """What a cell of the report says of a program, for each chip."""
-    program = parse(compiled.text)
-    counted = traffic(program, (vocab_size, -(-vocab_size // chips)))
+def measure(compiled: Compiled, vocab_size: int, chips: int, memory: float, filled: int) -> Cell:
+    """What a cell of the report says of a program, for each chip.
+
+    Args:
+      compiled: the program.
+      vocab_size: of the target.
+      chips: of the mesh.
+      memory: bytes of a chip.
+      filled: tokens of the longest row.
+    """
+    program, blocks = parse(compiled.text), -(-filled // BLOCK_SLOTS)
+    counted = traffic(program, (vocab_size, -(-vocab_size // chips)), blocks)
     needed = compiled.argument_bytes + compiled.scratch_bytes
     collectives = [
         {"kind": kind, "bytes": size, "count": number}
@@ -101,7 +114,10 @@ def measure(compiled: Compiled, vocab_size: int, chips: int, memory: float) -> C
     return {
         "bytes_per_step": {kind: counted.bytes[kind] for kind in KINDS},
         "bytes_by_phase": {name: dict(kinds) for name, kinds in counted.by_phase.items()},
-        "flops": product_flops(compiled.decoder.step, compiled.params, compiled.state) // chips,
+        "flops": product_flops(
+            compiled.decoder.step, compiled.params, compiled.state, blocks=blocks
+        )
+        // chips,
         "collectives": collectives,
         "host_transfers": host_transfers(program),
         "copies": [{"argument": path, "bytes": size} for path, size in counted.copies],
@@ -169,7 +185,10 @@ def _config(path: str) -> TransformerConfig:
     from specjax.files import read_config
 
     given = pathlib.Path(path)
-    return read_config(given if given.is_dir() else given.parent)[2]
+    folder = given if given.is_dir() else given.parent
+    if not (folder / "config.json").is_file() or given not in (folder, folder / "config.json"):
+        raise ValueError(f"--target-config {path} is no config.json, and no folder with one")
+    return read_config(folder)[2]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -186,6 +205,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--drafter", nargs="+", choices=sorted(DRAFTERS), default=["none", "draft"])
     made.add_argument("--batch", nargs="+", type=int, default=[1], help="rows")
     made.add_argument("--capacity", nargs="+", type=int, default=[1024], help="tokens of a row")
+    made.add_argument("--filled", type=int, help="tokens of the longest row; default: the capacity")
     made.add_argument("--json", help="write the list of cells to this file")
     made.add_argument("--plot", help="draw the bytes of a step to this file")
     made.add_argument("--keep", help="write the optimised programs to this folder")

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from bench.tpu.traffic import NO_DRAFTS
+from bench.tpu.traffic import BLOCKS, NO_DRAFTS
 from specjax.types import Arrays
 
 
-def product_flops(function: Callable[..., Arrays], *arguments: Arrays) -> int:
+def product_flops(function: Callable[..., Arrays], *arguments: Arrays, blocks: int = 1) -> int:
     """2 m n k summed over the products of `function` on all devices together.
 
     A loop whose number of turns depends on data counts once, and a branch counts as the largest.
@@ -21,16 +21,18 @@ def product_flops(function: Callable[..., Arrays], *arguments: Arrays) -> int:
     Args:
       function: traced, not run.
       arguments: arrays or shapes.
+      blocks: turns of a loop in the scope `blocks`.
     """
-    return _of(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return _of(jax.make_jaxpr(function)(*arguments).jaxpr, blocks)
 
 
-def _of(jaxpr: Jaxpr) -> int:
-    return sum(_of_equation(equation) for equation in jaxpr.eqns)
+def _of(jaxpr: Jaxpr, blocks: int) -> int:
+    return sum(_of_equation(equation, blocks) for equation in jaxpr.eqns)
 
 
-def _of_equation(equation: JaxprEqn) -> int:
-    if NO_DRAFTS in str(equation.source_info.name_stack).split("/"):
+def _of_equation(equation: JaxprEqn, blocks: int) -> int:
+    scopes = str(equation.source_info.name_stack).split("/")
+    if NO_DRAFTS in scopes:
         return 0
     name, given = equation.primitive.name, equation.params
     if name == "dot_general":
@@ -41,9 +43,16 @@ def _of_equation(equation: JaxprEqn) -> int:
         left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
         return 2 * math.prod(result) * left[-1]
     if name == "cond":
-        branches = [_of(branch.jaxpr) for branch in given["branches"]]
-        # A choice of the platform keeps the accelerator's form, which is the last.
-        return branches[-1] if given.get("branches_platforms") else max(branches)
+        branches = [_of(branch.jaxpr, blocks) for branch in given["branches"]]
+        platforms = given.get("branches_platforms")
+        if platforms is None:
+            return max(branches)
+        tpu = [at for at, names in enumerate(platforms) if names and "tpu" in names]
+        return branches[tpu[0] if tpu else -1]  # the last is that of all other platforms
     times = given["length"] if name == "scan" else 1
+    if name == "while" and scopes[-1] == BLOCKS:
+        times = blocks
     inner = [value for value in given.values() if isinstance(value, ClosedJaxpr | Jaxpr)]
-    return times * sum(_of(part.jaxpr if isinstance(part, ClosedJaxpr) else part) for part in inner)
+    return times * sum(
+        _of(part.jaxpr if isinstance(part, ClosedJaxpr) else part, blocks) for part in inner
+    )

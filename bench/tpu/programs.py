@@ -102,13 +102,13 @@ def devices_of(chip: Chip, chips: int) -> np.ndarray:
     """
     from jax.experimental import topologies
 
+    name = slice_of(chip, chips)
     try:
         import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError(
             f"compiling for TPUs needs libtpu: {INSTALL}, in an environment of its own"
         ) from None
-    name = slice_of(chip, chips)
     try:
         described = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except Exception as error:  # the types differ between versions of JAX

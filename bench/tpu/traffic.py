@@ -24,6 +24,9 @@ is what is outside the models: logits, noise, sampling and verification."""
 NO_DRAFTS = "no_drafts"
 """The scope of the pass for steps without a draft, which runs instead of the wide one."""
 
+BLOCKS = "blocks"
+"""The scope of loops over the filled blocks of a long cache."""
+
 FILTERS = "filters"
 """The scope of top-k, top-p and min-p, whose first branch does nothing.  It is the one counted."""
 
@@ -89,13 +92,14 @@ class Traffic:
         return sum(self.bytes.values())
 
 
-def traffic(program: Program, vocab_sizes: tuple[int, ...]) -> Traffic:
+def traffic(program: Program, vocab_sizes: tuple[int, ...], blocks: int = 1) -> Traffic:
     """The traffic of one turn of the program's outermost loop.
 
     Args:
       program: of `Decoder.run`.
       vocab_sizes: arrays with an axis of one of these sizes are logits.  (Parts of them, on a mesh,
         are to be named too.)
+      blocks: of a long cache that attention reads, in the scope `blocks`.
 
     Raises:
       ValueError: the program has no loop.
@@ -104,7 +108,7 @@ def traffic(program: Program, vocab_sizes: tuple[int, ...]) -> Traffic:
     if not loops:
         raise ValueError("the program has no loop")
     body = max((_body(program, loop) for loop in loops), key=lambda it: len(it.instructions))
-    return _Counter(program, frozenset(vocab_sizes)).of(body)
+    return _Counter(program, frozenset(vocab_sizes), blocks).of(body)
 
 
 def host_transfers(program: Program) -> list[str]:
@@ -123,8 +127,9 @@ def _body(program: Program, loop: Instruction) -> Computation:
 
 
 class _Counter:
-    def __init__(self, program: Program, vocab_sizes: frozenset[int]) -> None:
+    def __init__(self, program: Program, vocab_sizes: frozenset[int], blocks: int) -> None:
         self.program = program
+        self.turns = {NO_DRAFTS: 0, BLOCKS: blocks}
         self.vocab_sizes = vocab_sizes
         self.origins: _Origins = {}
         self.caches = {
@@ -144,7 +149,8 @@ class _Counter:
         opcode, scopes = instruction.opcode, instruction.op_name.split("/")
         phase = next((name for name in PHASES if name in scopes), "other")
         if opcode == "while":
-            turns = 0 if NO_DRAFTS in scopes else instruction.trips or 1
+            known = [turns for scope, turns in self.turns.items() if scopes[-2:-1] == [scope]]
+            turns = known[0] if known else instruction.trips or 1
             counted.update(self.of(_body(self.program, instruction)), turns)
         elif opcode == "conditional":
             kept = instruction.calls[:1] if FILTERS in scopes else instruction.calls

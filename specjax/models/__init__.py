@@ -1,7 +1,7 @@
 """Models: one transformer, the model families that it covers, and adapters for your own models."""
 
 from specjax.models.adapters import from_function, from_linen, from_nnx
-from specjax.models.attention import attend
+from specjax.models.attention import BLOCK_SLOTS, attend
 from specjax.models.base import LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
@@ -14,6 +14,7 @@ from specjax.models.rope import Rope
 from specjax.models.transformer import Transformer, head_matrix
 
 __all__ = [
+    "BLOCK_SLOTS",
     "FAMILIES",
     "OFF",
     "Config",

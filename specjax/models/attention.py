@@ -7,9 +7,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.models.products import float32_dot_general
+from specjax.platforms import on_tpu
 
 _CAUSAL_BLOCK = 64
-_WIDE, _SLOTS = 64, 512  # passes of at least 64 tokens read the slots in blocks of 512
+_LONG = 2048  # a TPU reads the filled part of so many slots in blocks, whatever the width
+BLOCK_SLOTS = 512
+"""Slots of a cache that are read at a time, where a pass reads its filled part only."""
+
+_WIDE = 64  # passes of at least so many tokens read the slots in blocks on every platform
 
 
 def attend(
@@ -37,11 +42,21 @@ def attend(
     factor = dim**-0.5 if scale is None else scale
     grouped = query.reshape(batch, width, keys.shape[1], groups, dim).transpose(0, 2, 3, 1, 4)
     grouped = grouped.reshape(batch, keys.shape[1], groups * width, dim)
-    if width >= _WIDE and keys.shape[2] > _SLOTS:
-        out = _mix_in_blocks(grouped, keys, values, visible, factor, softcap)
-    else:
+
+    def whole(grouped: Array, keys: Array, values: Array, visible: Array) -> Array:
         scores = _scores(grouped, keys, visible, factor, softcap)
-        out = _mix(jax.nn.softmax(scores, axis=-1), values)
+        return _mix(jax.nn.softmax(scores, axis=-1), values)
+
+    def in_blocks(grouped: Array, keys: Array, values: Array, visible: Array) -> Array:
+        return _mix_in_blocks(grouped, keys, values, visible, factor, softcap)
+
+    inputs = grouped, keys, values, visible
+    if width >= _WIDE and keys.shape[2] > BLOCK_SLOTS:
+        out = in_blocks(*inputs)
+    elif keys.shape[2] >= _LONG:
+        out = on_tpu(in_blocks, whole, *inputs)
+    else:
+        out = whole(*inputs)
     out = (
         out.astype(values.dtype)
         .reshape(batch, keys.shape[1], groups, width, dim)
@@ -84,18 +99,19 @@ def _mix_in_blocks(
     """
     slot = jnp.arange(keys.shape[2])
     seen = visible.any((0, 1))
-    first, last = jnp.argmax(seen) // _SLOTS, -(-jnp.max(jnp.where(seen, slot + 1, 0)) // _SLOTS)
+    first = jnp.argmax(seen) // BLOCK_SLOTS
+    last = -(-jnp.max(jnp.where(seen, slot + 1, 0)) // BLOCK_SLOTS)
 
     def step(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         most, total, mixed = carry
         # The last block is moved back to fit, so it overlaps the block before it.
-        start = jnp.minimum(number * _SLOTS, len(slot) - _SLOTS)
+        start = jnp.minimum(number * BLOCK_SLOTS, len(slot) - BLOCK_SLOTS)
 
         def cut(x: Array, axis: int) -> Array:
-            return jax.lax.dynamic_slice_in_dim(x, start, _SLOTS, axis)
+            return jax.lax.dynamic_slice_in_dim(x, start, BLOCK_SLOTS, axis)
 
         scores = _scores(
-            grouped, cut(keys, 2), cut(visible & (slot >= number * _SLOTS), 2), scale, softcap
+            grouped, cut(keys, 2), cut(visible & (slot >= number * BLOCK_SLOTS), 2), scale, softcap
         )
         higher = jnp.maximum(most, scores.max(-1, keepdims=True))
         # If a token had no visible slot so far, its sums hold only masked slots.  `shrink` sets
@@ -113,7 +129,8 @@ def _mix_in_blocks(
         jnp.zeros((*shape, 1)),
         jnp.zeros(grouped.shape),
     )
-    _, total, mixed = jax.lax.fori_loop(first, last, step, begun)
+    with jax.named_scope("blocks"):
+        _, total, mixed = jax.lax.fori_loop(first, last, step, begun)
     return mixed / total
 
 

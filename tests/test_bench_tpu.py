@@ -1,0 +1,193 @@
+"""Counting the bytes of a compiled program: on programs written by hand, and on one of a CPU."""
+
+import jax
+import numpy as np
+import pytest
+import toys
+
+from bench.tpu import command
+from bench.tpu.chips import CHIPS, chip, slice_of
+from bench.tpu.flops import product_flops
+from bench.tpu.hlo import parse
+from bench.tpu.programs import devices_of
+from bench.tpu.traffic import host_transfers, traffic
+
+HEADER = "HloModule jit__run, is_scheduled=true\n"
+BODY = """
+%update (cache.0: bf16[2,4,256,64], new.0: bf16[2,4,1,64], at.0: s32[]) -> bf16[2,4,256,64] {
+  %cache.0 = bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)} parameter(0)
+  %new.0 = bf16[2,4,1,64]{3,2,1,0:T(8,128)(2,1)} parameter(1)
+  %at.0 = s32[]{:T(128)} parameter(2)
+  ROOT %dus.0 = bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)} dynamic-update-slice(%cache.0, %new.0, %at.0, %at.0, %at.0, %at.0)
+}
+
+%nothing (x.0: f32[2,1000]) -> f32[2,1000] {
+  ROOT %x.0 = f32[2,1000]{1,0:T(8,128)} parameter(0)
+}
+
+%sorted (x.1: f32[2,1000]) -> f32[2,1000] {
+  %x.1 = f32[2,1000]{1,0:T(8,128)} parameter(0)
+  ROOT %sort.0 = f32[2,1000]{1,0:T(8,128)} sort(%x.1), dimensions={1}, to_apply=%nothing
+}
+
+%body (carry.0: (bf16[512,1024], bf16[2,4,256,64], f32[2,1000], s32[])) -> (bf16[512,1024], bf16[2,4,256,64], f32[2,1000], s32[]) {
+  %carry.0 = (bf16[512,1024]{1,0:T(8,128)(2,1)}, bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}, f32[2,1000]{1,0:T(8,128)}, s32[]{:T(128)}) parameter(0)
+  %kernel = bf16[512,1024]{1,0:T(8,128)(2,1)} get-tuple-element(%carry.0), index=0
+  %cache = bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)} get-tuple-element(%carry.0), index=1
+  %logits = f32[2,1000]{1,0:T(8,128)} get-tuple-element(%carry.0), index=2
+  %number = s32[]{:T(128)} get-tuple-element(%carry.0), index=3
+  %half.0 = ((bf16[512,1024]{1,0:T(8,128)(2,1)}), bf16[256,1024]{1,0:T(8,128)(2,1)S(1)}, s32[]{:S(2)}) slice-start(%kernel), slice={[0:256], [0:1024]}
+  %half.1 = bf16[256,1024]{1,0:T(8,128)(2,1)S(1)} slice-done(%half.0)
+  %other.0 = ((bf16[512,1024]{1,0:T(8,128)(2,1)}), bf16[256,1024]{1,0:T(8,128)(2,1)S(1)}, s32[]{:S(2)}) slice-start(%kernel), slice={[256:512], [0:1024]}
+  %other.1 = bf16[256,1024]{1,0:T(8,128)(2,1)S(1)} slice-done(%other.0)
+  %joined = bf16[512,1024]{1,0:T(8,128)(2,1)S(1)} custom-call(%half.1, %other.1), custom_call_target="ConcatBitcast"
+  %new = bf16[2,4,1,64]{3,2,1,0:T(8,128)(2,1)S(1)} custom-call(%joined), custom_call_target="Product", metadata={op_name="jit(_run)/while/body/verify/Transformer/dot_general"}
+  %staged = bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)} fusion(%cache, %new, %number), kind=kLoop, calls=%update, metadata={op_name="jit(_run)/while/body/verify/Transformer/dynamic_update_slice"}
+EXTRA
+  %all = f32[2,1000]{1,0:T(8,128)S(1)} all-reduce(%logits), to_apply=%nothing, metadata={op_name="jit(_run)/while/body/verify/Transformer/o"}
+  %chosen = f32[2,1000]{1,0:T(8,128)} conditional(%number, %logits, %logits), branch_computations={%nothing, %sorted}, metadata={op_name="jit(_run)/while/body/verify/SCOPE/cond"}
+  ROOT %out = (bf16[512,1024]{1,0:T(8,128)(2,1)}, bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}, f32[2,1000]{1,0:T(8,128)}, s32[]{:T(128)}) tuple(%kernel, %staged, %chosen, %number)
+}
+
+%done (carry.1: (bf16[512,1024], bf16[2,4,256,64], f32[2,1000], s32[])) -> pred[] {
+  %carry.1 = (bf16[512,1024]{1,0:T(8,128)(2,1)}, bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}, f32[2,1000]{1,0:T(8,128)}, s32[]{:T(128)}) parameter(0)
+  ROOT %yes = pred[]{:T(512)} constant(true)
+}
+
+ENTRY %main (p.0: bf16[512,1024], p.1: bf16[2,4,256,64], p.2: f32[2,1000], p.3: s32[]) -> bf16[2,4,256,64] {
+  %p.0 = bf16[512,1024]{1,0:T(8,128)(2,1)} parameter(0), metadata={op_name="params.target[\\'head\\'][\\'kernel\\']"}
+  %p.1 = bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)} parameter(1), metadata={op_name="state.cache.keys[0]"}
+  %p.2 = f32[2,1000]{1,0:T(8,128)} parameter(2), metadata={op_name="state.tokens"}
+  %p.3 = s32[]{:T(128)} parameter(3), metadata={op_name="max_steps"}
+  %first = (bf16[512,1024]{1,0:T(8,128)(2,1)}, bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}, f32[2,1000]{1,0:T(8,128)}, s32[]{:T(128)}) tuple(%p.0, %p.1, %p.2, %p.3)
+  %loop = (bf16[512,1024]{1,0:T(8,128)(2,1)}, bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}, f32[2,1000]{1,0:T(8,128)}, s32[]{:T(128)}) while(%first), condition=%done, body=%body
+  ROOT %last = bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)} get-tuple-element(%loop), index=1
+}
+"""  # noqa: E501
+KERNEL, LOGITS = 512 * 1024 * 2, 8 * 1024 * 4  # two rows are padded to 8, 1000 words to 1024
+CACHE, TOKEN = 2 * 4 * 256 * 128 * 2, 2 * 4 * 64 * 2  # heads of 64 are padded to 128
+
+
+def program(extra="", scope="filters"):
+    return parse(HEADER + BODY.replace("EXTRA\n", extra).replace("SCOPE", scope))
+
+
+def test_bytes_by_kind():
+    """A kernel in two slices is read once, an update in place writes its token, and a branch of
+    the filters that does nothing costs nothing."""
+    counted = traffic(program(), (1000,))
+    number = 4  # the slot of the update
+    wanted = {"weights": KERNEL, "cache_written": TOKEN, "collectives": LOGITS, "other": number}
+    assert counted.bytes == wanted
+    assert counted.collectives == {("all-reduce", LOGITS): 1}
+    assert counted.copies == counted.evictions == []
+    assert counted.by_phase["verify"]["cache_written"] == TOKEN
+
+
+def test_the_dearest_branch_counts_outside_of_filters():
+    counted = traffic(program(scope="choice"), (1000,))
+    assert counted.bytes["logits"] == 2 * LOGITS
+
+
+def test_a_copy_of_a_cache_is_seen():
+    layout = "bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}"
+    copied = traffic(program(f"  %copied = {layout} copy(%cache)\n"), (1000,))
+    assert copied.copies == [("state.cache.keys[0]", CACHE)]
+    assert copied.bytes["cache_copied"] == copied.bytes["cache_read"] == CACHE
+    chip = layout.replace("(2,1)}", "(2,1)S(1)}")
+    evicted = traffic(
+        program(
+            f"  %c.0 = ({chip}, {layout}, u32[]{{:S(2)}}) copy-start(%cache)\n"
+            f"  %c.1 = {chip} copy-done(%c.0)\n"
+            f"  %c.2 = ({layout}, {chip}, u32[]{{:S(2)}}) copy-start(%c.1)\n"
+            f"  %c.3 = {layout} copy-done(%c.2)\n"
+        ),
+        (1000,),
+    )
+    assert evicted.copies == [] and evicted.evictions == [("state.cache.keys[0]", CACHE)]
+    assert evicted.bytes["cache_copied"] == evicted.bytes["cache_read"] == CACHE
+
+
+def test_a_widened_weight_is_seen():
+    wide = "f32[512,1024]{1,0:T(8,128)}"
+    counted = traffic(program(f"  %wide = {wide} convert(%kernel)\n"), (1000,))
+    assert counted.copies == [("params.target['head']['kernel']", 2 * KERNEL)]
+    assert counted.bytes["weights"] == 4 * KERNEL
+
+
+@pytest.mark.parametrize(
+    ("scope", "turns", "blocks"), [("no_drafts", 0, 1), ("blocks", 5, 5), ("other", 1, 5)]
+)
+def test_loops_count_by_their_scope(scope, turns, blocks):
+    """The pass of rows without drafts runs instead of another, and blocks as often as is said."""
+    inner = (
+        "  %inner = (bf16[512,1024]{1,0:T(8,128)(2,1)}, bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}, "
+        "f32[2,1000]{1,0:T(8,128)}, s32[]{:T(128)}) while(%carry.0), condition=%done, "
+        f'body=%turn, metadata={{op_name="jit(_run)/while/body/verify/{scope}/while"}}\n'
+    )
+    turn = BODY[BODY.index("%body (") : BODY.index("%done (")].replace("%body (", "%turn (")
+    text = BODY.replace("%body (", turn.replace("EXTRA\n", "") + "%body (")
+    parsed = parse(HEADER + text.replace("EXTRA\n", inner).replace("SCOPE", "filters"))
+    counted = traffic(parsed, (1000,), blocks)
+    assert counted.bytes["weights"] == (1 + turns) * KERNEL
+
+
+def test_host_transfers_are_named():
+    out = "  %sent = token[] outfeed(%logits), metadata={}\n"
+    assert host_transfers(program(out)) == ["sent"] and host_transfers(program()) == []
+
+
+def test_a_program_of_a_cpu_reads_its_weights():
+    """The same counting holds for what XLA prints for another platform."""
+    decoder, params = toys.decoder("none", "match"), toys.params("none")
+    state = toys.prefill(decoder, params)
+    text = decoder.lower(params, state).compile().as_text()
+    counted = traffic(parse(text), (toys.VOCAB,))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params.target))
+    embedding = params.target["embedding"].nbytes  # of which rows alone are read
+    assert counted.bytes["weights"] >= size - embedding
+    assert counted.bytes["cache_read"] > 0 and host_transfers(parse(text)) == []
+
+
+def test_products_are_counted():
+    def function(x, y):
+        return jax.lax.scan(lambda c, _: (c @ y, None), x, length=3)[0]
+
+    x = np.zeros((4, 8), np.float32)
+    assert product_flops(function, x, np.zeros((8, 8), np.float32)) == 3 * 2 * 4 * 8 * 8
+
+
+def test_slices_hold_the_chips():
+    assert slice_of(CHIPS["v5e"], 1) == "v5e:2x2" and slice_of(CHIPS["v5e"], 8) == "v5e:2x4"
+    assert slice_of(CHIPS["v5p"], 8) == "v5p:2x2x2"
+
+
+def failure(capsys, *argv):
+    with pytest.raises(SystemExit):
+        command.run(lambda: command.main(list(argv)))
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--chip", "v9"], ["'v9'", "v5e", "v6e"]),
+        (["--chip", "h100"], ["h100 is no TPU"]),
+        (["--chips", "1000"], ["1000 chips", "1 to 256"]),
+        (["--chips", "0"], ["--chips is 0", "at least 1"]),
+        (["--batch", "0"], ["--batch is 0", "at least 1"]),
+        (["--filled", "0"], ["--filled is 0", "at least 1"]),
+        (["--target-config", "nowhere"], ["nowhere"]),
+        (["--size", "3b"], ["3b"]),
+    ],
+)
+def test_bad_input_is_named(capsys, argv, words):
+    message = failure(capsys, *argv)
+    assert [word for word in words if word not in message] == [] and "Traceback" not in message
+
+
+def test_without_libtpu_the_cure_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "libtpu", None)
+    assert 'pip install "jax[tpu]"' in failure(capsys, "--chip", "v5e")
+    with pytest.raises(ValueError, match="libtpu"):
+        devices_of(chip("v5e"), 1)
