@@ -7,6 +7,7 @@ In an environment with jax[tpu] and the packages of the tests:
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -35,13 +36,20 @@ CONFIG = TransformerConfig(
     max_positions=2048,
     tied_embeddings=False,
 )
+DRAFT = model_of(dataclasses.replace(CONFIG, num_layers=1))
 ROWS, CAPACITY = 8, 1024
 PROPOSERS = {
     "none": specjax.NoProposer,
     "ngram": lambda: specjax.NGram(4),
-    "draft": lambda: specjax.DraftModel(model_of(CONFIG), CONFIG.vocab_size, 4),
-    "tree": lambda: specjax.DraftTree(model_of(CONFIG), CONFIG.vocab_size, (3, 2, 1)),
+    "draft": lambda: specjax.DraftModel(DRAFT, CONFIG.vocab_size, 4),
+    "tree": lambda: specjax.DraftTree(DRAFT, CONFIG.vocab_size, (3, 2, 1)),
 }
+
+
+EACH = pytest.mark.parametrize(
+    "proposer", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in PROPOSERS]
+)
+"""In one process each, which compiles it once for all laws."""
 
 
 @functools.cache
@@ -49,7 +57,7 @@ def compiled(proposer: str, chips: int = 1) -> Compiled:
     target = model_of(CONFIG)
     decoder = Decoder(target, PROPOSERS[proposer](), specjax.Match(), (2,), CAPACITY)
     drafts = proposer in ("draft", "tree")
-    params = Params(shapes_of(target), shapes_of(target) if drafts else None)
+    params = Params(shapes_of(target), shapes_of(DRAFT) if drafts else None)
     return compile_loop(decoder, params, devices_of(chip("v5e"), chips), ROWS)
 
 
@@ -78,7 +86,7 @@ def test_every_kind_of_family_compiles_and_never_waits_for_the_host(family):
         assert host_transfers(parse(made.text)) == []
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@EACH
 def test_a_step_copies_no_cache_and_no_weight(proposer):
     """Nothing but new tokens, and the path of a tree, is written to a cache; no weight is.
 
@@ -116,7 +124,7 @@ def test_kernels_would_be_turned(monkeypatch):
     assert [path for path, _ in counted.copies if path.startswith("params.")] != []
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@EACH
 def test_the_state_is_updated_in_place(proposer):
     """Every byte of the state that is donated is written to again."""
     made = compiled(proposer)
@@ -124,7 +132,7 @@ def test_the_state_is_updated_in_place(proposer):
     assert made.donated_bytes >= device_bytes(made.state, None)
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
+@EACH
 def test_memory_is_predicted(proposer):
     """The parameters and the state, as `specjax` counts them, are what the compiler needs."""
     made = compiled(proposer)
