@@ -10,7 +10,6 @@ optimised program.  It needs an environment of its own:
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import pathlib
 import sys
@@ -65,28 +64,35 @@ def main(argv: list[str] | None = None) -> None:
     }
     cells: list[Cell] = []
     print(_HEADER, flush=True)
-    for (size, config), drafter, batch, capacity, (name, count) in itertools.product(
-        targets.items(), arguments.drafter, arguments.batch, arguments.capacity, slices
-    ):
+    cases = [
+        (size, drafter, batch, capacity, where)
+        for size in targets
+        for drafter in arguments.drafter
+        for batch in arguments.batch
+        for capacity in arguments.capacity
+        for where in slices
+    ]
+    for size, drafter, batch, capacity, (name, count) in cases:
         print(f"compiling {size}, {drafter}, batch {batch}, {count} x {name}", file=sys.stderr)
         has_draft, make = DRAFTERS[drafter]
         draft = model_of(SIZES[arguments.draft or DRAFT_OF.get(size, "100m")])
-        target = model_of(config)
+        target = model_of(targets[size])
         decoder = Decoder(target, make(draft), specjax.Match(), (2,), capacity)
         params = Params(shapes_of(target), shapes_of(draft) if has_draft else None)
         compiled = compile_loop(decoder, params, slices[name, count], batch)
-        about = {
-            "size": size, "drafter": drafter, "chip": name, "chips": count, "batch": batch,
-            "capacity": capacity,
-        }  # fmt: skip
         filled = min(arguments.filled or capacity, capacity)
-        measured = measure(compiled, config.vocab_size, count, chip(name).memory, filled)
-        cells.append({**about, "filled": filled, **measured})
+        cells.append(
+            {
+                "size": size, "drafter": drafter, "chip": name, "chips": count, "batch": batch,
+                "capacity": capacity, "filled": filled,
+                **measure(compiled, target.vocab_size, count, chip(name).memory, filled),
+            }
+        )  # fmt: skip
         print(_line(cells[-1]), flush=True)
         if arguments.keep:
             folder = pathlib.Path(arguments.keep)
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{'-'.join(str(value) for value in about.values())}.txt"
+            path = folder / f"{size}-{drafter}-{count}x{name}-{batch}-{capacity}.txt"
             path.write_text(compiled.text)
         if arguments.json:  # after each cell: the next one may fail
             pathlib.Path(arguments.json).write_text(json.dumps(cells, indent=1))

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from bench.tpu.traffic import BLOCKS, NO_DRAFTS
 from specjax.types import Arrays
@@ -37,10 +38,10 @@ def _of_equation(equation: JaxprEqn, blocks: int) -> int:
     name, given = equation.primitive.name, equation.params
     if name == "dot_general":
         (contracted, _), _ = given["dimension_numbers"]
-        left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+        left, result = _sizes(equation.invars[0]), _sizes(equation.outvars[0])
         return 2 * math.prod(result) * math.prod(left[axis] for axis in contracted)
     if name in ("ragged_dot", "ragged_dot_general"):
-        left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+        left, result = _sizes(equation.invars[0]), _sizes(equation.outvars[0])
         return 2 * math.prod(result) * left[-1]
     if name == "cond":
         branches = [_of(branch.jaxpr, blocks) for branch in given["branches"]]
@@ -56,3 +57,8 @@ def _of_equation(equation: JaxprEqn, blocks: int) -> int:
     return times * sum(
         _of(part.jaxpr if isinstance(part, ClosedJaxpr) else part, blocks) for part in inner
     )
+
+
+def _sizes(value: Var | Literal) -> tuple[int, ...]:
+    assert isinstance(value.aval, ShapedArray)  # an operand or result of a product
+    return value.aval.shape
