@@ -10,6 +10,7 @@ from bench.tpu.chips import CHIPS, chip, slice_of
 from bench.tpu.flops import product_flops
 from bench.tpu.hlo import parse
 from bench.tpu.programs import devices_of
+from bench.tpu.roofline import least_seconds, tokens_per_step
 from bench.tpu.traffic import host_transfers, traffic
 
 HEADER = "HloModule jit__run, is_scheduled=true\n"
@@ -157,6 +158,25 @@ def test_products_are_counted():
     assert product_flops(function, x, np.zeros((8, 8), np.float32)) == 3 * 2 * 4 * 8 * 8
 
 
+def test_the_least_time_of_a_step():
+    """Bytes over bandwidth, or operations over their peak, and the sums of a mesh on top."""
+    moved = {"weights": 819_000_000, "cache_read": 0, "collectives": 2_000_000}
+    cell = {"bytes_per_step": moved, "flops": 10**9, "chips": 1, "collectives": []}
+    assert least_seconds(cell, CHIPS["v5e"]) == pytest.approx(1e-3)
+    busy = {**cell, "flops": 197 * 10**10}
+    assert least_seconds(busy, CHIPS["v5e"]) == pytest.approx(10e-3)
+    mesh = {**cell, "chips": 2, "collectives": [{"kind": "all-reduce", "bytes": 10**6, "count": 2}]}
+    sums = 2_000_000 / 200e9 + 2 * 2 * 1e-6
+    assert least_seconds(mesh, CHIPS["v5e"]) == pytest.approx(1e-3 + sums)
+
+
+def test_expected_tokens_of_a_step():
+    assert tokens_per_step("none", 0.8) == 1
+    assert tokens_per_step("draft", 0.8) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
+    with pytest.raises(ValueError, match="no chain"):
+        tokens_per_step("tree", 0.8)
+
+
 def test_slices_hold_the_chips():
     assert slice_of(CHIPS["v5e"], 1) == "v5e:2x2" and slice_of(CHIPS["v5e"], 8) == "v5e:2x4"
     assert slice_of(CHIPS["v5p"], 8) == "v5p:2x2x2"
@@ -176,6 +196,8 @@ def failure(capsys, *argv):
         (["--chips", "1000"], ["1000 chips", "1 to 256"]),
         (["--chips", "0"], ["--chips is 0", "at least 1"]),
         (["--batch", "0"], ["--batch is 0", "at least 1"]),
+        (["--alpha", "1.5"], ["--alpha is [1.5]"]),
+        (["--also", "v9"], ["'v9'"]),
         (["--filled", "0"], ["--filled is 0", "at least 1"]),
         (["--target-config", "nowhere"], ["nowhere"]),
         (["--size", "3b"], ["3b"]),

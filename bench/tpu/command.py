@@ -34,6 +34,7 @@ from bench.tpu.programs import (
     prepare_environment,
     shapes_of,
 )
+from bench.tpu.roofline import table
 from bench.tpu.traffic import KINDS, host_transfers, traffic
 from specjax import Decoder, Params
 from specjax.models import BLOCK_SLOTS, TransformerConfig
@@ -50,10 +51,13 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     if arguments.plot:
         new_figure()  # fails before the work, not after it, if matplotlib is missing
+    if not all(0 <= alpha <= 1 for alpha in arguments.alpha):
+        raise ValueError(f"--alpha is {arguments.alpha}; acceptance rates lie in [0, 1]")
     for name in ("batch", "capacity", "chips", "filled"):
         given = getattr(arguments, name)
         if given is not None and np.min(given) < 1:
             raise ValueError(f"--{name} is {np.min(given)}; it must be at least 1")
+    others = [chip(name) for name in dict.fromkeys([*arguments.chip, *arguments.also])]
     targets = {size: SIZES[size] for size in arguments.size}
     if arguments.target_config:
         targets = {pathlib.Path(arguments.target_config).stem: _config(arguments.target_config)}
@@ -98,6 +102,13 @@ def main(argv: list[str] | None = None) -> None:
             pathlib.Path(arguments.json).write_text(json.dumps(cells, indent=1))
         if arguments.plot:
             draw(cells).savefig(arguments.plot)
+    print(f"\n{_LEAST}\n\n{table(cells, others, tuple(arguments.alpha))}")
+
+
+_LEAST = (
+    "Least milliseconds of a step, by the chips' published figures and these bytes, and the "
+    "speed-up over no drafts at an acceptance rate."
+)
 
 
 def measure(compiled: Compiled, vocab_size: int, chips: int, memory: float, filled: int) -> Cell:
@@ -212,6 +223,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--batch", nargs="+", type=int, default=[1], help="rows")
     made.add_argument("--capacity", nargs="+", type=int, default=[1024], help="tokens of a row")
     made.add_argument("--filled", type=int, help="tokens of the longest row; default: the capacity")
+    made.add_argument("--also", nargs="*", default=[], help="predict these chips by the same bytes")
+    made.add_argument("--alpha", nargs="*", type=float, default=[0.6, 0.8], help="acceptance rates")
     made.add_argument("--json", help="write the list of cells to this file")
     made.add_argument("--plot", help="draw the bytes of a step to this file")
     made.add_argument("--keep", help="write the optimised programs to this folder")

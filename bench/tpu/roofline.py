@@ -1,0 +1,74 @@
+"""The least time that a step can take on a chip, by its bytes, operations and sums over chips.
+
+No TPU has been measured.  A step takes longer than this, since no program reaches a chip's peaks
+and since every step has parts that wait for one another.  What is compared, a step with drafts and
+one without, leaves out the same.
+
+Reference: Williams, Waterman and Patterson 2009, "Roofline", CACM 52(4), figure 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.tpu.chips import Chip
+
+HOP_SECONDS = 1e-6
+"""Of a message between two neighbouring chips, as JAX's "How to scale your model" gives it
+(jax-ml.github.io/scaling-book, chapter "How to think about TPUs")."""
+
+
+def least_seconds(cell: dict[str, Any], chip: Chip) -> float:
+    """Of one step of a cell of the report, on `chip` instead of the one it was compiled for."""
+    moved, chips = cell["bytes_per_step"], cell["chips"]
+    in_memory = sum(size for kind, size in moved.items() if kind != "collectives")
+    busy = max(in_memory / chip.bandwidth, cell["flops"] / chip.flops)
+    if chips == 1:
+        return busy
+    number = sum(entry["count"] for entry in cell["collectives"])
+    # An all-reduce over a ring sends every byte nearly twice, in 2 (n - 1) messages.
+    sent = 2 * (chips - 1) / chips * moved["collectives"]
+    return busy + sent / chip.links + number * 2 * (chips - 1) * HOP_SECONDS
+
+
+def tokens_per_step(drafter: str, alpha: float) -> float:
+    """Expected new tokens of a step with drafts that are right with probability `alpha` each.
+
+    A chain of gamma drafts gives (1 - alpha^(gamma + 1)) / (1 - alpha)
+    (Leviathan et al. 2022, arXiv 2211.17192, equation 1).
+
+    Raises:
+      ValueError: the drafter is no chain; siblings are no independent chances.
+    """
+    lookahead = {"none": 0, "ngram": 4, "draft": 4}.get(drafter)
+    if lookahead is None:
+        raise ValueError(f"{drafter} drafts no chain")
+    return sum(alpha**depth for depth in range(lookahead + 1))
+
+
+def table(cells: list[dict[str, Any]], chips: list[Chip], alphas: tuple[float, ...]) -> str:
+    """Least milliseconds of a step on each chip, and speed-ups over the cell without drafts.
+
+    A cell of a chain shows, for each chip, the speed-up at each acceptance rate.
+    """
+    columns = [f"{chip.name}, ms" for chip in chips]
+    columns += [f"{chip.name}, speed-up at {alpha:g}" for chip in chips for alpha in alphas]
+    lines = [
+        "| size | drafter | chips | batch | capacity | " + " | ".join(columns) + " |",
+        "|" + "---|" * (5 + len(columns)),
+    ]
+    about = ("size", "chips", "batch", "capacity", "filled")
+    plain = {tuple(c[name] for name in about): c for c in cells if c["drafter"] == "none"}
+    for cell in cells:
+        base = plain.get(tuple(cell[name] for name in about))
+        entries = [f"{1000 * least_seconds(cell, chip):.2f}" for chip in chips]
+        for chip in chips:
+            for alpha in alphas:
+                gain = ""
+                if base is not None and cell["drafter"] in ("ngram", "draft"):
+                    longer = least_seconds(cell, chip) / least_seconds(base, chip)
+                    gain = f"{tokens_per_step(cell['drafter'], alpha) / longer:.2f}"
+                entries.append(gain)
+        head = [cell[name] for name in ("size", "drafter", "chips", "batch", "capacity")]
+        lines.append(f"| {' | '.join(map(str, [*head, *entries]))} |")
+    return "\n".join(lines)
