@@ -340,3 +340,22 @@ def test_memory_of_load(dtype):
     cost = memory_of_load.measure(100 if dtype == "float32" else 200, [dtype])[dtype]
     assert cost["weights"] > 1.5e8
     assert cost["ratio"] < 1.2, cost
+
+
+@pytest.mark.parametrize("precision", [None, "default", "high", "highest"])
+def test_precision(precision):
+    """Every product of a pass has it, whatever the process's own setting is."""
+    loaded = specjax.load(folders.target(), precision=precision)
+    tokens = jnp.zeros((1, 3), jnp.int32)
+    with jax.default_matmul_precision("high"):
+        text = jax.jit(loaded.model.apply).lower(loaded.params, tokens, tokens).as_text()
+    products = [line for line in text.splitlines() if "dot_general" in line]
+    wanted = (precision or "high").upper()
+    assert products and [line for line in products if f"[{wanted}, {wanted}]" not in line] == []
+
+
+def test_precision_is_part_of_a_model():
+    """Models of different precisions share no compiled program."""
+    one, two = (specjax.load(folders.target(), precision=name) for name in ("default", "highest"))
+    assert one.model != two.model
+    assert specjax.quantise(two).model.precision == "highest"

@@ -221,3 +221,8 @@ def test_damaged_tokenizer(folder):
 def test_unsupported_dtype(folder, dtype):
     """The error names the dtype and the supported ones."""
     refused(ValueError, folder, dtype, "float32", "bfloat16", "float16", dtype=dtype)
+
+
+def test_an_unknown_precision(folder):
+    """The error names it and those that there are."""
+    refused(ValueError, folder, "'float99'", "highest", precision="float99")

@@ -25,6 +25,7 @@ from specjax.files.tensors import read_params, write_params
 from specjax.models import (
     FAMILIES,
     OFF,
+    PRECISIONS,
     Config,
     Family,
     LanguageModel,
@@ -44,6 +45,7 @@ def load(
     path: str | os.PathLike[str],
     dtype: DTypeLike | None = None,
     *,
+    precision: str | None = None,
     revision: str | None = None,
     mesh: Mesh | None = None,
     rules: Rules = RULES,
@@ -56,6 +58,9 @@ def load(
         `HF_HUB_OFFLINE` is set.  Loading a folder never uses the network.
       dtype: of the parameters and of the KV cache: float32 (the default on a CPU), bfloat16 (the
         default on other devices) or float16.
+      precision: of products of float32 matrices: "default", "high" or "highest".  JAX's own
+        default is "default", which is bfloat16 on a TPU and TensorFloat-32 on many GPUs, so that
+        float32 weights alone do not make float32 logits there.
       revision: a branch, tag or commit on the Hub.
       mesh: split the parameters over its devices; each device reads its own part.
       rules: how to split them, like `specjax.parallel.sharding.RULES`; {} replicates the model on
@@ -67,6 +72,8 @@ def load(
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
     dtype = _check_dtype(dtype or ("float32" if platform == "cpu" else "bfloat16"))
+    if precision not in (None, *PRECISIONS):
+        raise ValueError(f"precision={precision!r}; it must be one of {PRECISIONS}, or None")
     folder = find_folder(path, revision)
     config, family, ours = read_config(folder)
     files = {name: read_bytes(folder / name) for name in _FILES if (folder / name).exists()}
@@ -78,7 +85,8 @@ def load(
     # tied embedding is worth its memory; on other devices it is not.
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
-    model = LinenModel(Transformer(ours, separate_head=separate, transposed=transposed), dtype)
+    network = Transformer(ours, separate_head=separate, transposed=transposed)
+    model = LinenModel(network, dtype, precision)
     params = read_params(
         folder, family, model, dtype, None if mesh is None else shardings(model, mesh, rules)
     )

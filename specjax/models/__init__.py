@@ -2,7 +2,7 @@
 
 from specjax.models.adapters import from_function, from_linen, from_nnx
 from specjax.models.attention import BLOCK_SLOTS, attend
-from specjax.models.base import LinenModel
+from specjax.models.base import PRECISIONS, LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
 from specjax.models.families import FAMILIES, Config, Family, Tensor
@@ -17,6 +17,7 @@ __all__ = [
     "BLOCK_SLOTS",
     "FAMILIES",
     "OFF",
+    "PRECISIONS",
     "Config",
     "Family",
     "LanguageModel",
