@@ -83,7 +83,8 @@ def main(argv: list[str] | None = None) -> None:
         target = model_of(targets[size])
         decoder = Decoder(target, make(draft), specjax.Match(), (2,), capacity)
         params = Params(shapes_of(target), shapes_of(draft) if has_draft else None)
-        compiled = compile_loop(decoder, params, slices[name, count], batch)
+        split = draft if has_draft and arguments.split_draft else None
+        compiled = compile_loop(decoder, params, slices[name, count], batch, split)
         filled = min(arguments.filled or capacity, capacity)
         cells.append(
             {
@@ -217,6 +218,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--size", nargs="+", choices=sorted(SIZES), default=["1b"], help="targets")
     made.add_argument("--target-config", help="a config.json (or its folder) instead of a size")
     made.add_argument("--draft", choices=sorted(SIZES), help="size of the draft model")
+    made.add_argument(
+        "--split-draft", action="store_true", help="split the draft model too; default: every "
+        "chip holds all of it"
+    )  # fmt: skip
     made.add_argument("--chip", nargs="+", default=["v5e"], help=f"of {', '.join(CHIPS)}")
     made.add_argument("--chips", nargs="+", type=int, default=[1], help="in one mesh")
     made.add_argument("--drafter", nargs="+", choices=sorted(DRAFTERS), default=["none", "draft"])

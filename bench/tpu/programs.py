@@ -21,7 +21,7 @@ from bench.tpu.chips import Chip, slice_of
 from specjax import Decoder, LinenModel, Params, Sampling, Transformer, TransformerConfig
 from specjax.caches import KVCache
 from specjax.contract import Proposer
-from specjax.parallel import by_row, device_bytes, shardings
+from specjax.parallel import by_row, device_bytes, is_split, shardings
 from specjax.prefilling import eos_of_rows, start
 from specjax.types import Arrays, DecodeState
 
@@ -117,7 +117,13 @@ def devices_of(chip: Chip, chips: int) -> np.ndarray:
     return np.array(described[:chips])
 
 
-def compile_loop(decoder: Decoder, params: Params, devices: np.ndarray, rows: int) -> Compiled:
+def compile_loop(
+    decoder: Decoder,
+    params: Params,
+    devices: np.ndarray,
+    rows: int,
+    split_draft: LinenModel | None = None,
+) -> Compiled:
     """Compile `Decoder.run` for `devices`.
 
     Args:
@@ -126,6 +132,7 @@ def compile_loop(decoder: Decoder, params: Params, devices: np.ndarray, rows: in
         devices, and each of them holds the whole of the proposer's.
       devices: of `devices_of`.
       rows: of the batch.
+      split_draft: the draft model, if it is split over the devices like the target.
     """
     mesh = None if len(devices) == 1 else Mesh(devices.reshape(1, -1), ("data", "model"))
     whole: Sharding = (
@@ -135,7 +142,10 @@ def compile_loop(decoder: Decoder, params: Params, devices: np.ndarray, rows: in
     target = _shapes(params.target, whole)
     if mesh is not None:
         target = jax.tree.map(_shape, params.target, shardings(decoder.target, mesh))
-    params = Params(target, _shapes(params.proposer, whole))
+    drafting = _shapes(params.proposer, whole)
+    if mesh is not None and split_draft is not None:
+        drafting = jax.tree.map(_shape, params.proposer, shardings(split_draft, mesh))
+    params = Params(target, drafting)
     state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
     began = time.perf_counter()
     compiled = decoder.lower(params, state, "tpu").compile()
@@ -173,12 +183,13 @@ def _shape(x: Arrays, at: Sharding) -> jax.ShapeDtypeStruct:
 def shape_of_state(decoder: Decoder, params: Params, rows: int, mesh: Mesh | None) -> DecodeState:
     """What `prefill` returns."""
 
+    placed = mesh, is_split(params.target), is_split(params.proposer)
+
     def begin(params: Params, prompt: Arrays, length: Arrays, key: Arrays) -> DecodeState:
         limit = jnp.full(rows, decoder.capacity)
         lookahead = jnp.full(rows, decoder.proposer.max_depth, jnp.int32)
         sampling = Sampling.create(rows, temperature=0.7)
         ends = eos_of_rows([decoder.eos] * rows)
-        placed = mesh, mesh is not None, False
         given = prompt, length, limit, lookahead, sampling, key, None, ends, None
         return start(decoder, placed, params, *given)
 
