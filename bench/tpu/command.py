@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
 
 _LEAST = (
     "Least milliseconds of a step, by the chips' published figures and these bytes, and the "
-    "speed-up over no drafts at an acceptance rate."
+    "speed-up over no drafts on the first chip, at an acceptance rate."
 )
 
 
