@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
     for size, drafter, batch, capacity, (name, count) in cases:
         print(f"compiling {size}, {drafter}, batch {batch}, {count} x {name}", file=sys.stderr)
         has_draft, make = DRAFTERS[drafter]
-        draft = model_of(SIZES[arguments.draft or DRAFT_OF.get(size, "100m")])
+        draft = model_of(SIZES[arguments.draft or DRAFT_OF.get(size, "150m")])
         target = model_of(targets[size])
         decoder = Decoder(target, make(draft), specjax.Match(), (2,), capacity)
         params = Params(shapes_of(target), shapes_of(draft) if has_draft else None)

@@ -48,7 +48,7 @@ def _sized(
 
 SIZES = {
     "tiny": _sized(512, 1024, 2, 8, 4),
-    "100m": _sized(768, 2048, 8, 12, 4, tied=True),
+    "150m": _sized(768, 2048, 8, 12, 4, tied=True),
     "1b": _sized(2048, 8192, 16, 32, 8, tied=True),
     "8b": _sized(4096, 14336, 32, 32, 8),
     "70b": _sized(8192, 28672, 80, 64, 8),
@@ -56,7 +56,7 @@ SIZES = {
 }
 """The shapes of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, table 3), and smaller ones."""
 
-DRAFT_OF = {"tiny": "tiny", "100m": "100m", "1b": "100m", "8b": "1b", "70b": "1b", "405b": "8b"}
+DRAFT_OF = {"tiny": "tiny", "150m": "150m", "1b": "150m", "8b": "1b", "70b": "1b", "405b": "8b"}
 
 Maker = Callable[[LinenModel], Proposer]
 DRAFTERS: dict[str, tuple[bool, Maker]] = {
