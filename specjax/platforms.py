@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from specjax.types import Arrays
 
@@ -32,4 +32,5 @@ def on_tpu(tpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) 
 
 def default_platform() -> str:
     """The platform on which JAX puts an array that names no device (`jax.default_device`)."""
-    return next(iter(jnp.zeros(()).devices())).platform
+    # Not jnp.zeros, which would compile a program.
+    return next(iter(jax.device_put(np.zeros(())).devices())).platform

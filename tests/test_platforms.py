@@ -144,3 +144,11 @@ def test_a_model_in_int8(elsewhere):
     elsewhere()
     for ours, theirs in zip(logits(), wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_default_device_is_obeyed():
+    """`jax.default_device` names it without an array; nothing is compiled to find out."""
+    before = folders.compilations()
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert platforms.default_platform() == "cpu"
+    assert folders.compilations() == before
