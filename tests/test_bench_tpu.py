@@ -10,7 +10,7 @@ from bench.tpu.chips import CHIPS, chip, slice_of
 from bench.tpu.flops import product_flops
 from bench.tpu.hlo import parse
 from bench.tpu.programs import devices_of
-from bench.tpu.roofline import least_seconds, tokens_per_step
+from bench.tpu.roofline import least_seconds, table, tokens_per_step
 from bench.tpu.traffic import host_transfers, traffic
 
 HEADER = "HloModule jit__run, is_scheduled=true\n"
@@ -171,10 +171,25 @@ def test_the_least_time_of_a_step():
 
 
 def test_expected_tokens_of_a_step():
-    assert tokens_per_step("none", 0.8) == 1
-    assert tokens_per_step("draft", 0.8) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
-    with pytest.raises(ValueError, match="no chain"):
-        tokens_per_step("tree", 0.8)
+    assert tokens_per_step(0, 0.8) == 1 and tokens_per_step(4, 1.0) == 5
+    assert tokens_per_step(4, 0.8) == pytest.approx((1 - 0.8**5) / (1 - 0.8))
+
+
+def test_only_chains_show_a_speed_up():
+    """A tree has no formula, and without a cell of no drafts there is nothing to compare with."""
+    moved = {"weights": 10**9, "collectives": 0}
+    common = {"bytes_per_step": moved, "flops": 0, "collectives": [], "size": "1b", "chips": 1,
+              "batch": 1, "capacity": 8, "filled": 8}  # fmt: skip
+    cells = [
+        {**common, "drafter": name, "lookahead": lookahead}
+        for name, lookahead in (("none", 0), ("draft", 4), ("tree", None))
+    ]
+    gains = [
+        line.split("|")[-2].strip() for line in table(cells, [CHIPS["v5e"]], (1.0,)).split("\n")
+    ]
+    assert gains[2:] == ["", "5.00", ""]
+    alone = table(cells[1:], [CHIPS["v5e"]], (1.0,))
+    assert "5.00" not in alone
 
 
 def test_slices_hold_the_chips():

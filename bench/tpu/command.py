@@ -86,10 +86,13 @@ def main(argv: list[str] | None = None) -> None:
         split = draft if has_draft and arguments.split_draft else None
         compiled = compile_loop(decoder, params, slices[name, count], batch, split)
         filled = min(arguments.filled or capacity, capacity)
+        # None for a tree: siblings are no independent chances.
+        proposer = decoder.proposer
+        lookahead = proposer.max_depth if proposer.is_chain else None
         cells.append(
             {
                 "size": size, "drafter": drafter, "chip": name, "chips": count, "batch": batch,
-                "capacity": capacity, "filled": filled,
+                "capacity": capacity, "filled": filled, "lookahead": lookahead,
                 **measure(compiled, target.vocab_size, count, chip(name).memory, filled),
             }
         )  # fmt: skip
