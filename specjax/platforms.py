@@ -5,8 +5,8 @@ What XLA:CPU needs in order to be fast can cost an accelerator time, so both for
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -14,6 +14,21 @@ import numpy as np
 from specjax.types import Arrays
 
 _T = TypeVar("_T")
+
+
+class Device(Protocol):
+    """The attributes of a `jax.Device` that are used here.
+
+    Type checkers take `jax.Device` for a variable, so it cannot be an annotation.
+    """
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def process_index(self) -> int: ...
+
+    def memory_stats(self) -> Mapping[str, int] | None: ...
 
 
 def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
@@ -30,7 +45,11 @@ def on_tpu(tpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) 
     return jax.lax.platform_dependent(*operands, tpu=tpu, default=other)
 
 
+def default_devices() -> set[Device]:
+    """The device on which JAX puts an array that names none (`jax.default_device`)."""
+    return jax.device_put(np.zeros(())).devices()  # jnp.zeros would compile a program
+
+
 def default_platform() -> str:
-    """The platform on which JAX puts an array that names no device (`jax.default_device`)."""
-    # Not jnp.zeros, which would compile a program.
-    return next(iter(jax.device_put(np.zeros(())).devices())).platform
+    """The platform of `default_devices`."""
+    return next(iter(default_devices())).platform

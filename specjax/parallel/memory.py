@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterable
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
@@ -18,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from specjax.caches import KVCache
 from specjax.contract import Model, Proposer
-from specjax.parallel.sharding import Device, by_row, row_parts
+from specjax.parallel.sharding import by_row, row_parts
+from specjax.platforms import Device, default_devices
 from specjax.types import Arrays, DecodeState, Params
 
 _Placed = tuple[Mesh | None, bool, bool]  # the mesh; is the target split over it; is the proposer
@@ -124,7 +124,8 @@ def device_bytes(state: Arrays, mesh: Mesh | None) -> int:
 def devices_of(params: Arrays) -> set[Device]:
     """The devices that hold `params`; if `params` has no arrays, the default device."""
     arrays = (leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array))
-    return next(arrays, jnp.zeros(())).devices()
+    first = next(arrays, None)
+    return default_devices() if first is None else first.devices()
 
 
 def free_bytes(device: Device) -> int | None:

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,24 +27,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from specjax.caches import KVCache
 from specjax.contract import Model
 from specjax.models import LinenModel, Transformer
+from specjax.platforms import Device
 from specjax.types import Arrays
 
 _T = TypeVar("_T")
-
-
-class Device(Protocol):
-    """The attributes of a `jax.Device` that are used here.
-
-    Type checkers take `jax.Device` for a variable, so it cannot be an annotation.
-    """
-
-    @property
-    def platform(self) -> str: ...
-
-    @property
-    def process_index(self) -> int: ...
-
-    def memory_stats(self) -> Mapping[str, int] | None: ...
 
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
