@@ -112,6 +112,29 @@ def test_a_copy_of_a_cache_is_seen():
     assert evicted.bytes["cache_copied"] == evicted.bytes["cache_read"] == CACHE
 
 
+def test_a_copy_in_a_cheaper_branch_is_seen():
+    """Its bytes do not count, since another branch is dearer, but the copy is named."""
+    layout = "bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}"
+    shape = layout.split("{")[0]
+    branches = "".join(
+        f"%{name} (c.{name}: {shape}) -> {shape} {{\n  %c.{name} = {layout} parameter(0)\n"
+        + "".join(
+            f"  {'ROOT ' if i == copies - 1 else ''}%c.{name}.{i} = {layout} copy(%c.{name})\n"
+            for i in range(copies)
+        )
+        + "}\n\n"
+        for name, copies in (("once", 1), ("twice", 2))
+    )
+    choice = (
+        f"  %choice = {layout} conditional(%number, %cache, %cache), "
+        "branch_computations={%once, %twice}\n"
+    )
+    text = (branches + BODY.lstrip()).replace("EXTRA\n", choice)
+    counted = traffic(parse(HEADER + text.replace("SCOPE", "filters")), (1000,))
+    assert counted.copies == 3 * [("state.cache.keys[0]", CACHE)]
+    assert counted.bytes["cache_copied"] == 2 * CACHE
+
+
 def test_a_widened_weight_is_seen():
     wide = "f32[512,1024]{1,0:T(8,128)}"
     counted = traffic(program(f"  %wide = {wide} convert(%kernel)\n"), (1000,))
@@ -130,10 +153,12 @@ def test_loops_count_by_their_scope(scope, turns, blocks):
         f'body=%turn, metadata={{op_name="jit(_run)/while/body/verify/{scope}/while"}}\n'
     )
     turn = BODY[BODY.index("%body (") : BODY.index("%done (")].replace("%body (", "%turn (")
-    text = BODY.replace("%body (", turn.replace("EXTRA\n", "") + "%body (")
+    copy = "  %copied = bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)} copy(%cache)\n"
+    text = BODY.replace("%body (", turn.replace("EXTRA\n", copy) + "%body (")
     parsed = parse(HEADER + text.replace("EXTRA\n", inner).replace("SCOPE", "filters"))
     counted = traffic(parsed, (1000,), blocks)
     assert counted.bytes["weights"] == (1 + turns) * KERNEL
+    assert counted.copies == [("state.cache.keys[0]", CACHE)]  # even of a loop that is not counted
 
 
 def test_host_transfers_are_named():

@@ -10,7 +10,6 @@ optimised program.  It needs an environment of its own:
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import pathlib
@@ -67,9 +66,15 @@ def _compile_all(arguments: argparse.Namespace) -> list[Cell]:
     }
     cells: list[Cell] = []
     print(HEADER, flush=True)
-    for size, drafter, batch, capacity, (name, count) in itertools.product(
-        targets, arguments.drafter, arguments.batch, arguments.capacity, slices
-    ):
+    cases = [
+        (size, drafter, batch, capacity, where)
+        for size in targets
+        for drafter in arguments.drafter
+        for batch in arguments.batch
+        for capacity in arguments.capacity
+        for where in slices
+    ]
+    for size, drafter, batch, capacity, (name, count) in cases:
         print(f"compiling {size}, {drafter}, batch {batch}, {count} x {name}", file=sys.stderr)
         has_draft, make = DRAFTERS[drafter]
         target = shapes_of(targets[size], arguments.dtype)

@@ -7,6 +7,7 @@ model of any size takes no memory.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 import specjax
 from bench.tpu.chips import Chip, slice_of
-from specjax import Decoder, LinenModel, Params, Sampling
+from specjax import Decoder, LinenModel, Params, Sampling, Transformer
 from specjax.caches import KVCache
 from specjax.contract import Proposer
 from specjax.parallel import by_row, device_bytes, is_split, shardings
@@ -105,11 +106,11 @@ def compile_loop(
       rows: of the batch.
       split_draft: the draft model, if it is split over the devices like the target.
     """
-    mesh = None if len(devices) == 1 else Mesh(devices.reshape(1, -1), ("data", "model"))
+    assert isinstance(decoder.target, LinenModel)
+    mesh = None if len(devices) == 1 else _mesh(devices, decoder.target)
     whole: Sharding = (
         SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
     )
-    assert isinstance(decoder.target, LinenModel)
     target = _shapes(params.target, whole)
     if mesh is not None:
         target = jax.tree.map(_shape, params.target, shardings(decoder.target, mesh))
@@ -135,6 +136,13 @@ def compile_loop(
         params,
         state,
     )
+
+
+def _mesh(devices: np.ndarray, target: LinenModel) -> Mesh:
+    """All devices along `model`, or along `kv_copies` those that exceed the target's key heads."""
+    assert isinstance(target.module, Transformer)
+    model = math.gcd(len(devices), target.module.config.num_kv_heads)
+    return Mesh(devices.reshape(1, model, -1), ("data", "model", "kv_copies"))
 
 
 def _shapes(arrays: Arrays, at: Sharding) -> Arrays:
