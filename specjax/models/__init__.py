@@ -5,8 +5,21 @@ from specjax.models.attention import BLOCK_SLOTS, attend
 from specjax.models.base import PRECISIONS, LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
+from specjax.models.drafts import (
+    BlockDraft,
+    BlockDraftConfig,
+    CandidateSelector,
+    Correction,
+    MarkovHead,
+    PrefixGRU,
+    Slot,
+    initial_block,
+    read_block,
+    stage_context,
+)
 from specjax.models.families import FAMILIES, Config, Family, Tensor
 from specjax.models.language_model import OFF, LanguageModel
+from specjax.models.layers import look_up
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
 from specjax.models.products import dot_general, float32_dot_general
 from specjax.models.quantised import quantise, quantised_form
@@ -18,12 +31,19 @@ __all__ = [
     "FAMILIES",
     "OFF",
     "PRECISIONS",
+    "BlockDraft",
+    "BlockDraftConfig",
+    "CandidateSelector",
     "Config",
+    "Correction",
     "Family",
     "LanguageModel",
     "LinenModel",
+    "MarkovHead",
     "MedusaHeads",
+    "PrefixGRU",
     "Rope",
+    "Slot",
     "Tensor",
     "Transformer",
     "TransformerConfig",
@@ -35,9 +55,13 @@ __all__ = [
     "from_linen",
     "from_nnx",
     "head_matrix",
+    "initial_block",
     "initial_medusa",
+    "look_up",
     "medusa_hidden",
     "medusa_logits",
     "quantise",
     "quantised_form",
+    "read_block",
+    "stage_context",
 ]

@@ -1,13 +1,14 @@
 """Proposers make the drafts.  Losslessness never depends on them.
 
 A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges the drafts of a source, which predicts one
-token at a time.  `ChoiceTree` arranges the drafts of a block source, which predicts several tokens
-in one pass.  `NGram` and `NoProposer` need no model.
+token at a time.  `ChoiceTree` and `BestFirst` arrange the drafts of a block source, which predicts
+several tokens in one pass.  `NGram` and `NoProposer` need no model.
 """
 
 from collections.abc import Callable
 
 from specjax.contract import Proposer
+from specjax.proposers.best_first import BestFirst
 from specjax.proposers.chain import Chain
 from specjax.proposers.choice_tree import ChoiceTree
 from specjax.proposers.choices import (
@@ -24,6 +25,8 @@ from specjax.proposers.ngram import NGram
 from specjax.proposers.none import NoProposer
 from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
+    BlockDraftParams,
+    BlockDraftSource,
     DraftSource,
     EarlyExitSource,
     MedusaParams,
@@ -50,6 +53,9 @@ UniversalParams = TranslatedParams
 
 __all__ = [
     "PROPOSERS",
+    "BestFirst",
+    "BlockDraftParams",
+    "BlockDraftSource",
     "Chain",
     "ChoiceTree",
     "Choices",
