@@ -5,6 +5,7 @@ from specjax.models.attention import BLOCK_SLOTS, attend
 from specjax.models.base import PRECISIONS, LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
+from specjax.models.drafts import SharedParams, embedding_of, head_of
 from specjax.models.families import FAMILIES, Config, Family, Tensor
 from specjax.models.language_model import OFF, LanguageModel
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
@@ -24,17 +25,20 @@ __all__ = [
     "LinenModel",
     "MedusaHeads",
     "Rope",
+    "SharedParams",
     "Tensor",
     "Transformer",
     "TransformerConfig",
     "attend",
     "check_model",
     "dot_general",
+    "embedding_of",
     "float32_dot_general",
     "from_function",
     "from_linen",
     "from_nnx",
     "head_matrix",
+    "head_of",
     "initial_medusa",
     "medusa_hidden",
     "medusa_logits",

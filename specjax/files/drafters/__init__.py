@@ -1,0 +1,16 @@
+"""Formats of drafter folders.  `specjax.files.drafter` recognises a folder by this table."""
+
+from specjax.files.drafters.format import Description, Format, Tensors
+from specjax.files.drafters.medusa import MEDUSA
+
+FORMATS: dict[str, Format] = {
+    "medusa": MEDUSA,
+}
+"""Name -> format.  The first format that matches a folder reads it."""
+
+__all__ = [
+    "FORMATS",
+    "Description",
+    "Format",
+    "Tensors",
+]
