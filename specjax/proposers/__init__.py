@@ -25,7 +25,6 @@ from specjax.proposers.ngram import NGram
 from specjax.proposers.none import NoProposer
 from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
-    BlockDraftParams,
     BlockDraftSource,
     DraftSource,
     EarlyExitSource,
@@ -54,7 +53,6 @@ UniversalParams = TranslatedParams
 __all__ = [
     "PROPOSERS",
     "BestFirst",
-    "BlockDraftParams",
     "BlockDraftSource",
     "Chain",
     "ChoiceTree",

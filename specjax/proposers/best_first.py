@@ -60,9 +60,7 @@ class BestFirst(Proposer):
             raise ValueError(
                 f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 2"
             )
-        self.declare(
-            max_depth=min(self.source.depth, self.num_nodes - 1), taps=self.source.taps
-        )
+        self.declare(max_depth=min(self.source.depth, self.num_nodes - 1), taps=self.source.taps)
         most = 1 + sum(kept for _, kept in self._levels)
         if self.num_nodes > most:
             raise ValueError(
@@ -99,9 +97,9 @@ class BestFirst(Proposer):
         source, rows, width = self.source, len(context.pending), self.width
         marginals, known, reading = source.marginals(params, state, context)
         zero = jnp.zeros((rows, 1), jnp.int32)
-        # Candidates of all depths, and of each the row of `drawn` from which its children come.
+        # Candidates of all depths.
         tokens, parent = context.pending[:, None], zero + ABSENT
-        value, row_of = jnp.zeros((rows, 1), jnp.float32), zero
+        value = jnp.zeros((rows, 1), jnp.float32)
         # Those that get children: indices of candidates, their values, and their paths.
         frontier, worth = zero, value
         paths = jnp.zeros((rows, 1, 0), jnp.int32)

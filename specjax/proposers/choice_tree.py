@@ -152,6 +152,5 @@ def check_block_source(source: object) -> None:
     """Raises ValueError unless `source` is a block source."""
     if not isinstance(source, BlockSource):
         raise ValueError(
-            f"source is a {type(source).__name__}; pass a block source, such as "
-            "MedusaSource(heads)"
+            f"source is a {type(source).__name__}; pass a block source, such as MedusaSource(heads)"
         )

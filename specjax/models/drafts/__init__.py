@@ -1,4 +1,4 @@
-"""Networks of published drafters, one file each."""
+"""Networks of published drafters, which read hidden states of a target."""
 
 from specjax.models.drafts.block import (
     BlockDraft,
@@ -11,6 +11,7 @@ from specjax.models.drafts.correction import Correction, Slot
 from specjax.models.drafts.markov import MarkovHead
 from specjax.models.drafts.prefix_gru import PrefixGRU
 from specjax.models.drafts.selector import CandidateSelector
+from specjax.models.drafts.shared import SharedParams, embedding_of, head_of
 
 __all__ = [
     "BlockDraft",
@@ -19,7 +20,10 @@ __all__ = [
     "Correction",
     "MarkovHead",
     "PrefixGRU",
+    "SharedParams",
     "Slot",
+    "embedding_of",
+    "head_of",
     "initial_block",
     "read_block",
     "stage_context",

@@ -123,9 +123,7 @@ class DraftAttention(nn.Module):
 
         keys = heads(self.k(x))
         keys = self.k_norm(keys) if c.qk_norm == "head" else keys
-        return memory.stage(
-            rotate(keys, rotations).swapaxes(1, 2), heads(self.v(x)).swapaxes(1, 2)
-        )
+        return memory.stage(rotate(keys, rotations).swapaxes(1, 2), heads(self.v(x)).swapaxes(1, 2))
 
     def __call__(
         self, x: Array, rotations: _Rotations, memory: KVCache, visible: Array
@@ -242,14 +240,10 @@ def _with_layers(cache: KVCache, staged: list[tuple[Array, Array]]) -> KVCache:
 
 def stage_context(net: BlockDraft, params: Arrays, features: Array, cache: KVCache) -> KVCache:
     """`BlockDraft.context` with parameters."""
-    return cast(
-        KVCache, net.apply({"params": params}, features, cache, method=BlockDraft.context)
-    )
+    return cast(KVCache, net.apply({"params": params}, features, cache, method=BlockDraft.context))
 
 
-def read_block(
-    net: BlockDraft, params: Arrays, x: Array, cache: KVCache
-) -> tuple[Array, KVCache]:
+def read_block(net: BlockDraft, params: Arrays, x: Array, cache: KVCache) -> tuple[Array, KVCache]:
     """`BlockDraft.__call__` with parameters."""
     return cast(tuple[Array, KVCache], net.apply({"params": params}, x, cache))
 

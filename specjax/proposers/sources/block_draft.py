@@ -14,24 +14,15 @@ from specjax.contract import Arrays, BlockSource, Context, Corrected, Loaded
 from specjax.models import (
     BlockDraft,
     Correction,
+    SharedParams,
     Slot,
-    head_matrix,
+    embedding_of,
+    head_of,
     look_up,
     read_block,
     stage_context,
 )
 from specjax.types import Block
-
-
-@struct.dataclass
-class BlockDraftParams:
-    """Parameters of the draft, and the tables that it shares with the target."""
-
-    draft: Arrays  # of `BlockDraft`
-    embedding: Array  # [rows, H]; the target's, or the draft's own
-    output: Arrays  # for `models.head_matrix`; the target's, or the draft's own
-    correction: Arrays = None  # of the `Correction`
-    ids: Array | None = None  # [U] the target's ids of a reduced vocabulary; None: all, in order
 
 
 @struct.dataclass
@@ -58,6 +49,9 @@ class BlockDraftSource(BlockSource):
     them to keys and values.  The target's last accepted block is never read by the layers.
 
     Reference: `models.drafts.block`; the corrections name theirs.
+
+    The parameters `SharedParams.own` are `draft`, of `BlockDraft`; `correction`; and where the
+    draft has them `embedding`, `head`, and `ids` [U], the target's ids of a reduced vocabulary.
 
     Attributes:
       net: the layers.
@@ -96,20 +90,20 @@ class BlockDraftSource(BlockSource):
             "a block draft comes without its weights: pass what specjax.load_drafter returns"
         )
 
-    def init(self, params: BlockDraftParams, prompt: Block, capacity: int) -> BlockDraftState:
+    def init(self, params: SharedParams, prompt: Block, capacity: int) -> BlockDraftState:
         assert prompt.features is not None  # the source has taps
         config, width = self.net.config, self.depth + 1
         # After the committed tokens there is room for those that are not projected yet, or for a
         # block, or for a padded prompt.
         size = max(capacity + max(width, config.block_size), prompt.tokens.shape[1])
-        dtype = params.embedding.dtype
+        dtype = embedding_of(params).dtype
         cache = self.net.init_cache(len(prompt.tokens), size, dtype)
-        cache = stage_context(self.net, params.draft, prompt.features.astype(dtype), cache)
+        cache = stage_context(self.net, params.own["draft"], prompt.features.astype(dtype), cache)
         fresh = jnp.zeros((len(prompt.tokens), width, config.feature_size), dtype)
         return BlockDraftState(cache.commit(prompt.count), fresh, jnp.zeros_like(prompt.count))
 
     def observe(
-        self, params: BlockDraftParams, state: BlockDraftState, block: Block
+        self, params: SharedParams, state: BlockDraftState, block: Block
     ) -> BlockDraftState:
         assert block.features is not None
         width = min(state.fresh.shape[1], block.features.shape[1])
@@ -119,16 +113,16 @@ class BlockDraftSource(BlockSource):
         )
 
     def marginals(
-        self, params: BlockDraftParams, state: BlockDraftState, context: Context
+        self, params: SharedParams, state: BlockDraftState, context: Context
     ) -> tuple[Array, Array, _Reading]:
         config, rows = self.net.config, len(context.pending)
-        cache = stage_context(self.net, params.draft, state.fresh, state.cache)
+        cache = stage_context(self.net, params.own["draft"], state.fresh, state.cache)
         cache = cache.commit(state.count)
         masks = jnp.full((rows, config.block_size - 1), config.mask_token, jnp.int32)
         block = jnp.concatenate([context.pending[:, None], masks], axis=1)
-        hidden, cache = read_block(self.net, params.draft, self._embed(params, block), cache)
+        hidden, cache = read_block(self.net, params.own["draft"], self._embed(params, block), cache)
         hidden = hidden[:, config.first_slot :]
-        head = head_matrix(params.output)
+        head = head_of(params)
         logits = self.net.dot_general(hidden, head, (((2,), (0,)), ((), ()))).astype(jnp.float32)
         if config.output_scale != 1.0:
             logits = logits * config.output_scale
@@ -140,7 +134,7 @@ class BlockDraftSource(BlockSource):
 
     def correct(
         self,
-        params: BlockDraftParams,
+        params: SharedParams,
         reading: _Reading,
         depth: int,
         previous: Array,
@@ -154,24 +148,24 @@ class BlockDraftSource(BlockSource):
             previous,
             functools.partial(self._embed, params, previous),
         )
-        logits, memory = self.correction.correct(params.correction, slot, memory)
+        logits, memory = self.correction.correct(params.own["correction"], slot, memory)
         goes_on = None
         if self.confidence_threshold > 0:
-            sure = self.correction.confidence(params.correction, slot)
+            sure = self.correction.confidence(params.own["correction"], slot)
             goes_on = sure >= self.confidence_threshold
         return Corrected(self._on_target(params, logits), memory, goes_on)
 
     def end(self, reading: _Reading) -> BlockDraftState:
         return reading.state
 
-    def _embed(self, params: BlockDraftParams, tokens: Array) -> Array:
-        x = look_up(params.embedding, tokens)
+    def _embed(self, params: SharedParams, tokens: Array) -> Array:
+        x = look_up(embedding_of(params), tokens)
         scale = self.net.config.embedding_scale
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
-    def _on_target(self, params: BlockDraftParams, logits: Array) -> Array:
+    def _on_target(self, params: SharedParams, logits: Array) -> Array:
         """[..., U] -> [..., V]: tokens that the draft does not know have probability 0."""
-        if params.ids is None:
+        if "ids" not in params.own:
             return logits
         empty = jnp.full((*logits.shape[:-1], self.vocab_size), -jnp.inf, logits.dtype)
-        return empty.at[..., params.ids].set(logits)
+        return empty.at[..., params.own["ids"]].set(logits)
