@@ -1,14 +1,11 @@
 """Block drafts (DFlash, DFlash-2, JetSpec, DSpark, Domino) compared with the packages they are
 from, on the same weights and over several blocks: see tests/fixtures/drafters/make.py."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import published
 import pytest
 from published_target import block, context, load, target
-
-BLOCKS = len(published.COUNTS)
 
 
 def pairs(drafter):
@@ -29,8 +26,8 @@ def pairs(drafter):
 
 
 def logits_along(source, params, reading, anchor, drafts):
-    """[D, V] logits of each depth after the drafts above it, and the confidence of each."""
-    previous, memory, logits, sure = anchor, None, [], []
+    """[D, V] logits of each depth after the drafts above it."""
+    previous, memory, logits = anchor, None, []
     for depth, draft in enumerate(drafts):
         tokens = jnp.array([[previous]])
         made = source.correct(params, reading, depth, tokens, memory)
@@ -45,7 +42,7 @@ def test_logits_are_those_of_the_reference(name, tmp_path):
     made = published.fixture(name)
     ids = [i for i, _ in enumerate(made["tensors"].get("d2t", {}).get("values", []))]
     drafter = load(tmp_path / name, name)
-    for step, (_, params, logits, _) in zip(made["steps"], pairs(drafter), strict=True):
+    for step, (_, _, logits, _) in zip(made["steps"], pairs(drafter), strict=True):
         wanted = np.array(step["logits"])
         if ids:
             known = np.array(made["tensors"]["d2t"]["values"]) + ids
