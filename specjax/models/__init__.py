@@ -5,9 +5,18 @@ from specjax.models.attention import BLOCK_SLOTS, attend
 from specjax.models.base import PRECISIONS, LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
-from specjax.models.drafts import SharedParams, embedding_of, head_of
+from specjax.models.drafts import (
+    Eagle3,
+    Eagle3Config,
+    SharedParams,
+    draft_logits,
+    eagle3_shapes,
+    embedding_of,
+    head_of,
+)
 from specjax.models.families import FAMILIES, Config, Family, Tensor
 from specjax.models.language_model import OFF, LanguageModel
+from specjax.models.layers import look_up
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
 from specjax.models.products import dot_general, float32_dot_general
 from specjax.models.quantised import quantise, quantised_form
@@ -20,6 +29,8 @@ __all__ = [
     "OFF",
     "PRECISIONS",
     "Config",
+    "Eagle3",
+    "Eagle3Config",
     "Family",
     "LanguageModel",
     "LinenModel",
@@ -32,6 +43,8 @@ __all__ = [
     "attend",
     "check_model",
     "dot_general",
+    "draft_logits",
+    "eagle3_shapes",
     "embedding_of",
     "float32_dot_general",
     "from_function",
@@ -40,6 +53,7 @@ __all__ = [
     "head_matrix",
     "head_of",
     "initial_medusa",
+    "look_up",
     "medusa_hidden",
     "medusa_logits",
     "quantise",

@@ -25,6 +25,7 @@ from specjax.proposers.none import NoProposer
 from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
     DraftSource,
+    Eagle3Source,
     EarlyExitSource,
     MedusaParams,
     MedusaSource,
@@ -57,6 +58,7 @@ __all__ = [
     "DraftSource",
     "DraftTree",
     "DynamicTree",
+    "Eagle3Source",
     "EarlyExit",
     "EarlyExitSource",
     "FirstOf",

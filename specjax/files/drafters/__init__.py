@@ -1,10 +1,12 @@
 """Formats of drafter folders.  `specjax.files.drafter` recognises a folder by this table."""
 
+from specjax.files.drafters.eagle3 import EAGLE3
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.files.drafters.medusa import MEDUSA
 
 FORMATS: dict[str, Format] = {
     "medusa": MEDUSA,
+    "eagle3": EAGLE3,
 }
 """Name -> format.  The first format that matches a folder reads it."""
 
