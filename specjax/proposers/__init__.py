@@ -27,6 +27,7 @@ from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
     BlockDraftSource,
     DraftSource,
+    Eagle3Source,
     EarlyExitSource,
     MedusaParams,
     MedusaSource,
@@ -61,6 +62,7 @@ __all__ = [
     "DraftSource",
     "DraftTree",
     "DynamicTree",
+    "Eagle3Source",
     "EarlyExit",
     "EarlyExitSource",
     "FirstOf",

@@ -3,6 +3,7 @@
 from specjax.files.drafters.dflash import DFLASH
 from specjax.files.drafters.domino import DOMINO
 from specjax.files.drafters.dspark import DSPARK
+from specjax.files.drafters.eagle3 import EAGLE3
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.files.drafters.medusa import MEDUSA
 
@@ -11,6 +12,7 @@ FORMATS: dict[str, Format] = {
     "dspark": DSPARK,
     "domino": DOMINO,
     "dflash": DFLASH,
+    "eagle3": EAGLE3,
 }
 """Name -> format.  The first format that matches a folder reads it."""
 

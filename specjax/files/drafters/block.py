@@ -14,6 +14,8 @@ from flax.traverse_util import flatten_dict
 from specjax.drafters import PublishedDrafter, sizes_of
 from specjax.files.drafters.block_config import Fields, read_config, read_taps
 from specjax.files.drafters.format import Description, Tensors
+from specjax.files.drafters.layers import dense_rows, layer_rows
+from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
 from specjax.files.tensors import Stored, read_rows
 from specjax.models import (
     BlockDraft,
@@ -31,8 +33,7 @@ from specjax.proposers import BlockDraftSource, ChoiceTree
 _RENAMED = {"logit_head.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 """Beginnings of names in older and other exports."""
 
-_TABLE = ("embedding",)
-_HEAD = ("head", "kernel")
+_TABLE = "embed_tokens.weight"
 _PIECE = 4096  # rows of a table that are compared at a time
 
 MakeCorrection = Callable[[Fields, set[str], BlockDraftConfig, int, int], Correction | None]
@@ -85,13 +86,22 @@ def read_block_draft(
         )
     hidden_size, vocab_size, num_layers = sizes_of(target, folder.name)
     stored = renamed(tensors)
-    ids, stored = _reduced(folder, stored, vocab_size)
+    known = read_vocabulary(folder, stored, vocab_size)
+    # The rows of the draft's head: its vocabulary may be reduced, or padded to another size.
+    units = stored["lm_head.weight"].shape[0] if "lm_head.weight" in stored else vocab_size
+    if known is None:
+        check_rows(folder, "lm_head.weight", units, target, vocab_size)
+    elif "lm_head.weight" not in stored or units != stored["d2t"].shape[0]:
+        raise ValueError(
+            f"{folder}: d2t maps a reduced vocabulary of {stored['d2t'].shape[0]} tokens, and "
+            "lm_head.weight is missing or of another size: download the folder again"
+        )
+    stored = {name: tensor for name, tensor in stored.items() if name not in ("d2t", "t2d")}
     names, fields = set(stored), Fields(config)
     try:
         taps = read_taps(fields, num_layers)
         assert taps is not None
-        block = read_config(fields, names, len(taps), first_slot, hidden_size)
-        units = vocab_size if ids is None else len(ids)
+        block = read_config(folder, fields, stored, len(taps), first_slot, hidden_size)
         corrects = correction(fields, names, block, vocab_size, units)
     except KeyError as error:
         raise ValueError(f"{folder / 'config.json'} lacks {error}") from None
@@ -104,35 +114,34 @@ def read_block_draft(
         )
     net = BlockDraft(block)
     shapes = shapes_of(net, corrects)
-    rows = layer_rows(block) + ([] if corrects is None else rows_of(corrects))
-    shares = _share(stored, target, ids is not None)
-    for name, path, rows_in, shared in (
-        ("embed_tokens.weight", _TABLE, None, "embedding"),
-        ("lm_head.weight", _HEAD, units, "head"),
-    ):
-        if shared in shares:
-            stored.pop(name, None)
-            continue
-        count = (stored[name].shape or (0,))[0] if rows_in is None else rows_in
-        size = block.layers.hidden_size
-        shapes[path] = (size, count) if path == _HEAD else (count, size)
-        rows.append(Tensor(name, path, transpose=path == _HEAD))
-    if shares and block.layers.hidden_size != hidden_size:
+    rows = block_rows(block) + ([] if corrects is None else rows_of(corrects))
+    shares = _share(stored, target, known is not None)
+    size = block.layers.hidden_size
+    if shares and size != hidden_size:
         raise ValueError(
-            f"{folder} has hidden size {block.layers.hidden_size} and no {' or '.join(shares)} of "
-            f"its own, and {target.name} has hidden size {hidden_size}: pass the target that it "
-            "was trained for"
+            f"{folder} has hidden size {size} and no {' or '.join(shares)} of its own, and "
+            f"{target.name} has hidden size {hidden_size}: pass the target that it was trained for"
         )
-    known = shapes[_TABLE][0] if _TABLE in shapes else vocab_size
-    if not max(block.mask_token + 1, vocab_size if _TABLE in shapes else 0) <= known:
+    embedded = vocab_size
+    if "embedding" not in shares:
+        embedded = stored[_TABLE].shape[0]
+        check_rows(folder, _TABLE, embedded, target, vocab_size)
+        shapes["embedding",] = embedded, size
+        rows.append(Tensor(_TABLE, ("embedding",)))
+    if "head" not in shares:
+        shapes["head", "kernel"] = size, units
+        rows += dense_rows("lm_head", ("head",))
+    if block.mask_token >= embedded:
         raise ValueError(
-            f"{folder}: the embedding has {known} rows, and the draft looks up the mask token "
-            f"{block.mask_token} and the {vocab_size} tokens of {target.name}: pass the target "
-            "that it was trained for"
+            f"{folder}: mask_token_id is {block.mask_token}, and the embedding has {embedded} "
+            "rows: pass the target that the drafter was trained for"
         )
+    unread = {"embedding": _TABLE, "head": "lm_head.weight"}
+    for part in shares:
+        stored.pop(unread[part], None)
     params = read_rows(folder, rows, shapes, stored, target.params["embedding"].dtype)
-    if ids is not None:
-        params["ids"] = jnp.asarray(ids)
+    if known is not None:
+        params["to_draft"] = jnp.asarray(known)
     source = BlockDraftSource(net, vocab_size, taps, corrects)
     return PublishedDrafter(
         proposer=ChoiceTree(source),
@@ -175,77 +184,27 @@ def shapes_of(
     return shapes
 
 
-def layer_rows(block: BlockDraftConfig) -> list[Tensor]:
+def block_rows(block: BlockDraftConfig) -> list[Tensor]:
     """The tensors of the layers."""
-    c = block.layers
     rows = [
-        Tensor("fc.weight", ("draft", "fc", "kernel"), transpose=True),
+        *dense_rows("fc", ("draft", "fc")),
         Tensor("hidden_norm.weight", ("draft", "hidden_norm", "weight")),
         Tensor("norm.weight", ("draft", "norm", "weight")),
     ]
-    for i in range(c.num_layers):
-        theirs, ours = f"layers.{i}", ("draft", f"layer_{i}")
-        rows += [
-            Tensor(f"{theirs}.input_layernorm.weight", (*ours, "attention_norm", "weight")),
-            Tensor(f"{theirs}.post_attention_layernorm.weight", (*ours, "mlp_norm", "weight")),
-        ]
-        for part in "qk" if c.qk_norm else "":
-            path = (*ours, "attention", f"{part}_norm", "weight")
-            rows.append(Tensor(f"{theirs}.self_attn.{part}_norm.weight", path))
-        for part in "qkvo":
-            bias = c.out_bias if part == "o" else c.qkv_bias
-            rows += linear(f"{theirs}.self_attn.{part}_proj", (*ours, "attention", part), bias)
-        for part in ("gate", "up", "down"):
-            rows += linear(f"{theirs}.mlp.{part}_proj", (*ours, "mlp", part), c.mlp_bias)
+    for i in range(block.layers.num_layers):
+        theirs, ours = f"layers.{i}.", ("draft", f"layer_{i}")
+        rows += layer_rows(block.layers, theirs, ours)
+        rows.append(Tensor(f"{theirs}input_layernorm.weight", (*ours, "attention_norm", "weight")))
         for part in ("attention_conv", "mlp_conv") if block.conv_size else ():
-            rows.append(Tensor(f"{theirs}.{part}.base_kernel", (*ours, part, "base")))
-            rows += linear(f"{theirs}.{part}.kernel_projection", (*ours, part, "projection"))
+            rows.append(Tensor(f"{theirs}{part}.base_kernel", (*ours, part, "base")))
+            rows += dense_rows(f"{theirs}{part}.kernel_projection", (*ours, part, "projection"))
     return rows
-
-
-def linear(name: str, path: tuple[str, ...], bias: bool = False) -> list[Tensor]:
-    """The tensors of a `torch.nn.Linear`."""
-    weight = Tensor(f"{name}.weight", (*path, "kernel"), transpose=True)
-    return [weight, Tensor(f"{name}.bias", (*path, "bias"))] if bias else [weight]
-
-
-def _reduced(
-    folder: pathlib.Path, stored: Tensors, vocab_size: int
-) -> tuple[np.ndarray | None, Tensors]:
-    """The target's ids of a reduced vocabulary, or None; and the tensors without its maps."""
-    rest = {name: tensor for name, tensor in stored.items() if name not in ("d2t", "t2d")}
-    if "d2t" not in stored:
-        return None, rest
-    if "lm_head.weight" not in stored:
-        raise ValueError(
-            f"{folder} has d2t, the map of a reduced vocabulary, and no lm_head.weight for it"
-        )
-    # An offset, and not an id.
-    ids = np.arange(len(offset := _integers(folder, stored["d2t"]))) + offset
-    if len(set(ids.tolist())) < len(ids) or ids.min() < 0 or ids.max() >= vocab_size:
-        raise ValueError(
-            f"{folder}: d2t maps the {len(ids)} tokens of the draft to the ids {ids.min()} to "
-            f"{ids.max()}; they must be distinct, and in [0, {vocab_size - 1}]"
-        )
-    return ids.astype(np.int32), rest
-
-
-def _integers(folder: pathlib.Path, stored: Stored) -> np.ndarray:
-    kinds = {"I64": np.dtype("<i8"), "I32": np.dtype("<i4")}
-    if stored.kind not in kinds or len(stored.shape) != 1:
-        raise ValueError(
-            f"{folder}: d2t is {stored.kind}{list(stored.shape)}; it must be a list of integers"
-        )
-    kind = kinds[stored.kind]
-    return np.asarray(np.memmap(stored.file, kind, "r", stored.start, stored.shape)).astype(int)
 
 
 def _share(stored: Tensors, target: LanguageModel, is_reduced: bool) -> tuple[str, ...]:
     """The tables of the target that the draft uses: those that its folder lacks or repeats."""
     shares = []
-    if "embed_tokens.weight" not in stored or _repeats(
-        stored["embed_tokens.weight"], target.params["embedding"]
-    ):
+    if _TABLE not in stored or _repeats(stored[_TABLE], target.params["embedding"]):
         shares.append("embedding")
     if "lm_head.weight" not in stored or (
         not is_reduced and _repeats(stored["lm_head.weight"], head_matrix(target.params).T)

@@ -11,24 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import pathlib
 
-from specjax.models import FAMILIES, BlockDraftConfig, Config, TransformerConfig
+from specjax.files.drafters.format import Tensors
+from specjax.files.drafters.layers import layer_prefixes, read_layers
+from specjax.models import BlockDraftConfig, Config, TransformerConfig
 
 _NESTED = ("dflash_config", "dspark_config")
 
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-_DEFAULTS: Mapping[str, Config] = {
-    "llama": dict(zip(_SIZES, (32000, 4096, 11008, 32), strict=True)),
-    "qwen3": {
-        **dict(zip(_SIZES, (151936, 4096, 22016, 32), strict=True)),
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-    },
-}
-"""Values of transformers' configurations, which speculators leaves out of its files."""
+_LABELS = ("llama", "qwen2", "qwen3")
+_ELSEWHERE = ("layer_types", "sliding_window", "use_sliding_window", "tie_word_embeddings")
 
 _REFUSED = {
     "attention_sink_bias": False,
@@ -85,13 +77,19 @@ class Fields:
 
 
 def read_config(
-    fields: Fields, names: set[str], num_taps: int, first_slot: int, target_size: int
+    folder: pathlib.Path,
+    fields: Fields,
+    tensors: Tensors,
+    num_taps: int,
+    first_slot: int,
+    target_size: int,
 ) -> BlockDraftConfig:
     """The sizes and switches of a block draft.
 
     Args:
+      folder: for messages.
       fields: of its configuration.
-      names: of its tensors, which decide where a configuration says otherwise.
+      tensors: which decide where a configuration says otherwise.
       num_taps: as `read_taps` counts them.
       first_slot: unless the configuration says otherwise.
       target_size: the hidden size of the target.
@@ -103,12 +101,12 @@ def read_config(
                 f"{name} is {json.dumps(value)}, which specjax does not support; "
                 f"it reads drafts with {json.dumps(supported)}"
             )
-    layers = _read_layers(fields, names)
+    layers = _read_layers(folder, fields, tensors)
     size = fields.count("block_size", 8 if fields.is_speculators else 16)
     from_anchor = fields.flag("sample_from_anchor", None)
     if from_anchor is not None:
         first_slot = 0 if from_anchor else 1
-    convolves = any(".attention_conv." in name for name in names)
+    convolves = any(".attention_conv." in name for name in tensors)
     cap = fields.number("final_logit_softcapping", 0.0)
     return BlockDraftConfig(
         layers=layers,
@@ -163,27 +161,14 @@ def read_taps(fields: Fields, num_layers: int | None) -> tuple[int, ...] | None:
     return tuple(round(1 + i * (num_layers - 4) / (count - 1)) + 1 for i in range(count))
 
 
-def _read_layers(fields: Fields, names: set[str]) -> TransformerConfig:
-    label = str(fields.layers.get("model_type", "qwen3"))
-    given = {name: value for name, value in fields.layers.items() if value is not None}
-    defaults = _DEFAULTS.get(label, _DEFAULTS["qwen3"]) if fields.is_speculators else {}
-    config = {"num_attention_heads": 32, **defaults} if fields.is_speculators else {}
-    config = {**config, **given, "model_type": "llama"}
-
-    def has(part: str) -> bool:
-        return f"layers.0.{part}" in names
-
-    layers = FAMILIES["llama"].read_config(config)
-    return dataclasses.replace(
-        layers,
-        tied_embeddings=False,
-        # By the tensors: labels are wrong in published files.
-        qk_norm="head" if has("self_attn.q_norm.weight") else None,
-        qkv_bias=has("self_attn.q_proj.bias"),
-        out_bias=has("self_attn.o_proj.bias"),
-        mlp_bias=has("mlp.gate_proj.bias"),
-        windows=_read_windows(fields, config, layers.num_layers),
-    )
+def _read_layers(folder: pathlib.Path, fields: Fields, tensors: Tensors) -> TransformerConfig:
+    """The sizes of the layers; windows and causality are read apart."""
+    kept = {name: value for name, value in fields.layers.items() if name not in _ELSEWHERE}
+    # Labels are wrong in published files, and the tensors show what a label could say.
+    label = kept.get("model_type") if kept.get("model_type") in _LABELS else "qwen3"
+    layers = read_layers(folder, {**kept, "model_type": label}, tensors, layer_prefixes(tensors))
+    windows = _read_windows(fields, layers.num_layers)
+    return dataclasses.replace(layers, tied_embeddings=False, windows=windows)
 
 
 def _is_sliding(fields: Fields, count: int) -> list[bool]:
@@ -197,10 +182,11 @@ def _is_sliding(fields: Fields, count: int) -> list[bool]:
     return [known[kind] for kind in kinds]
 
 
-def _read_windows(fields: Fields, config: Config, count: int) -> tuple[int | None, ...]:
+def _read_windows(fields: Fields, count: int) -> tuple[int | None, ...]:
     sliding = _is_sliding(fields, count)
-    window = config.get("sliding_window")
-    if not any(sliding) or config.get("use_sliding_window") is False:
+    # Speculators leaves out transformers' default.
+    window = fields.layers.get("sliding_window", 4096 if fields.is_speculators else None)
+    if not any(sliding) or fields.layers.get("use_sliding_window") is False:
         return ()
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise ValueError(

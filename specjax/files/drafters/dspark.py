@@ -9,12 +9,12 @@ from specjax.drafters import Drafter
 from specjax.files.drafters.block import (
     describe_block_draft,
     is_block_draft,
-    linear,
     read_block_draft,
     renamed,
 )
 from specjax.files.drafters.block_config import Fields
 from specjax.files.drafters.format import Description, Format, Tensors
+from specjax.files.drafters.layers import dense_rows
 from specjax.models import (
     BlockDraftConfig,
     Config,
@@ -88,7 +88,7 @@ def _markov_rows(correction: Correction) -> list[Tensor]:
     ]
     for part, name in parts.items():
         if (part, "kernel") in correction.shapes():
-            rows += linear(name, ("correction", part), bias=True)
+            rows += dense_rows(name, ("correction", part), bias=True)
     return rows
 
 

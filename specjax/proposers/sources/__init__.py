@@ -2,6 +2,7 @@
 
 from specjax.proposers.sources.block_draft import BlockDraftSource
 from specjax.proposers.sources.draft import DraftSource, DraftState
+from specjax.proposers.sources.eagle3 import Eagle3Source, Eagle3State
 from specjax.proposers.sources.early_exit import EarlyExitSource
 from specjax.proposers.sources.medusa import MedusaParams, MedusaSource
 from specjax.proposers.sources.translated import TranslatedParams, TranslatedSource
@@ -10,6 +11,8 @@ __all__ = [
     "BlockDraftSource",
     "DraftSource",
     "DraftState",
+    "Eagle3Source",
+    "Eagle3State",
     "EarlyExitSource",
     "MedusaParams",
     "MedusaSource",

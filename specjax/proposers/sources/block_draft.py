@@ -19,6 +19,7 @@ from specjax.models import (
     embedding_of,
     head_of,
     look_up,
+    on_target,
     read_block,
     stage_context,
 )
@@ -51,7 +52,8 @@ class BlockDraftSource(BlockSource):
     Reference: `models.drafts.block`; the corrections name theirs.
 
     The parameters `SharedParams.own` are `draft`, of `BlockDraft`; `correction`; and where the
-    draft has them `embedding`, `head`, and `ids` [U], the target's ids of a reduced vocabulary.
+    draft has them `embedding`, `head`, and `to_draft` [V], the draft's token for each of the
+    target's, or a negative number where there is none.
 
     Attributes:
       net: the layers.
@@ -164,8 +166,4 @@ class BlockDraftSource(BlockSource):
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
     def _on_target(self, params: SharedParams, logits: Array) -> Array:
-        """[..., U] -> [..., V]: tokens that the draft does not know have probability 0."""
-        if "ids" not in params.own:
-            return logits
-        empty = jnp.full((*logits.shape[:-1], self.vocab_size), -jnp.inf, logits.dtype)
-        return empty.at[..., params.own["ids"]].set(logits)
+        return on_target(logits, self.vocab_size, params.own.get("to_draft"))
