@@ -7,8 +7,15 @@ accepts a path from its root.  Autoregressive decoding is the special case of a 
 from specjax.audit import Report, audit
 from specjax.caches import KVCache, RecurrentCache
 from specjax.decoding import Decoder
-from specjax.drafters import Drafter, MedusaAdapter, MedusaBank, first_of, make_drafter
-from specjax.files import load, load_medusa, save, save_medusa
+from specjax.drafters import (
+    Drafter,
+    MedusaAdapter,
+    MedusaBank,
+    PublishedDrafter,
+    first_of,
+    make_drafter,
+)
+from specjax.files import load, load_drafter, load_medusa, save, save_medusa
 from specjax.generate import Output, TextStream, generate
 from specjax.logprobs import Logprobs
 from specjax.models import (
@@ -30,6 +37,7 @@ from specjax.proposers import (
     DraftSource,
     DraftTree,
     DynamicTree,
+    Eagle3Source,
     EarlyExit,
     EarlyExitSource,
     FirstOf,
@@ -67,6 +75,7 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "DynamicTree",
+    "Eagle3Source",
     "EarlyExit",
     "EarlyExitSource",
     "FirstOf",
@@ -86,6 +95,7 @@ __all__ = [
     "Params",
     "Processors",
     "Proposal",
+    "PublishedDrafter",
     "RecurrentCache",
     "Rejection",
     "Report",
@@ -110,6 +120,7 @@ __all__ = [
     "first_of",
     "generate",
     "load",
+    "load_drafter",
     "load_medusa",
     "make_drafter",
     "make_key",

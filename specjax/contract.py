@@ -17,7 +17,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import inspect
-from typing import ClassVar, Protocol, Self, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import jax
 from jax import Array
@@ -331,12 +331,29 @@ class Source(Part):
         return None
 
 
+class Corrected(NamedTuple):
+    """The logits of one depth after M paths of each row: what `BlockSource.correct` returns."""
+
+    logits: Array  # [B, M, V]
+    memory: Arrays = None  # what the next depth has to know of each path; leaves [B, M, ...]
+    # [B, M] bool: is a token drafted after the path?  It may not depend on that token.  None: yes.
+    goes_on: Array | None = None
+
+
 class BlockSource(Part):
-    """Predicts the next D tokens in one pass, each independently of the others."""
+    """Predicts the next D tokens in one pass.
+
+    Without `corrects`, the prediction of a depth is the same whatever is drafted before it.  With
+    it, `correct` changes the logits of a depth for the drafts of a path: a network that is small
+    enough to run once a depth.
+
+        propose = marginals, then correct for each depth where the source corrects, then end
+    """
 
     vocab_size: int  # the target's
     depth: int  # D
     taps: tuple[int, ...] = ()
+    corrects: bool = False
 
     @abc.abstractmethod
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
@@ -350,10 +367,31 @@ class BlockSource(Part):
     def marginals(
         self, params: Arrays, state: Arrays, context: Context
     ) -> tuple[Array, Array, Arrays]:
-        """Logits [B, D, V] of the D tokens after the pending one; [B] bool: has the row any; state.
+        """Read the tokens committed since the last step, and the pending token.
 
-        The logits of a row without drafts are not used.
+        Returns:
+          Logits [B, D, V] of the D tokens after the pending one, [B] bool whether the row has any
+          (its logits are not used otherwise), and the reading: the value that `correct` and `end`
+          get, by default the state.
         """
+
+    def correct(
+        self, params: Arrays, reading: Arrays, depth: int, previous: Array, memory: Arrays
+    ) -> Corrected:
+        """The logits of the token at `depth`, from 0, after M paths of each row.
+
+        Args:
+          params, reading: as above.
+          depth: how many drafts each path has.
+          previous: [B, M] the last token of each path; at depth 0 the pending one.
+          memory: what the call for the depth before returned for each path; None at depth 0.
+        """
+        del params, reading, depth, previous, memory
+        raise NotImplementedError(f"{type(self).__name__} has corrects=True and no method correct")
+
+    def end(self, reading: Arrays) -> Arrays:
+        """The state after a reading."""
+        return reading
 
     @abc.abstractmethod
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:

@@ -6,6 +6,7 @@ import functools
 import inspect
 from typing import Any
 
+import block_toys
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,9 +44,12 @@ from specjax import RULES, Decoder, Params, Sampling
 from specjax.contract import Proposer, Source
 from specjax.proposers import (
     PROPOSERS,
+    BestFirst,
+    ChoiceTree,
     DraftSource,
     DynamicTree,
     EarlyExitSource,
+    MedusaSource,
     Shape,
     StaticTree,
     TranslatedParams,
@@ -114,6 +118,16 @@ CASES: dict[str, tuple[Proposer, Any]] = {
     "translated tree": (StaticTree(_translated()[0], (2, 1)), _translated()[1]),
     "translated dynamic tree": (DynamicTree(_translated()[0], 2, 2, 5), _translated()[1]),
     "tree": (SampledTree(model(), SHAPES), weights(noise=NOISE)),
+    "best first": (BestFirst(MedusaSource(SHARED), 9, 4), medusa_params(own=False)),
+    "block draft": (ChoiceTree(block_toys.PLAIN), block_toys.plain_params()),
+    "block draft tree": (
+        ChoiceTree(block_toys.CORRECTED, ((0,), (1,), (0, 0), (1, 0), (1, 1), (0, 0, 0))),
+        block_toys.corrected_params(),
+    ),
+    "block draft best first": (
+        BestFirst(block_toys.CORRECTED, 8, 3),
+        block_toys.corrected_params(),
+    ),
 }
 """Those of `TABLE`, shapes over sources that have no name, and a tree whose shape changes each
 step and has absent nodes."""
@@ -172,6 +186,12 @@ ALONE = [
     ("first of", "rejection"),
     ("medusa tree", "match"),
     ("medusa tree", "rejection"),
+    ("best first", "match"),
+    ("best first", "rejection"),
+    ("block draft", "rejection"),
+    ("block draft tree", "rejection"),
+    ("block draft best first", "match"),
+    ("block draft best first", "rejection"),
 ]
 """Pairs that are also compiled for a single row: each proposer at least once."""
 

@@ -1,7 +1,7 @@
 """Caches of the committed tokens of each row, and how a prompt is read into them."""
 
 from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
-from specjax.caches.prefill import CHUNK, empty_cache, read_prompt
+from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
 from specjax.caches.recurrent import RecurrentCache
 from specjax.caches.ring import WindowedCache
 
@@ -12,6 +12,7 @@ __all__ = [
     "RecurrentCache",
     "WindowedCache",
     "empty_cache",
+    "in_chunks",
     "read_prompt",
     "stage",
     "visible_slots",

@@ -9,12 +9,17 @@ Only the cache and the hidden states that are returned grow with the length of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.contract import Cache, Model
 from specjax.types import Arrays
+
+_CacheT = TypeVar("_CacheT", bound=Cache)
 
 CHUNK = 512
 
@@ -59,16 +64,37 @@ def read_prompt(
         committed = out.cache.commit(jnp.clip(count - start, 0, part.shape[1]))
         return committed, (out.hidden, out.features)
 
-    rows, width = tokens.shape
-    in_chunks = width // CHUNK * CHUNK  # tokens
-    if width <= CHUNK:
-        cache, made = read(cache, 0, tokens)
-        return *made, cache
-    starts = jnp.arange(0, in_chunks, CHUNK)
-    parts = tokens[:, :in_chunks].reshape(rows, -1, CHUNK).swapaxes(0, 1)
-    cache, made = jax.lax.scan(lambda cache, chunk: read(cache, *chunk), cache, (starts, parts))
-    made = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(rows, in_chunks, -1), made)
-    if in_chunks < width:
-        cache, last = read(cache, in_chunks, tokens[:, in_chunks:])
-        made = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), made, last)
+    cache, made = in_chunks(read, cache, tokens)
     return *made, cache
+
+
+def in_chunks(
+    read: Callable[[_CacheT, Array | int, Arrays], tuple[_CacheT, Arrays]],
+    cache: _CacheT,
+    inputs: Arrays,
+) -> tuple[_CacheT, Arrays]:
+    """Call `read` for one chunk of the inputs after the other.
+
+    Args:
+      read: (cache, start, chunk) -> (cache, outputs); `start` is the index of the chunk's first
+        token, and it commits what counts of the chunk.
+      cache: before the first chunk.
+      inputs: a tree of arrays [B, W, ...].
+
+    Returns:
+      The last cache, and the outputs [B, W, ...] of all chunks.
+    """
+    rows, width = jax.tree.leaves(inputs)[0].shape[:2]
+    if width <= CHUNK:
+        return read(cache, 0, inputs)
+    whole = width // CHUNK * CHUNK  # tokens in chunks of full size
+    starts = jnp.arange(0, whole, CHUNK)
+    parts = jax.tree.map(
+        lambda x: x[:, :whole].reshape(rows, -1, CHUNK, *x.shape[2:]).swapaxes(0, 1), inputs
+    )
+    cache, made = jax.lax.scan(lambda cache, chunk: read(cache, *chunk), cache, (starts, parts))
+    made = jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(rows, whole, *x.shape[3:]), made)
+    if whole < width:
+        cache, last = read(cache, whole, jax.tree.map(lambda x: x[:, whole:], inputs))
+        made = jax.tree.map(lambda x, y: jnp.concatenate([x, y], axis=1), made, last)
+    return cache, made

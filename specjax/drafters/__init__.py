@@ -4,6 +4,7 @@ from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
 from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays, first_of
 from specjax.drafters.pairing import make_drafter, with_draft
+from specjax.drafters.published import PublishedDrafter, Sizes, sizes_of
 
 __all__ = [
     "NUMBERS",
@@ -14,9 +15,12 @@ __all__ = [
     "MakeArrays",
     "MedusaAdapter",
     "MedusaBank",
+    "PublishedDrafter",
+    "Sizes",
     "drafter_by_name",
     "first_of",
     "make_drafter",
     "own_drafter",
+    "sizes_of",
     "with_draft",
 ]

@@ -1,16 +1,22 @@
 """Reading and writing files: model folders, Medusa folders, the Hub, Orbax."""
 
 from specjax.files.checkpoint import load, read_config, read_tokenizer, save
+from specjax.files.drafter import load_drafter, open_drafter
+from specjax.files.drafters import FORMATS, Description
 from specjax.files.folder import SINGLE, read_json, weight_files
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.medusa import load_medusa, save_medusa
 
 __all__ = [
+    "FORMATS",
     "SINGLE",
     "TOKENIZER",
+    "Description",
     "find_folder",
     "load",
+    "load_drafter",
     "load_medusa",
+    "open_drafter",
     "read_config",
     "read_json",
     "read_tokenizer",

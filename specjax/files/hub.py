@@ -19,6 +19,8 @@ SLOW_TOKENIZER = (
 )  # fmt: skip
 """Tokenizers in older formats, which are refused by name."""
 
+MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
+
 
 def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:
     """The folder of a model.
@@ -82,7 +84,7 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
         return (
             folder
             if all((folder / file).exists() for file in weights)
-            else fetch(weights, folder.name)
+            else fetch([*weights, MEDUSA_WEIGHTS], folder.name)
         )
     except errors.GatedRepoError:
         raise PermissionError(

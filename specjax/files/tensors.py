@@ -90,7 +90,7 @@ def read_params(
         for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()
     }
     placed = {} if shardings is None else _flat(shardings)
-    stored, faults = _open(weight_files(folder))
+    stored, faults = open_tensors(weight_files(folder))
     rows = _as_held(_rows(family, model.module.config, stored), shapes)
     faults += _misfits(rows, shapes, stored) + _leftovers(rows, family, model.module.config, stored)
     if model.module.separate_head:
@@ -107,6 +107,34 @@ def read_params(
             faults.append(
                 f"no tensor, or only a part of one, is read into the parameter {'/'.join(path)}"
             )
+    return _read_leaves(folder, rows, shapes, stored, faults, dtype, placed)
+
+
+def read_rows(
+    folder: pathlib.Path,
+    rows: list[Tensor],
+    shapes: dict[_Path, _Shape],
+    stored: dict[str, Stored],
+    dtype: DTypeLike,
+) -> Arrays:
+    """Like `read_params`, by a table of one's own; `shapes` has the shape of each parameter.
+
+    Every tensor in `stored` must be in the table.
+    """
+    faults, named = _misfits(rows, shapes, stored), {row.name for row in rows}
+    faults += [f"{name} is not a tensor of this format" for name in stored if name not in named]
+    return _read_leaves(folder, rows, shapes, stored, faults, dtype, {})
+
+
+def _read_leaves(
+    folder: pathlib.Path,
+    rows: list[Tensor],
+    shapes: dict[_Path, _Shape],
+    stored: dict[str, Stored],
+    faults: list[str],
+    dtype: DTypeLike,
+    placed: dict[_Path, Arrays],
+) -> Arrays:
     if faults:
         raise ValueError(
             f"the weights in {folder} do not fit its config.json:\n  " + "\n  ".join(faults)
@@ -198,7 +226,7 @@ def write_params(
     return next(iter(tensors.values()))[1]
 
 
-def _open(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list[str]]:
+def open_tensors(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list[str]]:
     """Every tensor of the files by name, and a line for each one that is in two files."""
     stored: dict[str, Stored] = {}
     faults = []

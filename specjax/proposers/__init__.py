@@ -1,13 +1,14 @@
 """Proposers make the drafts.  Losslessness never depends on them.
 
 A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges the drafts of a source, which predicts one
-token at a time.  `ChoiceTree` arranges the drafts of a block source, which predicts several tokens
-in one pass.  `NGram` and `NoProposer` need no model.
+token at a time.  `ChoiceTree` and `BestFirst` arrange the drafts of a block source, which predicts
+several tokens in one pass.  `NGram` and `NoProposer` need no model.
 """
 
 from collections.abc import Callable
 
 from specjax.contract import Proposer
+from specjax.proposers.best_first import BestFirst
 from specjax.proposers.chain import Chain
 from specjax.proposers.choice_tree import ChoiceTree
 from specjax.proposers.choices import (
@@ -24,7 +25,9 @@ from specjax.proposers.ngram import NGram
 from specjax.proposers.none import NoProposer
 from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
+    BlockDraftSource,
     DraftSource,
+    Eagle3Source,
     EarlyExitSource,
     MedusaParams,
     MedusaSource,
@@ -50,6 +53,8 @@ UniversalParams = TranslatedParams
 
 __all__ = [
     "PROPOSERS",
+    "BestFirst",
+    "BlockDraftSource",
     "Chain",
     "ChoiceTree",
     "Choices",
@@ -57,6 +62,7 @@ __all__ = [
     "DraftSource",
     "DraftTree",
     "DynamicTree",
+    "Eagle3Source",
     "EarlyExit",
     "EarlyExitSource",
     "FirstOf",

@@ -1,13 +1,18 @@
 """Sources: they predict the next tokens, and a shape of `specjax.proposers` arranges the drafts."""
 
+from specjax.proposers.sources.block_draft import BlockDraftSource
 from specjax.proposers.sources.draft import DraftSource, DraftState
+from specjax.proposers.sources.eagle3 import Eagle3Source, Eagle3State
 from specjax.proposers.sources.early_exit import EarlyExitSource
 from specjax.proposers.sources.medusa import MedusaParams, MedusaSource
 from specjax.proposers.sources.translated import TranslatedParams, TranslatedSource
 
 __all__ = [
+    "BlockDraftSource",
     "DraftSource",
     "DraftState",
+    "Eagle3Source",
+    "Eagle3State",
     "EarlyExitSource",
     "MedusaParams",
     "MedusaSource",

@@ -1,0 +1,75 @@
+"""`PublishedDrafter`: a proposer over a source that was read from a published folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from specjax.contract import BlockSource, Proposer, Source
+from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
+from specjax.models import LanguageModel, LinenModel, SharedParams, Transformer
+
+Sizes = tuple[int, int, int]
+"""Hidden size, vocabulary and layers of a target."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class PublishedDrafter(Drafter):
+    """What `load_drafter` returns for sources that read hidden states of the target.
+
+    `params` are the drafter's own parameters.  It uses the target's embedding and head where the
+    folder has none, and does not copy them.
+    """
+
+    source: Source | BlockSource
+    shares: tuple[str, ...] = ()  # of "embedding" and "head": those of the target that it uses
+    sizes: Sizes  # of the target that it was loaded for
+
+    def check(self, target: LanguageModel) -> None:
+        """Raises ValueError if the target has other sizes than the one that it was loaded for."""
+        theirs = sizes_of(target, self.name)
+        if theirs != self.sizes:
+            raise ValueError(
+                f"the drafter {self.name} is for a target of {_words(self.sizes)}, and "
+                f"{target.name} has {_words(theirs)}: pass the target that it was trained for"
+            )
+
+    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
+        super().for_rows(target, adapter, rows)
+
+        def make(laid: LanguageModel) -> SharedParams:
+            used = set(self.shares)
+            if "head" in used and "head" not in laid.params:
+                used = {"embedding"}  # the target's head is its embedding
+            return SharedParams(self.params, {name: laid.params[name] for name in sorted(used)})
+
+        return make
+
+    def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> PublishedDrafter:
+        """This drafter with its drafts in another shape: `shaped(StaticTree, branching=(3, 2))`.
+
+        Raises:
+          ValueError: a shape that does not take this source, or numbers that it does not allow.
+        """
+        return dataclasses.replace(self, proposer=shape(self.source, **numbers))
+
+
+def sizes_of(target: LanguageModel, name: str) -> Sizes:
+    """The sizes that a drafter depends on.
+
+    Raises:
+      ValueError: the target is not a specjax Transformer; the message names the drafter.
+    """
+    module = target.model.module if isinstance(target.model, LinenModel) else None
+    if not isinstance(module, Transformer) or not isinstance(target.params, Mapping):
+        raise ValueError(
+            f"the drafter {name} reads the hidden states of a specjax Transformer, and "
+            f"{target.name} is a {type(target.model).__name__}: pass the target that it was "
+            "trained for, as specjax.load returns it"
+        )
+    config = module.config
+    return config.hidden_size, config.vocab_size, config.num_layers
+
+
+def _words(sizes: Sizes) -> str:
+    return f"hidden size {sizes[0]}, {sizes[1]} tokens and {sizes[2]} layers"

@@ -1,0 +1,224 @@
+"""Reads a block draft (DFlash and its kind), whatever corrects it."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from specjax.drafters import PublishedDrafter, sizes_of
+from specjax.files.drafters.block_config import Fields, read_config, read_taps
+from specjax.files.drafters.format import Description, Tensors
+from specjax.files.drafters.layers import dense_rows, layer_rows
+from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
+from specjax.files.tensors import Stored, read_rows
+from specjax.models import (
+    BlockDraft,
+    BlockDraftConfig,
+    Config,
+    Correction,
+    LanguageModel,
+    Tensor,
+    head_matrix,
+    initial_block,
+)
+from specjax.parallel import to_host
+from specjax.proposers import BlockDraftSource, ChoiceTree
+
+_RENAMED = {"logit_head.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+"""Beginnings of names in older and other exports."""
+
+_TABLE = "embed_tokens.weight"
+_PIECE = 4096  # rows of a table that are compared at a time
+
+MakeCorrection = Callable[[Fields, set[str], BlockDraftConfig, int, int], Correction | None]
+"""From the fields, the names of the tensors, the sizes of the layers, V and U."""
+
+Rows = Callable[[Correction], list[Tensor]]
+"""The tensors of a correction; their paths are those of `Correction.shapes`."""
+
+
+def renamed(tensors: Tensors) -> Tensors:
+    """The tensors by the names that the tables have."""
+    made = {}
+    for name, tensor in tensors.items():
+        for old, new in _RENAMED.items():
+            name = new + name.removeprefix(old) if name.startswith(old) else name
+        made[name] = tensor
+    return made
+
+
+def is_block_draft(names: set[str]) -> bool:
+    """Have these tensors the layers of a block draft?"""
+    plain = {name.removeprefix("encoder.") for name in names}
+    has_norm = "hidden_norm.weight" in names or "encoder.output_norm_enc.weight" in names
+    return "fc.weight" in plain and has_norm and "layers.0.hidden_norm.weight" not in names
+
+
+def read_block_draft(
+    folder: pathlib.Path,
+    config: Config,
+    tensors: Tensors,
+    target: LanguageModel,
+    first_slot: int,
+    correction: MakeCorrection = lambda *_: None,
+    rows_of: Rows = lambda _: [],
+) -> PublishedDrafter:
+    """The drafter in a folder.
+
+    Args:
+      folder, config, tensors, target: as `Format.read` gets them.
+      first_slot: the slot that predicts the token after the anchor, unless the configuration says.
+      correction, rows_of: what corrects the drafts, and its tensors.
+
+    Raises:
+      ValueError: with everything that does not fit the configuration or the target.
+    """
+    if (folder / "mask_embedding.pt").exists():
+        raise ValueError(
+            f"{folder} holds mask_embedding.pt, which replaces a row of the embedding and is "
+            "pickled: write its row into embed_tokens.weight of the safetensors file"
+        )
+    hidden_size, vocab_size, num_layers = sizes_of(target, folder.name)
+    stored = renamed(tensors)
+    known = read_vocabulary(folder, stored, vocab_size)
+    # The rows of the draft's head: its vocabulary may be reduced, or padded to another size.
+    units = stored["lm_head.weight"].shape[0] if "lm_head.weight" in stored else vocab_size
+    if known is None:
+        check_rows(folder, "lm_head.weight", units, target, vocab_size)
+    elif "lm_head.weight" not in stored or units != stored["d2t"].shape[0]:
+        raise ValueError(
+            f"{folder}: d2t maps a reduced vocabulary of {stored['d2t'].shape[0]} tokens, and "
+            "lm_head.weight is missing or of another size: download the folder again"
+        )
+    stored = {name: tensor for name, tensor in stored.items() if name not in ("d2t", "t2d")}
+    names, fields = set(stored), Fields(config)
+    try:
+        taps = read_taps(fields, num_layers)
+        assert taps is not None
+        block = read_config(folder, fields, stored, len(taps), first_slot, hidden_size)
+        corrects = correction(fields, names, block, vocab_size, units)
+    except KeyError as error:
+        raise ValueError(f"{folder / 'config.json'} lacks {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from None
+    if max(taps) > num_layers:
+        raise ValueError(
+            f"{folder / 'config.json'}: the draft reads the outputs of the layers {list(taps)}, "
+            f"and {target.name} has {num_layers}: pass the target that it was trained for"
+        )
+    net = BlockDraft(block)
+    shapes = shapes_of(net, corrects)
+    rows = block_rows(block) + ([] if corrects is None else rows_of(corrects))
+    shares = _share(stored, target, known is not None)
+    size = block.layers.hidden_size
+    if shares and size != hidden_size:
+        raise ValueError(
+            f"{folder} has hidden size {size} and no {' or '.join(shares)} of its own, and "
+            f"{target.name} has hidden size {hidden_size}: pass the target that it was trained for"
+        )
+    embedded = vocab_size
+    if "embedding" not in shares:
+        embedded = stored[_TABLE].shape[0]
+        check_rows(folder, _TABLE, embedded, target, vocab_size)
+        shapes["embedding",] = embedded, size
+        rows.append(Tensor(_TABLE, ("embedding",)))
+    if "head" not in shares:
+        shapes["head", "kernel"] = size, units
+        rows += dense_rows("lm_head", ("head",))
+    if block.mask_token >= embedded:
+        raise ValueError(
+            f"{folder}: mask_token_id is {block.mask_token}, and the embedding has {embedded} "
+            "rows: pass the target that the drafter was trained for"
+        )
+    unread = {"embedding": _TABLE, "head": "lm_head.weight"}
+    for part in shares:
+        stored.pop(unread[part], None)
+    params = read_rows(folder, rows, shapes, stored, target.params["embedding"].dtype)
+    if known is not None:
+        params["to_draft"] = jnp.asarray(known)
+    source = BlockDraftSource(net, vocab_size, taps, corrects)
+    return PublishedDrafter(
+        proposer=ChoiceTree(source),
+        params=params,
+        name=folder.name,
+        source=source,
+        shares=shares,
+        sizes=(hidden_size, vocab_size, num_layers),
+    )
+
+
+def describe_block_draft(
+    config: Config, tensors: Tensors, target: LanguageModel | None, method: str, first_slot: int
+) -> Description:
+    """What the folder of a block draft says about itself."""
+    fields, names = Fields(config), set(renamed(tensors))
+    from_anchor = fields.flag("sample_from_anchor", first_slot == 0)
+    size = fields.count("block_size", 8 if fields.is_speculators else 16)
+    nested = "SpecForge or z-lab" if fields.nested else "DeepSpec"
+    missing = {"embedding": "embed_tokens.weight", "head": "lm_head.weight"}
+    return Description(
+        method=method,
+        packaging="speculators" if fields.is_speculators else nested,
+        taps=read_taps(fields, None if target is None else sizes_of(target, method)[2]),
+        num_drafts=size if from_anchor else size - 1,
+        shares=tuple(part for part, name in missing.items() if name not in names),
+        details=(f"one pass fills a block of {size} slots",),
+    )
+
+
+def shapes_of(
+    net: BlockDraft, correction: Correction | None
+) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """The shape of each parameter of the layers and of the correction."""
+    made = jax.eval_shape(lambda key: initial_block(net, key), jax.random.key(0))
+    leaves = cast(dict[tuple[str, ...], jax.ShapeDtypeStruct], flatten_dict(made))
+    shapes = {("draft", *path): leaf.shape for path, leaf in leaves.items()}
+    if correction is not None:
+        shapes |= {("correction", *path): shape for path, shape in correction.shapes().items()}
+    return shapes
+
+
+def block_rows(block: BlockDraftConfig) -> list[Tensor]:
+    """The tensors of the layers."""
+    rows = [
+        *dense_rows("fc", ("draft", "fc")),
+        Tensor("hidden_norm.weight", ("draft", "hidden_norm", "weight")),
+        Tensor("norm.weight", ("draft", "norm", "weight")),
+    ]
+    for i in range(block.layers.num_layers):
+        theirs, ours = f"layers.{i}.", ("draft", f"layer_{i}")
+        rows += layer_rows(block.layers, theirs, ours)
+        rows.append(Tensor(f"{theirs}input_layernorm.weight", (*ours, "attention_norm", "weight")))
+        for part in ("attention_conv", "mlp_conv") if block.conv_size else ():
+            rows.append(Tensor(f"{theirs}{part}.base_kernel", (*ours, part, "base")))
+            rows += dense_rows(f"{theirs}{part}.kernel_projection", (*ours, part, "projection"))
+    return rows
+
+
+def _share(stored: Tensors, target: LanguageModel, is_reduced: bool) -> tuple[str, ...]:
+    """The tables of the target that the draft uses: those that its folder lacks or repeats."""
+    shares = []
+    if _TABLE not in stored or _repeats(stored[_TABLE], target.params["embedding"]):
+        shares.append("embedding")
+    if "lm_head.weight" not in stored or (
+        not is_reduced and _repeats(stored["lm_head.weight"], head_matrix(target.params).T)
+    ):
+        shares.append("head")
+    return tuple(shares)
+
+
+def _repeats(stored: Stored, table: jax.Array) -> bool:
+    """Does the file hold this table of the target?"""
+    if stored.shape != table.shape:
+        return False
+    for at in range(0, len(table), _PIECE):
+        ours = to_host(table[at : at + _PIECE])
+        if not np.array_equal(stored.map()[at : at + _PIECE].astype(ours.dtype), ours):
+            return False
+    return True

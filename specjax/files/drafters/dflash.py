@@ -1,0 +1,67 @@
+"""DFlash, DFlash-2 and JetSpec, in the layouts of z-lab, SpecForge and speculators."""
+
+from __future__ import annotations
+
+import pathlib
+
+from specjax.drafters import Drafter
+from specjax.files.drafters.block import (
+    describe_block_draft,
+    is_block_draft,
+    read_block_draft,
+)
+from specjax.files.drafters.block_config import Fields
+from specjax.files.drafters.format import Description, Format, Tensors
+from specjax.models import (
+    BlockDraftConfig,
+    CandidateSelector,
+    Config,
+    Correction,
+    LanguageModel,
+    Tensor,
+)
+
+_SELECTOR = "candidate_selector"
+
+
+def _matches(config: Config, names: set[str]) -> bool:
+    return is_block_draft(names)
+
+
+def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+    # Some files name the codebooks like embeddings.
+    tensors = {
+        name.removesuffix(".weight") if name.endswith("_codebook.weight") else name: tensor
+        for name, tensor in tensors.items()
+    }
+    return read_block_draft(folder, config, tensors, target, 1, _selector, _selector_rows)
+
+
+def _selector(
+    fields: Fields, names: set[str], block: BlockDraftConfig, vocab_size: int, units: int
+) -> Correction | None:
+    if f"{_SELECTOR}.predecessor_codebook" not in names:
+        return None
+    if units != vocab_size:
+        raise ValueError("a candidate selector with a reduced vocabulary (d2t) is not defined")
+    rank, top_k = fields.count("selector_rank", 256), fields.count("selector_top_k", 16)
+    return CandidateSelector(block.layers.hidden_size, vocab_size, units, rank, top_k)
+
+
+def _selector_rows(correction: Correction) -> list[Tensor]:
+    projection = f"{_SELECTOR}.hidden_projection.weight"
+    return [
+        Tensor(projection, ("correction", "projection"), transpose=True),
+        Tensor(f"{_SELECTOR}.predecessor_codebook", ("correction", "predecessor")),
+        Tensor(f"{_SELECTOR}.successor_codebook", ("correction", "successor")),
+    ]
+
+
+def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
+    method = "DFlash-2" if any(name.startswith(_SELECTOR) for name in tensors) else "DFlash"
+    if Fields(config).flag("causal_head", False):
+        method = "JetSpec"
+    return describe_block_draft(config, tensors, target, method, 1)
+
+
+DFLASH = Format(_matches, _read, _describe)

@@ -1,0 +1,62 @@
+"""Domino, in the layout of SpecForge."""
+
+from __future__ import annotations
+
+import pathlib
+
+from specjax.drafters import Drafter
+from specjax.files.drafters.block import describe_block_draft, is_block_draft, read_block_draft
+from specjax.files.drafters.block_config import Fields
+from specjax.files.drafters.format import Description, Format, Tensors
+from specjax.models import (
+    BlockDraftConfig,
+    Config,
+    Correction,
+    LanguageModel,
+    PrefixGRU,
+    Tensor,
+)
+
+_TENSORS = {
+    "prefix_gru.weight_ih_l0": "input",
+    "prefix_gru.weight_hh_l0": "state",
+    "embed_proj.0.weight": "inner",
+    "embed_proj.2.weight": "output",
+}
+
+
+def _matches(config: Config, names: set[str]) -> bool:
+    plain = {name.removeprefix("logit_head.") for name in names}
+    return is_block_draft(names) and "prefix_gru.weight_ih_l0" in plain
+
+
+def _first_slot(config: Config) -> int:
+    return 0 if Fields(config).flag("shift_label", False) else 1
+
+
+def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+    return read_block_draft(folder, config, tensors, target, _first_slot(config), _gru, _rows)
+
+
+def _gru(
+    fields: Fields, names: set[str], block: BlockDraftConfig, vocab_size: int, units: int
+) -> Correction:
+    return PrefixGRU(
+        block.layers.hidden_size,
+        vocab_size,
+        units,
+        state_size=fields.count("gru_hidden_dim"),
+        inner_size=fields.count("emb_dim"),
+        uncorrected=fields.count("pure_draft_prefix_len", 0, least=0),
+    )
+
+
+def _rows(correction: Correction) -> list[Tensor]:
+    return [Tensor(name, ("correction", part), transpose=True) for name, part in _TENSORS.items()]
+
+
+def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
+    return describe_block_draft(config, tensors, target, "Domino", _first_slot(config))
+
+
+DOMINO = Format(_matches, _read, _describe)

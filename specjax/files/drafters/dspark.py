@@ -1,0 +1,111 @@
+"""DSpark, in the layouts of DeepSpec, SpecForge and speculators."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from specjax.drafters import Drafter
+from specjax.files.drafters.block import (
+    describe_block_draft,
+    is_block_draft,
+    read_block_draft,
+    renamed,
+)
+from specjax.files.drafters.block_config import Fields
+from specjax.files.drafters.format import Description, Format, Tensors
+from specjax.files.drafters.layers import dense_rows
+from specjax.models import (
+    BlockDraftConfig,
+    Config,
+    Correction,
+    LanguageModel,
+    MarkovHead,
+    Tensor,
+)
+
+_MARKOV, _CONFIDENCE = "markov_head", "confidence_head.proj"
+
+
+def _matches(config: Config, names: set[str]) -> bool:
+    """By its heads; without any, only the configuration tells it from DFlash."""
+    plain = {name.removeprefix("logit_head.") for name in names}
+    heads = any(name.startswith((f"{_MARKOV}.", "confidence_head.")) for name in plain)
+    return is_block_draft(names) and (heads or _says_dspark(config))
+
+
+def _says_dspark(config: Config) -> bool:
+    labels = [
+        *(config.get("architectures") or []),
+        config.get("speculators_model_type"),
+        Fields(config).get("projector_type"),
+    ]
+    return any("dspark" in str(label).lower() for label in labels)
+
+
+def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+    # Slot 0 predicts the token after the anchor, as it is trained.
+    return read_block_draft(folder, config, tensors, target, 0, _markov, _markov_rows)
+
+
+def _markov(
+    fields: Fields, names: set[str], block: BlockDraftConfig, vocab_size: int, units: int
+) -> Correction | None:
+    rank = fields.count("markov_rank", 256) if f"{_MARKOV}.markov_w1.weight" in names else 0
+    confidence = None
+    if f"{_CONFIDENCE}.weight" in names:
+        # SpecForge leaves the field out for heads that read the hidden state alone.
+        both = fields.flag("confidence_head_with_markov", not fields.nested and rank > 0)
+        confidence = "both" if both else "hidden"
+    if rank == 0 and confidence is None:
+        return None
+    # By the tensors; the field only names kinds that have the same ones.
+    kind = str(fields.get("markov_head_type", "vanilla")).lower()
+    for name, part in (("gated", "gate_proj"), ("rnn", "joint_proj")):
+        if (f"{_MARKOV}.{part}.weight" in names) != (kind == name) and rank > 0:
+            raise ValueError(
+                f"markov_head_type is {kind!r}, and the file "
+                f"{'lacks' if kind == name else 'holds'} {_MARKOV}.{part}.weight"
+            )
+    size = block.layers.hidden_size
+    return MarkovHead(size, vocab_size, units, rank, kind, confidence)
+
+
+def _markov_rows(correction: Correction) -> list[Tensor]:
+    names = {
+        ("before",): f"{_MARKOV}.markov_w1.weight",
+        ("after",): f"{_MARKOV}.markov_w2.weight",
+    }
+    parts = {
+        "gate": f"{_MARKOV}.gate_proj",
+        "joint": f"{_MARKOV}.joint_proj",
+        "confidence": _CONFIDENCE,
+    }
+    rows = [
+        Tensor(name, ("correction", *path), transpose=path == ("after",))
+        for path, name in names.items()
+        if path in correction.shapes()
+    ]
+    for part, name in parts.items():
+        if (part, "kernel") in correction.shapes():
+            rows += dense_rows(name, ("correction", part), bias=True)
+    return rows
+
+
+def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
+    description = describe_block_draft(config, tensors, target, "DSpark", 0)
+    names = renamed(tensors)
+    heads = [
+        words
+        for words, name in (
+            ("a Markov head", f"{_MARKOV}.markov_w1.weight"),
+            ("a confidence head", f"{_CONFIDENCE}.weight"),
+        )
+        if name in names
+    ]
+    return dataclasses.replace(
+        description, details=(*description.details, *(f"with {words}" for words in heads))
+    )
+
+
+DSPARK = Format(_matches, _read, _describe)

@@ -1,0 +1,318 @@
+"""EAGLE-3 heads: the authors' layout (also SpecForge's), ModelOpt's, speculators' and DeepSpec's.
+
+The layouts differ in the names of the layers and in where the configuration has its fields.  What a
+head is made of is taken from its tensors:
+
+    midlayer.* or layers.0.*      q, k and v read 2 E numbers: an embedding and a feature
+    layers.1.* and further        ordinary decoder layers
+    fc, norm                      from n layers of the target to E; before the head's matrix
+    input_norm or fc_norm.{k}     norms before fc
+    embed_tokens, lm_head         missing: those of the target are used
+    d2t, t2d                      a reduced vocabulary
+
+The numbers are compared with those of speculators and SpecForge in tests/test_eagle3_published.py.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import warnings
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
+from jax.typing import DTypeLike
+
+from specjax.contract import Proposer, Source
+from specjax.drafters import Drafter, PublishedDrafter, sizes_of
+from specjax.files.drafters.format import Description, Format, Tensors
+from specjax.files.drafters.layers import dense_rows, layer_prefixes, layer_rows, read_layers
+from specjax.files.drafters.taps import check_taps, default_taps, read_taps
+from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
+from specjax.files.tensors import read_rows
+from specjax.models import (
+    Config,
+    Eagle3Config,
+    LanguageModel,
+    Tensor,
+    eagle3_shapes,
+)
+from specjax.proposers import Chain, DynamicTree, Eagle3Source
+from specjax.types import Arrays
+
+_TABLES = ("d2t", "t2d")
+_UNREAD = ("rotary_emb.inv_freq",)
+_DEPTH, _WIDTH, _NODES = 8, 10, 60
+"""The authors' tree: the root's children, 7 expansions of the 10 best nodes, 60 nodes in all."""
+
+_PLAIN = "the authors' or SpecForge's"
+
+_EXPECTED = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+    "use_mtp_layernorm": False,
+    "next_layer_regular": True,
+    "parallel_draft_step": 1,
+}
+"""Switches of ModelOpt, each with the only value that specjax supports."""
+
+
+class Parts(NamedTuple):
+    """A head, read from its configuration and headers alone."""
+
+    network: Eagle3Config
+    prefixes: list[str]  # of the names of each layer
+    taps: tuple[int, ...] | None  # None: they depend on the target
+    shares: tuple[str, ...]
+
+
+def read_parts(
+    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel | None
+) -> Parts:
+    """What a folder holds.  Without a target its sizes are not checked.
+
+    Raises:
+      ValueError: settings that are not supported, or that do not fit the tensors or the target.
+    """
+    _refuse_switches(folder, config)
+    prefixes = layer_prefixes(tensors)
+    layers = read_layers(folder, config.get("transformer_layer_config", config), tensors, prefixes)
+    taps, shape = read_taps(folder, config), tensors["fc.weight"].shape
+    if target is not None:
+        hidden, _, depth = sizes_of(target, folder.name)
+        taps = default_taps(folder, depth) if taps is None else taps
+        check_taps(folder, taps, depth, target.name)
+        told = {"num_target_layers": depth, "target_hidden_size": hidden}
+        for name, size in told.items():
+            if config.get(name) not in (None, size):
+                raise ValueError(
+                    f"{folder}: {name} is {config[name]}, and {target.name} has {size}: "
+                    "pass the target that the drafter was trained for"
+                )
+    else:
+        hidden = config.get("target_hidden_size") or layers.hidden_size
+    count = 3 if taps is None else len(taps)
+    if shape != (layers.hidden_size, count * hidden):
+        raise ValueError(
+            f"{folder}: fc.weight has shape {list(shape)}; hidden size {layers.hidden_size} and "
+            f"{count} layers of a target of hidden size {hidden} need "
+            f"{[layers.hidden_size, count * hidden]}: pass the target that the drafter was "
+            "trained for"
+        )
+    shares = tuple(
+        part
+        for part, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight"))
+        if name not in tensors
+    )
+    if shares and layers.hidden_size != hidden:
+        raise ValueError(
+            f"{folder} has no {' and no '.join(shares)} of its own, and its hidden size "
+            f"{layers.hidden_size} is not the target's, {hidden}, whose tables would be used"
+        )
+    network = Eagle3Config(
+        layers=layers,
+        num_taps=count,
+        target_size=hidden,
+        norm_before_residual=_flag(folder, config, "norm_before_residual"),
+        norm_before_fc="input_norm.weight" in tensors,
+        fc_norm="fc_norm.0.weight" in tensors,
+        feeds_normed=_feeds_normed(folder, config),
+    )
+    for name, seen in (("norm_before_fc", network.norm_before_fc), ("fc_norm", network.fc_norm)):
+        if _flag(folder, config, name) != seen:
+            warnings.warn(
+                f"{folder}: config.json says {name}={config.get(name)}, and the tensors show "
+                f"{seen}: the tensors count",
+                stacklevel=5,
+            )
+    return Parts(network, prefixes, taps, shares)
+
+
+def read_own(
+    folder: pathlib.Path,
+    parts: Parts,
+    tensors: Tensors,
+    target: LanguageModel,
+    extra: tuple[Tensor, ...] = (),
+    shapes: dict[tuple[str, ...], tuple[int, ...]] | None = None,
+) -> Arrays:
+    """The head's own parameters; `extra` rows and their `shapes` are read as well.
+
+    Raises:
+      ValueError: tensors that are missing, unknown or of another shape, or of another target.
+    """
+    vocab_size, size = target.model.vocab_size, parts.network.layers.hidden_size
+    known = read_vocabulary(folder, tensors, vocab_size)
+    flat = cast(dict[tuple[str, ...], jax.Array], flatten_dict(eagle3_shapes(parts.network)))
+    wanted = {("network", *path): leaf.shape for path, leaf in flat.items()}
+    rows = [*_rows(parts), *extra]
+    if "embed_tokens.weight" in tensors:
+        count = tensors["embed_tokens.weight"].shape[0]
+        check_rows(folder, "embed_tokens.weight", count, target, vocab_size)
+        rows.append(Tensor("embed_tokens.weight", ("embedding",)))
+        wanted["embedding",] = (count, size)
+    if "lm_head.weight" in tensors or known is not None:
+        count = tensors["d2t" if known is not None else "lm_head.weight"].shape[0]
+        if known is None:
+            check_rows(folder, "lm_head.weight", count, target, vocab_size)
+        rows.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
+        wanted["head", "kernel"] = (size, count)
+    stored = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name not in _TABLES and not name.endswith(_UNREAD)
+    }
+    own = read_rows(folder, rows, {**wanted, **(shapes or {})}, stored, dtype_of(target))
+    return own if known is None else {**own, "to_draft": jnp.asarray(known)}
+
+
+def proposal_depth(config: Config) -> int | None:
+    """The number of drafts that a configuration asks for, or None."""
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    for number in (methods[0].get("speculative_tokens"), config.get("ttt_length")):
+        if type(number) is int and number >= 1:
+            return number
+    return None
+
+
+def packaging_of(config: Config) -> str:
+    """Whose layout a configuration has."""
+    if "speculators_model_type" in config:
+        return "speculators"
+    if "eagle_config" in config:
+        return "NVIDIA ModelOpt"
+    if "target_layer_ids" in config:
+        return "DeepSpec"
+    return _PLAIN
+
+
+def dtype_of(target: LanguageModel) -> DTypeLike:
+    """The dtype of a target's weights."""
+    return target.params["embedding"].dtype
+
+
+def details_of(config: Config, parts: Parts, tensors: Tensors) -> tuple[str, ...]:
+    """Further lines of a description."""
+    c, network = parts.network.layers, parts.network
+    switches = ("norm_before_residual", "norm_before_fc", "fc_norm", "feeds_normed")
+    used = [name for name in switches if vars(network)[name]] + ["q/k norm"] * bool(c.qk_norm)
+    lines = [
+        f"{c.num_layers} decoder layer{'s' * (c.num_layers > 1)}, hidden size {c.hidden_size}, "
+        f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} key heads"
+    ]
+    lines += [f"switches: {', '.join(used)}"] if used else []
+    if "d2t" in tensors:
+        lines.append(f"proposes {tensors['d2t'].shape[0]} of the target's tokens")
+    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+    trained = verifier.get("name_or_path") or config.get("target_model_name_or_path")
+    return (*lines, f"trained for {trained}") if trained else tuple(lines)
+
+
+def _matches(config: Config, names: set[str]) -> bool:
+    """A feature norm in the first layer, and no state of a mask token, which P-EAGLE has."""
+    prefixes = ("midlayer.", "midlayer.0.", "layers.0.")
+    has_norm = any(f"{prefix}hidden_norm.weight" in names for prefix in prefixes)
+    return has_norm and "fc.weight" in names and "mask_hidden" not in names
+
+
+def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+    parts = read_parts(folder, config, tensors, target)
+    assert parts.taps is not None  # the target is known
+    own = read_own(folder, parts, tensors, target)
+    source = Eagle3Source(parts.network, target.model.vocab_size, parts.taps)
+    return PublishedDrafter(
+        proposer=_shape(config, source, target),
+        params=own,
+        name=folder.name,
+        source=source,
+        shares=parts.shares,
+        sizes=sizes_of(target, folder.name),
+    )
+
+
+def _shape(config: Config, source: Source, target: LanguageModel) -> Proposer:
+    """The shape that the configuration asks for, or the authors' tree if the target reads trees."""
+    asked = proposal_depth(config)
+    if asked is not None or not target.model.reads_trees:
+        return Chain(source, asked or _DEPTH)
+    width = min(_WIDTH, source.vocab_size)
+    most = 1 + width + (_DEPTH - 1) * width**2
+    return DynamicTree(source, _DEPTH, width, min(_NODES, most))
+
+
+def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
+    parts = read_parts(pathlib.Path("the folder"), config, tensors, target)
+    newer = parts.network.fc_norm or parts.network.feeds_normed
+    return Description(
+        method="EAGLE-3.1" if newer else "EAGLE-3",
+        packaging=packaging_of(config),
+        taps=parts.taps,
+        num_drafts=proposal_depth(config) or _DEPTH,
+        shares=parts.shares,
+        details=details_of(config, parts, tensors),
+    )
+
+
+def _rows(parts: Parts) -> list[Tensor]:
+    """The table of the network's tensors."""
+    c = parts.network
+    rows = [
+        *dense_rows("fc", ("network", "fc")),
+        Tensor("norm.weight", ("network", "norm", "weight")),
+    ]
+    if c.norm_before_fc:
+        rows.append(Tensor("input_norm.weight", ("network", "input_norm", "weight")))
+    for k in range(c.num_taps if c.fc_norm else 0):
+        rows.append(Tensor(f"fc_norm.{k}.weight", ("network", f"fc_norms_{k}", "weight")))
+    for i, prefix in enumerate(parts.prefixes):
+        path = ("network", f"layers_{i}")
+        rows += layer_rows(c.layers, prefix, path)
+        norm = "embedding_norm" if i == 0 else "attention_norm"
+        rows.append(Tensor(f"{prefix}input_layernorm.weight", (*path, norm, "weight")))
+        if i == 0:
+            name = f"{prefix}hidden_norm.weight"
+            rows.append(Tensor(name, (*path, "feature_norm", "weight")))
+    return rows
+
+
+def _refuse_switches(folder: pathlib.Path, config: Config) -> None:
+    """Raises ValueError for switches of ModelOpt that are not supported."""
+    inner = config.get("eagle_config") or {}
+    for name, supported in _EXPECTED.items():
+        if inner.get(name) not in (None, supported):
+            raise ValueError(
+                f"{folder}: eagle_config.{name}={inner[name]!r} is not supported; specjax has "
+                f"{supported!r}"
+            )
+
+
+def _feeds_normed(folder: pathlib.Path, config: Config) -> bool:
+    """`norm_output`: is the state of a draft fed back after the final norm?
+
+    So it is read by speculators, vLLM and SGLang, and by SpecForge since September 2026.  Before,
+    SpecForge's training read it as "apply the norm before the head's matrix", with the default
+    true, and always fed the state back before the norm.
+    """
+    feeds = _flag(folder, config, "norm_output")
+    forged = packaging_of(config) == _PLAIN
+    if feeds and forged:
+        warnings.warn(
+            f"{folder}: norm_output=true is read as it is served: drafts are fed back after the "
+            "final norm (EAGLE-3.1). Training by SpecForge up to version 0.2.0 meant the norm "
+            "before the head by it; if this head was trained so, remove norm_output from "
+            "config.json",
+            stacklevel=6,
+        )
+    return feeds
+
+
+def _flag(folder: pathlib.Path, config: Config, name: str) -> bool:
+    value = config.get(name)
+    if value not in (None, True, False):
+        raise ValueError(f"{folder}: {name} is {value!r}; it must be true or false")
+    return bool(value)
+
+
+EAGLE3 = Format(_matches, _read, _describe)

@@ -1,0 +1,40 @@
+"""What a format of drafter folders declares: how to recognise, describe and read a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+from specjax.drafters import Drafter
+from specjax.files.tensors import Stored
+from specjax.models import Config, LanguageModel
+
+Tensors = dict[str, Stored]
+"""The tensors of a folder by name, from the headers of its files; no weight has been read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a folder of a drafter says about itself, from its configuration and headers alone."""
+
+    method: str  # such as "EAGLE-3"
+    packaging: str  # whose layout of the configuration and of the names
+    # Layers of the target that it reads: 0 is the embedding, i the output of layer i.  None: the
+    # folder names none, and the default depends on the target.
+    taps: tuple[int, ...] | None
+    num_drafts: int  # the depth of its drafts, as the folder or the method has it
+    shares: tuple[str, ...]  # of the target's "embedding" and "head": those that it uses
+    details: tuple[str, ...] = ()  # further lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """A row of the table `FORMATS`."""
+
+    # By the names of the tensors.  The configuration only decides where the names leave it open.
+    matches: Callable[[Config, set[str]], bool]
+    # Raises ValueError with everything that does not fit the configuration or the target.
+    read: Callable[[pathlib.Path, Config, Tensors, LanguageModel], Drafter]
+    # The target is None, or a model whose parameters need not be there.
+    describe: Callable[[Config, Tensors, LanguageModel | None], Description]

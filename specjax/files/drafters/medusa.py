@@ -1,0 +1,37 @@
+"""Medusa heads, in the format of the authors' code."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+from specjax.drafters import Drafter
+from specjax.files.drafters.format import Description, Format, Tensors
+from specjax.files.medusa import load_medusa
+from specjax.models import Config, LanguageModel
+
+_BLOCK = re.compile(r"\d+\.\d+\.linear\.weight")
+
+
+def _matches(config: Config, names: set[str]) -> bool:
+    return any(map(_BLOCK.fullmatch, names))
+
+
+def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+    return load_medusa(folder, target)
+
+
+def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
+    heads = 1 + max(int(name.split(".")[0]) for name in tensors)
+    own = any(re.fullmatch(r"\d+\.\d+\.weight", name) for name in tensors)
+    return Description(
+        method="Medusa",
+        packaging="the authors' code, version " + ("1" if own else "2"),
+        taps=(),
+        num_drafts=heads,
+        shares=() if own else ("head",),
+        details=("reads the target's last hidden state",),
+    )
+
+
+MEDUSA = Format(_matches, _read, _describe)

@@ -1,0 +1,73 @@
+"""Which layers of the target an EAGLE-3 head reads: the conventions of those who publish them.
+
+Here tap 0 is the embedding, and tap i the output of the i-th layer, counted from 1.
+
+    eagle_aux_hidden_state_layer_ids                 as it is           vLLM, speculators
+    eagle_config.layer_ids                           as it is           vLLM
+    eagle_config.eagle_aux_hidden_state_layer_ids    + 1                NVIDIA ModelOpt, SGLang
+    target_layer_ids                                 + 1, -1 is 0       DeepSpec
+    none of them                                     2, L // 2, L - 3   the authors of EAGLE
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from specjax.models import Config
+
+_OUTER, _INNER = "eagle_config", "eagle_aux_hidden_state_layer_ids"
+
+
+def read_taps(folder: pathlib.Path, config: Config) -> tuple[int, ...] | None:
+    """The taps that a configuration names, in ascending order; None: it names none.
+
+    Raises:
+      ValueError: ids that are no list of distinct, ascending layers, or two keys that disagree.
+    """
+    inner = config.get(_OUTER) or {}
+    named = [
+        (_INNER, config.get(_INNER), 0),
+        (f"{_OUTER}.{_INNER}", inner.get(_INNER), 1),
+        (f"{_OUTER}.layer_ids", inner.get("layer_ids"), 0),
+        ("target_layer_ids", config.get("target_layer_ids"), 1),
+    ]
+    found: dict[str, tuple[int, ...]] = {}
+    for key, ids, offset in named:
+        if not ids:  # missing, null or empty: an exporter wrote the key without a value
+            continue
+        if not isinstance(ids, list) or not all(type(i) is int and i + offset >= 0 for i in ids):
+            raise ValueError(f"{folder}: {key} is {ids!r}; it must be a list of layers")
+        if ids != sorted(set(ids)):
+            raise ValueError(f"{folder}: {key} is {ids}; the layers must be distinct and ascending")
+        found[key] = tuple(i + offset for i in ids)
+    if len(set(found.values())) > 1:
+        words = "; ".join(f"{key} means {list(taps)}" for key, taps in found.items())
+        raise ValueError(
+            f"{folder}: keys disagree about the layers of the target ({words}, as numbers of "
+            "outputs): remove the wrong one from config.json"
+        )
+    return next(iter(found.values()), None)
+
+
+def default_taps(folder: pathlib.Path, num_layers: int) -> tuple[int, ...]:
+    """The taps of a head whose configuration names none.
+
+    Raises:
+      ValueError: the target has too few layers for them.
+    """
+    taps = (2, num_layers // 2, num_layers - 3)
+    if not 0 < taps[0] < taps[1] < taps[2]:
+        raise ValueError(
+            f"{folder} names no layers of the target, and the default (2, L // 2, L - 3) is "
+            f"{taps} for {num_layers} layers: name them in config.json as {_INNER}"
+        )
+    return taps
+
+
+def check_taps(folder: pathlib.Path, taps: tuple[int, ...], num_layers: int, target: str) -> None:
+    """Raises ValueError unless the target has the layers."""
+    if taps[-1] > num_layers:
+        raise ValueError(
+            f"{folder} reads the output of layer {taps[-1]}, and {target} has {num_layers} "
+            "layers: pass the target that the drafter was trained for"
+        )

@@ -1,0 +1,86 @@
+"""Reduced vocabularies of drafters: which tokens of the target a drafter can propose."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+
+from specjax.files.drafters.format import Tensors
+from specjax.files.tensors import Stored
+from specjax.models import LanguageModel
+from specjax.types import ABSENT
+
+_WHOLE = {"I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "u1"}
+"""The names in safetensors of the dtypes that tables can have."""
+
+
+def read_vocabulary(folder: pathlib.Path, tensors: Tensors, vocab_size: int) -> np.ndarray | None:
+    """[V] int32: the drafter's token for each of the target's, or ABSENT; None: they are the same.
+
+    `d2t` [Vd] holds offsets: the drafter's token i is the target's token i + d2t[i].
+
+    Args:
+      folder: for messages.
+      tensors: `d2t`, and perhaps `t2d` [V], which says for each token whether it is in the table.
+      vocab_size: V of the target.
+
+    Raises:
+      ValueError: a table that cannot be meant; the message names it.
+    """
+    if "d2t" not in tensors:
+        return None
+    offsets = _whole(folder, "d2t", tensors["d2t"]).astype(np.int64)
+    ids = np.arange(len(offsets)) + offsets
+    wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if wrong.size:
+        raise ValueError(
+            f"{folder}: d2t maps the draft token {wrong[0]} to {ids[wrong[0]]}, and the target has "
+            f"the tokens 0 to {vocab_size - 1}; d2t holds offsets, target token = draft token + "
+            "d2t: pass the target that the drafter was trained for"
+        )
+    if len(np.unique(ids)) < len(ids):
+        raise ValueError(
+            f"{folder}: d2t maps two draft tokens to the same target token; it holds offsets, "
+            "target token = draft token + d2t"
+        )
+    if len(ids) == vocab_size and not offsets.any():
+        return None
+    if "t2d" in tensors:
+        kept = _whole(folder, "t2d", tensors["t2d"]).astype(bool)
+        if len(kept) <= ids.max() or kept.sum() != len(ids) or not kept[ids].all():
+            raise ValueError(
+                f"{folder}: d2t names {len(ids)} target tokens, and t2d marks {kept.sum()} others: "
+                "one of the tables is of another drafter"
+            )
+    table = np.full(vocab_size, ABSENT, np.int32)
+    table[ids] = np.arange(len(ids))
+    return table
+
+
+def check_rows(
+    folder: pathlib.Path, name: str, rows: int, target: LanguageModel, vocab_size: int
+) -> None:
+    """Raises ValueError unless a table of `rows` tokens has all tokens of the target.
+
+    Vocabularies may be padded to different sizes.
+    """
+    if rows == vocab_size:
+        return
+    words = target.tokenizer
+    used = vocab_size if words is None else 1 + max(words.get_vocab().values(), default=0)
+    if rows < used:
+        raise ValueError(
+            f"{folder}: {name} has rows for {rows} tokens, and {target.name} uses {used}: "
+            "pass the target that the drafter was trained for"
+        )
+
+
+def _whole(folder: pathlib.Path, name: str, stored: Stored) -> np.ndarray:
+    """A table of whole numbers or flags [N]."""
+    if stored.kind not in _WHOLE or len(stored.shape) != 1:
+        raise ValueError(
+            f"{folder}: {name} is a {stored.kind} of shape {list(stored.shape)}; it must be a "
+            f"list of {', '.join(_WHOLE)}"
+        )
+    return np.array(np.memmap(stored.file, _WHOLE[stored.kind], "r", stored.start, stored.shape))

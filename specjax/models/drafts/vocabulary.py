@@ -1,0 +1,25 @@
+"""Logits on a draft's vocabulary as logits on the target's."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+
+def on_target(logits: Array, vocab_size: int, to_draft: Array | None = None) -> Array:
+    """[..., U] -> [..., V], -inf for tokens that the draft never proposes.
+
+    Args:
+      logits: on the draft's vocabulary.
+      vocab_size: V of the target.
+      to_draft: [V] the draft's token for each of the target's, or a negative number where there is
+        none; None: equal ids mean equal tokens, and the padded sizes may differ.
+    """
+    if to_draft is not None:
+        taken = jnp.take(logits, jnp.maximum(to_draft, 0), axis=-1)
+        return jnp.where(to_draft >= 0, taken, -jnp.inf)
+    missing = vocab_size - logits.shape[-1]
+    if missing > 0:
+        pad = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
+        logits = jnp.pad(logits, pad, constant_values=-jnp.inf)
+    return logits[..., :vocab_size]

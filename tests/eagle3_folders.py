@@ -1,0 +1,388 @@
+"""Random EAGLE-3 heads in every published layout, and what they draft, computed by NumPy alone.
+
+The reference reads the tensors of a folder by their published names.  It has no cache: for every
+token it computes everything again, in float64.  The target's features come from transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+import folders
+import numpy as np
+import safetensors.torch
+import torch
+import transformers
+
+VOCAB, SIZE, LAYERS = 320, 48, 7
+DRAFT_VOCAB = 200
+
+
+@functools.cache
+def target_model(kind: str = "llama") -> Any:
+    """A random target of seven layers whose greedy text varies."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": SIZE,
+        "intermediate_size": 64,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.4,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "tie_word_embeddings": kind == "gemma2",
+    }
+    make = {
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
+    }[kind]
+    torch.manual_seed(7)
+    model = make[1](make[0](**shape)).eval()
+    with torch.no_grad():
+        for leaf in model.parameters():
+            if leaf.ndim == 1:
+                leaf.add_(0.3 * torch.randn_like(leaf))
+    return model
+
+
+@functools.cache
+def target(kind: str = "llama") -> pathlib.Path:
+    return folders.write(target_model(kind), f"eagle3-target-{kind}")
+
+
+@functools.cache
+def _states(kind: str, tokens: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    with torch.no_grad():
+        out = target_model(kind)(torch.tensor([tokens]), output_hidden_states=True)
+    return tuple(state[0].double().numpy() for state in out.hidden_states)
+
+
+def features_of(kind: str, tokens: tuple[int, ...], taps: tuple[int, ...]) -> np.ndarray:
+    """[T, n E] of the target, by transformers."""
+    assert max(taps) < LAYERS  # the last entry of transformers has the final norm
+    return np.concatenate([_states(kind, tokens)[tap] for tap in taps], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """The form of a head."""
+
+    taps: tuple[int, ...] = (2, 3, 4)
+    num_layers: int = 1
+    draft_vocab: int | None = DRAFT_VOCAB  # None: the target's
+    own_embedding: bool = False
+    own_head: bool = True
+    qk_norm: bool = False
+    bias: bool = False
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    mask_hidden: bool = False
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 12
+    mlp: int = 56
+    theta: float = 10000.0
+    eps: float = 1e-5
+
+    def tensors(self, seed: int = 0, midlayer: bool = False) -> dict[str, torch.Tensor]:
+        """Random tensors under the names of the layout."""
+        draw = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int, scale: float = 0.3) -> torch.Tensor:
+            return scale * torch.randn(*shape, generator=draw)
+
+        def norm(size: int) -> torch.Tensor:
+            return 1 + normal(size)
+
+        made = {"fc.weight": normal(SIZE, len(self.taps) * SIZE), "norm.weight": norm(SIZE)}
+        for i in range(self.num_layers):
+            name = f"layers.{i}."
+            if midlayer:
+                name = "midlayer." if self.num_layers == 1 else f"midlayer.{i}."
+            wide = 2 * SIZE if i == 0 else SIZE
+            made[f"{name}input_layernorm.weight"] = norm(SIZE)
+            if i == 0:
+                made[f"{name}hidden_norm.weight"] = norm(SIZE)
+            made[f"{name}post_attention_layernorm.weight"] = norm(SIZE)
+            for part, count in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
+                made[f"{name}self_attn.{part}_proj.weight"] = normal(count * self.head_dim, wide)
+                if self.bias:
+                    made[f"{name}self_attn.{part}_proj.bias"] = normal(count * self.head_dim)
+            made[f"{name}self_attn.o_proj.weight"] = normal(SIZE, self.heads * self.head_dim)
+            for part in "qk" if self.qk_norm else "":
+                made[f"{name}self_attn.{part}_norm.weight"] = norm(self.head_dim)
+            made[f"{name}mlp.gate_proj.weight"] = normal(self.mlp, SIZE)
+            made[f"{name}mlp.up_proj.weight"] = normal(self.mlp, SIZE)
+            made[f"{name}mlp.down_proj.weight"] = normal(SIZE, self.mlp)
+        if self.norm_before_fc:
+            made["input_norm.weight"] = norm(len(self.taps) * SIZE)
+        for k in range(len(self.taps) if self.fc_norm else 0):
+            made[f"fc_norm.{k}.weight"] = norm(SIZE)
+        if self.own_embedding:
+            made["embed_tokens.weight"] = normal(VOCAB, SIZE)
+        if self.own_head:
+            made["lm_head.weight"] = normal(self.draft_vocab or VOCAB, SIZE)
+        if self.mask_hidden:
+            made["mask_hidden"] = normal(1, 1, len(self.taps) * SIZE)
+        if self.draft_vocab is not None:
+            kept = torch.randperm(VOCAB, generator=draw)[: self.draft_vocab].sort().values
+            made["d2t"] = kept - torch.arange(self.draft_vocab)
+            made["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, kept, True)
+        return made
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The configuration of the layers."""
+        return {
+            "model_type": "qwen3" if self.qk_norm else "llama",
+            "hidden_size": SIZE,
+            "intermediate_size": self.mlp,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": VOCAB,
+            "rms_norm_eps": self.eps,
+            "rope_theta": self.theta,
+            "hidden_act": "silu",
+            "max_position_embeddings": 64,
+        }
+
+
+def authors(head: Head) -> dict[str, Any]:
+    """The configuration in the authors' layout, which names no taps."""
+    switches = {"fc_norm": True, "norm_output": True} if head.norm_output else {}
+    more = {"draft_vocab_size": head.draft_vocab or VOCAB, "tie_word_embeddings": True}
+    return {"architectures": ["LlamaForCausalLMEEagle3"], **head.fields, **more, **switches}
+
+
+def model_opt(head: Head) -> dict[str, Any]:
+    """NVIDIA's layout: nested ids of the layers whose outputs are read, counted from 0."""
+    inner = {
+        "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in head.taps],
+        "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+        "next_layer_regular": True,
+        "parallel_draft_step": None,
+    }
+    scaling = {"rope_type": "default", "rope_theta": head.theta}
+    fields = {**head.fields, "attention_bias": None, "rope_scaling": scaling}
+    return {"architectures": ["LlamaForCausalLMEagle3"], **fields, "eagle_config": inner}
+
+
+def speculators(head: Head, kind: str = "eagle3") -> dict[str, Any]:
+    """The layout of speculators, which leaves out what equals the default of a class."""
+    defaults = {"rope_theta": 10000.0, "hidden_act": "silu", "num_attention_heads": 32}
+    defaults |= {"head_dim": 128} if head.qk_norm else {}
+    inner = {name: value for name, value in head.fields.items() if defaults.get(name) != value}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "auto_map": {"": "config.Eagle3SpeculatorConfig"},
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "draft_vocab_size": head.draft_vocab or VOCAB,
+        "norm_before_residual": head.norm_before_residual,
+        "norm_before_fc": head.norm_before_fc,
+        "fc_norm": head.fc_norm,
+        "norm_output": head.norm_output,
+        "eagle_aux_hidden_state_layer_ids": list(head.taps),
+        "transformer_layer_config": inner,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": "org/target", "architectures": ["LlamaForCausalLM"]},
+        },
+    }
+
+
+def deep_spec(head: Head) -> dict[str, Any]:
+    """DeepSpec's layout: the target's configuration, ids counted from 0, -1 is the embedding."""
+    return {
+        "architectures": ["Qwen3Eagle3Model"],
+        **head.fields,
+        "num_target_layers": LAYERS,
+        "layer_types": ["full_attention"],
+        "target_layer_ids": [tap - 1 for tap in head.taps],
+        "ttt_length": 5,
+        "tie_word_embeddings": False,
+        "target_model_name_or_path": "org/target",
+    }
+
+
+def write(folder: pathlib.Path, config: dict[str, Any], tensors: dict[str, Any]) -> pathlib.Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+LAYOUTS: dict[str, tuple[Head, Any, bool, str]] = {
+    "authors": (Head(), authors, True, "llama"),
+    "authors, own tables": (Head(own_embedding=True, draft_vocab=None), authors, True, "gemma2"),
+    "authors, the target's tables": (
+        Head(own_head=False, draft_vocab=None),
+        authors,
+        True,
+        "qwen3",
+    ),
+    "authors, 3.1": (Head(fc_norm=True, norm_output=True), authors, True, "qwen3"),
+    "ModelOpt": (Head(taps=(1, 6)), model_opt, False, "qwen3"),
+    "ModelOpt, two layers": (Head(taps=(1, 3, 5), num_layers=2), model_opt, True, "gemma2"),
+    "speculators": (
+        Head((3, 5, 6), own_embedding=True, norm_before_residual=True, theta=5e5),
+        speculators,
+        False,
+        "qwen3",
+    ),
+    "speculators, one norm": (
+        Head(norm_before_fc=True, qk_norm=True, num_layers=2),
+        speculators,
+        False,
+        "llama",
+    ),
+    "speculators, 3.1": (
+        Head(fc_norm=True, norm_output=True, bias=True, head_dim=16),
+        speculators,
+        False,
+        "gemma2",
+    ),
+    "DeepSpec": (
+        Head((0, 2, 3, 4, 6), draft_vocab=None, own_embedding=True, qk_norm=True),
+        deep_spec,
+        False,
+        "qwen3",
+    ),
+}
+"""Name -> form, configuration, are the layers called "midlayer", and the kind of target."""
+
+
+@functools.cache
+def folder(layout: str) -> pathlib.Path:
+    head, config, midlayer, _ = LAYOUTS[layout]
+    name = "eagle3-" + layout.replace(" ", "-").replace(",", "").replace("'", "")
+    return write(folders.ROOT / name, config(head), head.tensors(1, midlayer))
+
+
+@functools.cache
+def reference(layout: str) -> Reference:
+    head, _, midlayer, kind = LAYOUTS[layout]
+    return Reference(head, head.tensors(1, midlayer), kind)
+
+
+class Reference:
+    """What a head predicts, from its tensors and the target's features."""
+
+    def __init__(self, head: Head, tensors: dict[str, torch.Tensor], kind: str = "llama") -> None:
+        def plain(name: str) -> str:
+            for stem in ("midlayer.0.", "midlayer.1."):
+                if name.startswith(stem):
+                    return name.replace("midlayer", "layers", 1)
+            return name.replace("midlayer.", "layers.0.")
+
+        self.head, self.kind = head, kind
+        self.w = {plain(name): t.double().numpy() for name, t in tensors.items()}
+        model = target_model(kind)
+        table, matrix = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        self.table = self.w.get("embed_tokens.weight", table.detach().double().numpy())
+        self.matrix = self.w.get("lm_head.weight", matrix.detach().double().numpy())
+
+    def norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        eps = self.head.eps
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * self.w[f"{name}.weight"]
+
+    def linear(self, name: str, x: np.ndarray) -> np.ndarray:
+        return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", 0.0)
+
+    def fuse(self, raw: np.ndarray) -> np.ndarray:
+        if self.head.norm_before_fc:
+            raw = self.norm("input_norm", raw)
+        if self.head.fc_norm:
+            parts = np.split(raw, len(self.head.taps), axis=-1)
+            raw = np.concatenate([self.norm(f"fc_norm.{k}", x) for k, x in enumerate(parts)], -1)
+        return self.linear("fc", raw)
+
+    def turned(self, x: np.ndarray) -> np.ndarray:
+        """[T, H, D] rotated by the positions 0 ... T - 1."""
+        half = x.shape[-1] // 2
+        freq = self.head.theta ** (-np.arange(half) / half)
+        angle = np.arange(len(x))[:, None, None] * freq
+        a, b = x[..., :half], x[..., half:]
+        cos, sin = np.cos(angle), np.sin(angle)
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def attend(self, name: str, x: np.ndarray) -> np.ndarray:
+        h = self.head
+
+        def project(part: str, count: int) -> np.ndarray:
+            y = self.linear(f"{name}self_attn.{part}_proj", x).reshape(len(x), count, h.head_dim)
+            if part == "v":
+                return y
+            return self.turned(self.norm(f"{name}self_attn.{part}_norm", y) if h.qk_norm else y)
+
+        q = project("q", h.heads)
+        k, v = (np.repeat(project(part, h.kv_heads), h.heads // h.kv_heads, 1) for part in "kv")
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(h.head_dim)
+        scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        mixed = np.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1)
+        return self.linear(f"{name}self_attn.o_proj", mixed)
+
+    def states(self, tokens: list[int], features: np.ndarray) -> np.ndarray:
+        """[T, E] after the layers, for T pairs."""
+        x, embedded = features, self.table[tokens]
+        for i in range(self.head.num_layers):
+            name = f"layers.{i}."
+            if i == 0:
+                feature = self.norm(f"{name}hidden_norm", x)
+                inputs = np.concatenate([self.norm(f"{name}input_layernorm", embedded), feature], 1)
+                x = feature if self.head.norm_before_residual else x
+            else:
+                inputs = self.norm(f"{name}input_layernorm", x)
+            x = x + self.attend(name, inputs)
+            y = self.norm(f"{name}post_attention_layernorm", x)
+            gate, up = (self.linear(f"{name}mlp.{part}_proj", y) for part in ("gate", "up"))
+            x = x + self.linear(f"{name}mlp.down_proj", gate / (1 + np.exp(-gate)) * up)
+        return x
+
+    def full(self, logits: np.ndarray) -> np.ndarray:
+        """Logits of the head's rows -> [V] of the target's tokens."""
+        if self.head.draft_vocab is None:
+            return logits
+        out = np.full(VOCAB, -np.inf)
+        out[np.arange(len(logits)) + self.w["d2t"].astype(int)] = logits
+        return out
+
+    def logits(self, text: list[int], path: tuple[int, ...] = ()) -> np.ndarray:
+        """[V] after a text, whose last token is pending, and the drafts of a path below it."""
+        features = self.fuse(features_of(self.kind, tuple(text[:-1]), self.head.taps))
+        tokens = [*text[1:]]
+        for token in (*path, None):
+            states = self.states(tokens, features)
+            normed = self.norm("norm", states[-1:])
+            if token is None:
+                return self.full((normed @ self.matrix.T)[0])
+            fed = normed if self.head.norm_output else states[-1:]
+            features, tokens = np.concatenate([features, fed]), [*tokens, token]
+        raise AssertionError
+
+    def drafts(self, text: list[int], count: int) -> list[int]:
+        """The greedy chain."""
+        path: tuple[int, ...] = ()
+        for _ in range(count):
+            path = (*path, int(self.logits(text, path).argmax()))
+        return list(path)
