@@ -23,7 +23,8 @@ from bench.machine import ceilings
 from bench.tpu.best import best
 from bench.tpu.cells import HEADER, Cell, draw, line, measure
 from bench.tpu.chips import CHIPS, Chip, chip
-from bench.tpu.programs import DRAFTERS, compile_loop, devices_of, prepare_environment
+from bench.tpu.drafters import DRAFTERS
+from bench.tpu.programs import compile_loop, devices_of, prepare_environment
 from bench.tpu.roofline import table
 from bench.tpu.sizes import DRAFT_OF, DTYPES, SIZES, VOCABULARY, config_of, shapes_of
 from specjax import Decoder, Params
@@ -76,15 +77,15 @@ def _compile_all(arguments: argparse.Namespace) -> list[Cell]:
     ]
     for size, drafter, batch, capacity, (name, count) in cases:
         print(f"compiling {size}, {drafter}, batch {batch}, {count} x {name}", file=sys.stderr)
-        has_draft, make = DRAFTERS[drafter]
         target = shapes_of(targets[size], arguments.dtype)
         vocab_size = target.model.vocab_size
         named = arguments.draft or DRAFT_OF.get(size, "150m")
         draft = shapes_of(config_of(named, vocab_size), arguments.dtype)
-        proposer = make(draft.model, vocab_size)
+        sketch = DRAFTERS[drafter](target, draft)
+        proposer = sketch.proposer
         decoder = Decoder(target.model, proposer, specjax.Match(), (2,), capacity)
-        params = Params(target.params, draft.params if has_draft else None)
-        split = draft.model if has_draft and arguments.split_draft else None
+        params = Params(target.params, sketch.params)
+        split = sketch.draft if arguments.split_draft else None
         compiled = compile_loop(decoder, params, slices[name, count], batch, split)
         filled = min(arguments.filled or capacity, capacity)
         # None for a tree: siblings are no independent chances.

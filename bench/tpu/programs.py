@@ -10,7 +10,6 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +20,13 @@ import specjax
 from bench.tpu.chips import Chip, slice_of
 from specjax import Decoder, LinenModel, Params, Sampling, Transformer
 from specjax.caches import KVCache
-from specjax.contract import Proposer
+from specjax.models import Int8, SharedParams
 from specjax.parallel import by_row, device_bytes, is_split, shardings
 from specjax.prefilling import eos_of_rows, start
 from specjax.types import Arrays, DecodeState
 
 INSTALL = 'pip install "jax[tpu]"'
 _PROMPT = 128
-
-
-Maker = Callable[[LinenModel, int], Proposer]
-DRAFTERS: dict[str, tuple[bool, Maker]] = {
-    "none": (False, lambda model, size: specjax.NoProposer()),
-    "ngram": (False, lambda model, size: specjax.NGram(4)),
-    "draft": (True, lambda model, size: specjax.DraftModel(model, size, 4)),
-    "tree": (True, lambda model, size: specjax.DraftTree(model, size, (3, 2, 1))),
-}
-"""Name -> (has it a draft model?, the proposer, given that model and the target's vocabulary)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +102,14 @@ def compile_loop(
     )
     target = _shapes(params.target, whole)
     if mesh is not None:
-        target = jax.tree.map(_shape, params.target, shardings(decoder.target, mesh))
+        target = _split(params.target, decoder.target, mesh)
     drafting = _shapes(params.proposer, whole)
     if mesh is not None and split_draft is not None:
-        drafting = jax.tree.map(_shape, params.proposer, shardings(split_draft, mesh))
+        drafting = _split(params.proposer, split_draft, mesh)
+    shared = 0
+    if isinstance(params.proposer, SharedParams):  # parts of the target are the target's arrays
+        drafting = drafting.replace(target={name: target[name] for name in drafting.target})
+        shared = sum(map(_bytes_on_a_device, jax.tree.leaves(drafting.target)))
     params = Params(target, drafting)
     state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
     began = time.perf_counter()
@@ -124,11 +117,11 @@ def compile_loop(
     seconds = time.perf_counter() - began
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None and text is not None  # of a TPU's program
-    held = sum(_bytes_on_a_device(leaf) for leaf in jax.tree.leaves(params))
+    held = sum(map(_bytes_on_a_device, jax.tree.leaves(params))) - shared
     return Compiled(
         text,
         seconds,
-        memory.argument_size_in_bytes,
+        memory.argument_size_in_bytes - shared,
         memory.temp_size_in_bytes,
         memory.alias_size_in_bytes,
         held + device_bytes(state, mesh),
@@ -143,6 +136,21 @@ def _mesh(devices: np.ndarray, target: LinenModel) -> Mesh:
     assert isinstance(target.module, Transformer)
     model = math.gcd(len(devices), target.module.config.num_kv_heads)
     return Mesh(devices.reshape(1, model, -1), ("data", "model", "kv_copies"))
+
+
+def _split(params: Arrays, model: LinenModel, mesh: Mesh) -> Arrays:
+    """Shapes of parameters that are split over a mesh, in int8 too."""
+
+    def split(leaf: Arrays, at: NamedSharding) -> Arrays:
+        if not isinstance(leaf, Int8):
+            return _shape(leaf, at)
+        (inner, outer) = (*at.spec, None, None)[:2]  # of the kernel [in, out]
+        values = _shape(leaf.values, NamedSharding(mesh, PartitionSpec(outer, inner)))
+        scale = _shape(leaf.scale, NamedSharding(mesh, PartitionSpec(outer)))
+        return dataclasses.replace(leaf, values=values, scale=scale)
+
+    at = shardings(model, mesh)
+    return jax.tree.map(split, params, at, is_leaf=lambda leaf: isinstance(leaf, Int8))
 
 
 def _shapes(arrays: Arrays, at: Sharding) -> Arrays:

@@ -16,15 +16,17 @@ VOCABULARY = 128256
 DTYPES = ("bfloat16", "float32", "int8")
 
 # Hidden size, MLP size, layers, heads, key heads, and whether the embedding is the output matrix.
-_LLAMA = {
+_SHAPES = {
     "tiny": (512, 1024, 2, 8, 4, False),
     "150m": (768, 2048, 8, 12, 4, True),
     "1b": (2048, 8192, 16, 32, 8, True),
     "8b": (4096, 14336, 32, 32, 8, False),
     "70b": (8192, 28672, 80, 64, 8, False),
     "405b": (16384, 53248, 126, 128, 8, False),
+    "qwen3-8b": (4096, 12288, 36, 32, 8, False),
 }
-"""The shapes of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, table 3), and smaller ones."""
+"""The shapes of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, table 3), smaller ones, and
+Qwen3 8B (Qwen team 2025, arXiv 2505.09388, table 1), whose vocabulary has 151 936 tokens."""
 
 _BENCH = {
     f"{size}{suffix}": (*shape, True)
@@ -33,7 +35,7 @@ _BENCH = {
 }
 """The pairs that `python -m bench` measures."""
 
-SIZES = {**_LLAMA, **_BENCH}
+SIZES = {**_SHAPES, **_BENCH}
 
 DRAFT_OF = {
     "tiny": "tiny", "150m": "150m", "1b": "150m", "8b": "1b", "70b": "1b", "405b": "8b",
@@ -46,6 +48,7 @@ DRAFT_OF = {
 class Shapes:
     """A model and the shapes of its parameters."""
 
+    config: TransformerConfig
     model: LinenModel
     params: Arrays
 
@@ -77,7 +80,7 @@ def shapes_of(config: TransformerConfig, dtype: str = "bfloat16") -> Shapes:
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kept), shapes)
     if dtype != "int8":
-        return Shapes(model, shapes)
+        return Shapes(config, model, shapes)
     network = [model]
 
     def rounded(params: Arrays) -> Arrays:
@@ -85,4 +88,5 @@ def shapes_of(config: TransformerConfig, dtype: str = "bfloat16") -> Shapes:
         network[0] = made.model
         return made.params
 
-    return Shapes(params=jax.eval_shape(rounded, shapes), model=network[0])
+    params = jax.eval_shape(rounded, shapes)
+    return Shapes(config, network[0], params)

@@ -1,0 +1,129 @@
+"""The drafters that are compiled, with the shapes of their parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+import specjax
+from bench.tpu.sizes import Shapes
+from specjax.contract import BlockSource, Proposer
+from specjax.models import (
+    BlockDraft,
+    BlockDraftConfig,
+    Correction,
+    Eagle3Config,
+    LinenModel,
+    MarkovHead,
+    SharedParams,
+    TransformerConfig,
+    eagle3_shapes,
+    initial_block,
+)
+from specjax.proposers import BestFirst, BlockDraftSource, Chain, ChoiceTree, Eagle3Source
+from specjax.types import Arrays
+
+_DRAFTED = 4
+_EAGLE_VOCABULARY = 32000
+_BLOCK_LAYERS, _TAPS = 5, 5
+_RANK = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Sketch:
+    """A drafter without its numbers."""
+
+    proposer: Proposer
+    params: Arrays = None  # shapes
+    draft: LinenModel | None = None  # the draft model, which can be split over chips
+
+
+Maker = Callable[[Shapes, Shapes], Sketch]
+"""From the shapes of a target and of a draft model."""
+
+
+def _draft_model(target: Shapes, draft: Shapes) -> Sketch:
+    proposer = specjax.DraftModel(draft.model, target.model.vocab_size, _DRAFTED)
+    return Sketch(proposer, draft.params, draft.model)
+
+
+def _tree(target: Shapes, draft: Shapes) -> Sketch:
+    proposer = specjax.DraftTree(draft.model, target.model.vocab_size, (3, 2, 1))
+    return Sketch(proposer, draft.params, draft.model)
+
+
+def _eagle3(target: Shapes, draft: Shapes) -> Sketch:
+    """One layer of the target's shape, and a head of its own for 32 000 words."""
+    config, size = _layers(target, 1, _EAGLE_VOCABULARY), target.model.vocab_size
+    source = Eagle3Source(Eagle3Config(config, 3, config.hidden_size), size, _taps(target, 3))
+    own = {"network": _like(eagle3_shapes(source.network), target)}
+    own["head"] = {"kernel": _shape((config.hidden_size, _EAGLE_VOCABULARY), target)}
+    own["to_draft"] = jax.ShapeDtypeStruct((size,), jnp.int32)
+    return Sketch(Chain(source, _DRAFTED), _sharing(own, target, "embedding"))
+
+
+def _block(target: Shapes, block_size: int, first_slot: int, correction: bool) -> Sketch:
+    """Five layers of the target's shape that fill a block; the target's embedding and head."""
+    c, size = _layers(target, _BLOCK_LAYERS, target.model.vocab_size), target.model.vocab_size
+    net = BlockDraft(BlockDraftConfig(c, _TAPS * c.hidden_size, block_size, 0, (), first_slot))
+    own = {"draft": _like(jax.eval_shape(lambda: initial_block(net, jax.random.key(0))), target)}
+    markov: Correction | None = None
+    if correction:
+        markov = MarkovHead(c.hidden_size, size, size, _RANK)
+        own["correction"] = {}
+        for (name,), shape in markov.shapes().items():
+            own["correction"][name] = _shape(shape, target)
+    source: BlockSource = BlockDraftSource(net, size, _taps(target, _TAPS), markov)
+    return Sketch(ChoiceTree(source), _sharing(own, target, "embedding", "head"))
+
+
+def _dflash(target: Shapes, draft: Shapes) -> Sketch:
+    return _block(target, 16, 1, False)
+
+
+def _dflash_tree(target: Shapes, draft: Shapes) -> Sketch:
+    chain = _dflash(target, draft)
+    assert isinstance(chain.proposer, ChoiceTree)
+    return dataclasses.replace(chain, proposer=BestFirst(chain.proposer.source, 32))
+
+
+def _dspark(target: Shapes, draft: Shapes) -> Sketch:
+    return _block(target, 7, 0, True)
+
+
+DRAFTERS: dict[str, Maker] = {
+    "none": lambda target, draft: Sketch(specjax.NoProposer()),
+    "ngram": lambda target, draft: Sketch(specjax.NGram(_DRAFTED)),
+    "draft": _draft_model,
+    "tree": _tree,
+    "eagle3": _eagle3,
+    "dflash": _dflash,
+    "dflash-tree": _dflash_tree,
+    "dspark": _dspark,
+}
+
+
+def _sharing(own: Arrays, target: Shapes, *names: str) -> SharedParams:
+    shared = {name: target.params[name] for name in names if name in target.params}
+    return SharedParams(own, shared)
+
+
+def _taps(target: Shapes, number: int) -> tuple[int, ...]:
+    """Layers at equal distances, without the last one, whose output the target returns anyway."""
+    return tuple(1 + at * (target.config.num_layers - 1) // number for at in range(number))
+
+
+def _layers(target: Shapes, num_layers: int, vocab_size: int) -> TransformerConfig:
+    config = target.config
+    return dataclasses.replace(config, num_layers=num_layers, vocab_size=vocab_size)
+
+
+def _like(shapes: Arrays, target: Shapes) -> Arrays:
+    return jax.tree.map(lambda leaf: _shape(leaf.shape, target), shapes)
+
+
+def _shape(shape: tuple[int, ...], target: Shapes) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, target.model.dtype)
