@@ -29,6 +29,7 @@ from specjax.proposers.sources import (
     EarlyExitSource,
     MedusaParams,
     MedusaSource,
+    PEagleSource,
     TranslatedParams,
     TranslatedSource,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "MedusaSource",
     "NGram",
     "NoProposer",
+    "PEagleSource",
     "Shape",
     "StaticTree",
     "TranslatedParams",

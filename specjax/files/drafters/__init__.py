@@ -3,10 +3,12 @@
 from specjax.files.drafters.eagle3 import EAGLE3
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.files.drafters.medusa import MEDUSA
+from specjax.files.drafters.peagle import PEAGLE
 
 FORMATS: dict[str, Format] = {
     "medusa": MEDUSA,
     "eagle3": EAGLE3,
+    "peagle": PEAGLE,
 }
 """Name -> format.  The first format that matches a folder reads it."""
 
