@@ -31,6 +31,11 @@ def _matches(config: Config, names: set[str]) -> bool:
 
 
 def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+    if config.get("norm_output"):
+        raise ValueError(
+            f"{folder}: norm_output={config['norm_output']!r} has no meaning for a P-EAGLE head, "
+            "which feeds nothing back: remove it"
+        )
     parts = read_parts(folder, config, tensors, target)
     assert parts.taps is not None  # the target is known
     mask, size = config.get("mask_token_id"), target.model.vocab_size
@@ -39,11 +44,6 @@ def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: Langua
             f"{folder}: mask_token_id is {mask!r}; a P-EAGLE head needs the id of the token that "
             f"stands for a missing one, in [0, {size - 1}]: add it to config.json (SpecForge has "
             "it among the options of the training run)"
-        )
-    if parts.network.feeds_normed:
-        raise ValueError(
-            f"{folder}: norm_output=true has no meaning for a P-EAGLE head, which feeds nothing "
-            "back: remove it"
         )
     wide = parts.network.num_taps * parts.network.target_size
     if _MASK in tensors and tensors[_MASK].shape not in ((1, 1, wide), (wide,)):
