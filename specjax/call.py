@@ -13,13 +13,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from specjax.arguments import each, flag, hashable, items, shown, whole
+from specjax.caches import SPARE_SLOTS
 from specjax.contract import Arrays, Rule
 from specjax.decoding import Decoder
 from specjax.drafters import MakeArrays
 from specjax.drafting import choose_drafter
 from specjax.models import LanguageModel
 from specjax.parallel import beside, lay, mesh_of, row_parts
-from specjax.prefilling import eos_of_rows
+from specjax.prefilling import eos_of_rows, slots_ahead
 from specjax.processors import Processors, tokens_of, word_list
 from specjax.prompts import conversations, encode, text_ids
 from specjax.proposers import MedusaParams
@@ -30,7 +31,7 @@ from specjax.text import Texts
 from specjax.types import DecodeState, Params
 
 _GREATEST = 2**31 - 1
-_CAPACITY_STEP = 128
+_SLOTS_STEP = 128
 WARM_STEPS = 16
 """The number of steps that `Call.compile` runs.  Several are needed because on a CPU a matrix
 product is slow the first time, and prompt lookup runs the wide pass only when it finds a match."""
@@ -165,8 +166,11 @@ def check(
     width = _SMALLEST_BUCKET
     while width < longest:
         width *= 2
-    # Rounded up, so that calls of similar lengths share compiled programs.
-    capacity = -(-max(width, longest + new, proposer.num_nodes) // _CAPACITY_STEP) * _CAPACITY_STEP
+    # The slots of the cache, with those for staged tokens, fill a TPU's vectors.  They are rounded
+    # up, so that calls of similar lengths share compiled programs.
+    staged = slots_ahead(proposer) + SPARE_SLOTS
+    least = max(width, longest + new, proposer.num_nodes) + staged
+    capacity = -(-least // _SLOTS_STEP) * _SLOTS_STEP - staged
     decoder = Decoder(
         target.model, proposer, rule, target.eos, capacity, request.logits_processor, logprobs
     )

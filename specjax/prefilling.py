@@ -44,6 +44,11 @@ class Parts(Protocol):
     def num_logprobs(self) -> int | None: ...
 
 
+def slots_ahead(proposer: Proposer) -> int:
+    """How many slots of the target's cache a step may write after the committed tokens."""
+    return max(proposer.num_nodes, proposer.scratch)
+
+
 def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
     """The token ids that end each row, as [B, ids] int32 padded with ABSENT.
 
@@ -73,8 +78,7 @@ def start(
     The first program is the same for every proposer without taps.
     """
     mesh, split_target, _ = placed
-    ahead = max(decoder.proposer.num_nodes, decoder.proposer.scratch)
-    sizes, taps = (decoder.capacity, ahead), decoder.proposer.taps
+    sizes, taps = (decoder.capacity, slots_ahead(decoder.proposer)), decoder.proposer.taps
     target_placed = mesh, split_target
     *states, cache = _read_prompts(
         decoder.target, (sizes, taps), target_placed, params.target, prompt, prompt_length

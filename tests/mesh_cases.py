@@ -7,13 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 import specjax
 from specjax.contract import Proposer
 from specjax.decoding import Decoder
 from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads
-from specjax.parallel.sharding import beside, lay
+from specjax.parallel.sharding import beside, lay, make_mesh
 from specjax.proposers import (
     DraftSource,
     EarlyExitSource,
@@ -29,7 +30,8 @@ LENGTHS = np.array([5, 3, 6, 1, 8, 2, 7, 4], np.int32)
 PROMPTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, WIDTH)).astype(np.int32)
 LIMITS = LENGTHS + np.array([24, 18, 9, 20, 1, 0, 22, 16], np.int32)
 
-MESHES = ((1, 8), (2, 4), (4, 2), (8, 1))
+MESHES: tuple[tuple[int, ...], ...] = ((1, 8), (2, 4), (4, 2), (8, 1))
+"""Devices along `data` and `model`; a third number is that along `kv_copies`."""
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_kv_heads": 4},
@@ -52,6 +54,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """One family per kind: grouped keys, experts, windows and soft caps, norms over all heads,
 learned positions, parallel branches. Families with fewer key heads than devices keep them whole
 on a device."""
+
+
+def mesh_of(data: int, model: int, kv_copies: int = 1) -> Mesh:
+    return make_mesh(data, model, kv_copies=kv_copies)
 
 
 def transformer(num_kv_heads: int = 8, **switches: Any) -> specjax.LinenModel:
@@ -83,7 +89,7 @@ class Case:
 
     decoder: Decoder
     params: Params
-    meshes: tuple[tuple[int, int], ...] = MESHES
+    meshes: tuple[tuple[int, ...], ...] = MESHES
     split_draft: bool = True
     temperature: float = 1.0
 
@@ -230,6 +236,11 @@ def representative() -> dict[str, Case]:
             decoder(grouped, specjax.DraftTree(grouped, VOCAB, (2, 1))),
             Params(grouped_weights, noisy(grouped_weights)),
             ((2, 4),),
+        ),
+        "draft, copied heads": Case(
+            decoder(grouped, specjax.DraftModel(grouped, VOCAB, 2)),
+            Params(grouped_weights, noisy(grouped_weights)),
+            ((1, 2, 4), (2, 2, 2)),
         ),
         "medusa tree": Case(decoder(plain, heads), Params(weights, arrays), ((4, 2),)),
         "experts, ngram": Case(

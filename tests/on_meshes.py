@@ -27,12 +27,12 @@ import jax
 import jax.numpy as jnp
 import mesh_cases
 import numpy as np
-from mesh_cases import FAMILIES, MESHES, Case
+from mesh_cases import FAMILIES, MESHES, Case, mesh_of
 
 import specjax
 from specjax.caches import prefill
 from specjax.decoding import _run
-from specjax.parallel.sharding import layout, make_mesh
+from specjax.parallel.sharding import layout
 from specjax.types import DecodeState, Params
 
 KINDS = (
@@ -114,7 +114,7 @@ def sizes_of(outcome: Found, params: Params) -> tuple[list[int], list[int]]:
 
 def table(options: argparse.Namespace) -> int:
     """Print a Markdown table of the rules that pass, row by row; return the number of failures."""
-    columns = [f"{data} x {model}" for data, model in options.meshes]
+    columns = [" x ".join(map(str, sizes)) for sizes in options.meshes]
     print(
         f"| family | proposer | accepted | {' | '.join(columns)} |\n|{'---|' * (3 + len(columns))}",
         flush=True,
@@ -138,7 +138,7 @@ def table(options: argparse.Namespace) -> int:
             wanted = {rule: decode(one, case.params) for rule, one in under.items()}
             good: list[list[str]] = []
             for sizes in options.meshes:
-                params = case.on(make_mesh(*sizes))
+                params = case.on(mesh_of(*sizes))
                 good.append([])
                 for rule, one in under.items():
                     try:
@@ -170,7 +170,7 @@ def traffic(options: argparse.Namespace) -> None:
     for name, case in mesh_cases.family_cases("llama", options.proposers).items():
         wanted = decode(case, case.params)
         for sizes in options.meshes:
-            params = case.on(make_mesh(*sizes))
+            params = case.on(mesh_of(*sizes))
             outcome = check(f"{name} on {sizes}", case, params, wanted)
             moved, parts = collectives(outcome.compiled.as_text()), collections.defaultdict(list)
             for kind, size in moved:
@@ -216,13 +216,12 @@ def main() -> None:
     for name, case in mesh_cases.representative().items():
         wanted = decode(case, case.params)
         for sizes in case.meshes:
-            check(f"{name} on {sizes}", case, case.on(make_mesh(*sizes)), wanted)
+            check(f"{name} on {sizes}", case, case.on(mesh_of(*sizes)), wanted)
     print("done")
 
 
-def _sizes(text: str) -> tuple[int, int]:
-    data, model = map(int, text.split("x"))
-    return data, model
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split("x")))
 
 
 if __name__ == "__main__":

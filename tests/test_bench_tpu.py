@@ -1,11 +1,14 @@
 """Counting the bytes of a compiled program: on programs written by hand, and on one of a CPU."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 import toys
 
 from bench.tpu import command
+from bench.tpu.best import best, tokens_per_second
 from bench.tpu.chips import CHIPS, chip, slice_of
 from bench.tpu.flops import product_flops
 from bench.tpu.hlo import parse
@@ -109,6 +112,29 @@ def test_a_copy_of_a_cache_is_seen():
     assert evicted.bytes["cache_copied"] == evicted.bytes["cache_read"] == CACHE
 
 
+def test_a_copy_in_a_cheaper_branch_is_seen():
+    """Its bytes do not count, since another branch is dearer, but the copy is named."""
+    layout = "bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)}"
+    shape = layout.split("{")[0]
+    branches = "".join(
+        f"%{name} (c.{name}: {shape}) -> {shape} {{\n  %c.{name} = {layout} parameter(0)\n"
+        + "".join(
+            f"  {'ROOT ' if i == copies - 1 else ''}%c.{name}.{i} = {layout} copy(%c.{name})\n"
+            for i in range(copies)
+        )
+        + "}\n\n"
+        for name, copies in (("once", 1), ("twice", 2))
+    )
+    choice = (
+        f"  %choice = {layout} conditional(%number, %cache, %cache), "
+        "branch_computations={%once, %twice}\n"
+    )
+    text = (branches + BODY.lstrip()).replace("EXTRA\n", choice)
+    counted = traffic(parse(HEADER + text.replace("SCOPE", "filters")), (1000,))
+    assert counted.copies == 3 * [("state.cache.keys[0]", CACHE)]
+    assert counted.bytes["cache_copied"] == 2 * CACHE
+
+
 def test_a_widened_weight_is_seen():
     wide = "f32[512,1024]{1,0:T(8,128)}"
     counted = traffic(program(f"  %wide = {wide} convert(%kernel)\n"), (1000,))
@@ -127,10 +153,12 @@ def test_loops_count_by_their_scope(scope, turns, blocks):
         f'body=%turn, metadata={{op_name="jit(_run)/while/body/verify/{scope}/while"}}\n'
     )
     turn = BODY[BODY.index("%body (") : BODY.index("%done (")].replace("%body (", "%turn (")
-    text = BODY.replace("%body (", turn.replace("EXTRA\n", "") + "%body (")
+    copy = "  %copied = bf16[2,4,256,64]{3,2,1,0:T(8,128)(2,1)} copy(%cache)\n"
+    text = BODY.replace("%body (", turn.replace("EXTRA\n", copy) + "%body (")
     parsed = parse(HEADER + text.replace("EXTRA\n", inner).replace("SCOPE", "filters"))
     counted = traffic(parsed, (1000,), blocks)
     assert counted.bytes["weights"] == (1 + turns) * KERNEL
+    assert counted.copies == [("state.cache.keys[0]", CACHE)]  # even of a loop that is not counted
 
 
 def test_host_transfers_are_named():
@@ -155,16 +183,21 @@ def test_products_are_counted():
         return jax.lax.scan(lambda c, _: (c @ y, None), x, length=3)[0]
 
     x = np.zeros((4, 8), np.float32)
-    assert product_flops(function, x, np.zeros((8, 8), np.float32)) == 3 * 2 * 4 * 8 * 8
+    assert product_flops(function, x, np.zeros((8, 8), np.float32)) == {"float": 3 * 2 * 4 * 8 * 8}
+    small, matrix = np.zeros((4, 8), np.int8), np.zeros((8, 8), np.int8)
+    assert product_flops(lambda x, y: x @ y, small, matrix) == {"int8": 2 * 4 * 8 * 8}
 
 
 def test_the_least_time_of_a_step():
     """Bytes over bandwidth, or operations over their peak, and the sums of a mesh on top."""
     moved = {"weights": 819_000_000, "cache_read": 0, "collectives": 2_000_000}
-    cell = {"bytes_per_step": moved, "flops": 10**9, "chips": 1, "collectives": []}
+    cell = {"bytes_per_step": moved, "flops": 10**9, "int8_operations": 0, "chips": 1,
+            "collectives": []}  # fmt: skip
     assert least_seconds(cell, CHIPS["v5e"]) == pytest.approx(1e-3)
     busy = {**cell, "flops": 197 * 10**10}
     assert least_seconds(busy, CHIPS["v5e"]) == pytest.approx(10e-3)
+    fast = {**cell, "int8_operations": 394 * 10**10}
+    assert least_seconds(fast, CHIPS["v5e"]) == pytest.approx(10e-3, rel=1e-3)
     mesh = {**cell, "chips": 2, "collectives": [{"kind": "all-reduce", "bytes": 10**6, "count": 2}]}
     sums = 2_000_000 / 200e9 + 2 * 2 * 1e-6
     assert least_seconds(mesh, CHIPS["v5e"]) == pytest.approx(1e-3 + sums)
@@ -178,7 +211,8 @@ def test_expected_tokens_of_a_step():
 def test_only_chains_show_a_speed_up():
     """A tree has no formula, and without a cell of no drafts there is nothing to compare with."""
     moved = {"weights": 10**9, "collectives": 0}
-    common = {"bytes_per_step": moved, "flops": 0, "collectives": [], "size": "1b", "chips": 1,
+    common = {"bytes_per_step": moved, "flops": 0, "int8_operations": 0, "collectives": [],
+              "size": "1b", "dtype": "bfloat16", "chips": 1,
               "batch": 1, "capacity": 8, "filled": 8}  # fmt: skip
     cells = [
         {**common, "drafter": name, "lookahead": lookahead}
@@ -190,6 +224,43 @@ def test_only_chains_show_a_speed_up():
     assert gains[2:] == ["", "5.00", ""]
     alone = table(cells[1:], [CHIPS["v5e"]], (1.0,))
     assert "5.00" not in alone
+
+
+def test_the_best_case_fits_and_has_an_expected_rate():
+    """A mesh that lacks memory is left out, and so is a drafter without an acceptance rate."""
+
+    def cell(drafter, chips, size, lookahead=4):
+        return {
+            "size": "8b", "dtype": "bfloat16", "drafter": drafter, "chips": chips, "batch": 2,
+            "capacity": 8, "filled": 8, "lookahead": lookahead, "flops": 0, "int8_operations": 0,
+            "bytes_per_step": {"weights": size, "collectives": 0}, "collectives": [],
+            "argument_bytes": size, "scratch_bytes": 0,
+        }  # fmt: skip
+
+    v5e = CHIPS["v5e"]
+    cells = [
+        cell("none", 1, 17 * 10**9, 0), cell("none", 2, 819 * 10**7, 0),
+        cell("none", 4, 819 * 10**7, 0),
+        cell("draft", 2, 1638 * 10**7), cell("ngram", 2, 819 * 10**7), cell("tree", 2, 10, None),
+    ]  # fmt: skip
+    assert tokens_per_second(cells[0], v5e, {}) is None
+    assert tokens_per_second(cells[3], v5e, {"draft": 1.0}) is None  # more than 16 GB
+    assert tokens_per_second(cells[4], v5e, {}) is None
+    assert tokens_per_second(cells[5], v5e, {"tree": 1.0}) is None
+    assert tokens_per_second(cells[4], v5e, {"ngram": 1.0}) == pytest.approx(500)
+    row = best(cells, [v5e], {"ngram": 1.0}).split("\n")[-1].split("|")[6:-1]
+    assert [entry.strip() for entry in row] == [
+        "ngram, 2 chips", "500", "5.00", "ngram, 2 chips", "500", "5.00",
+    ]  # fmt: skip
+    assert "fits on none" in best(cells[:1], [v5e], {})
+
+
+def test_cells_are_read_again(tmp_path, capsys, monkeypatch):
+    """Tables of cells that were written before, without a compiler."""
+    path = tmp_path / "cells.json"
+    path.write_text(json.dumps([]))
+    command.main(["--read", str(path)])
+    assert "tokens/s of a row" in capsys.readouterr().out
 
 
 def test_slices_hold_the_chips():
@@ -216,6 +287,11 @@ def failure(capsys, *argv):
         (["--filled", "0"], ["--filled is 0", "at least 1"]),
         (["--target-config", "nowhere"], ["nowhere"]),
         (["--size", "3b"], ["3b"]),
+        (["--vocab-size", "0"], ["--vocab-size is 0", "at least 1"]),
+        (["--expect", "draft"], ["'draft'", "DRAFTER=ALPHA"]),
+        (["--expect", "draft=2"], ["'draft=2'", "[0, 1]"]),
+        (["--expect", "what=0.5"], ["'what=0.5'", "ngram"]),
+        (["--read", "nowhere.json"], ["--read nowhere.json"]),
     ],
 )
 def test_bad_input_is_named(capsys, argv, words):

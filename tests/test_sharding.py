@@ -212,7 +212,9 @@ def test_a_mesh_of_one():
     jax.tree.map(np.testing.assert_array_equal, meshed.params, wanted.params)
 
 
-@pytest.mark.parametrize("sizes", [{"data": 2}, {"data": 3, "model": 5}, {"model": 2}])
+@pytest.mark.parametrize(
+    "sizes", [{"data": 2}, {"data": 3, "model": 5}, {"model": 2}, {"kv_copies": 2}]
+)
 def test_a_mesh_of_another_size(sizes):
     """The error names the devices that are there."""
     with pytest.raises(ValueError, match="the number of devices, 1"):

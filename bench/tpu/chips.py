@@ -2,7 +2,8 @@
 
 Sources: for TPUs the pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)" of Google Cloud's
 documentation (cloud.google.com/tpu/docs), for GPUs NVIDIA's data sheets of the H100 SXM and H200
-SXM.  All are peaks without sparsity.
+SXM.  All are peaks without sparsity.  A chip of v7x is two devices for JAX, which counts devices;
+its figures here are of one device, half a chip.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One chip.  Bandwidths are bytes per second."""
+    """One chip, or what JAX takes for one.  Bandwidths are bytes per second."""
 
     name: str
     memory: float  # bytes
@@ -30,7 +31,7 @@ CHIPS = {
         Chip("v5e", 16e9, 819e9, 197e12, 394e12, 200e9, "v5e"),
         Chip("v6e", 32e9, 1640e9, 918e12, 1836e12, 448e9, "v6e"),
         Chip("v5p", 95e9, 2765e9, 459e12, 918e12, 600e9, "v5p", three_axes=True),
-        Chip("v7x", 192e9, 7380e9, 2307e12, 2307e12, 1200e9, "tpu7x", three_axes=True),
+        Chip("v7x", 96e9, 3690e9, 1153e12, 1153e12, 600e9, "tpu7x", three_axes=True),
         Chip("h100", 80e9, 3350e9, 989e12, 1979e12, 900e9),
         Chip("h200", 141e9, 4800e9, 989e12, 1979e12, 900e9),
     )

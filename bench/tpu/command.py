@@ -11,40 +11,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import pathlib
 import sys
-from collections import Counter
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import specjax
 from bench.command import run
-from bench.tpu.chips import CHIPS, chip
-from bench.tpu.flops import product_flops
-from bench.tpu.hlo import parse
-from bench.tpu.programs import (
-    DRAFT_OF,
-    DRAFTERS,
-    SIZES,
-    Compiled,
-    compile_loop,
-    devices_of,
-    model_of,
-    prepare_environment,
-    shapes_of,
-)
+from bench.machine import ceilings
+from bench.tpu.best import best
+from bench.tpu.cells import HEADER, Cell, draw, line, measure
+from bench.tpu.chips import CHIPS, Chip, chip
+from bench.tpu.programs import DRAFTERS, compile_loop, devices_of, prepare_environment
 from bench.tpu.roofline import table
-from bench.tpu.traffic import KINDS, host_transfers, traffic
+from bench.tpu.sizes import DRAFT_OF, DTYPES, SIZES, VOCABULARY, config_of, shapes_of
 from specjax import Decoder, Params
-from specjax.models import BLOCK_SLOTS, TransformerConfig
+from specjax.models import TransformerConfig
 from specjax.plot import new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Cell = dict[str, Any]
-"""A row of the report, as JSON holds it."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -53,12 +37,26 @@ def main(argv: list[str] | None = None) -> None:
         new_figure()  # fails before the work, not after it, if matplotlib is missing
     if not all(0 <= alpha <= 1 for alpha in arguments.alpha):
         raise ValueError(f"--alpha is {arguments.alpha}; acceptance rates lie in [0, 1]")
-    for name in ("batch", "capacity", "chips", "filled"):
+    for name in ("batch", "capacity", "chips", "filled", "vocab_size"):
         given = getattr(arguments, name)
         if given is not None and np.min(given) < 1:
-            raise ValueError(f"--{name} is {np.min(given)}; it must be at least 1")
-    others = [chip(name) for name in dict.fromkeys([*arguments.chip, *arguments.also])]
-    targets = {size: SIZES[size] for size in arguments.size}
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is {np.min(given)}; it must be at least 1")
+    alphas = dict(map(_expected, arguments.expect))
+    others = [_chip(name, arguments.dtype) for name in [*arguments.chip, *arguments.also]]
+    cells = [cell for path in arguments.read for cell in _read(path)]
+    if not arguments.read:
+        cells = _compile_all(arguments)
+    if arguments.plot:
+        draw(cells).savefig(arguments.plot)
+    others = list({chip.name: chip for chip in others}.values())
+    print(f"\n{_LEAST}\n\n{table(cells, others, tuple(arguments.alpha))}")
+    rates = ", ".join(f"{alpha:g} ({name})" for name, alpha in alphas.items())
+    print(f"\n{_BEST} {rates}.\n\n{best(cells, others, alphas)}")
+
+
+def _compile_all(arguments: argparse.Namespace) -> list[Cell]:
+    targets = {size: config_of(size, arguments.vocab_size) for size in arguments.size}
     if arguments.target_config:
         targets = {pathlib.Path(arguments.target_config).stem: _config(arguments.target_config)}
     slices = {
@@ -67,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         for count in arguments.chips
     }
     cells: list[Cell] = []
-    print(_HEADER, flush=True)
+    print(HEADER, flush=True)
     cases = [
         (size, drafter, batch, capacity, where)
         for size in targets
@@ -79,24 +77,27 @@ def main(argv: list[str] | None = None) -> None:
     for size, drafter, batch, capacity, (name, count) in cases:
         print(f"compiling {size}, {drafter}, batch {batch}, {count} x {name}", file=sys.stderr)
         has_draft, make = DRAFTERS[drafter]
-        draft = model_of(SIZES[arguments.draft or DRAFT_OF.get(size, "150m")])
-        target = model_of(targets[size])
-        decoder = Decoder(target, make(draft), specjax.Match(), (2,), capacity)
-        params = Params(shapes_of(target), shapes_of(draft) if has_draft else None)
-        split = draft if has_draft and arguments.split_draft else None
+        target = shapes_of(targets[size], arguments.dtype)
+        vocab_size = target.model.vocab_size
+        named = arguments.draft or DRAFT_OF.get(size, "150m")
+        draft = shapes_of(config_of(named, vocab_size), arguments.dtype)
+        proposer = make(draft.model, vocab_size)
+        decoder = Decoder(target.model, proposer, specjax.Match(), (2,), capacity)
+        params = Params(target.params, draft.params if has_draft else None)
+        split = draft.model if has_draft and arguments.split_draft else None
         compiled = compile_loop(decoder, params, slices[name, count], batch, split)
         filled = min(arguments.filled or capacity, capacity)
         # None for a tree: siblings are no independent chances.
-        proposer = decoder.proposer
         lookahead = proposer.max_depth if proposer.is_chain else None
         cells.append(
             {
-                "size": size, "drafter": drafter, "chip": name, "chips": count, "batch": batch,
-                "capacity": capacity, "filled": filled, "lookahead": lookahead,
-                **measure(compiled, target.vocab_size, count, chip(name).memory, filled),
+                "size": size, "dtype": arguments.dtype, "drafter": drafter, "chip": name,
+                "chips": count, "batch": batch, "capacity": capacity, "filled": filled,
+                "lookahead": lookahead,
+                **measure(compiled, vocab_size, count, chip(name).memory, filled),
             }
         )  # fmt: skip
-        print(_line(cells[-1]), flush=True)
+        print(line(cells[-1]), flush=True)
         if arguments.keep:
             folder = pathlib.Path(arguments.keep)
             folder.mkdir(parents=True, exist_ok=True)
@@ -104,101 +105,52 @@ def main(argv: list[str] | None = None) -> None:
             path.write_text(compiled.text)
         if arguments.json:  # after each cell: the next one may fail
             pathlib.Path(arguments.json).write_text(json.dumps(cells, indent=1))
-        if arguments.plot:
-            draw(cells).savefig(arguments.plot)
-    print(f"\n{_LEAST}\n\n{table(cells, others, tuple(arguments.alpha))}")
+    return cells
+
+
+def _read(path: str) -> list[Cell]:
+    """Cells that `--json` wrote."""
+    try:
+        cells = json.loads(pathlib.Path(path).read_text())
+        if not isinstance(cells, list) or not all("bytes_per_step" in cell for cell in cells):
+            raise ValueError("it holds no list of cells")
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"--read {path}: {error}; pass a file that --json wrote") from None
+    return cells
+
+
+def _expected(given: str) -> tuple[str, float]:
+    name, _, alpha = given.partition("=")
+    try:
+        rate = float(alpha)
+    except ValueError:
+        rate = -1.0
+    if name not in DRAFTERS or not 0 <= rate <= 1:
+        known = ", ".join(DRAFTERS)
+        raise ValueError(
+            f"--expect {given!r} is no DRAFTER=ALPHA; the drafter must be one of {known}, and "
+            "the acceptance rate lies in [0, 1]"
+        )
+    return name, rate
+
+
+def _chip(name: str, dtype: str) -> Chip:
+    """A published chip, or with "here" this machine, whose limits are measured."""
+    if name != "here":
+        return chip(name)
+    rates = ceilings()
+    flops = 1e9 * rates["float32" if dtype == "float32" else "bfloat16"]
+    return Chip("here", math.inf, 1e9 * rates["bandwidth"], flops, flops, math.inf)
 
 
 _LEAST = (
     "Least milliseconds of a step, by the chips' published figures and these bytes, and the "
     "speed-up over no drafts on the first chip, at an acceptance rate."
 )
-
-
-def measure(compiled: Compiled, vocab_size: int, chips: int, memory: float, filled: int) -> Cell:
-    """What a cell of the report says of a program, for each chip.
-
-    Args:
-      compiled: the program.
-      vocab_size: of the target.
-      chips: of the mesh.
-      memory: bytes of a chip.
-      filled: tokens of the longest row.
-    """
-    program, blocks = parse(compiled.text), -(-filled // BLOCK_SLOTS)
-    counted = traffic(program, (vocab_size, -(-vocab_size // chips)), blocks)
-    needed = compiled.argument_bytes + compiled.scratch_bytes
-    collectives = [
-        {"kind": kind, "bytes": size, "count": number}
-        for (kind, size), number in sorted(counted.collectives.items())
-    ]
-    return {
-        "bytes_per_step": {kind: counted.bytes[kind] for kind in KINDS},
-        "bytes_by_phase": {name: dict(kinds) for name, kinds in counted.by_phase.items()},
-        "flops": product_flops(
-            compiled.decoder.step, compiled.params, compiled.state, blocks=blocks
-        )
-        // chips,
-        "collectives": collectives,
-        "host_transfers": host_transfers(program),
-        "copies": [{"argument": path, "bytes": size} for path, size in counted.copies],
-        "argument_bytes": compiled.argument_bytes,
-        "scratch_bytes": compiled.scratch_bytes,
-        "predicted_bytes": compiled.predicted_bytes,
-        "fits": needed <= memory,
-        "missing_bytes": max(0, needed - int(memory)),
-        "compile_seconds": compiled.seconds,
-    }
-
-
-_COLUMNS = (
-    "size", "drafter", "chips", "batch", "capacity", "weights", "cache read", "written", "copied",
-    "logits", "collectives", "other", "GFLOP", "all-reduces", "arguments", "scratch", "predicted",
-    "fits", "compiled in",
-)  # fmt: skip
-_HEADER = (
-    "Megabytes per chip and step; arguments, scratch and the prediction in gigabytes.\n\n"
-    f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
+_BEST = (
+    "The fastest case for one row, and the one with most tokens per second and chip, by these "
+    "times and with expected acceptance rates of"
 )
-
-
-def _line(cell: Cell) -> str:
-    moved = [f"{cell['bytes_per_step'][kind] / 1e6:.1f}" for kind in KINDS]
-    counts = Counter[str]()
-    for entry in cell["collectives"]:
-        counts[entry["kind"]] += entry["count"]
-    others = [f"{number} {kind}" for kind, number in counts.items() if kind != "all-reduce"]
-    memory = [cell[f"{name}_bytes"] / 1e9 for name in ("argument", "scratch", "predicted")]
-    fits = "yes" if cell["fits"] else f"no, {cell['missing_bytes'] / 1e9:.1f} GB too much"
-    entries = [
-        cell["size"], cell["drafter"], f"{cell['chips']} x {cell['chip']}", cell["batch"],
-        cell["capacity"], *moved, f"{cell['flops'] / 1e9:.1f}",
-        ", ".join([str(counts["all-reduce"]), *others]), *(f"{size:.2f}" for size in memory), fits,
-        f"{cell['compile_seconds']:.0f} s",
-    ]  # fmt: skip
-    return f"| {' | '.join(map(str, entries))} |"
-
-
-def draw(cells: list[Cell]) -> Figure:
-    """A bar for each cell: the bytes of a step, stacked by kind."""
-    figure = new_figure(10, 1.5 + 0.35 * len(cells))
-    axes = figure.add_subplot()
-    names = [
-        f"{cell['size']} {cell['drafter']}, {cell['chips']} x {cell['chip']}, "
-        f"batch {cell['batch']}, {cell['capacity']}"
-        for cell in cells
-    ]
-    places, left = range(len(cells)), [0.0] * len(cells)
-    for number, kind in enumerate(KINDS):
-        sizes = [cell["bytes_per_step"][kind] / 1e9 for cell in cells]
-        axes.barh(places, sizes, left=left, label=kind.replace("_", " "), color=f"C{number}")
-        left = [start + size for start, size in zip(left, sizes, strict=True)]
-    axes.set_yticks(places, names)
-    axes.invert_yaxis()
-    axes.set_xlabel("gigabytes per chip and step")
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    return figure
 
 
 def _config(path: str) -> TransformerConfig:
@@ -225,14 +177,39 @@ def parser() -> argparse.ArgumentParser:
         "--split-draft", action="store_true", help="split the draft model too; default: every "
         "chip holds all of it"
     )  # fmt: skip
+    made.add_argument(
+        "--dtype", choices=DTYPES, default="bfloat16", help="of the weights; the activations of "
+        "int8 weights are bfloat16"
+    )  # fmt: skip
+    made.add_argument("--vocab-size", type=int, default=VOCABULARY, help="of --size")
     made.add_argument("--chip", nargs="+", default=["v5e"], help=f"of {', '.join(CHIPS)}")
     made.add_argument("--chips", nargs="+", type=int, default=[1], help="in one mesh")
     made.add_argument("--drafter", nargs="+", choices=sorted(DRAFTERS), default=["none", "draft"])
     made.add_argument("--batch", nargs="+", type=int, default=[1], help="rows")
     made.add_argument("--capacity", nargs="+", type=int, default=[1024], help="tokens of a row")
     made.add_argument("--filled", type=int, help="tokens of the longest row; default: the capacity")
-    made.add_argument("--also", nargs="*", default=[], help="predict these chips by the same bytes")
+    made.add_argument(
+        "--also",
+        nargs="*",
+        default=[],
+        help="predict these chips by the same bytes; "
+        "here: this machine, by its measured bandwidth and products",
+    )
     made.add_argument("--alpha", nargs="*", type=float, default=[0.6, 0.8], help="acceptance rates")
+    made.add_argument(
+        "--expect",
+        nargs="*",
+        metavar="DRAFTER=ALPHA",
+        default=["draft=0.8", "ngram=0.4"],
+        help="acceptance rates by drafter, for the best case",
+    )
+    made.add_argument(
+        "--read",
+        nargs="*",
+        default=[],
+        metavar="JSON",
+        help="print the tables of cells that --json wrote, and compile nothing",
+    )
     made.add_argument("--json", help="write the list of cells to this file")
     made.add_argument("--plot", help="draw the bytes of a step to this file")
     made.add_argument("--keep", help="write the optimised programs to this folder")

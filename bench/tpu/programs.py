@@ -7,6 +7,7 @@ model of any size takes no memory.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 import specjax
 from bench.tpu.chips import Chip, slice_of
-from specjax import Decoder, LinenModel, Params, Sampling, Transformer, TransformerConfig
+from specjax import Decoder, LinenModel, Params, Sampling, Transformer
 from specjax.caches import KVCache
 from specjax.contract import Proposer
 from specjax.parallel import by_row, device_bytes, is_split, shardings
@@ -26,46 +27,17 @@ from specjax.prefilling import eos_of_rows, start
 from specjax.types import Arrays, DecodeState
 
 INSTALL = 'pip install "jax[tpu]"'
-_VOCABULARY = 128256
 _PROMPT = 128
 
 
-def _sized(
-    hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, tied: bool = False
-) -> TransformerConfig:
-    return TransformerConfig(
-        vocab_size=_VOCABULARY,
-        hidden_size=hidden,
-        mlp_size=mlp,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        max_positions=131072,
-        tied_embeddings=tied,
-    )
-
-
-SIZES = {
-    "tiny": _sized(512, 1024, 2, 8, 4),
-    "150m": _sized(768, 2048, 8, 12, 4, tied=True),
-    "1b": _sized(2048, 8192, 16, 32, 8, tied=True),
-    "8b": _sized(4096, 14336, 32, 32, 8),
-    "70b": _sized(8192, 28672, 80, 64, 8),
-    "405b": _sized(16384, 53248, 126, 128, 8),
-}
-"""The shapes of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, table 3), and smaller ones."""
-
-DRAFT_OF = {"tiny": "tiny", "150m": "150m", "1b": "150m", "8b": "1b", "70b": "1b", "405b": "8b"}
-
-Maker = Callable[[LinenModel], Proposer]
+Maker = Callable[[LinenModel, int], Proposer]
 DRAFTERS: dict[str, tuple[bool, Maker]] = {
-    "none": (False, lambda model: specjax.NoProposer()),
-    "ngram": (False, lambda model: specjax.NGram(4)),
-    "draft": (True, lambda model: specjax.DraftModel(model, _VOCABULARY, 4)),
-    "tree": (True, lambda model: specjax.DraftTree(model, _VOCABULARY, (3, 2, 1))),
+    "none": (False, lambda model, size: specjax.NoProposer()),
+    "ngram": (False, lambda model, size: specjax.NGram(4)),
+    "draft": (True, lambda model, size: specjax.DraftModel(model, size, 4)),
+    "tree": (True, lambda model, size: specjax.DraftTree(model, size, (3, 2, 1))),
 }
-"""Name -> (has it a draft model?, the proposer, given that model)."""
+"""Name -> (has it a draft model?, the proposer, given that model and the target's vocabulary)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,11 +106,11 @@ def compile_loop(
       rows: of the batch.
       split_draft: the draft model, if it is split over the devices like the target.
     """
-    mesh = None if len(devices) == 1 else Mesh(devices.reshape(1, -1), ("data", "model"))
+    assert isinstance(decoder.target, LinenModel)
+    mesh = None if len(devices) == 1 else _mesh(devices, decoder.target)
     whole: Sharding = (
         SingleDeviceSharding(devices[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
     )
-    assert isinstance(decoder.target, LinenModel)
     target = _shapes(params.target, whole)
     if mesh is not None:
         target = jax.tree.map(_shape, params.target, shardings(decoder.target, mesh))
@@ -166,10 +138,11 @@ def compile_loop(
     )
 
 
-def shapes_of(model: LinenModel) -> Arrays:
-    """The parameters as shapes, in the dtype of the cache."""
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, model.dtype), shapes)
+def _mesh(devices: np.ndarray, target: LinenModel) -> Mesh:
+    """All devices along `model`, or along `kv_copies` those that exceed the target's key heads."""
+    assert isinstance(target.module, Transformer)
+    model = math.gcd(len(devices), target.module.config.num_kv_heads)
+    return Mesh(devices.reshape(1, model, -1), ("data", "model", "kv_copies"))
 
 
 def _shapes(arrays: Arrays, at: Sharding) -> Arrays:
@@ -219,7 +192,3 @@ def _laid(state: DecodeState, mesh: Mesh | None, whole: Sharding) -> DecodeState
 def _bytes_on_a_device(leaf: jax.ShapeDtypeStruct) -> int:
     shape = leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
     return int(np.prod(shape)) * leaf.dtype.itemsize
-
-
-def model_of(config: TransformerConfig) -> LinenModel:
-    return LinenModel(Transformer(config), jnp.bfloat16)

@@ -22,7 +22,8 @@ def least_seconds(cell: dict[str, Any], chip: Chip) -> float:
     """Of one step of a cell of the report, on `chip` instead of the one it was compiled for."""
     moved, chips = cell["bytes_per_step"], cell["chips"]
     in_memory = sum(size for kind, size in moved.items() if kind != "collectives")
-    busy = max(in_memory / chip.bandwidth, cell["flops"] / chip.flops)
+    computing = cell["flops"] / chip.flops + cell["int8_operations"] / chip.int8
+    busy = max(in_memory / chip.bandwidth, computing)
     if chips == 1:
         return busy
     number = sum(entry["count"] for entry in cell["collectives"])
@@ -40,6 +41,9 @@ def tokens_per_step(lookahead: int, alpha: float) -> float:
     return sum(alpha**depth for depth in range(lookahead + 1))
 
 
+_NAMES = ("size", "dtype", "drafter", "chips", "batch", "capacity")
+
+
 def table(cells: list[dict[str, Any]], chips: list[Chip], alphas: tuple[float, ...]) -> str:
     """Least milliseconds of a step on each chip, and for chains the speed-up over no drafts.
 
@@ -48,10 +52,10 @@ def table(cells: list[dict[str, Any]], chips: list[Chip], alphas: tuple[float, .
     columns = [f"{chip.name}, ms" for chip in chips]
     columns += [f"speed-up at {alpha:g}" for alpha in alphas]
     lines = [
-        "| size | drafter | chips | batch | capacity | " + " | ".join(columns) + " |",
-        "|" + "---|" * (5 + len(columns)),
+        f"| {' | '.join([*_NAMES, *columns])} |",
+        "|" + "---|" * (len(_NAMES) + len(columns)),
     ]
-    about = ("size", "chips", "batch", "capacity", "filled")
+    about = ("size", "dtype", "chips", "batch", "capacity", "filled")
     plain = {tuple(c[name] for name in about): c for c in cells if c["drafter"] == "none"}
     for cell in cells:
         base = plain.get(tuple(cell[name] for name in about))
@@ -62,6 +66,6 @@ def table(cells: list[dict[str, Any]], chips: list[Chip], alphas: tuple[float, .
             longer = least_seconds(cell, chips[0]) / least_seconds(base, chips[0])
             gains = (tokens_per_step(cell["lookahead"], alpha) / longer for alpha in alphas)
             entries += [f"{gain:.2f}" for gain in gains]
-        head = [cell[name] for name in ("size", "drafter", "chips", "batch", "capacity")]
+        head = [cell[name] for name in _NAMES]
         lines.append(f"| {' | '.join(map(str, [*head, *entries]))} |")
     return "\n".join(lines)

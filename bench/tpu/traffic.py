@@ -67,7 +67,9 @@ class Traffic:
     collectives: Counter[tuple[str, int]] = dataclasses.field(default_factory=Counter)
     """(kind, bytes of a result) -> how many."""
     copies: list[tuple[str, int]] = dataclasses.field(default_factory=list)
-    """Writes of a whole weight or of more of a cache than is new: (path of the argument, bytes)."""
+    """Writes of a whole weight or of more of a cache than is new: (path of the argument, bytes).
+
+    Those of every branch and loop are here, whether or not its bytes are counted."""
     evictions: list[tuple[str, int]] = dataclasses.field(default_factory=list)
     """The same for what was brought to on-chip memory, changed there, and written back."""
 
@@ -77,6 +79,7 @@ class Traffic:
             self.by_phase.setdefault(phase, Counter())[kind] += size
 
     def update(self, other: Traffic, times: int = 1) -> None:
+        self.copies += other.copies
         if not times:
             return
         for phase, counted in other.by_phase.items():
@@ -84,7 +87,6 @@ class Traffic:
                 self.add(kind, phase, size * times)
         for key, count in other.collectives.items():
             self.collectives[key] += count * times
-        self.copies += other.copies
         self.evictions += other.evictions
 
     @property
@@ -153,9 +155,11 @@ class _Counter:
             turns = known[0] if known else instruction.trips or 1
             counted.update(self.of(_body(self.program, instruction)), turns)
         elif opcode == "conditional":
-            kept = instruction.calls[:1] if FILTERS in scopes else instruction.calls
-            branches = [self.of(self.program.computations[name]) for name in kept]
-            counted.update(max(branches, key=lambda branch: branch.total))
+            branches = [self.of(self.program.computations[name]) for name in instruction.calls]
+            kept = branches[:1] if FILTERS in scopes else branches
+            dearest = max(kept, key=lambda branch: branch.total)
+            for branch in branches:
+                counted.update(branch, 1 if branch is dearest else 0)
         elif opcode == "call":
             counted.update(self.of(self.program.computations[instruction.calls[0]]))
         elif (name := opcode.removesuffix("-start")) in COLLECTIVES:

@@ -1,12 +1,13 @@
 """Caches of the committed tokens of each row, and how a prompt is read into them."""
 
-from specjax.caches.kv import KVCache, stage, visible_slots
+from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
 from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
 from specjax.caches.recurrent import RecurrentCache
 from specjax.caches.ring import WindowedCache
 
 __all__ = [
     "CHUNK",
+    "SPARE_SLOTS",
     "KVCache",
     "RecurrentCache",
     "WindowedCache",

@@ -32,6 +32,9 @@ from specjax.platforms import on_cpu
 
 _UNROLLED_ROWS = 16
 
+SPARE_SLOTS = 1
+"""A cache has one slot more than it needs, since `stage` pads a single token to two on a CPU."""
+
 
 def stage(
     buffer: Array,
@@ -138,12 +141,12 @@ class KVCache(Cache):
     def zeros(
         cls, layers: int, batch: int, heads: int, size: int, dim: int, dtype: DTypeLike
     ) -> Self:
-        """An empty cache of `layers` layers with K = `heads`, S = `size` + 1 and D = `dim`."""
+        """An empty cache of `layers` layers with K = `heads`, S = `size` + `SPARE_SLOTS`."""
 
         # Zeros, not uninitialised memory: a masked slot is multiplied by 0, and 0 times NaN is NaN.
-        # There is one slot more than `size`, since `stage` pads a single token to two.
         def leaves() -> tuple[Array, ...]:
-            return tuple(jnp.zeros((batch, heads, size + 1, dim), dtype) for _ in range(layers))
+            shape = (batch, heads, size + SPARE_SLOTS, dim)
+            return tuple(jnp.zeros(shape, dtype) for _ in range(layers))
 
         return cls(leaves(), leaves(), jnp.zeros(batch, jnp.int32))
 

@@ -37,16 +37,18 @@ Rules = Mapping[str, str | tuple[str, ...] | None]
 
 RULES: Rules = {
     "batch": ("data", "fsdp"),
-    "vocab": "model",
-    "heads": "model",
+    "vocab": ("model", "kv_copies"),
+    "heads": ("model", "kv_copies"),
     "kv_heads": "model",
-    "mlp": "model",
-    "expert_mlp": "model",
+    "mlp": ("model", "kv_copies"),
+    "expert_mlp": ("model", "kv_copies"),
 }
 """Logical axis -> axis of the mesh; other axes are not split.
 
 This is Megatron's split (Shoeybi et al. 2019, arXiv 1909.08053, section 3): the first matrix of a
 branch is split by columns and the second by rows, so that a branch costs one sum over the devices.
+Devices along `kv_copies` have the same key heads, and other query heads: for a model with fewer key
+heads than devices.
 """
 
 TRAINING_RULES: Rules = {**RULES, "embed": "fsdp"}
@@ -57,7 +59,7 @@ the parameters of a layer when it reads them (Rajbhandari et al. 2019, arXiv 191
 5.3).
 """
 
-_AXES = ("data", "fsdp", "model")
+_AXES = ("data", "fsdp", "model", "kv_copies")
 _INDIVISIBLE = ("kv_heads", "vocab")
 """Axes that are replicated if the mesh does not divide their size; other axes are then refused."""
 
@@ -68,8 +70,11 @@ def make_mesh(
     devices: Sequence[Device] | None = None,
     *,
     fsdp: int = 1,
+    kv_copies: int = 1,
 ) -> Mesh:
-    """A mesh with axes `data` (rows of a batch), `model` (parts of a layer) and, if not 1, `fsdp`.
+    """A mesh with axes `data` (rows of a batch) and `model` (parts of a layer).
+
+    It has the axes `fsdp` and `kv_copies` too, if they are not 1.
 
     Args:
       data: devices along `data`.
@@ -77,22 +82,27 @@ def make_mesh(
       devices: by default all devices of all processes.
       fsdp: devices along `fsdp`, for training: rows are split along it as along `data`, and so are
         parameters.
+      kv_copies: devices that hold the same key and value heads, while all else is split over
+        `model` times `kv_copies` devices.  A model of 8 key heads on 16 devices: `model=8,
+        kv_copies=2`.
 
     Raises:
       ValueError: the product is not the number of devices.
     """
     devices = list(jax.devices() if devices is None else devices)
-    model = max(len(devices) // (data * fsdp), 1) if model is None else model
-    if data * fsdp * model != len(devices):
+    model = max(len(devices) // (data * fsdp * kv_copies), 1) if model is None else model
+    if data * fsdp * model * kv_copies != len(devices):
         asked = f"data={data} times " + f"fsdp={fsdp} times " * (fsdp != 1) + f"model={model}"
+        asked += f" times kv_copies={kv_copies}" * (kv_copies != 1)
         count = len({device.process_index for device in devices})
         raise ValueError(
             f"{asked} is not the number of devices, "
             f"{len(devices)}{f' in {count} processes' * (count > 1)}: pass factors of it, or "
             "devices="
         )
-    sizes = {"data": data, "fsdp": fsdp, "model": model}
-    sizes = {name: size for name, size in sizes.items() if name != "fsdp" or size != 1}
+    sizes = {"data": data, "fsdp": fsdp, "model": model, "kv_copies": kv_copies}
+    optional = ("fsdp", "kv_copies")
+    sizes = {name: size for name, size in sizes.items() if name not in optional or size != 1}
     # Passed explicitly, because the default of axis_types differs between versions of jax.
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)

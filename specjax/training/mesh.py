@@ -78,7 +78,8 @@ def mesh_of_sizes(sizes: dict[str, int] | None) -> Mesh | None:
     """The mesh of what `mesh_sizes` returns."""
     if sizes is None:
         return None
-    return make_mesh(sizes.get("data", 1), sizes.get("model"), fsdp=sizes.get("fsdp", 1))
+    fsdp, copies = sizes.get("fsdp", 1), sizes.get("kv_copies", 1)
+    return make_mesh(sizes.get("data", 1), sizes.get("model"), fsdp=fsdp, kv_copies=copies)
 
 
 def mesh_of_run(options: RunOptions) -> Mesh | None:

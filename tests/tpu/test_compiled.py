@@ -18,7 +18,8 @@ import toys
 import specjax
 from bench.tpu.chips import chip
 from bench.tpu.hlo import parse
-from bench.tpu.programs import Compiled, compile_loop, devices_of, model_of, shapes_of
+from bench.tpu.programs import Compiled, compile_loop, devices_of
+from bench.tpu.sizes import shapes_of
 from bench.tpu.traffic import host_transfers, traffic
 from specjax import RULES, Decoder, Params, TransformerConfig
 from specjax.caches import kv
@@ -36,13 +37,13 @@ CONFIG = TransformerConfig(
     max_positions=2048,
     tied_embeddings=False,
 )
-DRAFT = model_of(dataclasses.replace(CONFIG, num_layers=1))
+DRAFT = shapes_of(dataclasses.replace(CONFIG, num_layers=1))
 ROWS, CAPACITY = 8, 1024
 PROPOSERS = {
     "none": specjax.NoProposer,
     "ngram": lambda: specjax.NGram(4),
-    "draft": lambda: specjax.DraftModel(DRAFT, CONFIG.vocab_size, 4),
-    "tree": lambda: specjax.DraftTree(DRAFT, CONFIG.vocab_size, (3, 2, 1)),
+    "draft": lambda: specjax.DraftModel(DRAFT.model, CONFIG.vocab_size, 4),
+    "tree": lambda: specjax.DraftTree(DRAFT.model, CONFIG.vocab_size, (3, 2, 1)),
 }
 
 
@@ -53,11 +54,11 @@ EACH = pytest.mark.parametrize(
 
 
 @functools.cache
-def compiled(proposer: str, chips: int = 1) -> Compiled:
-    target = model_of(CONFIG)
-    decoder = Decoder(target, PROPOSERS[proposer](), specjax.Match(), (2,), CAPACITY)
+def compiled(proposer: str, chips: int = 1, dtype: str = "bfloat16") -> Compiled:
+    target = shapes_of(CONFIG, dtype)
+    decoder = Decoder(target.model, PROPOSERS[proposer](), specjax.Match(), (2,), CAPACITY)
     drafts = proposer in ("draft", "tree")
-    params = Params(shapes_of(target), shapes_of(DRAFT) if drafts else None)
+    params = Params(target.params, DRAFT.params if drafts else None)
     return compile_loop(decoder, params, devices_of(chip("v5e"), chips), ROWS)
 
 
@@ -162,3 +163,14 @@ def test_another_dtype_is_not_widened():
         if shape.dtype == "f32" and shape.sizes in shapes
     ]
     assert widened == []
+
+
+def test_int8_is_multiplied_as_int8():
+    """No matrix of int8 is widened in memory, and a step reads half the bytes of bfloat16."""
+    made = compiled("ngram", 1, "int8")
+    counted, wide = (
+        traffic(parse(compiled_.text), (CONFIG.vocab_size,))
+        for compiled_ in (made, compiled("ngram"))
+    )
+    assert counted.copies == []
+    assert counted.bytes["weights"] < 0.55 * wide.bytes["weights"]

@@ -1,0 +1,107 @@
+"""A cell of the report: what is said of one compiled program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from bench.tpu.flops import product_flops
+from bench.tpu.hlo import parse
+from bench.tpu.programs import Compiled
+from bench.tpu.traffic import KINDS, host_transfers, traffic
+from specjax.models import BLOCK_SLOTS
+from specjax.plot import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Cell = dict[str, Any]
+"""A cell, as JSON holds it."""
+
+
+def measure(compiled: Compiled, vocab_size: int, chips: int, memory: float, filled: int) -> Cell:
+    """What a cell of the report says of a program, for each chip.
+
+    Args:
+      compiled: the program.
+      vocab_size: of the target.
+      chips: of the mesh.
+      memory: bytes of a chip.
+      filled: tokens of the longest row.
+    """
+    program, blocks = parse(compiled.text), -(-filled // BLOCK_SLOTS)
+    counted = traffic(program, (vocab_size, -(-vocab_size // chips)), blocks)
+    operations = product_flops(
+        compiled.decoder.step, compiled.params, compiled.state, blocks=blocks
+    )
+    needed = compiled.argument_bytes + compiled.scratch_bytes
+    collectives = [
+        {"kind": kind, "bytes": size, "count": number}
+        for (kind, size), number in sorted(counted.collectives.items())
+    ]
+    return {
+        "bytes_per_step": {kind: counted.bytes[kind] for kind in KINDS},
+        "bytes_by_phase": {name: dict(kinds) for name, kinds in counted.by_phase.items()},
+        "flops": operations["float"] // chips,
+        "int8_operations": operations["int8"] // chips,
+        "collectives": collectives,
+        "host_transfers": host_transfers(program),
+        "copies": [{"argument": path, "bytes": size} for path, size in counted.copies],
+        "argument_bytes": compiled.argument_bytes,
+        "scratch_bytes": compiled.scratch_bytes,
+        "predicted_bytes": compiled.predicted_bytes,
+        "fits": needed <= memory,
+        "missing_bytes": max(0, needed - int(memory)),
+        "compile_seconds": compiled.seconds,
+    }
+
+
+_COLUMNS = (
+    "size", "dtype", "drafter", "chips", "batch", "capacity", "weights", "cache read", "written",
+    "copied", "logits", "collectives", "other", "GFLOP", "all-reduces", "arguments", "scratch",
+    "predicted", "fits", "compiled in",
+)  # fmt: skip
+HEADER = (
+    "Megabytes per chip and step; arguments, scratch and the prediction in gigabytes.\n\n"
+    f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
+)
+
+
+def line(cell: Cell) -> str:
+    moved = [f"{cell['bytes_per_step'][kind] / 1e6:.1f}" for kind in KINDS]
+    counts = Counter[str]()
+    for entry in cell["collectives"]:
+        counts[entry["kind"]] += entry["count"]
+    others = [f"{number} {kind}" for kind, number in counts.items() if kind != "all-reduce"]
+    memory = [cell[f"{name}_bytes"] / 1e9 for name in ("argument", "scratch", "predicted")]
+    fits = "yes" if cell["fits"] else f"no, {cell['missing_bytes'] / 1e9:.1f} GB too much"
+    entries = [
+        cell["size"], cell["dtype"], cell["drafter"], f"{cell['chips']} x {cell['chip']}",
+        cell["batch"], cell["capacity"], *moved,
+        f"{(cell['flops'] + cell['int8_operations']) / 1e9:.1f}",
+        ", ".join([str(counts["all-reduce"]), *others]), *(f"{size:.2f}" for size in memory), fits,
+        f"{cell['compile_seconds']:.0f} s",
+    ]  # fmt: skip
+    return f"| {' | '.join(map(str, entries))} |"
+
+
+def draw(cells: list[Cell]) -> Figure:
+    """A bar for each cell: the bytes of a step, stacked by kind."""
+    figure = new_figure(10, 1.5 + 0.35 * len(cells))
+    axes = figure.add_subplot()
+    names = [
+        f"{cell['size']} {cell['dtype']} {cell['drafter']}, {cell['chips']} x {cell['chip']}, "
+        f"batch {cell['batch']}, {cell['capacity']}"
+        for cell in cells
+    ]
+    places, left = range(len(cells)), [0.0] * len(cells)
+    for number, kind in enumerate(KINDS):
+        sizes = [cell["bytes_per_step"][kind] / 1e9 for cell in cells]
+        axes.barh(places, sizes, left=left, label=kind.replace("_", " "), color=f"C{number}")
+        left = [start + size for start, size in zip(left, sizes, strict=True)]
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.set_xlabel("gigabytes per chip and step")
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    return figure

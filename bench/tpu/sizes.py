@@ -1,0 +1,88 @@
+"""Shapes of models without weights, by name and in a dtype."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from bench.weights import SIZES as PAIRS
+from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
+from specjax.models import quantise
+from specjax.types import Arrays
+
+VOCABULARY = 128256
+DTYPES = ("bfloat16", "float32", "int8")
+
+# Hidden size, MLP size, layers, heads, key heads, and whether the embedding is the output matrix.
+_LLAMA = {
+    "tiny": (512, 1024, 2, 8, 4, False),
+    "150m": (768, 2048, 8, 12, 4, True),
+    "1b": (2048, 8192, 16, 32, 8, True),
+    "8b": (4096, 14336, 32, 32, 8, False),
+    "70b": (8192, 28672, 80, 64, 8, False),
+    "405b": (16384, 53248, 126, 128, 8, False),
+}
+"""The shapes of Llama 3 (Grattafiori et al. 2024, arXiv 2407.21783, table 3), and smaller ones."""
+
+_BENCH = {
+    f"{size}{suffix}": (*shape, True)
+    for size in ("110m", "850m")
+    for suffix, shape in zip(("", "-draft"), PAIRS[size], strict=True)
+}
+"""The pairs that `python -m bench` measures."""
+
+SIZES = {**_LLAMA, **_BENCH}
+
+DRAFT_OF = {
+    "tiny": "tiny", "150m": "150m", "1b": "150m", "8b": "1b", "70b": "1b", "405b": "8b",
+    "110m": "110m-draft", "850m": "850m-draft",
+}  # fmt: skip
+"""Target -> its draft model; of any other target it is the 150m."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """A model and the shapes of its parameters."""
+
+    model: LinenModel
+    params: Arrays
+
+
+def config_of(size: str, vocab_size: int = VOCABULARY) -> TransformerConfig:
+    hidden, mlp, layers, heads, kv_heads, tied = SIZES[size]
+    return TransformerConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        mlp_size=mlp,
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        max_positions=131072,
+        tied_embeddings=tied,
+    )
+
+
+def shapes_of(config: TransformerConfig, dtype: str = "bfloat16") -> Shapes:
+    """The model that `specjax.load` makes of a folder on an accelerator.
+
+    Args:
+      config: of the model.
+      dtype: of `DTYPES`; with int8 the cache and the activations are bfloat16.
+    """
+    kept = jnp.dtype("bfloat16" if dtype == "int8" else dtype)
+    model = LinenModel(Transformer(config), kept)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, kept), shapes)
+    if dtype != "int8":
+        return Shapes(model, shapes)
+    network = [model]
+
+    def rounded(params: Arrays) -> Arrays:
+        made = quantise(LanguageModel(model, params))
+        network[0] = made.model
+        return made.params
+
+    return Shapes(params=jax.eval_shape(rounded, shapes), model=network[0])
