@@ -17,13 +17,13 @@ from __future__ import annotations
 import abc
 import dataclasses
 import inspect
-from typing import ClassVar, NamedTuple, Protocol, Self, TypeVar
+from typing import ClassVar, Protocol, Self, TypeVar
 
 import jax
 from jax import Array
 
 from specjax.tree import Tree
-from specjax.types import Arrays, Block, ModelOutput, Proposal, Verdict
+from specjax.types import Arrays, Block, Corrected, Draw, ModelOutput, Proposal, Verdict, Warp
 
 _T = TypeVar("_T")
 
@@ -155,37 +155,6 @@ class Loaded(Protocol):
 
     @property
     def name(self) -> str: ...
-
-
-class Draw(Protocol):
-    """The randomness of one step, for ONE row.  A proposer uses it by `Context.noise` only."""
-
-    def noise(self, node: Array, depth: Array) -> Array:
-        """[M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
-        ...
-
-    def acceptance(self, num_nodes: int) -> Array:
-        """[N] uniform draws in [0, 1), for rules without shared noise."""
-        ...
-
-    def residual(self) -> Array:
-        """[V] Gumbel noise for the next token, for rules without shared noise."""
-        ...
-
-
-class Warp(Protocol):
-    """From a model's logits to the logits of the distribution that is sampled, for a batch."""
-
-    def __call__(self, logits: Array, path: Array | None = None) -> Array:
-        """[B, M, V] -> [B, M, V] float32, -inf for tokens that the settings exclude.
-
-        `path` [B, M, D] are the tokens from below the root to each of the M nodes, padded on the
-        right with ABSENT.  Penalties and similar settings then count the drafts, as they do when
-        the target verifies.  Without `path` every node is treated as the root.  That lowers the
-        acceptance rate but stays exact, because a rule uses the distribution that a draft was
-        drawn from, whatever it is.
-        """
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,15 +298,6 @@ class Source(Part):
         """
         del params, reading, tokens
         return None
-
-
-class Corrected(NamedTuple):
-    """The logits of one depth after M paths of each row: what `BlockSource.correct` returns."""
-
-    logits: Array  # [B, M, V]
-    memory: Arrays = None  # what the next depth has to know of each path; leaves [B, M, ...]
-    # [B, M] bool: is a token drafted after the path?  It may not depend on that token.  None: yes.
-    goes_on: Array | None = None
 
 
 class BlockSource(Part):

@@ -16,7 +16,7 @@ Dimension letters, used in every annotation of this package:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from flax import struct
 from jax import Array
@@ -54,6 +54,47 @@ class Proposal:
     # True if nothing was sampled: each draft is a function of the text, so its distribution is a
     # point mass.
     point_mass: bool = struct.field(pytree_node=False, default=False)
+
+
+class Draw(Protocol):
+    """The randomness of one step, for ONE row.  A proposer uses it by `Context.noise` only."""
+
+    def noise(self, node: Array, depth: Array) -> Array:
+        """[M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
+        ...
+
+    def acceptance(self, num_nodes: int) -> Array:
+        """[N] uniform draws in [0, 1), for rules without shared noise."""
+        ...
+
+    def residual(self) -> Array:
+        """[V] Gumbel noise for the next token, for rules without shared noise."""
+        ...
+
+
+class Warp(Protocol):
+    """From a model's logits to the logits of the distribution that is sampled, for a batch."""
+
+    def __call__(self, logits: Array, path: Array | None = None) -> Array:
+        """[B, M, V] -> [B, M, V] float32, -inf for tokens that the settings exclude.
+
+        `path` [B, M, D] are the tokens from below the root to each of the M nodes, padded on the
+        right with ABSENT.  Penalties and similar settings then count the drafts, as they do when
+        the target verifies.  Without `path` every node is treated as the root.  That lowers the
+        acceptance rate but stays exact, because a rule uses the distribution that a draft was
+        drawn from, whatever it is.
+        """
+        ...
+
+
+@struct.dataclass
+class Corrected:
+    """The logits of one depth after M paths of each row: what `BlockSource.correct` returns."""
+
+    logits: Array  # [B, M, V]
+    memory: Arrays = None  # what the next depth has to know of each path; leaves [B, M, ...]
+    # [B, M] bool: is a token drafted after the path?  It may not depend on that token.  None: yes.
+    goes_on: Array | None = None
 
 
 @struct.dataclass

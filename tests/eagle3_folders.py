@@ -233,7 +233,7 @@ def write(folder: pathlib.Path, config: dict[str, Any], tensors: dict[str, Any])
 LAYOUTS: dict[str, tuple[Head, Any, bool, str]] = {
     "authors": (Head(), authors, True, "llama"),
     "authors, own tables": (Head(own_embedding=True, draft_vocab=None), authors, True, "gemma2"),
-    "authors, the target's tables": (
+    "authors, shared": (
         Head(own_head=False, draft_vocab=None),
         authors,
         True,
@@ -268,6 +268,31 @@ LAYOUTS: dict[str, tuple[Head, Any, bool, str]] = {
     ),
 }
 """Name -> form, configuration, are the layers called "midlayer", and the kind of target."""
+
+PARALLEL: dict[str, tuple[Head, Any]] = {
+    "speculators": (
+        Head(num_layers=2, own_embedding=True, mask_hidden=True, norm_before_residual=True),
+        lambda head: {**speculators(head, "peagle"), "mask_token_id": 11},
+    ),
+    "SpecForge": (
+        Head(num_layers=3, own_embedding=True, mask_hidden=True, fc_norm=True, draft_vocab=None),
+        lambda head: {
+            **head.fields,
+            "architectures": ["PEagleDraftModel"],
+            "fc_norm": True,
+            "mask_token_id": 319,
+        },
+    ),
+}
+"""P-EAGLE: name -> form and configuration; the target is a Llama."""
+
+
+@functools.cache
+def parallel(layout: str) -> tuple[pathlib.Path, Reference]:
+    head, config = PARALLEL[layout]
+    tensors = head.tensors(2)
+    made = write(folders.ROOT / f"peagle-{layout}", config(head), tensors)
+    return made, Reference(head, tensors)
 
 
 @functools.cache
@@ -379,6 +404,15 @@ class Reference:
             fed = normed if self.head.norm_output else states[-1:]
             features, tokens = np.concatenate([features, fed]), [*tokens, token]
         raise AssertionError
+
+    def block(self, text: list[int], mask_token: int, depth: int) -> np.ndarray:
+        """[D, V] logits of the next D tokens by one pass (P-EAGLE)."""
+        raw = features_of(self.kind, tuple(text[:-1]), self.head.taps)
+        mask = np.tile(self.w["mask_hidden"][0], (depth - 1, 1))
+        features = self.fuse(np.concatenate([raw, mask]))
+        states = self.states([*text[1:], *[mask_token] * (depth - 1)], features)
+        logits = self.norm("norm", states[-depth:]) @ self.matrix.T
+        return np.stack([self.full(row) for row in logits])
 
     def drafts(self, text: list[int], count: int) -> list[int]:
         """The greedy chain."""

@@ -16,7 +16,7 @@ import toys
 from enumeration import ENUMERATE, Table, continuation, enable_x64, joint, judged_by
 from enumeration import prefix as way
 
-from specjax import sampling
+from specjax import RULES, Decoder, Params, sampling
 from specjax.contract import BlockSource, Context, Corrected
 from specjax.models import MedusaHeads
 from specjax.proposers import BestFirst, MedusaSource, best_first
@@ -299,3 +299,14 @@ def test_what_does_not_fit_is_refused():
     }.items():
         with pytest.raises(ValueError, match=message):
             BestFirst(*arguments)
+
+
+def test_the_tree_of_a_parallel_head_changes_no_text():
+    """P-EAGLE's predictions, too, are of one pass; drafts are accepted and rejected."""
+    source, arrays = toys.CASES["peagle tree"][0].source, toys.CASES["peagle tree"][1]
+    dec = Decoder(toys.model(), BestFirst(source, 7, 3), RULES["match"](), (toys.EOS,), 48)
+    params = Params(toys.weights(), arrays)
+    for temperature in (0.0, 1.0):
+        state = dec.run(params, toys.prefill(dec, params, temperature=temperature))
+        assert toys.texts(state) == toys.decoded("none", "match", temperature)[0]
+        assert 0 < state.stats.accepted.sum() < state.stats.tested.sum()

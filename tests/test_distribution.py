@@ -37,10 +37,11 @@ from specjax import (
     UniversalParams,
     warp,
 )
-from specjax.models import MedusaHeads
+from specjax.models import MedusaHeads, SharedParams
 from specjax.proposers import (
     Chain,
     DraftSource,
+    Eagle3Source,
     EarlyExitSource,
     MedusaParams,
     StaticTree,
@@ -85,6 +86,21 @@ def medusa_params():
     return MedusaParams(bank, jnp.int32(0), {"head": weights()["head"]})
 
 
+def eagle3_params(reduced=False):
+    """Random weights of a head; with `reduced` it proposes three of the five tokens."""
+    params = toys.eagle3_params(weights())
+    if not reduced:
+        return params
+    own = {
+        **params.own,
+        "head": {"kernel": weights()["head"]["kernel"][:, :3]},
+        "to_draft": jnp.array([0, -1, 1, 2, -1]),
+    }
+    return SharedParams(own, params.target)
+
+
+EAGLE3 = Eagle3Source(toys.EAGLE3, VOCAB, taps=(1, 0))
+
 CASES = {
     "none": (NoProposer(), lambda: None),
     "draft": (DraftModel(SMALLER, VOCAB, 2), lambda: weights(0.05, VOCAB - 1)),
@@ -107,6 +123,13 @@ CASES = {
         DynamicTree(EarlyExitSource(DEEPER, 1), 2, 2, 4),
         lambda: weights(layers=2),
     ),
+    "eagle3": (Chain(EAGLE3, 2), eagle3_params),
+    "eagle3, a reduced vocabulary": (Chain(EAGLE3, 2), lambda: eagle3_params(reduced=True)),
+    "eagle3 tree, a reduced vocabulary": (
+        StaticTree(EAGLE3, (2, 1)),
+        lambda: eagle3_params(reduced=True),
+    ),
+    "eagle3 dynamic tree": (DynamicTree(EAGLE3, 2, 2, 4), eagle3_params),
     "first of": (
         FirstOf(NGram(2, min_ngram=2), DraftModel(SMALLER, VOCAB, 2)),
         lambda: (None, weights(0.05, VOCAB - 1)),

@@ -6,12 +6,14 @@ Compilation dominates these tests, so they all use the same few shapes: `ROWS` p
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax import Array
 
 from specjax import (
@@ -20,7 +22,7 @@ from specjax import (
     TransformerConfig,
     Translation,
 )
-from specjax.models import MedusaHeads
+from specjax.models import Eagle3, Eagle3Config, MedusaHeads, SharedParams
 from specjax.proposers import (
     MedusaParams,
 )
@@ -96,6 +98,22 @@ def revocabulated(vocab_size: int) -> Any:
         :, :vocab_size
     ]
     return {**params, "embedding": embedding, "head": {"kernel": head}}
+
+
+EAGLE3 = Eagle3Config(
+    layers=dataclasses.replace(model().module.config, num_layers=1, mlp_size=48),
+    num_taps=2,
+    target_size=32,
+)
+"""The form of a random EAGLE-3 head, which is right now and then by chance."""
+
+
+def eagle3_params(params: Any) -> SharedParams:
+    """Random parameters of `EAGLE3`, with the embedding and the head of a target's `params`."""
+    inputs = (jnp.zeros((1, 1, 64)), jnp.zeros((1, 1, 32)), jnp.zeros((1, 1), jnp.int32))
+    made = Eagle3(EAGLE3).init(jax.random.key(5), *inputs, method="everything")
+    own = {"network": nn.meta.unbox(made)["params"]}
+    return SharedParams(own, {name: params[name] for name in ("embedding", "head")})
 
 
 OTHER_VOCAB = VOCAB + 4

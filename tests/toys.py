@@ -14,6 +14,7 @@ from jax import Array
 from toy_models import (  # noqa: F401 - the tests use these names as toys.X
     CAPACITY,
     CHOICES,
+    EAGLE3,
     EOS,
     LENGTHS,
     LIMITS,
@@ -24,6 +25,7 @@ from toy_models import (  # noqa: F401 - the tests use these names as toys.X
     SHARED,
     VOCAB,
     WIDTH,
+    eagle3_params,
     flat,
     greedy_texts,
     medusa_params,
@@ -45,11 +47,14 @@ from specjax.contract import Proposer, Source
 from specjax.proposers import (
     PROPOSERS,
     BestFirst,
+    Chain,
     ChoiceTree,
     DraftSource,
     DynamicTree,
+    Eagle3Source,
     EarlyExitSource,
     MedusaSource,
+    PEagleSource,
     Shape,
     StaticTree,
     TranslatedParams,
@@ -70,6 +75,16 @@ def _translated() -> tuple[TranslatedSource, TranslatedParams]:
     """A translated draft with room for one draft token per token, which the longest rows exceed."""
     params = TranslatedParams(respelt(weights(noise=NOISE), translation()), translation())
     return TranslatedSource(model(OTHER_VOCAB), VOCAB, expansion=1), params
+
+
+def _eagle3() -> tuple[Eagle3Source, Any]:
+    return Eagle3Source(EAGLE3, VOCAB, taps=(0, 2)), eagle3_params(weights())
+
+
+def _peagle() -> tuple[PEagleSource, Any]:
+    params = eagle3_params(weights())
+    own = {**params.own, "mask_hidden": weights()["embedding"][:2].ravel()}
+    return PEagleSource(EAGLE3, VOCAB, 3, depth=3, taps=(0, 2)), params.replace(own=own)
 
 
 TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
@@ -117,6 +132,10 @@ CASES: dict[str, tuple[Proposer, Any]] = {
     "early exit dynamic tree": (DynamicTree(EarlyExitSource(model(), 1), 2, 2, 5), weights()),
     "translated tree": (StaticTree(_translated()[0], (2, 1)), _translated()[1]),
     "translated dynamic tree": (DynamicTree(_translated()[0], 2, 2, 5), _translated()[1]),
+    "eagle3": (Chain(_eagle3()[0], 3), _eagle3()[1]),
+    "eagle3 tree": (StaticTree(_eagle3()[0], (2, 2, 1)), _eagle3()[1]),
+    "eagle3 dynamic tree": (DynamicTree(_eagle3()[0], 3, 2, 7), _eagle3()[1]),
+    "peagle tree": (ChoiceTree(_peagle()[0], CHOICES), _peagle()[1]),
     "tree": (SampledTree(model(), SHAPES), weights(noise=NOISE)),
     "best first": (BestFirst(MedusaSource(SHARED), 9, 4), medusa_params(own=False)),
     "block draft": (ChoiceTree(block_toys.PLAIN), block_toys.plain_params()),
@@ -184,6 +203,9 @@ ALONE = [
     ("translated tree", "rejection"),
     ("translated dynamic tree", "match"),
     ("first of", "rejection"),
+    ("eagle3", "match"),
+    ("eagle3 tree", "rejection"),
+    ("eagle3 dynamic tree", "match"),
     ("medusa tree", "match"),
     ("medusa tree", "rejection"),
     ("best first", "match"),

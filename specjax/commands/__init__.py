@@ -7,12 +7,18 @@ import sys
 import warnings
 
 from specjax import __version__
-from specjax.commands import audit, bench, generate, train
+from specjax.commands import audit, bench, generate, inspect, train
 from specjax.parallel import join_from, leaving
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {"generate": generate, "bench": bench, "audit": audit, "train": train}
+COMMANDS = {
+    "generate": generate,
+    "bench": bench,
+    "audit": audit,
+    "inspect": inspect,
+    "train": train,
+}
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""
 
 

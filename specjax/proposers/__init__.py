@@ -31,6 +31,7 @@ from specjax.proposers.sources import (
     EarlyExitSource,
     MedusaParams,
     MedusaSource,
+    PEagleSource,
     TranslatedParams,
     TranslatedSource,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "MedusaSource",
     "NGram",
     "NoProposer",
+    "PEagleSource",
     "Shape",
     "StaticTree",
     "TranslatedParams",

@@ -108,7 +108,7 @@ class BestFirst(Proposer):
             if source.corrects:
                 previous = _take(tokens, frontier)
                 made = source.correct(params, reading, depth, previous, memory)
-                logits, memory, goes_on = made
+                logits, memory, goes_on = made.logits, made.memory, made.goes_on
                 padded = jnp.pad(
                     paths, ((0, 0), (0, 0), (0, self.max_depth - depth)), constant_values=ABSENT
                 )

@@ -119,7 +119,7 @@ class ChoiceTree(Proposer):
                 above = np.searchsorted(before, parent[asked])
                 memory = jax.tree.map(lambda leaf, above=above: leaf[:, above], memory)
             made = self.source.correct(params, reading, level, tokens[:, asked], memory)
-            logits, memory, goes_on = made
+            logits, memory, goes_on = made.logits, made.memory, made.goes_on
             path = jnp.where(paths[asked] == ABSENT, ABSENT, tokens[:, paths[asked]])
             warped = context.warp(logits, path)
             noise = context.noise(jnp.asarray(asked), jnp.full(len(asked), level))

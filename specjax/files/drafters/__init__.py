@@ -6,6 +6,7 @@ from specjax.files.drafters.dspark import DSPARK
 from specjax.files.drafters.eagle3 import EAGLE3
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.files.drafters.medusa import MEDUSA
+from specjax.files.drafters.peagle import PEAGLE
 
 FORMATS: dict[str, Format] = {
     "medusa": MEDUSA,
@@ -13,6 +14,7 @@ FORMATS: dict[str, Format] = {
     "domino": DOMINO,
     "dflash": DFLASH,
     "eagle3": EAGLE3,
+    "peagle": PEAGLE,
 }
 """Name -> format.  The first format that matches a folder reads it."""
 

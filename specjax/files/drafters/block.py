@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +37,28 @@ _RENAMED = {"logit_head.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.":
 _TABLE = "embed_tokens.weight"
 _PIECE = 4096  # rows of a table that are compared at a time
 
-MakeCorrection = Callable[[Fields, set[str], BlockDraftConfig, int, int], Correction | None]
-"""From the fields, the names of the tensors, the sizes of the layers, V and U."""
 
-Rows = Callable[[Correction], list[Tensor]]
-"""The tensors of a correction; their paths are those of `Correction.shapes`."""
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """What block drafts of one method have in common."""
+
+    # The slot that predicts the token after the anchor, unless the configuration says.
+    first_slot: Callable[[Config], int]
+    # From the fields, the names of the tensors, the sizes of the layers, V and U.
+    correction: Callable[[Fields, set[str], BlockDraftConfig, int, int], Correction | None]
+    # The tensors of a correction; their paths are those of `Correction.shapes`.
+    rows: Callable[[Correction], list[Tensor]]
+
+
+class Plan(NamedTuple):
+    """A block draft, read from its configuration and headers."""
+
+    source: BlockDraftSource
+    rows: list[Tensor]
+    shapes: dict[tuple[str, ...], tuple[int, ...]]  # of each parameter
+    stored: Tensors  # those that are read
+    shares: tuple[str, ...]  # of the target's "embedding" and "head"
+    to_draft: np.ndarray | None  # [V], of a reduced vocabulary
 
 
 def renamed(tensors: Tensors) -> Tensors:
@@ -65,19 +83,39 @@ def read_block_draft(
     config: Config,
     tensors: Tensors,
     target: LanguageModel,
-    first_slot: int,
-    correction: MakeCorrection = lambda *_: None,
-    rows_of: Rows = lambda _: [],
+    method: Method,
 ) -> PublishedDrafter:
-    """The drafter in a folder.
-
-    Args:
-      folder, config, tensors, target: as `Format.read` gets them.
-      first_slot: the slot that predicts the token after the anchor, unless the configuration says.
-      correction, rows_of: what corrects the drafts, and its tensors.
+    """The drafter in a folder; the arguments are those of `Format.read`, and the method.
 
     Raises:
       ValueError: with everything that does not fit the configuration or the target.
+    """
+    plan = plan_block_draft(folder, config, tensors, target, method)
+    dtype = target.params["embedding"].dtype
+    params = read_rows(folder, plan.rows, plan.shapes, plan.stored, dtype)
+    if plan.to_draft is not None:
+        params["to_draft"] = jnp.asarray(plan.to_draft)
+    return PublishedDrafter(
+        proposer=ChoiceTree(plan.source),
+        params=params,
+        name=folder.name,
+        source=plan.source,
+        shares=plan.shares,
+        sizes=sizes_of(target, folder.name),
+    )
+
+
+def plan_block_draft(
+    folder: pathlib.Path,
+    config: Config,
+    tensors: Tensors,
+    target: LanguageModel,
+    method: Method,
+) -> Plan:
+    """What `read_block_draft` will read.  Only tables that may be the target's are read.
+
+    Raises:
+      ValueError: as `read_block_draft`, but for tensors that are missing or of another shape.
     """
     if (folder / "mask_embedding.pt").exists():
         raise ValueError(
@@ -101,8 +139,9 @@ def read_block_draft(
     try:
         taps = read_taps(fields, num_layers)
         assert taps is not None
-        block = read_config(folder, fields, stored, len(taps), first_slot, hidden_size)
-        corrects = correction(fields, names, block, vocab_size, units)
+        first = method.first_slot(config)
+        block = read_config(folder, fields, stored, len(taps), first, hidden_size)
+        corrects = method.correction(fields, names, block, vocab_size, units)
     except KeyError as error:
         raise ValueError(f"{folder / 'config.json'} lacks {error}") from None
     except ValueError as error:
@@ -114,7 +153,7 @@ def read_block_draft(
         )
     net = BlockDraft(block)
     shapes = shapes_of(net, corrects)
-    rows = block_rows(block) + ([] if corrects is None else rows_of(corrects))
+    rows = block_rows(block) + ([] if corrects is None else method.rows(corrects))
     shares = _share(stored, target, known is not None)
     size = block.layers.hidden_size
     if shares and size != hidden_size:
@@ -139,35 +178,25 @@ def read_block_draft(
     unread = {"embedding": _TABLE, "head": "lm_head.weight"}
     for part in shares:
         stored.pop(unread[part], None)
-    params = read_rows(folder, rows, shapes, stored, target.params["embedding"].dtype)
-    if known is not None:
-        params["to_draft"] = jnp.asarray(known)
     source = BlockDraftSource(net, vocab_size, taps, corrects)
-    return PublishedDrafter(
-        proposer=ChoiceTree(source),
-        params=params,
-        name=folder.name,
-        source=source,
-        shares=shares,
-        sizes=(hidden_size, vocab_size, num_layers),
-    )
+    return Plan(source, rows, shapes, stored, shares, known)
 
 
 def describe_block_draft(
-    config: Config, tensors: Tensors, target: LanguageModel | None, method: str, first_slot: int
+    config: Config, tensors: Tensors, target: LanguageModel | None, name: str, method: Method
 ) -> Description:
     """What the folder of a block draft says about itself."""
     fields, names = Fields(config), set(renamed(tensors))
-    from_anchor = fields.flag("sample_from_anchor", first_slot == 0)
+    from_anchor = fields.flag("sample_from_anchor", method.first_slot(config) == 0)
     size = fields.count("block_size", 8 if fields.is_speculators else 16)
     nested = "SpecForge or z-lab" if fields.nested else "DeepSpec"
-    missing = {"embedding": "embed_tokens.weight", "head": "lm_head.weight"}
+    missing = {"embedding": _TABLE, "head": "lm_head.weight"}
     return Description(
-        method=method,
+        method=name,
         packaging="speculators" if fields.is_speculators else nested,
-        taps=read_taps(fields, None if target is None else sizes_of(target, method)[2]),
+        taps=read_taps(fields, None if target is None else sizes_of(target, name)[2]),
         num_drafts=size if from_anchor else size - 1,
-        shares=tuple(part for part, name in missing.items() if name not in names),
+        shares=tuple(part for part, tensor in missing.items() if tensor not in names),
         details=(f"one pass fills a block of {size} slots",),
     )
 

@@ -6,6 +6,7 @@ import pathlib
 
 from specjax.drafters import Drafter
 from specjax.files.drafters.block import (
+    Method,
     describe_block_draft,
     is_block_draft,
     read_block_draft,
@@ -34,7 +35,7 @@ def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: Langua
         name.removesuffix(".weight") if name.endswith("_codebook.weight") else name: tensor
         for name, tensor in tensors.items()
     }
-    return read_block_draft(folder, config, tensors, target, 1, _selector, _selector_rows)
+    return read_block_draft(folder, config, tensors, target, METHOD)
 
 
 def _selector(
@@ -58,10 +59,11 @@ def _selector_rows(correction: Correction) -> list[Tensor]:
 
 
 def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
-    method = "DFlash-2" if any(name.startswith(_SELECTOR) for name in tensors) else "DFlash"
+    name = "DFlash-2" if any(tensor.startswith(_SELECTOR) for tensor in tensors) else "DFlash"
     if Fields(config).flag("causal_head", False):
-        method = "JetSpec"
-    return describe_block_draft(config, tensors, target, method, 1)
+        name = "JetSpec"
+    return describe_block_draft(config, tensors, target, name, METHOD)
 
 
+METHOD = Method(lambda config: 1, _selector, _selector_rows)
 DFLASH = Format(_matches, _read, _describe)

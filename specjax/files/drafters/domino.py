@@ -5,7 +5,12 @@ from __future__ import annotations
 import pathlib
 
 from specjax.drafters import Drafter
-from specjax.files.drafters.block import describe_block_draft, is_block_draft, read_block_draft
+from specjax.files.drafters.block import (
+    Method,
+    describe_block_draft,
+    is_block_draft,
+    read_block_draft,
+)
 from specjax.files.drafters.block_config import Fields
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.models import (
@@ -35,7 +40,7 @@ def _first_slot(config: Config) -> int:
 
 
 def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
-    return read_block_draft(folder, config, tensors, target, _first_slot(config), _gru, _rows)
+    return read_block_draft(folder, config, tensors, target, METHOD)
 
 
 def _gru(
@@ -56,7 +61,8 @@ def _rows(correction: Correction) -> list[Tensor]:
 
 
 def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
-    return describe_block_draft(config, tensors, target, "Domino", _first_slot(config))
+    return describe_block_draft(config, tensors, target, "Domino", METHOD)
 
 
+METHOD = Method(_first_slot, _gru, _rows)
 DOMINO = Format(_matches, _read, _describe)

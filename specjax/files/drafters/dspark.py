@@ -7,6 +7,7 @@ import pathlib
 
 from specjax.drafters import Drafter
 from specjax.files.drafters.block import (
+    Method,
     describe_block_draft,
     is_block_draft,
     read_block_draft,
@@ -44,8 +45,7 @@ def _says_dspark(config: Config) -> bool:
 
 
 def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
-    # Slot 0 predicts the token after the anchor, as it is trained.
-    return read_block_draft(folder, config, tensors, target, 0, _markov, _markov_rows)
+    return read_block_draft(folder, config, tensors, target, METHOD)
 
 
 def _markov(
@@ -93,7 +93,7 @@ def _markov_rows(correction: Correction) -> list[Tensor]:
 
 
 def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
-    description = describe_block_draft(config, tensors, target, "DSpark", 0)
+    description = describe_block_draft(config, tensors, target, "DSpark", METHOD)
     names = renamed(tensors)
     heads = [
         words
@@ -108,4 +108,6 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     )
 
 
+# Slot 0 predicts the token after the anchor, as it is trained.
+METHOD = Method(lambda config: 0, _markov, _markov_rows)
 DSPARK = Format(_matches, _read, _describe)

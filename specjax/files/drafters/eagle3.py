@@ -26,7 +26,7 @@ from jax.typing import DTypeLike
 
 from specjax.contract import Proposer, Source
 from specjax.drafters import Drafter, PublishedDrafter, sizes_of
-from specjax.files.drafters.format import Description, Format, Tensors
+from specjax.files.drafters.format import Description, Format, Tensors, folder_of
 from specjax.files.drafters.layers import dense_rows, layer_prefixes, layer_rows, read_layers
 from specjax.files.drafters.taps import check_taps, default_taps, read_taps
 from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
@@ -243,7 +243,7 @@ def _shape(config: Config, source: Source, target: LanguageModel) -> Proposer:
 
 
 def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
-    parts = read_parts(pathlib.Path("the folder"), config, tensors, target)
+    parts = read_parts(folder_of(tensors), config, tensors, target)
     newer = parts.network.fc_norm or parts.network.feeds_normed
     return Description(
         method="EAGLE-3.1" if newer else "EAGLE-3",

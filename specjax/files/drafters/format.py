@@ -14,6 +14,11 @@ Tensors = dict[str, Stored]
 """The tensors of a folder by name, from the headers of its files; no weight has been read."""
 
 
+def folder_of(tensors: Tensors) -> pathlib.Path:
+    """The folder that the tensors are in."""
+    return next(iter(tensors.values())).file.parent
+
+
 @dataclasses.dataclass(frozen=True)
 class Description:
     """What a folder of a drafter says about itself, from its configuration and headers alone."""

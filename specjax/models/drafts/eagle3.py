@@ -150,9 +150,9 @@ def eagle3_shapes(config: Eagle3Config) -> Arrays:
     """The shape of every parameter of the network; nothing is computed."""
     size = config.layers.hidden_size
     inputs = (
-        jnp.zeros((1, 1, config.num_taps * config.target_size)),
-        jnp.zeros((1, 1, size)),
-        jnp.zeros((1, 1), jnp.int32),
+        jax.ShapeDtypeStruct((1, 1, config.num_taps * config.target_size), jnp.float32),
+        jax.ShapeDtypeStruct((1, 1, size), jnp.float32),
+        jax.ShapeDtypeStruct((1, 1), jnp.int32),
     )
     made = jax.eval_shape(
         functools.partial(Eagle3(config).init, method="everything"), jax.random.key(0), *inputs

@@ -5,6 +5,7 @@ from specjax.proposers.sources.draft import DraftSource, DraftState
 from specjax.proposers.sources.eagle3 import Eagle3Source, Eagle3State
 from specjax.proposers.sources.early_exit import EarlyExitSource
 from specjax.proposers.sources.medusa import MedusaParams, MedusaSource
+from specjax.proposers.sources.peagle import PEagleSource
 from specjax.proposers.sources.translated import TranslatedParams, TranslatedSource
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "EarlyExitSource",
     "MedusaParams",
     "MedusaSource",
+    "PEagleSource",
     "TranslatedParams",
     "TranslatedSource",
 ]

@@ -1,0 +1,85 @@
+"""`specjax inspect FOLDER`: what a folder of a published drafter holds, from its headers alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+import jax
+
+from specjax.files import FORMATS, find_folder, open_drafter, read_config
+from specjax.models import LanguageModel, LinenModel, Transformer
+
+HELP = "describe a published drafter from its configuration and headers; reads no weights"
+
+_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "BOOL": 1, "U8": 1, "I8": 1}
+"""The size of a number, by the names that safetensors has for dtypes."""
+
+_TABLES = ("BOOL", "I32", "I64", "U8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", help="folder with config.json and safetensors, or org/name on the Hub"
+    )
+    parser.add_argument(
+        "--target",
+        help="folder of the target, or org/name: checks that the drafter fits its sizes",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    folder = find_folder(arguments.folder)
+    name, config, tensors = open_drafter(folder)
+    target = None if arguments.target is None else _abstract(arguments.target)
+    found = FORMATS[name].describe(config, tensors, target)
+    weights = [tensor for tensor in tensors.values() if tensor.kind not in _TABLES]
+    facts = {
+        "format": name,
+        "method": found.method,
+        "layout": found.packaging,
+        "taps": None if found.taps is None else list(found.taps),
+        "num_drafts": found.num_drafts,
+        "shares": list(found.shares),
+        "parameters": sum(math.prod(tensor.shape) for tensor in weights),
+        "bytes": sum(
+            math.prod(tensor.shape) * _BYTES.get(tensor.kind, 1) for tensor in tensors.values()
+        ),
+        "dtypes": sorted({tensor.kind for tensor in weights}),
+        "details": list(found.details),
+    }
+    if arguments.json:
+        print(json.dumps(facts))
+        return
+    taps = "layers that depend on the target; pass --target"
+    if found.taps is not None:
+        taps = f"the outputs of its layers {', '.join(map(str, found.taps))} (0 is the embedding)"
+        taps = taps if found.taps else "its last hidden state"
+    rows = [
+        ("drafter", f"{found.method}, layout of {found.packaging} (format {name})"),
+        ("reads of the target", taps),
+        ("drafts in a step", f"{found.num_drafts} deep, so at most {found.num_drafts + 1} tokens"),
+        ("uses of the target", " and ".join(found.shares) or "nothing"),
+        (
+            "size",
+            f"{facts['parameters']:,} parameters, {facts['bytes']:,} bytes, "
+            f"{', '.join(facts['dtypes'])}",
+        ),
+        *(("", line) for line in found.details),
+    ]
+    if target is not None:
+        rows.append(("fits", f"{target.name} in its sizes"))
+    for label, text in rows:
+        print(f"  {label:<22}{text}")
+
+
+def _abstract(path: str) -> LanguageModel:
+    """A target without weights: the shapes of its parameters, from its configuration."""
+    folder = find_folder(path)
+    model = LinenModel(Transformer(read_config(folder)[2]))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    return LanguageModel(model, params, name=folder.name)

@@ -1,0 +1,81 @@
+"""P-EAGLE heads, in the layouts of speculators and SpecForge.
+
+The tensors are those of an EAGLE-3 head, and `mask_hidden` [1, 1, n E]: the hidden states of the
+target that stand for those of a token which is not there yet.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from specjax.drafters import Drafter, PublishedDrafter, sizes_of
+from specjax.files.drafters.eagle3 import (
+    details_of,
+    packaging_of,
+    proposal_depth,
+    read_own,
+    read_parts,
+)
+from specjax.files.drafters.format import Description, Format, Tensors, folder_of
+from specjax.models import Config, LanguageModel, Tensor
+from specjax.proposers import ChoiceTree, PEagleSource
+
+_DEPTH = 8
+"""The depths that both projects train by default."""
+
+_MASK = "mask_hidden"
+
+
+def _matches(config: Config, names: set[str]) -> bool:
+    return {_MASK, "fc.weight", "layers.0.hidden_norm.weight"} <= names
+
+
+def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+    if config.get("norm_output"):
+        raise ValueError(
+            f"{folder}: norm_output={config['norm_output']!r} has no meaning for a P-EAGLE head, "
+            "which feeds nothing back: remove it"
+        )
+    parts = read_parts(folder, config, tensors, target)
+    assert parts.taps is not None  # the target is known
+    mask, size = config.get("mask_token_id"), target.model.vocab_size
+    if type(mask) is not int or not 0 <= mask < size:
+        raise ValueError(
+            f"{folder}: mask_token_id is {mask!r}; a P-EAGLE head needs the id of the token that "
+            f"stands for a missing one, in [0, {size - 1}]: add it to config.json (SpecForge has "
+            "it among the options of the training run)"
+        )
+    wide = parts.network.num_taps * parts.network.target_size
+    if _MASK in tensors and tensors[_MASK].shape not in ((1, 1, wide), (wide,)):
+        raise ValueError(
+            f"{folder}: {_MASK} has shape {list(tensors[_MASK].shape)} instead of {[1, 1, wide]}"
+        )
+    row = Tensor(_MASK, (_MASK,), shape=tensors[_MASK].shape)
+    own = read_own(folder, parts, tensors, target, (row,), {(_MASK,): (wide,)})
+    source = PEagleSource(parts.network, size, mask, proposal_depth(config) or _DEPTH, parts.taps)
+    return PublishedDrafter(
+        proposer=ChoiceTree(source),
+        params=own,
+        name=folder.name,
+        source=source,
+        shares=parts.shares,
+        sizes=sizes_of(target, folder.name),
+    )
+
+
+def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
+    parts = read_parts(folder_of(tensors), config, tensors, target)
+    return Description(
+        method="P-EAGLE",
+        packaging=packaging_of(config),
+        taps=parts.taps,
+        num_drafts=proposal_depth(config) or _DEPTH,
+        shares=parts.shares,
+        details=(
+            *details_of(config, parts, tensors),
+            f"all drafts in one pass, mask token {config.get('mask_token_id')}",
+        ),
+    )
+
+
+PEAGLE = Format(_matches, _read, _describe)
