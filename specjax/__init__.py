@@ -22,6 +22,7 @@ from specjax.models import (
 from specjax.parallel import make_mesh
 from specjax.prefilling import eos_of_rows
 from specjax.processors import Processors
+from specjax.programs import clear_programs, keep_programs
 from specjax.proposers import (
     PROPOSERS,
     Chain,
@@ -106,9 +107,11 @@ __all__ = [
     "UniversalParams",
     "Verdict",
     "audit",
+    "clear_programs",
     "eos_of_rows",
     "first_of",
     "generate",
+    "keep_programs",
     "load",
     "load_medusa",
     "make_drafter",

@@ -218,8 +218,8 @@ def _arguments(
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
-    text = path.read_text()
     try:
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix in (".yaml", ".yml"):
             values = _yaml().safe_load(text)
         elif path.suffix == ".toml":
