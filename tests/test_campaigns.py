@@ -1,4 +1,4 @@
-"""The two long campaigns, in short: mixed calls in one process, and what a killed run must equal."""
+"""The long campaigns, in short: mixed calls in one process, and what a killed run must equal."""
 
 from __future__ import annotations
 
