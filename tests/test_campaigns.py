@@ -16,7 +16,7 @@ def test_a_short_soak(capsys):
     """Sixty calls: all proposers of the first structures, threads, streams, and programs that are
     dropped and made again."""
     try:
-        soak.main(["--calls", "60", "--structures", "5", "--keep", "7"])
+        soak.main(["--calls", "60", "--structures", "4", "--keep", "5"])
     finally:
         specjax.keep_programs(None)
     said = capsys.readouterr()
@@ -36,7 +36,7 @@ def test_a_soak_finds_a_wrong_text(monkeypatch, capsys):
     monkeypatch.setattr(specjax, "generate", wrong)
     try:
         with pytest.raises(AssertionError):
-            soak.main(["--calls", "20", "--structures", "1", "--keep", "7"])
+            soak.main(["--calls", "20", "--seed", "1", "--structures", "1"])
     finally:
         specjax.keep_programs(None)
     assert "failed: python -m tests.soak --structures 1 --only " in capsys.readouterr().err

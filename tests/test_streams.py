@@ -39,22 +39,16 @@ def test_closed_streams():
     assert done.stderr.count("\n") == 1
 
 
-@pytest.fixture
-def gone(monkeypatch):
-    """A stdout whose reader has gone."""
+def test_the_reader_has_gone(monkeypatch, capfd):
+    """The command ends silently with status 141, and what is left in the buffer goes nowhere."""
     read, write = os.pipe()
     os.close(read)
-    with open(write, "w") as stream:
-        monkeypatch.setattr(sys, "stdout", stream)
-        yield stream
-
-
-def test_the_reader_has_gone(capfd, gone):
-    """The command ends silently with status 141, and what is left in the buffer goes nowhere."""
-    with pytest.raises(SystemExit) as caught, ending("specjax generate"):
-        print("a text")
+    with open(write, "w") as stream, monkeypatch.context() as context:
+        context.setattr(sys, "stdout", stream)
+        with pytest.raises(SystemExit) as caught, ending("specjax generate"):
+            print("a text")
+        stream.flush()
     assert caught.value.code == 141
-    gone.flush()
     assert capfd.readouterr().err == ""
 
 
