@@ -29,6 +29,7 @@ from specjax.models import (
 from specjax.parallel import make_mesh
 from specjax.prefilling import eos_of_rows
 from specjax.processors import Processors
+from specjax.programs import clear_programs, keep_programs
 from specjax.proposers import (
     PROPOSERS,
     BestFirst,
@@ -122,9 +123,11 @@ __all__ = [
     "UniversalParams",
     "Verdict",
     "audit",
+    "clear_programs",
     "eos_of_rows",
     "first_of",
     "generate",
+    "keep_programs",
     "load",
     "load_drafter",
     "load_medusa",

@@ -28,6 +28,7 @@ from specjax.given import check_given, check_slot
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
 from specjax.prefilling import eos_of_rows, start
 from specjax.processors import LogitsProcessor, Processors, check_function, process
+from specjax.programs import programs
 from specjax.sampling import IndependentDraw, Sampling, SharedDraw, keys_of_rows, warp
 from specjax.tree import Tree
 from specjax.types import (
@@ -350,7 +351,11 @@ class Decoder:
         return warp(logits, state.sampling)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _kind(_: object, state: DecodeState, steps: object) -> tuple[object, ...]:
+    return state.tokens.shape, state.eos.shape, jax.tree.structure(state.processors)
+
+
+@programs(static=2, shape=_kind, donate=(3,))
 def _run(
     decoder: Decoder, layout: _Layout, params: Params, state: DecodeState, max_steps: Array
 ) -> DecodeState:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import pathlib
 from collections.abc import Mapping
 
 import numpy as np
@@ -120,15 +122,29 @@ def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
     if draft is None or isinstance(draft, LanguageModel):
         return draft
     if isinstance(draft, str):
-        # Without rules, every device holds the whole draft.
         try:
-            return load(draft, mesh=mesh, rules={})
+            return _loaded(draft, _content(draft), mesh)
         except (OSError, ImportError) as error:
             raise ValueError(f"draft={shown(draft)} cannot be loaded: {error}") from None
     raise ValueError(
         f"draft is a {type(draft).__name__}; "
         "pass what specjax.load(folder) returns, a folder, or org/name"
     )
+
+
+def _content(name: str) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a draft's folder becomes another one, or its files others."""
+    folder = pathlib.Path(name)
+    found = ((path.name, path.stat()) for path in sorted(folder.glob("*")))
+    files = ((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
+    return ((str(folder.resolve()), 0, 0), *files)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(name: str, content: object, mesh: Mesh | None) -> LanguageModel:
+    """The draft that was named last, so that each call with this name does not read it again."""
+    # Without rules, every device holds the whole draft.
+    return load(name, mesh=mesh, rules={})
 
 
 _METHODS = ("ngram", "draft_model", "medusa")

@@ -17,6 +17,7 @@ from specjax.logprobs import Logprobs
 from specjax.metrics import Summary, summarize
 from specjax.models import LanguageModel
 from specjax.parallel import to_host
+from specjax.programs import Recent
 from specjax.request import Options, Prompts, Request, make_request
 from specjax.types import DecodeState
 
@@ -152,7 +153,7 @@ def decode(call: Call) -> Output | TextStream:
     return _output(call, state, time.perf_counter() - started, compiled)
 
 
-_compiled: set[Any] = set()
+_compiled: Recent[Any, None] = Recent()
 
 
 def compile_first(call: Call) -> float:
@@ -165,10 +166,11 @@ def compile_first(call: Call) -> float:
     leaves, structure = jax.tree.flatten(inputs)
     kind = (call.decoder, call.mesh, structure, tuple((x.shape, x.dtype.name) for x in leaves))
     if kind in _compiled:
+        _compiled.get(kind, lambda: None)  # used last, as its programs are
         return 0.0
     started = time.perf_counter()
     call.compile()
-    _compiled.add(kind)
+    _compiled.get(kind, lambda: None)
     return time.perf_counter() - started
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -18,6 +17,7 @@ from specjax.contract import Cache, Model, Proposer, Rule
 from specjax.logprobs import Logprobs
 from specjax.parallel import spread
 from specjax.processors import LogitsProcessor, Processors
+from specjax.programs import programs
 from specjax.sampling import Sampling
 from specjax.types import ABSENT, Arrays, Block, DecodeState, Params, Stats
 
@@ -87,7 +87,7 @@ def start(
     return _begin(decoder, placed, cache, params.proposer, states, prompt, prompt_length, *settings)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@programs(static=3, shape=lambda params, prompt, length: prompt.shape)
 def _read_prompts(
     target: Model,
     shape: tuple[tuple[int, int], tuple[int, ...]],
@@ -116,7 +116,24 @@ def _read_prompts(
     return spread(hidden, mesh, False), spread(features, mesh, False), spread(cache, mesh, split)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
+def _kind(
+    cache: object,
+    params: object,
+    states: object,
+    prompt: Array | np.ndarray,
+    length: object,
+    limit: object,
+    num_drafts: object,
+    sampling: object,
+    key: object,
+    processors: Processors | None,
+    eos: Array | np.ndarray,
+    rule: object,
+) -> tuple[object, ...]:
+    return prompt.shape, eos.shape, jax.tree.structure(processors)
+
+
+@programs(static=2, shape=_kind, donate=(2,))
 def _begin(
     decoder: Parts,
     placed: Placed,

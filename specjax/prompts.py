@@ -18,6 +18,31 @@ Conversation = list[Mapping[str, Any]]
 """Turns like {"role": "user", "content": "..."}."""
 
 
+def read_text(path: pathlib.Path) -> str:
+    """A text file, without the mark that some editors put before UTF-8.
+
+    Raises:
+      ValueError: the file is not UTF-8.
+      OSError: the file does not exist or cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
+
+
+def read_lines(path: pathlib.Path) -> list[tuple[int, str]]:
+    """The lines of a text file that are not blank, with their numbers from 1.
+
+    Only a newline ends a line: JSON texts may hold other characters that separate lines.
+
+    Raises:
+      ValueError, OSError: as `read_text`.
+    """
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    return [(number, line) for number, line in lines if line.strip()]
+
+
 def read_file(path: pathlib.Path) -> list[str | Conversation]:
     """The prompts of a file.
 
@@ -28,18 +53,17 @@ def read_file(path: pathlib.Path) -> list[str | Conversation]:
       ValueError: the file is not UTF-8, has no prompt, or a line has neither field.
       OSError: the file does not exist or cannot be read.
     """
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"the prompt file {path} does not exist")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
+    if path.is_dir():
+        raise IsADirectoryError(f"the prompt file {path} is a folder; pass a file")
     if path.suffix not in _JSON_LINES:
+        text = read_text(path)
+        if not text:
+            raise ValueError(f"{path} is empty; a prompt needs at least one character")
         return [text]
     prompts: list[str | Conversation] = []
-    for line_number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
+    for line_number, line in read_lines(path):
         try:
             fields = json.loads(line)
             prompt = fields["messages"] if "messages" in fields else fields["prompt"]

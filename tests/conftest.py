@@ -18,10 +18,13 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import pytest
 
+import specjax
+
 collect_ignore = ["tpu"]  # see tests/tpu/conftest.py
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_default_matmul_precision", "float32")
+specjax.keep_programs(None)  # tests that share a program are far from each other
 
 
 @pytest.fixture(scope="module", autouse=True)

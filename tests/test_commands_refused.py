@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from command_line import PAIR, TINY, failure
 
 from specjax.flags import inputs
+from specjax.prompts import read_file
 
 
 @pytest.mark.parametrize(
@@ -71,7 +74,9 @@ def test_mistakes_end_in_one_line(capsys, arguments, words):
 def test_a_bad_line_in_a_prompt_file(capsys, tmp_path):
     """The error names the file and the line, and shows the expected form."""
     path = tmp_path / "bad.jsonl"
-    for line in ('"just a text"', '{"prompt": 5}', '{"text": "x"}', "{", "[" * 100_000):
+    scalars = ('"just a text"', "5", "null", "true", "[1]", '["prompt"]', '"messages"')
+    objects = ('{"prompt": 5}', '{"prompt": null}', '{"messages": "x"}', '{"text": "x"}')
+    for line in (*scalars, *objects, "{", "[" * 100_000):
         path.write_text(f'{{"prompt": "fine"}}\n\n{line}\n')
         message = failure(capsys, "generate", "--prompt-file", path, *PAIR)
         assert "bad.jsonl, line 3: it must be an object" in message
@@ -82,12 +87,31 @@ def test_a_prompt_file_that_holds_no_text(capsys, tmp_path):
     path = tmp_path / "x.jsonl"
     for content, words in (
         (b"", "holds no prompt"),
+        (b"\n \n", "holds no prompt"),
         (b'{"prompt": "\xff"}', "is not UTF-8"),
+        (b'{"prompt": "\\ud800"}', "cannot be encoded"),
         (b'{"messages": [{"role": "user", "content": "x"}]}', "holds conversations"),
     ):
         path.write_bytes(content)
         message = failure(capsys, "generate", "--prompt-file", path, *PAIR)
-        assert "x.jsonl" in message and words in message
+        assert words in message and message.count("\n") == 1
+        assert "x.jsonl" in message or "prompt 0" in message
+    text = tmp_path / "x.txt"
+    for content, words in ((b"", "x.txt is empty"), (b"\xff", "x.txt is not UTF-8")):
+        text.write_bytes(content)
+        assert words in failure(capsys, "generate", "--prompt-file", text, *PAIR)
+    assert "is a folder; pass a file" in failure(capsys, "generate", "--prompt-file", tmp_path)
+    assert "cannot be encoded" in failure(capsys, "generate", "a\udcff", *PAIR)
+
+
+def test_lines_end_at_newlines_only(tmp_path):
+    """JSON texts may hold characters that Python takes for the end of a line, and editors put a
+    mark before UTF-8."""
+    prompts = ["a\u2028b", "c\x85d", "\ufeffe"]
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
+    path = tmp_path / "x.jsonl"
+    path.write_text("\ufeff" + "\r\n".join(lines), encoding="utf-8")
+    assert read_file(path) == prompts
 
 
 def test_without_the_shipped_checkpoint(capsys, monkeypatch, tmp_path):

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from specjax.drafters import own_drafter
+import specjax
+from specjax.drafters import drafter_by_name, own_drafter
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -64,3 +65,31 @@ def test_a_rule_of_ones_own():
 def test_a_name_that_makes_no_proposer(name, words):
     with pytest.raises(ValueError, match=words):
         own_drafter(name, None, None)
+
+
+def test_an_own_module_leaves_the_path_as_it_was(tmp_path, monkeypatch):
+    """It is found in the working directory, also by the function that it names, and the directory
+    is not searched afterwards."""
+    (tmp_path / "own_helper.py").write_text("DEPTH = 3\n")
+    (tmp_path / "own_module.py").write_text(
+        "import specjax\n\n"
+        "def make(target, draft):\n"
+        "    import own_helper\n"
+        "    return specjax.NGram(own_helper.DEPTH)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", ".")])
+    before = list(sys.path)
+    assert drafter_by_name("own_module:make", None).proposer == specjax.NGram(3)
+    assert sys.path == before
+    with pytest.raises(ValueError, match="cannot be imported"):
+        own_drafter(":make", None, None)
+    assert sys.path == before
+
+
+@pytest.mark.parametrize("name", ["none", "ngram", "early-exit", "self-int8", "own_module:make"])
+def test_a_dtype_that_nothing_would_use(name):
+    """It is refused, and not ignored."""
+    cure = "specjax.quantise" if ":" in name else "leave it out"
+    with pytest.raises(ValueError, match=rf"dtype='int8' quantises the draft of .*: .*{cure}"):
+        drafter_by_name(name, None, dtype="int8")

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 
 # A room is a folder of specjax/ or a file beside the folders. It imports from lower floors only.
 FLOORS = [
-    ["specjax.types", "specjax.arguments"],
+    ["specjax.types", "specjax.arguments", "specjax.programs"],
     ["specjax.platforms"],
     ["specjax.sampling"],
     ["specjax.tree", "specjax.logprobs", "specjax.metrics", "specjax.plot", "specjax.processors"],

@@ -1,10 +1,15 @@
 """Settings of `generate` that may differ per row."""
 
+import os
+import shutil
+
 import folders
 import numpy as np
 import pytest
 
 import specjax
+from specjax import drafting
+from specjax.generate import prepared
 
 NEW = 40
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
@@ -78,3 +83,32 @@ def test_another_seed_is_another_text(target):
         for s in (5, 6)
     )
     assert all(a != b for a, b in zip(one, two, strict=True))
+
+
+def test_a_draft_that_is_named_is_read_once(tmp_path, monkeypatch):
+    """Until its files change, or another one is named."""
+    read = []
+
+    def load(path, **options):
+        read.append(path)
+        return specjax.load(path, **options)
+
+    monkeypatch.setattr(drafting, "load", load)
+    for name in ("one", "two"):
+        shutil.copytree(folders.draft(), tmp_path / name)
+    target, one, two = specjax.load(folders.target()), *(str(tmp_path / n) for n in ("one", "two"))
+
+    def drafter(name):
+        return prepared(target, [[5]], draft=name).decoder.proposer
+
+    assert drafter(one) == drafter(one) and read == [one]
+    drafter(two)
+    os.utime(tmp_path / "two" / "config.json", ns=(1, 1))
+    drafter(two)
+    assert read == [one, two, two]
+    monkeypatch.chdir(tmp_path / "one")
+    drafter(".")
+    monkeypatch.chdir(tmp_path / "two")
+    drafter(".")
+    assert read[3:] == [".", "."]
+    drafting._loaded.cache_clear()

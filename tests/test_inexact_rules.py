@@ -2,8 +2,10 @@
 
 import itertools
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 import trees
 from enumeration import SHAPES, ForcedTokens, GreedyTable, SparseTable, Table, outcomes, rows_of
 
@@ -141,3 +143,11 @@ def test_a_threshold_outside_0_and_1_is_refused(name, value):
         ValueError, match=rf"^{name}={value} is not allowed; it must lie in \[0, 1\]$"
     ):
         rule(**{name: np.array([0.5, value])})  # one per row
+    with pytest.raises(ValueError, match=rf"^{name}=.* is not allowed; it must lie in"):
+        rule(**{name: np.float32(value)})
+    # An array on a device is checked where a decoder brings it to the host, before any compile.
+    decoder = toys.Decoder(
+        toys.model(), toys.CASES["none"][0], rule(**{name: jnp.float32(value)}), (), toys.CAPACITY
+    )
+    with pytest.raises(ValueError, match=rf"^{name}=.* is not allowed; it must lie in"):
+        toys.prefill(decoder, toys.params("none"))

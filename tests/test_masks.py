@@ -107,11 +107,23 @@ def test_a_boundary_that_is_not_certain_is_refused(tmp_path):
             "line 1: no message has the role assistant",
         ),
         ('\n{"prompt": "x"}\n', 'line 2: it must be an object like {"messages"'),
+        ("5\n", 'line 1: it must be an object like {"messages"'),
+        ('{"messages": 5}\n', "line 1: messages is 5; it must be a list of turns"),
+        ('{"messages": ["x"]}\n', r"line 1: messages is \['x'\]; it must be a list of turns"),
+        (
+            '{"messages": [{"role": "user", "content": "\\ud800"}, '
+            '{"role": "assistant", "content": "x"}]}\n',
+            "line 1: the conversation is the text .* which cannot be encoded",
+        ),
+        ("[" * 100_000 + "\n", "line 1: "),
         ("\n", "holds no conversation"),
     ]:
         path.write_text(text)
         with pytest.raises(ValueError, match=message):
             read_conversations(target(TEMPLATES["chatml"]), path)
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match=r"chats\.jsonl is not UTF-8"):
+        read_conversations(target(TEMPLATES["chatml"]), path)
 
 
 def test_prompts_that_fill_a_sequence_are_skipped(capsys):

@@ -87,16 +87,25 @@ def test_rejection(writer, twins):
 
 def test_it_says_so_once(target, foreign):
     """The warning has names and numbers, and comes at the first use of a pair."""
-    pairing._tables.cache_clear()
+    pairing._said.clear()
     with pytest.warns(
         UserWarning,
         match=r"draft 'foreign' \(270 tokens\) .* target 'target' \(290 tokens\).* the \d+ that",
-    ):
+    ) as warned:
         specjax.generate(target, "a", draft=foreign, max_new_tokens=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         specjax.generate(target, "a", draft=foreign, max_new_tokens=1)
         specjax.generate(target, "a", draft=target, max_new_tokens=1)  # no second warning
+    for call in (
+        lambda: specjax.generate(target, "a", draft=foreign, max_new_tokens=1),
+        lambda: specjax.make_drafter(target, foreign),
+    ):
+        pairing._said.clear()
+        with pytest.warns(UserWarning) as again:
+            call()
+        # The warning shows the user's line, whatever function of the library was called there.
+        assert [w.filename for w in [*warned, *again]] == [__file__] * 2
 
 
 def test_a_text_may_be_longer_than_the_draft_reads(target, foreign):
@@ -140,7 +149,7 @@ def test_refused(target, foreign, tokenizer, message):
 
 def test_the_command_says_it_in_a_line(capsys):
     """`specjax generate` accepts such a draft and prints a readable warning."""
-    pairing._tables.cache_clear()
+    pairing._said.clear()
     folder = folders.scribe(SAID, True, sentencepiece(), 2)
     with warnings.catch_warnings():
         warnings.simplefilter("default")

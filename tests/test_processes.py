@@ -260,3 +260,35 @@ def test_a_batch_that_does_not_divide(monkeypatch):
         ValueError, match=r"3 sequences at a time, which 4 devices .* take a batch of 8, or"
     ):
         mesh_of_run(pretrain.PretrainOptions(data=(), batch_size=6, accumulate=2))
+
+
+def test_a_stranger_holds_nobody_up():
+    """A connection that says nothing, or something else, is given up soon; what a process sends
+    after its number stays in the socket."""
+    secret = "a" * 32
+    strangers = (b"", b"GET / HTTP/1.1\r\n", b"x" * 500, f"{'b' * 32} 1\n".encode())
+    for said, who in (*((said, None) for said in strangers), (f"{secret} 3\nmore".encode(), 3)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(said)
+            began = time.monotonic()
+            assert processes._introduced(ours, secret) == who
+            assert time.monotonic() - began < 10
+            if who is not None:
+                assert ours.recv(4) == b"more"
+
+
+def test_addresses_of_a_host_whose_name_is_a_loopback(monkeypatch):
+    """Its own addresses come first, and a connection tries them one after the other."""
+    name = (None, None, ["127.0.1.1", "10.1.2.3"])
+    monkeypatch.setattr(socket, "gethostbyname_ex", lambda _: name)
+    found = processes.own_addresses()
+    assert found.index("10.1.2.3") < found.index("127.0.1.1") and not found[0].startswith("127.")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        port = server.getsockname()[1]
+        with processes._reach(["127.0.0.2", "127.0.0.1"], port) as link:
+            assert link.getpeername() == ("127.0.0.1", port)
+        with pytest.raises(OSError):
+            processes._reach(["127.0.0.2", "127.0.0.3"], port)

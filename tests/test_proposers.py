@@ -385,3 +385,12 @@ def test_a_narrow_proposal_is_padded():
     padded = proposer._padded(narrow)
     assert padded.parent.tolist() == [[-1, 0, 1, -1, -1, -1, -1]]
     assert (padded.tokens.shape, padded.logits.shape) == ((1, 7), (1, 7, toys.VOCAB))
+
+
+def test_two_proposers_that_may_abstain():
+    """If no row has a draft of either, the target reads the pending tokens only."""
+    both = FirstOf(NGram(2), NGram(2, min_ngram=1))
+    assert both.may_abstain
+    for first, second in ((True, False), (False, True), (False, False)):
+        parts = NGram(2, may_abstain=first), NGram(2, may_abstain=second)
+        assert not FirstOf(*parts).may_abstain

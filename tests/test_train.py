@@ -19,6 +19,7 @@ from trained import metrics
 
 import specjax
 from specjax.models.rope import Rope
+from specjax.training.corpus import digest
 from specjax.training.jobs import pretrain
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(trained.SOURCE), "JAX_PLATFORMS": "cpu"}
@@ -198,8 +199,14 @@ def test_a_context_that_cannot_grow_is_refused(tmp_path):
 def test_changed_inputs_are_refused(tmp_path, file):
     """Changed text or tokenizers are named; --accept-changes continues."""
     shutil.copytree(trained.run(), tmp_path / "run")
-    changed = tmp_path / "run" / "corpus" / file
+    corpus = tmp_path / "run" / "corpus"
+    changed, manifest = corpus / file, corpus / "corpus.json"
+    before = digest(changed)
     changed.write_bytes(changed.read_bytes() + (b" " * 2))
+    with pytest.raises(ValueError, match=f"{file} is not what was tokenised"):
+        run(tmp_path / "run")
+    # As if other text had been tokenised.
+    manifest.write_text(manifest.read_text().replace(before, digest(changed)))
     name = {"train.bin": "text", "tokenizer.json": "tokenizer"}[file]
     with pytest.raises(ValueError, match=rf"the {name} has changed: sha256(.|\n)*--accept-changes"):
         run(tmp_path / "run")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import warnings
 
 from specjax import __version__
 from specjax.commands import audit, bench, generate, inspect, train
+from specjax.flags import ending, open_streams, say
 from specjax.parallel import join_from, leaving
 
 __all__ = ["COMMANDS", "main"]
@@ -32,6 +32,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command; an error that a user can fix prints one line on stderr, with exit status 2."""
+    open_streams()
     parser = argparse.ArgumentParser(
         prog="specjax", description="Lossless speculative decoding in JAX."
     )
@@ -46,21 +47,9 @@ def main(argv: list[str] | None = None) -> None:
         )
         module.add_arguments(command)
     arguments = parser.parse_args(argv)
-    with leaving():
-        _run(arguments)
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    try:
+    name = f"specjax {arguments.command}"
+    with leaving(), ending(name):
         join_from(vars(arguments))
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: print(
-                f"specjax {arguments.command}: {message}", file=sys.stderr
-            )
+            warnings.showwarning = lambda message, *_, **__: say(f"{name}: {message}")
             COMMANDS[arguments.command].run(arguments)
-    except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        print(f"specjax {arguments.command}: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)

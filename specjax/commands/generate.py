@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 import specjax
 from specjax import plot, tree
@@ -189,4 +188,3 @@ def _print_table(
     print()
     for name, value in rows:
         print(f"  {name:<30} {value}")
-    sys.stdout.flush()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from specjax.arguments import shown
@@ -57,8 +58,15 @@ def drafter_by_name(
       **numbers: settings of the proposer, as in `NUMBERS`; other settings are ignored.
 
     Raises:
-      ValueError: an unknown name, a draft that is missing or not needed, or a failed import.
+      ValueError: an unknown name, a draft that is missing or not needed, a `dtype` that nothing
+        would use, or a failed import.
     """
+    if dtype is not None and name not in SHAPES and name != "first-of":
+        cure = "pass specjax.quantise(draft)" if ":" in name else "leave it out"
+        raise ValueError(
+            f"dtype={dtype!r} quantises the draft of {', '.join(SHAPES)} and first-of, and "
+            f"proposer={name!r} is none of them: {cure}"
+        )
     if ":" in name:
         return own_drafter(name, target, draft)
     if name == "self-int8":
@@ -114,18 +122,17 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
       ValueError: no such module, no such name in it, or an object of another kind.
     """
     module, _, attribute = name.partition(":")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
-    try:
-        made = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"proposer={name!r} cannot be imported ({error}); it must be module:Name"
-        ) from None
-    if inspect.isclass(made):
-        made = made()
-    elif inspect.isfunction(made):
-        made = made(target, draft)
+    with _working_directory():
+        try:
+            made = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, ValueError) as error:  # an empty name is a ValueError
+            raise ValueError(
+                f"proposer={name!r} cannot be imported ({error}); it must be module:Name"
+            ) from None
+        if inspect.isclass(made):
+            made = made()
+        elif inspect.isfunction(made):
+            made = made(target, draft)
     if isinstance(made, Drafter):
         return made
     if isinstance(made, Proposer):
@@ -134,6 +141,21 @@ def own_drafter(name: str, target: LanguageModel, draft: LanguageModel | None) -
         f"proposer={name!r} is {shown(made)}; it must be a specjax.contract.Proposer, a "
         "specjax.Drafter, or a function (target, draft) that returns one"
     )
+
+
+@contextlib.contextmanager
+def _working_directory() -> Iterator[None]:
+    """Modules are also searched in the working directory, and no longer than this block lasts."""
+    here = os.getcwd()
+    if here in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the module may have removed it
+            sys.path.remove(here)
 
 
 def _settings(name: str, numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 import warnings
 from collections.abc import Callable
 
@@ -19,6 +20,7 @@ from specjax.proposers import Chain, DraftSource, TranslatedParams, TranslatedSo
 from specjax.text import Translation, translate, vocabulary_digest
 
 _LEAST_SHARED = 0.01
+_LIBRARY = "specjax."
 _CURE = "use a draft of the same family, or proposer=NGram()"
 
 
@@ -66,6 +68,8 @@ def make_drafter(
     form = quantised_form(draft) if dtype == "int8" else draft
     size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
     tables = _tables(*words)
+    if tables is not None:
+        _say(words, tables.num_shared)
 
     def params(laid: LanguageModel) -> Arrays:
         # A target that is its own draft is quantised from the parameters that are on its devices.
@@ -161,9 +165,23 @@ def _tables(target: _Words, draft: _Words) -> Translation | None:
             f"the draft {draft} shares {shared} tokens with the target {target}, but at least "
             f"{least} are needed; {_CURE}"
         )
-    warnings.warn(
-        f"the draft {draft} uses other tokens than the target {target}: it can propose the "
-        f"{shared} that both have",
-        stacklevel=6,
-    )
     return tables
+
+
+_said: set[str] = set()
+
+
+def _say(words: tuple[_Words, _Words], shared: int) -> None:
+    """Warn once of each pair, at the line outside of this library that brought it together."""
+    target, draft = words
+    message = (
+        f"the draft {draft} uses other tokens than the target {target}: it can propose the "
+        f"{shared} that both have"
+    )
+    if message in _said:
+        return
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARY):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+    _said.add(message)

@@ -1,5 +1,6 @@
 """Command line options that `specjax` and the training jobs share."""
 
+from specjax.flags.exits import ending, open_streams, say
 from specjax.flags.inputs import (
     add_model_arguments,
     add_processor_arguments,
@@ -37,13 +38,16 @@ __all__ = [
     "add_rule_arguments",
     "add_sampling_arguments",
     "choose",
+    "ending",
     "load_models",
     "make_drafter",
     "make_rule",
     "number_of",
+    "open_streams",
     "processing",
     "progress",
     "read_prompts",
     "reads",
     "sampling",
+    "say",
 ]

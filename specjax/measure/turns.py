@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from specjax.measure.meter import Meter
 from specjax.parallel import leader
+from specjax.programs import keep_programs
 
 _BUSY = 0.1
 """A sample is dropped if other processes used a larger share of the cores than this."""
@@ -112,6 +113,8 @@ def first_calls(
     Returns:
       The contestants that ran, and for each one left out a line that says why.
     """
+    # Contestants take turns: if their programs were dropped, each turn would compile again.
+    keep_programs(None)
     ready: list[TimedT] = []
     left_out, began = [], time.perf_counter()
     for contestant in tqdm(

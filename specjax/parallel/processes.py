@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TextIO
 
 import jax
@@ -31,6 +31,7 @@ _DONE = "done"
 _TIMEOUT = 60  # seconds in which all processes must have joined
 _HEARTBEAT = 30  # seconds after which a machine that does not answer counts as gone
 _MOMENT = 2  # seconds within which the end of another process is noticed
+_ADDRESSES = 8  # of process 0, which the others try one after the other
 _STATUS = 2  # the exit status if another process is gone
 
 _tell: Callable[[str], None] | None = None  # sends the other processes why this one ends
@@ -195,16 +196,18 @@ def _connect(host: str, count: int, number: int) -> None:
             link.sendall(f"{text}\n".encode())
 
     server, secret = socket.socket(), secrets.token_hex(16)
+    hosts = [host] if host else []
     if number == 0:
         server.bind(("", 0))
         server.listen(count)
-        host = host or socket.gethostbyname(socket.gethostname())
-    text = f"{host} {server.getsockname()[1] if number == 0 else 0} {secret}".encode()
+        hosts = hosts or own_addresses()
+    port = server.getsockname()[1] if number == 0 else 0
+    text = " ".join([str(port), secret, *hosts]).encode()
     received = multihost_utils.broadcast_one_to_all(np.frombuffer(text.ljust(512), np.uint8))
-    host, port, secret = bytes(np.asarray(received).astype(np.uint8)).decode().split()
+    port, secret, *hosts = bytes(np.asarray(received).astype(np.uint8)).decode().split()
 
     if number:
-        link = _alive(socket.create_connection((host, int(port)), _TIMEOUT))
+        link = _alive(_reach(hosts, int(port)))
         send(link, f"{secret} {number}")
 
         def listen() -> None:
@@ -238,16 +241,58 @@ def _connect(host: str, count: int, number: int) -> None:
         time.sleep(0.5)  # so that they read this message before the connection closes
         _end(lost(who, why))
 
+    server.settimeout(_TIMEOUT)
     while len(others) < count - 1:
-        link = _alive(server.accept()[0])
-        lines = link.makefile()
-        shown, _, who = lines.readline().strip().partition(" ")
-        if shown == secret and who.isdecimal():
-            others[int(who)] = link, lines
+        link = server.accept()[0]
+        if (who := _introduced(link, secret)) is None:
+            link.close()
+            continue
+        others[who] = _alive(link), link.makefile()
     server.close()
     _tell = tell_all
     for who, (_, lines) in others.items():
         threading.Thread(target=attend, args=[who, lines], daemon=True).start()
+
+
+def own_addresses() -> list[str]:
+    """Addresses at which other machines may reach this one, the best first.
+
+    The host's own name often stands for a loopback address such as 127.0.1.1, which leads every
+    machine to itself.
+    """
+    found = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # The system chooses the address from which it would send; nothing is sent.
+        probe.connect(("192.0.2.1", 9))
+        found.append(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        found += socket.gethostbyname_ex(socket.gethostname())[2]
+    found = list(dict.fromkeys([*found, "127.0.0.1"]))
+    return sorted(found, key=lambda address: address.startswith("127."))[:_ADDRESSES]
+
+
+def _reach(hosts: Sequence[str], port: int) -> socket.socket:
+    """A connection to the first of these addresses that answers.
+
+    Raises:
+      OSError: none of them answers.
+    """
+    for host in hosts[:-1]:
+        with contextlib.suppress(OSError):
+            return socket.create_connection((host, port), _TIMEOUT / len(hosts))
+    return socket.create_connection((hosts[-1], port), _TIMEOUT)
+
+
+def _introduced(link: socket.socket, secret: str) -> int | None:
+    """The number of the process at the other end; None for a stranger, who may say nothing."""
+    link.settimeout(_MOMENT)
+    line = b""
+    with contextlib.suppress(OSError):
+        # Byte by byte, so that what follows the line stays in the socket.
+        while len(line) < 100 and not line.endswith(b"\n") and (byte := link.recv(1)):
+            line += byte
+    shown, _, who = line.decode(errors="replace").strip().partition(" ")
+    return int(who) if shown == secret and who.isdecimal() else None
 
 
 def _alive(link: socket.socket) -> socket.socket:

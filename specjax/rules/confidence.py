@@ -23,8 +23,9 @@ from specjax.types import ABSENT, Proposal, Verdict
 def check_fraction(**values: object) -> None:
     """Raises ValueError for NaN or a value outside [0, 1]; of an array it names the first one."""
     for name, value in values.items():
-        # A rule is a pytree: JAX builds it again from tracers, whose values were checked before.
-        if not isinstance(value, int | float | np.ndarray):
+        # A rule is a pytree: JAX builds it again from tracers and from arrays on a device, which
+        # the host must not wait for.  `Decoder.prefill` brings the numbers of a rule to the host.
+        if not isinstance(value, int | float | np.ndarray | np.generic):
             continue
         for each in np.ravel(value).tolist():
             if not 0 <= each <= 1:

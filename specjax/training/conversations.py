@@ -15,7 +15,9 @@ import pathlib
 
 import numpy as np
 
+from specjax.arguments import shown
 from specjax.models import LanguageModel
+from specjax.prompts import read_lines, text_ids
 from specjax.text import Messages, render
 
 Row = tuple[np.ndarray, np.ndarray]
@@ -33,9 +35,7 @@ def read_conversations(target: LanguageModel, path: pathlib.Path) -> list[Row]:
       ValueError: a line is wrong; the message gives its number and the reason.
     """
     rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict) or "messages" not in fields:
@@ -44,7 +44,7 @@ def read_conversations(target: LanguageModel, path: pathlib.Path) -> list[Row]:
                     '{"messages": [{"role": "user", "content": "..."}, ...]}'
                 )
             rows.append(encode_conversation(target, fields["messages"]))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
     if not rows:
         raise ValueError(f"{path} holds no conversation")
@@ -58,6 +58,11 @@ def encode_conversation(target: LanguageModel, messages: Messages) -> Row:
       ValueError: it has no assistant turn, or the tokens do not show where a turn begins or ends.
     """
     assert target.tokenizer is not None
+    if not isinstance(messages, list) or not all(isinstance(turn, dict) for turn in messages):
+        raise ValueError(
+            f"messages is {shown(messages)}; it must be a list of turns like "
+            '{"role": "user", "content": "..."}'
+        )
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     if not turns:
         raise ValueError(
@@ -88,6 +93,5 @@ def encode_conversation(target: LanguageModel, messages: Messages) -> Row:
 
 
 def _encode(target: LanguageModel, messages: Messages, opened: bool) -> list[int]:
-    assert target.tokenizer is not None
     text = render(target.files, messages, add_generation_prompt=opened)
-    return target.tokenizer.encode(text, add_special_tokens=False).ids
+    return text_ids("the conversation", target, text, special=False)

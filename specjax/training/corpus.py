@@ -23,6 +23,7 @@ from specjax.files import read_tokenizer
 from specjax.parallel import leader
 from specjax.training.mesh import together
 from specjax.training.options import REQUIRED, Options, at_least, option
+from specjax.training.record import write
 
 END_OF_TEXT = "<|endoftext|>"
 _HELD_OUT_OF = 100  # one file in a hundred
@@ -229,7 +230,8 @@ def prepare(
       (`held_out.bin`).
 
     Raises:
-      ValueError: `out` was made with other settings, or the source has fewer than two texts.
+      ValueError: `out` was made with other settings, one of its files is damaged, or the source has
+        fewer than two texts.
     """
     manifest = out / "corpus.json"
     settings = {
@@ -239,12 +241,18 @@ def prepare(
     }
     settings = json.loads(json.dumps(settings))  # JSON turns tuples into lists
     if leader() and manifest.exists():
-        before = json.loads(manifest.read_text())["settings"]
+        before, hashes = _read_manifest(manifest)
         if before != settings:
             raise ValueError(
                 f"{manifest} was made with {before}, not with {settings}: "
                 "choose another --out, or delete it"
             )
+        for name, sha256 in hashes.items():
+            if not (out / name).exists() or digest(out / name) != sha256:
+                raise ValueError(
+                    f"{out / name} is not what was tokenised (its SHA-256 is not the one in "
+                    f"{manifest.name}): delete {out} to tokenise --data again"
+                )
     elif leader():
         out.mkdir(parents=True, exist_ok=True)
         documents = list(read_documents(source))
@@ -280,11 +288,26 @@ def prepare(
             "held_out": held_out,
             "sha256": {name: digest(out / name) for name in names},
         }
-        manifest.write_text(json.dumps(facts, indent=1))
+        write(manifest, json.dumps(facts, indent=1))  # last: it says that the others are whole
     together(f"read {out}")
     loaded = read_tokenizer(out / "tokenizer.json")
     dtype = _dtype(loaded)
     return loaded, Tokens(out / "train.bin", dtype), Tokens(out / "held_out.bin", dtype)
+
+
+def _read_manifest(path: pathlib.Path) -> tuple[dict[str, object], dict[str, str]]:
+    """The settings and the hashes in `corpus.json`.
+
+    Raises:
+      ValueError: it cannot be read.
+    """
+    try:
+        facts = json.loads(path.read_bytes())
+        return dict(facts["settings"]), dict(facts["sha256"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error!r}): delete {path.parent} to tokenise --data again"
+        ) from None
 
 
 def _dtype(tokenizer: tokenizers.Tokenizer) -> type:

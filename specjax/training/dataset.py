@@ -4,7 +4,8 @@
                           complete
     00000.safetensors     a shard: tokens [R, L] int32; prompt_length, length [R] int32; on request
                           also top_ids [R, L, k] int32 and top_log_probs [R, L, k] float32 of each
-                          new token, after temperature, top-k, top-p and min-p
+                          new token, after temperature, top-k, top-p and min-p; and the SHA-256 of
+                          all that in the file's metadata
     text.jsonl            {"prompt", "text"} of each row
 
 The content of a shard depends on its number alone, so an interrupted call continues where it
@@ -23,14 +24,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors.numpy
 import tokenizers
 from jax import Array
 from tqdm import tqdm
 
 from specjax.call import pad_rows
 from specjax.decoding import Decoder
-from specjax.files import TOKENIZER, find_folder
+from specjax.files import TOKENIZER, find_folder, read_json
 from specjax.parallel import leader, mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
 from specjax.training.conversations import Row
@@ -38,10 +38,12 @@ from specjax.training.corpus import digest
 from specjax.training.measure import pad, width_for
 from specjax.training.mesh import together
 from specjax.training.record import write as write_text
+from specjax.training.shards import read_shard, save_shard
 from specjax.types import DecodeState, Params
 
 Carry = tuple[DecodeState, Array, Array]
 MANIFEST = "dataset.json"
+_WEIGHTS = (".safetensors", ".pt")
 
 
 def model_hashes(model: str | pathlib.Path) -> dict[str, str]:
@@ -56,6 +58,15 @@ def model_hashes(model: str | pathlib.Path) -> dict[str, str]:
         "target": digest(folder / "config.json", *weights),
         "tokenizer": digest(*(path for path in texts if path.exists())),
     }
+
+
+def initial_hash(initial: str | None) -> dict[str, str]:
+    """The hash "initial" of the folder `--initial`, a model or heads; {} without one."""
+    if initial is None:
+        return {}
+    folder = find_folder(initial)
+    files = (path for path in sorted(folder.iterdir()) if path.suffix in _WEIGHTS)
+    return {"initial": digest(folder / "config.json", *files)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +109,7 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, wanted = folder / MANIFEST, dataclasses.asdict(request)
-    if path.exists() and (before := json.loads(path.read_text())["request"]) != wanted:
+    if path.exists() and (before := read_manifest(folder)["request"]) != wanted:
         changes = [
             f"{name} was {before.get(name)} and is {wanted[name]}"
             for name in wanted
@@ -115,15 +126,16 @@ def write(
     shards = range(-(-request.sequences // request.batch))
     bar = tqdm(shards, desc="the target writes", unit="shard", disable=None if leader() else True)
     for number in bar:
-        shard = folder / f"{number:05d}.safetensors"
-        if not shard.exists():
+        shard, arrays = folder / f"{number:05d}.safetensors", None
+        if shard.exists():
+            try:
+                arrays = read_shard(shard)
+            except ValueError as error:  # nothing is lost, since its content depends on its number
+                print(f"{error}; it is written again", flush=True)
+        if arrays is None:
             arrays = _write_shard(request, decoder, params, prompts(number), number)
             if leader():
-                partial = shard.with_suffix(".partial")
-                safetensors.numpy.save_file(arrays, partial)
-                partial.rename(shard)
-        else:
-            arrays = safetensors.numpy.load_file(shard)
+                save_shard(shard, arrays)
         count += int((arrays["length"] - arrays["prompt_length"]).sum())
         bar.set_postfix(new_tokens=count)
     if leader():
@@ -131,6 +143,21 @@ def write(
             _write_lines(folder, tokenizer)
         _describe(path, wanted, True, request.sequences, count)
     together(f"wrote {folder}")
+
+
+def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
+    """The `dataset.json` of a dataset.
+
+    Raises:
+      ValueError: it cannot be read.
+    """
+    manifest = read_json(folder / MANIFEST)
+    if not {"request", "complete", "sequences", "new_tokens"} <= set(manifest):
+        raise ValueError(
+            f"{folder / MANIFEST} is not the description of a dataset: bring it back from a copy, "
+            f"or delete {folder} and write the dataset again"
+        )
+    return manifest
 
 
 def _describe(
@@ -217,10 +244,20 @@ def _write_lines(folder: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def read(folder: pathlib.Path) -> list[tuple[np.ndarray, int]]:
-    """The token ids [L] of each sequence, and the length of its prompt."""
+    """The token ids [L] of each sequence, and the length of its prompt.
+
+    Raises:
+      ValueError: a shard is damaged.
+    """
     sequences = []
     for shard in sorted(folder.glob("*.safetensors")):
-        arrays = safetensors.numpy.load_file(shard)
+        try:
+            arrays = read_shard(shard)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}: delete it, and run the command that made the dataset again, "
+                "which writes this file as it was"
+            ) from None
         columns = (arrays[name] for name in ("tokens", "prompt_length", "length"))
         sequences += [(ids[:end], int(start)) for ids, start, end in zip(*columns, strict=True)]
     return sequences
@@ -231,7 +268,7 @@ def cuts(folder: pathlib.Path) -> list[int]:
 
     If a sequence is shorter, the target ended it with an EOS.
     """
-    new_tokens = json.loads((folder / MANIFEST).read_text())["request"]["new_tokens"]
+    new_tokens = read_manifest(folder)["request"]["new_tokens"]
     return [start + new_tokens for _, start in read(folder)]
 
 
@@ -244,7 +281,7 @@ def read_masked(
       ValueError: the dataset is not complete, another target or tokenizer made it, or it was drawn
         with settings other than `settings` (None: any are accepted).
     """
-    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest = read_manifest(folder)
     if not manifest["complete"]:
         raise ValueError(f"{folder} is not complete: run the train.generate that made it again")
     made_with = manifest["request"]["hashes"]

@@ -20,14 +20,14 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import tokenizers
 from jax import Array
-from tqdm import tqdm
 
 from specjax.contract import Arrays
 from specjax.parallel import leader, mesh_of
+from specjax.training.checkpoints import Checkpoints
 from specjax.training.curves import plot_curves, pyplot
+from specjax.training.lock import alone
 from specjax.training.loop_options import LoopOptions
 from specjax.training.masks import paint
 from specjax.training.mesh import Agreement, lay_batch, lay_state, together
@@ -38,7 +38,8 @@ from specjax.training.optimizer import (
     start,
     update,
 )
-from specjax.training.record import Metrics, describe, last_evaluation
+from specjax.training.progress import Progress
+from specjax.training.record import METRICS, RUN, Metrics, describe, last_evaluation
 
 
 class Job(Protocol):
@@ -113,19 +114,26 @@ class WithRates(Protocol):
 def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     """Run a job to its end, or resume it.
 
-    Ctrl-C and SIGTERM finish the step, save and stop.  The same command then resumes the run, also
-    on another mesh or with another number of processes.  With several processes only the first one
-    writes files, except that each writes its own part of the checkpoints.
+    Ctrl-C, SIGTERM, SIGHUP and a closed stdout finish the step, save and stop.  The same command
+    then resumes the run, also on another mesh or with another number of processes.  With several
+    processes only the first one writes files, except that each writes its own part of the
+    checkpoints.
 
     Returns:
       The report of the last evaluation.  A call that evaluates nothing itself, because the run had
       already ended, reads it from `metrics.jsonl`.
 
     Raises:
-      ValueError: the folder holds a run with other options or inputs.
+      ValueError: the folder holds a run with other options or inputs, another run is writing to it,
+        or a file of the run is damaged and nothing can replace it.
       FloatingPointError: the loss is not finite.
-      OSError: a checkpoint could not be written; earlier ones are intact.
+      OSError: a checkpoint could not be written, and earlier ones are intact; or stdout has closed.
     """
+    with alone(options.out):
+        return _fit(job, options)
+
+
+def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
     out = pathlib.Path(options.out).absolute()
     if options.show_mask:
         print(show_mask(job))
@@ -133,11 +141,8 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     out.mkdir(parents=True, exist_ok=True)
     if options.curves:
         pyplot()  # fails now, and not at the end of the run, if matplotlib is missing
-    manager = ocp.CheckpointManager(
-        out / "state",
-        options=ocp.CheckpointManagerOptions(max_to_keep=3, enable_async_checkpointing=False),
-    )
-    resumed = manager.latest_step() is not None
+    checkpoints = Checkpoints(out)
+    resumed = checkpoints.step is not None
     optimizer = make_optimizer(options, job.rates if isinstance(job, WithRates) else None)
     # `best` is the greatest value of the goal so far; `since` counts the evaluations after it.
     params = job.init()
@@ -149,20 +154,20 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
     }
     state = lay_state(state, optimizer, mesh)
     inputs = job.inputs if isinstance(job, WithInputs) else {}
-    describe(out / "run.json", options, inputs, state, resumed)
+    describe(out / RUN, options, inputs, state, resumed)
     if resumed:
-        state = dict(manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(state)))
+        state = checkpoints.restore(state)
         print(f"resumed {out} at step {int(state['step'])} of {options.steps}", flush=True)
     best, since = float(state.pop("best")), int(state.pop("since"))
     step = int(state["step"])
-    metrics = Metrics(out / "metrics.jsonl", step, options.tensorboard)
+    report = last_evaluation(checkpoints.metrics or out / METRICS, step) if resumed else {}
+    metrics = Metrics(out / METRICS, step, options.tensorboard, checkpoints.metrics)
     stop = min(options.stop_at or options.steps, options.steps)
     warmup = phases(options)[0]
     if leader() and warmup < options.warmup:
         asked = f"{options.warmup} steps of warm-up do not fit into --steps {options.steps}"
         print(f"{asked} before the rate falls: the warm-up takes {warmup}", flush=True)
-    bar = tqdm(total=options.steps, initial=step, unit="step", disable=None if leader() else True)
-    report = last_evaluation(out / "metrics.jsonl", step)
+    progress = Progress(options.steps, step)
     values: dict[str, Array] = {}
     began, tokens = time.perf_counter(), 0
 
@@ -176,27 +181,20 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
             raise FloatingPointError(
                 f"the loss is {values['loss']} and its gradient's norm {values['grad_norm']} at "
                 f"step {number}, on batch {number - 1} (kept in {out / 'bad_batch.npz'}); "
-                f"{out / 'state'} holds the last good checkpoint (step {manager.latest_step()}): "
+                f"{out / 'state'} holds the last good checkpoint (step {checkpoints.last}): "
                 "resume it with a lower --learning-rate and --accept-changes"
             )
 
     def save() -> None:
         record = {"best": np.array(best, np.float32), "since": np.array(since, np.int32)}
-        try:
-            manager.save(step, args=ocp.args.StandardSave({**state, **record}))
-        except Exception as error:  # tensorstore and the operating system raise different types
-            raise OSError(
-                f"the checkpoint of step {step} could not be written to {out / 'state'}: {error}\n"
-                f"The last good one (step {manager.latest_step()}) is intact: free some space, "
-                "and resume with the same command"
-            ) from error
+        checkpoints.save(step, {**state, **record})
 
     agreement = Agreement(mesh)
     with (
         _signals() as interrupted,
-        contextlib.closing(manager),
+        contextlib.closing(checkpoints),
         contextlib.closing(metrics),
-        contextlib.closing(bar),
+        contextlib.closing(progress),
     ):
         ending = False
         while step < stop and patient() and not ending:
@@ -207,23 +205,23 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
             )
             check(step, before)  # the previous step's values: the host does not wait for this step
             step += 1
-            bar.update()
+            shown: dict[str, str] = {}
             tokens += options.batch_size * options.sequence_length
             if step % options.log_every == 0 or step == options.steps:
                 check(step, values)
                 rate = tokens / (time.perf_counter() - began)
                 metrics.write(step, {**values, "tokens_per_second": rate})
-                bar.set_postfix(
-                    loss=f"{values['loss']:.3f}",
-                    learning_rate=f"{values['learning_rate']:.2e}",
-                    tokens_per_second=f"{rate:.0f}",
-                )
+                shown["loss"] = f"{values['loss']:.3f}"
+                shown["learning_rate"] = f"{values['learning_rate']:.2e}"
+                shown["tokens_per_second"] = f"{rate:.0f}"
                 began, tokens = time.perf_counter(), 0
+            progress.advance(**shown)
             if step % options.eval_every == 0 or step == options.steps:
                 check(step, values)
                 report = job.evaluate(averaged(state))
                 metrics.write(step, report)
-                bar.write(f"step {step}: " + "  ".join(f"{k} {v:.4f}" for k, v in report.items()))
+                figures = "  ".join(f"{name} {value:.4f}" for name, value in report.items())
+                progress.say(f"step {step}: {figures}")
                 if isinstance(job, WithGoal):
                     goal = float(np.float32(job.goal(report)))
                     best, since = (goal, 0) if goal > best else (best, since + 1)
@@ -231,11 +229,16 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
                         _replace(out / "best", functools.partial(job.export, averaged(state)))
                 began, tokens = time.perf_counter(), 0
             # Ask once per step: a later signal must not end the loop before the step is saved.
-            ending = agreement.ask(bool(interrupted))
+            ending = agreement.ask(bool(interrupted) or progress.closed is not None)
             if step % options.save_every == 0 or step == stop or ending or not patient():
                 check(step, values)
                 save()
     if step < options.steps and patient():
+        if progress.closed is not None:
+            raise OSError(
+                f"the output has closed ({progress.closed}); saved at step {step} of "
+                f"{options.steps}, and the same command resumes"
+            )
         print(
             f"stopped and saved at step {step} of {options.steps}; the same command resumes",
             flush=True,
@@ -269,11 +272,14 @@ def show_mask(job: Job) -> str:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """A list of the signals SIGINT and SIGTERM that the process has received."""
+    """A list of the signals SIGINT, SIGTERM and SIGHUP that the process has received."""
     received: list[int] = []
+    asked = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup leaves it
+        asked.append(signal.SIGHUP)
     previous = {
-        s: signal.signal(s, lambda number, _: received.append(number))
-        for s in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, lambda received_now, _: received.append(received_now))
+        for number in asked
     }
     try:
         yield received

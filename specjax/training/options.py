@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
+from specjax.flags import ending, open_streams
 from specjax.parallel import join_from, leaving
 
 REQUIRED = object()
@@ -168,16 +169,10 @@ def parse(
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a job from the command line.
-
-    An error that the user can fix is printed as a message, and the exit status is 2.
-    """
-    with leaving():
-        try:
-            main()
-        except (ValueError, OSError, FloatingPointError) as error:
-            print(f"{pathlib.Path(sys.argv[0]).stem}: {error}", file=sys.stderr)
-            sys.exit(2)
+    """Run a job from the command line, which ends as `specjax.flags.ending` says."""
+    open_streams()
+    with leaving(), ending(pathlib.Path(sys.argv[0]).stem):
+        main()
 
 
 def _file_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> list[str] | None:
@@ -223,8 +218,8 @@ def _arguments(
 
 
 def _read(path: pathlib.Path) -> dict[str, object]:
-    text = path.read_text()
     try:
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix in (".yaml", ".yml"):
             values = _yaml().safe_load(text)
         elif path.suffix == ".toml":

@@ -18,6 +18,8 @@ from specjax.parallel import leader
 from specjax.training.loop_options import LoopOptions
 from specjax.training.options import flag
 
+RUN, METRICS = "run.json", "metrics.jsonl"
+
 _PACKAGES = (
     "jax",
     "jaxlib",
@@ -55,7 +57,7 @@ def describe(
 
     Raises:
       ValueError: a resumed run has a state of other shapes; or its inputs or its fixed options have
-        changed, without `options.accept_changes`.
+        changed, or `run.json` cannot be read, without `options.accept_changes`.
     """
     shapes = {
         jax.tree_util.keystr(p): list(x.shape)
@@ -68,13 +70,13 @@ def describe(
         "shapes": shapes,
     }
     now = json.loads(json.dumps(now))  # JSON turns tuples into lists
-    if resumed and path.exists() and json.loads(path.read_text())["shapes"] != shapes:
+    before = read_run(path, options.accept_changes) if resumed else None
+    if before is not None and before["shapes"] != shapes:
         raise ValueError(
             f"{path.parent} is a run of another job, or of a model of other sizes: "
             "choose another --out"
         )
-    if resumed and path.exists() and not options.accept_changes:
-        before = json.loads(path.read_text())
+    if before is not None and not options.accept_changes:
         free = {field.name for field in dataclasses.fields(options) if field.metadata.get("free")}
         names = sorted(set(before["options"]) & set(now["options"]) - free)
         changes = [
@@ -98,6 +100,27 @@ def describe(
         write(path, json.dumps(now, indent=2) + "\n")
 
 
+def read_run(path: pathlib.Path, accept_changes: bool) -> dict[str, Any] | None:
+    """The `run.json` of a run that is resumed; None if it cannot be read and changes are accepted.
+
+    Raises:
+      ValueError: it cannot be read.
+    """
+    try:
+        run = json.loads(path.read_bytes())
+        if not all(isinstance(run[name], dict) for name in ("options", "inputs", "shapes")):
+            raise TypeError("a part of it is missing")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if accept_changes:
+            return None
+        raise ValueError(
+            f"{path} cannot be read ({error!r}), so nobody can tell whether the options and the "
+            "inputs are those of the run: bring it back from a copy, or pass --accept-changes to "
+            "resume without this check and to write the file again"
+        ) from None
+    return run
+
+
 def write(path: pathlib.Path, text: str) -> None:
     """Write a file atomically: a process that is killed leaves the old file or the new one."""
     partial = path.with_name(path.name + ".partial")
@@ -106,13 +129,24 @@ def write(path: pathlib.Path, text: str) -> None:
 
 
 def read_metrics(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, without a last line that was cut off."""
-    lines = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
+    """The lines of a `metrics.jsonl`, without a last line that was cut off.
+
+    Raises:
+      ValueError: another line cannot be read.
+    """
+    lines, texts = [], path.read_bytes().split(b"\n") if path.exists() else []
+    for number, text in enumerate(texts, start=1):
+        if number == len(texts) and not text:
             break
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict) or not isinstance(line["step"], int):
+                raise TypeError("it must be an object with a step")
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(texts):  # a process was killed while it wrote the line
+                break
+            raise ValueError(f"{path}, line {number}, cannot be read: {error!r}") from None
+        lines.append(line)
     return lines
 
 
@@ -137,15 +171,27 @@ class EventWriter(Protocol):
 class Metrics:
     """Writes `metrics.jsonl`, with one JSON object per line.
 
-    Lines after the step that a run resumes from are removed.  With several processes only the first
-    one writes.
+    Lines after the step that a run resumes from are removed.  The lines before it are those of
+    `copy`, the checkpoint's copy of the file, if there is one.  With several processes only the
+    first one writes.
     """
 
-    def __init__(self, path: pathlib.Path, step: int, tensorboard: bool = False) -> None:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        step: int,
+        tensorboard: bool = False,
+        copy: pathlib.Path | None = None,
+    ) -> None:
         self._path, self._events = None, None
         if not leader():
             return
-        earlier = [line for line in read_metrics(path) if line["step"] <= step]
+        if copy is not None:
+            now = path.read_bytes() if path.exists() else b""
+            if not now.startswith(copy.read_bytes()):
+                print(f"{path} was damaged; its lines are those of {copy} again", flush=True)
+        lines = read_metrics(copy or path) if step else []
+        earlier = [line for line in lines if line["step"] <= step]
         write(path, "".join(json.dumps(line) + "\n" for line in earlier))
         self._path = path
         self._events = _event_writer(path.parent / "tensorboard", step) if tensorboard else None

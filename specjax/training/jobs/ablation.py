@@ -22,12 +22,12 @@ import math
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
 from specjax.decoding import Decoder
-from specjax.files import load
+from specjax.files import load, read_json
 from specjax.measure import interval
 from specjax.models import LanguageModel
 from specjax.parallel import leader, mesh_of
@@ -38,6 +38,7 @@ from specjax.training.corpus import TextOptions, digest
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs import distill, generate
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions
+from specjax.training.lock import alone
 from specjax.training.measure import measure
 from specjax.training.mesh import MeshOptions, mesh_of_sizes, mesh_sizes, together
 from specjax.training.options import REQUIRED, at_least, flag, option, parse, run
@@ -280,7 +281,13 @@ def table(made: Json) -> str:
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     cut = argv.index("--") if "--" in argv else len(argv)
-    options, more = parse(AblationOptions, argv[:cut], __doc__), argv[cut + 1 :]
+    options = parse(AblationOptions, argv[:cut], __doc__)
+    with alone(options.out):
+        compare(options, argv[cut + 1 :])
+
+
+def compare(options: AblationOptions, more: list[str]) -> None:
+    """Run the job in a folder that the caller holds; `more` are options of `train.distill`."""
     own = ("--out", "--loss", "--target", "--data", "--prompts", *map(flag, (*_SHARED, *MESH)))
     for name in (word.partition("=")[0] for word in more):
         if name in own:
@@ -326,7 +333,8 @@ def main(argv: list[str] | None = None) -> None:
         # The table also holds the cells of earlier calls.
         done = {cell: _folder(out, cell) / "measured.json" for cell in whole}
         made = report(
-            o, {cell: json.loads(path.read_text()) for cell, path in done.items() if path.exists()}
+            o,
+            {cell: cast(Measured, read_json(p)) for cell, p in done.items() if p.exists()},
         )
         if leader():
             write(out / "ablation.json", json.dumps(made, indent=1) + "\n")
@@ -347,7 +355,7 @@ def _check_asked(options: AblationOptions, more: list[str]) -> None:
     inputs = {"prompts": digest(pathlib.Path(options.prompts))}
     asked = {"options": dataclasses.asdict(options), "distill": more, "inputs": inputs}
     asked = json.loads(json.dumps(asked))  # tuples become lists, as in the file
-    before = json.loads(path.read_text()) if path.exists() else asked
+    before = read_json(path) if path.exists() else asked
     for name in sorted(set(asked["options"]) - {"losses", "modes", "out", *MESH}):
         was, is_now = before["options"].get(name), asked["options"][name]
         if was != is_now:

@@ -30,9 +30,10 @@ from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
 from specjax.training import accepted, dataset, online
 from specjax.training.corpus import Tokens, starts_of_documents
-from specjax.training.dataset import Written, model_hashes
+from specjax.training.dataset import Written, initial_hash, model_hashes
 from specjax.training.divergences import DIVERGENCES, blend
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions, annealing
+from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.losses import against, agreement, chunked, chunked_rows, log_draft
 from specjax.training.material import gather, held_out_prompts, held_out_rows, learned
@@ -301,6 +302,12 @@ def filled(arrays: Arrays, parts: int) -> Arrays:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(DistillOptions, argv, __doc__)
+    with alone(options.out):
+        distill(options)
+
+
+def distill(options: DistillOptions) -> None:
+    """Run the job in a folder that the caller holds."""
     options = dataclasses.replace(options, anneal_steps=annealing(options))
     if options.anneal_steps:
         print(
@@ -339,7 +346,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"parameters: {json.dumps(sizes)}", flush=True)
     assert target.tokenizer is not None  # `gather` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
-    held_out, inputs = material.held_out, material.inputs
+    held_out = material.held_out
+    inputs = {**material.inputs, **initial_hash(options.initial)}
     fit(Distill(options, draft, target, text, held_out, written, end, inputs, mesh), options)
 
 

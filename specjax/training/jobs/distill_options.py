@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 
 from specjax.sampling import Sampling
+from specjax.training.checkpoints import saved_steps
 from specjax.training.corpus import TextOptions
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.loop import LoopOptions
 from specjax.training.options import REQUIRED, at_least, option, within
+from specjax.training.record import RUN, read_run
 from specjax.training.student import ModelOptions
 
 ACCEPTED_LENGTH = "accepted-length"
@@ -123,10 +124,13 @@ def annealing(options: DistillOptions) -> int:
 
     A resumed run keeps the number that it began with.  A new run without `--initial` anneals for
     4/5 of its steps if its loss needs it, because a random draft shares little with the target.
+
+    Raises:
+      ValueError: the `run.json` of a resumed run cannot be read.
     """
     if options.anneal_steps is not None:
         return options.anneal_steps
     out = pathlib.Path(options.out)
-    if any((out / "state").glob("[0-9]*")):
-        return json.loads((out / "run.json").read_text())["options"]["anneal_steps"] or 0
+    if saved_steps(out) and (run := read_run(out / RUN, options.accept_changes)) is not None:
+        return run["options"].get("anneal_steps") or 0
     return options.steps * 4 // 5 if options.loss in _FLAT and options.initial is None else 0

@@ -19,6 +19,7 @@ from specjax.rules import RULES
 from specjax.training import dataset
 from specjax.training.corpus import TextOptions, prepare
 from specjax.training.dataset import Request, model_hashes
+from specjax.training.lock import alone
 from specjax.training.options import at_least, option, parse, run
 from specjax.training.record import versions, write
 from specjax.training.speculation import SpeculationOptions, load_speculation
@@ -58,6 +59,12 @@ class GenerateOptions(SpeculationOptions, TextOptions):
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(GenerateOptions, argv, __doc__)
+    with alone(options.out):
+        generate(options)
+
+
+def generate(options: GenerateOptions) -> None:
+    """Run the job in a folder that the caller holds."""
     out, rows = pathlib.Path(options.out), options.batch_size
 
     def windows(target: LanguageModel) -> list[list[int]]:
@@ -98,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
     if leader():
         facts = {"options": dataclasses.asdict(options), "versions": versions()}
         write(out / "run.json", json.dumps(facts, indent=2) + "\n")
-    made = json.loads((out / dataset.MANIFEST).read_text())
+    made = dataset.read_manifest(out)
     counts = f"{made['sequences']} sequences, {made['new_tokens']} new tokens"
     print(f"wrote {out}: {counts}", flush=True)
 

@@ -40,8 +40,10 @@ from specjax.proposers import (
 from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
 from specjax.training.corpus import starts_of_documents
+from specjax.training.dataset import initial_hash
 from specjax.training.divergences import forward_kl
 from specjax.training.jobs.medusa_options import MedusaOptions
+from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.lora import initial_lora, merge
 from specjax.training.losses import against, chunked, cross_entropy
@@ -110,7 +112,7 @@ class TrainMedusa:
         self.joint = self.options.lora_rank > 0
         self.tied = config.tied_embeddings
         self.rates = {"heads": self.options.head_rate, "lora": 1.0} if self.joint else None
-        self.inputs = self.material.inputs
+        self.inputs = {**self.material.inputs, **initial_hash(self.options.initial)}
         self.tokenizer: tokenizers.Tokenizer | None = self.target.tokenizer
 
     def init(self) -> Arrays:
@@ -336,6 +338,12 @@ def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapte
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(MedusaOptions, argv, __doc__, PRESETS)
+    with alone(options.out):
+        train_heads(options)
+
+
+def train_heads(options: MedusaOptions) -> None:
+    """Run the job in a folder that the caller holds."""
     mesh = mesh_of_run(options)
     target = load(options.target, "float32", mesh=mesh, rules=TRAINING_RULES)
     material = gather(options, target)

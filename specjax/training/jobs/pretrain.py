@@ -17,6 +17,8 @@ from jax.sharding import Mesh
 from specjax.contract import Arrays
 from specjax.models import LinenModel, head_matrix
 from specjax.training.corpus import TextOptions, Tokens, end_of_text, prepare, starts_of_documents
+from specjax.training.dataset import initial_hash
+from specjax.training.lock import alone
 from specjax.training.loop import LoopOptions, fit
 from specjax.training.losses import chunked, cross_entropy
 from specjax.training.mesh import lay_batch, mesh_of_run
@@ -63,7 +65,7 @@ class Pretrain:
 
     @property
     def inputs(self) -> dict[str, str]:
-        return self.train.inputs
+        return {**self.train.inputs, **initial_hash(self.options.initial)}
 
     def init(self) -> Arrays:
         return initial_params(self.model, self.options, self.mesh)
@@ -105,6 +107,12 @@ class Pretrain:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(PretrainOptions, argv, __doc__)
+    with alone(options.out):
+        pretrain(options)
+
+
+def pretrain(options: PretrainOptions) -> None:
+    """Run the job in a folder that the caller holds."""
     mesh = mesh_of_run(options)
     out = pathlib.Path(options.out)
     tokenizer, train, held_out = prepare(

@@ -13,6 +13,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
+from specjax.prompts import read_lines
 from specjax.training.corpus import TextOptions, held_out_texts, read_documents, too_few
 from specjax.training.options import REQUIRED, at_least, option, parse, run
 
@@ -62,8 +63,15 @@ def prompts(options: PromptOptions) -> Iterator[dict[str, str]]:
     chosen = held_out_texts([text for _, text in documents]) if documents else set()
     texts = {_name(path, options.data): text for path, text in documents if text in chosen}
     if options.like is not None:
-        lines = pathlib.Path(options.like).read_text().splitlines()
-        wanted = {json.loads(line)["source"] for line in lines if line.strip()}
+        wanted = set()
+        for number, line in read_lines(pathlib.Path(options.like)):
+            try:
+                wanted.add(str(json.loads(line)["source"]))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise ValueError(
+                    f"--like {options.like}, line {number}: it must be an object like "
+                    f'{{"source": "...", "prompt": "..."}} ({error!r})'
+                ) from None
         if missing := sorted(wanted - texts.keys()):
             raise ValueError(
                 f"--like {options.like} names {len(missing)} files that are not held out of "

@@ -1,0 +1,140 @@
+"""Compiled programs that are freed when they have not been used for a long time.
+
+A jitted function keeps a program for each value of its static arguments until the process ends, and
+a program takes several megabytes.  Here each such value has a jitted function of its own, which JAX
+frees together with its programs.  Only those that were used last are kept.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+import jax
+
+MOST = 64
+
+_most: int | None = MOST
+_tables: list[Recent[Any, Any]] = []
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+def keep_programs(most: int | None = MOST) -> None:
+    """Keep the compiled programs of the `most` structures that were used last; None keeps all.
+
+    A structure is a model with a proposer and a rule, a number of rows, a room for tokens, and a
+    set of settings.  If one that was dropped is used again, it is compiled again.
+
+    Raises:
+      ValueError: `most` is less than 1.
+    """
+    global _most
+    if most is not None and (not isinstance(most, int) or most < 1):
+        raise ValueError(f"most={most!r} is not allowed; it must be at least 1, or None for all")
+    _most = most
+    for table in _tables:
+        table.trim()
+
+
+def clear_programs() -> None:
+    """Free all compiled programs of decoding; the next call of each structure compiles again."""
+    for table in _tables:
+        table.clear()
+
+
+class Recent(Generic[Key, Value]):
+    """The values that were used last, as many as `keep_programs` says.  Threads may share it."""
+
+    def __init__(self) -> None:
+        self._values: collections.OrderedDict[Key, Value] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        _tables.append(self)
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """The value of a key, which now is the one that was used last."""
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = make()
+            self._values.move_to_end(key)
+            value = self._values[key]
+        self.trim()
+        return value
+
+    def trim(self) -> None:
+        with self._lock:
+            while _most is not None and len(self._values) > _most:
+                self._values.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._values.clear()
+
+    def values(self) -> list[Value]:
+        with self._lock:
+            return list(self._values.values())
+
+    def __contains__(self, key: object) -> bool:
+        with self._lock:
+            return key in self._values
+
+
+class Programs:
+    """`jax.jit` of a function whose first arguments are static, for the structures used last."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static: int,
+        shape: Callable[..., Hashable],
+        donate: tuple[int, ...],
+    ) -> None:
+        self._function, self._static, self._shape, self._donate = function, static, shape, donate
+        self._recent: Recent[Hashable, Any] = Recent()
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._of(arguments)(*arguments[self._static :])
+
+    def trace(self, *arguments: Any) -> Any:
+        """As `jax.jit(...).trace`."""
+        return self._of(arguments).trace(*arguments[self._static :])
+
+    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+        """As `jax.jit(...).lower`."""
+        return self._of(arguments).lower(*arguments[self._static :])
+
+    def jitted(self) -> list[Any]:
+        """The jitted functions that are kept, each for one structure."""
+        return self._recent.values()
+
+    def _of(self, arguments: tuple[Any, ...]) -> Any:
+        fixed, rest = arguments[: self._static], arguments[self._static :]
+
+        def make() -> Any:
+            def bound(*traced: Any) -> Any:
+                return self._function(*fixed, *traced)
+
+            # Profiles and compiled programs show this name.
+            bound.__name__ = bound.__qualname__ = self._function.__name__
+            return jax.jit(bound, donate_argnums=tuple(n - self._static for n in self._donate))
+
+        return self._recent.get((fixed, self._shape(*rest)), make)
+
+
+def programs(
+    static: int, shape: Callable[..., Hashable], donate: tuple[int, ...] = ()
+) -> Callable[[Callable[..., Any]], Programs]:
+    """Decorates a function to be jitted.
+
+    Args:
+      static: the number of its static arguments, which come first and are hashable.
+      shape: takes the other arguments, and returns what else tells structures apart, such as the
+        shape of a batch.  Arguments that differ in something else share an entry, which then has
+        several programs.
+      donate: the positions of donated arguments, as in `jax.jit`.
+    """
+    return lambda function: Programs(function, static, shape, donate)

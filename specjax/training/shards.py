@@ -1,0 +1,45 @@
+"""Files of arrays that notice when they are damaged: safetensors with a SHA-256 in the metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+_HASH = "sha256"
+
+
+def save_shard(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a file atomically: a process that is killed leaves the old file or the new one."""
+    partial = path.with_suffix(".partial")
+    safetensors.numpy.save_file(dict(arrays), partial, {_HASH: _hash(arrays)})
+    partial.rename(path)
+
+
+def read_shard(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of a file.
+
+    Raises:
+      ValueError: the file is damaged.
+    """
+    try:
+        with safetensors.safe_open(path, "np") as file:
+            arrays = {name: file.get_tensor(name) for name in file.keys()}
+            wanted = (file.metadata() or {}).get(_HASH)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error})") from None
+    if wanted not in (None, _hash(arrays)):
+        raise ValueError(f"{path} has changed since it was written (its SHA-256 differs)")
+    return arrays
+
+
+def _hash(arrays: Mapping[str, np.ndarray]) -> str:
+    sha256 = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        sha256.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        sha256.update(array.tobytes())
+    return sha256.hexdigest()

@@ -1,0 +1,54 @@
+"""The long campaigns, in short: mixed calls in one process, and what a killed run must equal."""
+
+from __future__ import annotations
+
+import kills
+import pytest
+import soak
+from kills import arrays, differences, files
+from test_loop import Toy, settings
+
+import specjax
+from specjax.training.loop import fit
+
+
+def test_a_short_soak(capsys):
+    """Sixty calls: all proposers of the first structures, threads, streams, and programs that are
+    dropped and made again."""
+    try:
+        soak.main(["--calls", "60", "--structures", "4", "--keep", "5"])
+    finally:
+        specjax.keep_programs(None)
+    said = capsys.readouterr()
+    assert "| equal to plain decoding |" in said.out and "| in two threads |" in said.out
+    assert said.err.count("programs of decoding") >= 1
+
+
+def test_a_soak_finds_a_wrong_text(monkeypatch, capsys):
+    """A text that is not that of plain decoding fails with the seed of its call."""
+    made = specjax.generate
+
+    def wrong(target, prompts, **options):
+        if "rule" in options and options["rule"] == "match":
+            options = {**options, "seed": options["seed"] ^ 1, "temperature": 1.3}
+        return made(target, prompts, **options)
+
+    monkeypatch.setattr(specjax, "generate", wrong)
+    try:
+        with pytest.raises(AssertionError):
+            soak.main(["--calls", "20", "--seed", "1", "--structures", "1"])
+    finally:
+        specjax.keep_programs(None)
+    assert "failed: python -m tests.soak --structures 1 --only " in capsys.readouterr().err
+
+
+def test_what_a_killed_run_must_equal(tmp_path):
+    """A difference in a model, a metric or the last checkpoint is named; `test_train.py` kills."""
+    for name, seed in (("one", 0), ("two", 0), ("other", 1)):
+        fit(Toy(size=64), settings(tmp_path / name, steps=3, seed=seed, learning_rate=1e-3 + seed))
+    one, two, other = (files(tmp_path / name) for name in ("one", "two", "other"))
+    assert len(arrays(tmp_path / "one")) > 4 and differences(one, two) == []
+    found = differences(one, other)
+    for name in ("model/x.npy", "best/x.npy", "metrics.jsonl", "state/params/x"):
+        assert name in found
+    assert set(kills.JOBS) == {"pretrain", "distill", "medusa", "two processes"}
