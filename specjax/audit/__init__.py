@@ -1,13 +1,6 @@
 """Audit: checks that speculative decoding is lossless."""
 
-from specjax.audit.auditing import Check, Report, audit
-from specjax.audit.chisquare import detectable, statistic, survival
+from specjax.audit.auditing import audit
+from specjax.audit.report import POWER, Check, Distribution, Report
 
-__all__ = [
-    "Check",
-    "Report",
-    "audit",
-    "detectable",
-    "statistic",
-    "survival",
-]
+__all__ = ["POWER", "Check", "Distribution", "Report", "audit"]
