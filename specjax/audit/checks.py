@@ -167,9 +167,7 @@ def layout(texts: Texts, other: Texts, order: np.ndarray, rounding: Rounding) ->
     detail = (
         f"{len(order) - differ} of {len(order)} texts are the same with the rows in another order"
     )
-    return Check(
-        "row order", True, differ <= most, detail, "float noise" if differ else ""
-    )
+    return Check("row order", True, differ <= most, detail, "float noise" if differ else "")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -177,9 +175,11 @@ def _next_logits(target: Model, width: int, params: Arrays, state: DecodeState) 
     """The logits [B, V] after the pending token, from a pass over `width` tokens."""
     pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
     positions = state.cache.length[:, None] + jnp.arange(width)
-    return target.apply(
-        params, jnp.pad(pending, ((0, 0), (0, width - 1))), positions, state.cache
-    ).logits[:, 0].astype(jnp.float32)
+    return (
+        target.apply(params, jnp.pad(pending, ((0, 0), (0, width - 1))), positions, state.cache)
+        .logits[:, 0]
+        .astype(jnp.float32)
+    )
 
 
 def next_logits(target: Model, width: int, params: Arrays, state: DecodeState) -> np.ndarray:
@@ -208,4 +208,3 @@ def widths(narrow: np.ndarray, wide: np.ndarray, width: int, eps: float) -> Chec
     )
     holds = bool(np.isfinite(wide).all() or not np.isfinite(narrow).all()) and apart <= bound
     return Check("width", True, holds, detail, "float noise" if apart else "")
-

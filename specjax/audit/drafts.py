@@ -144,7 +144,7 @@ def acceptance(
     found, wanted, spread, total = 0.0, 0.0, 0.0, 0
     for kind, settings in enumerate(rows.settings):
         nodes = [
-            (row, at)
+            (int(row), at)
             for row in np.flatnonzero(rows.kind == kind)
             for at in range(rows.lengths[row], len(texts.texts[row]))
             if recorded[row, at] != ABSENT

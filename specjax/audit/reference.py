@@ -49,9 +49,7 @@ class Rounding:
         cap = 16 * eps * max(size, 1.0)
         least = 16 * float(np.finfo(np.float32).eps) * max(most, 1.0)
         typical = float(np.sqrt(np.mean(apart**2)))
-        return cls(
-            max(least, min(4 * float(np.abs(apart).max()), cap)), min(typical, cap / 4)
-        )
+        return cls(max(least, min(4 * float(np.abs(apart).max()), cap)), min(typical, cap / 4))
 
 
 def precision(params: Arrays, cache: Arrays) -> float:
@@ -129,6 +127,7 @@ def _read(
     logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
     if not taps:
         return logits, None
+    assert out.features is not None  # since there are taps
     return logits, jnp.concatenate([out.hidden, out.features], axis=-1).astype(jnp.float32)
 
 
@@ -155,7 +154,7 @@ def noise(key: Array, at: np.ndarray, size: int) -> np.ndarray:
     made = [
         np.asarray(
             _gumbel(
-                jax.random.wrap_key_data(keys[n : n + part], impl=implementation),
+                jax.random.wrap_key_data(jnp.asarray(keys[n : n + part]), impl=implementation),
                 places[n : n + part],
                 size,
             )

@@ -77,10 +77,10 @@ class Rows:
         """The most tokens of a text; it does not depend on the limits of this batch."""
         return max(map(len, self.prompts)) + self.new_tokens
 
-    @property
+    @functools.cached_property
     def lengths(self) -> np.ndarray:
         """[B] int32 of the prompts."""
-        return np.array([len(self.prompts[p]) for p in self.prompt_of], np.int32)
+        return np.array([len(prompt) for prompt in self.prompts], np.int32)[self.prompt_of]
 
     @property
     def tokens(self) -> np.ndarray:
@@ -93,10 +93,9 @@ class Rows:
     @property
     def sampling(self) -> Sampling:
         """The settings of the rows."""
-        fields = [dataclasses.asdict(self.settings[kind]) for kind in self.kind]
-        return Sampling.create(
-            len(fields), **{name: [row[name] for row in fields] for name in fields[0]}
-        )
+        fields = [dataclasses.asdict(settings) for settings in self.settings]
+        of_rows = {name: np.array([one[name] for one in fields])[self.kind] for name in fields[0]}
+        return Sampling.create(len(self.kind), **of_rows)
 
     def shuffled(self, order: np.ndarray) -> Rows:
         """These rows in another order."""
@@ -149,12 +148,10 @@ class Texts:
     texts: list[list[int]]
     state: DecodeState
 
-    @property
+    @functools.cached_property
     def new(self) -> list[list[int]]:
         """The new tokens of each row."""
-        return [
-            text[start:] for text, start in zip(self.texts, self.rows.lengths, strict=True)
-        ]
+        return [text[start:] for text, start in zip(self.texts, self.rows.lengths, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
