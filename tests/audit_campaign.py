@@ -104,7 +104,7 @@ class Case:
         )
         drafts = self.proposer.asks_draft
         params = Params(weights(seed), weights(seed, self.noise) if drafts else None)
-        options = {"samples": SAMPLES, "rows": ROWS, "seed": seed, **self.settings, **changes}
+        options = {"samples": SAMPLES, "rows": ROWS, "seed": seed, **changes, **self.settings}
         return audit(decoder, params, PROMPTS, max_new_tokens=NEW, **options)
 
 
@@ -162,7 +162,9 @@ FAULTS = {
     # Those that the first auditor missed.
     "step key halved": steps(faults.HalvedKey, "distribution"),
     "residual drawn with the acceptance bits": rule(faults.SharedResidual, noise=0.2),
-    "residual drawn with the draft's noise": rule(faults.ReusedNoise, noise=0.2),
+    "residual drawn with the draft's noise": rule(
+        faults.ReusedNoise, noise=0.5, settings={"samples": 65536}
+    ),
     "penalties without drafted tokens": steps(
         faults.PenaltiesAtTheRoot, "distribution", settings=PENALTIES
     ),
@@ -191,7 +193,9 @@ FAULTS = {
     ),
     "accepted length counted past an end": steps(faults.CountsPastTheEnd, "figures", old=True),
     "padding rows in the statistics": steps(faults.CountsPadding, "figures", old=True),
-    "a residual of zero mass": rule(faults.EmptyResidual, "greedy", old=True),
+    "a residual of zero mass": rule(
+        faults.EmptyResidual, "greedy", settings={"min_new_tokens": NEW}, old=True
+    ),
     "greedy only if the whole batch is": steps(faults.MixedUp, "greedy", old=True),
     "draft cache one token short": chain(faults.ShortCache, "acceptance"),
 }

@@ -12,7 +12,7 @@
     distribution   exact rules      chi-square tests of the first tokens of many samples, as asked
                                     and, in the same batches, hot with top-p and cold with top-k
     features       taps             the proposer gets the hidden states of the right tokens
-    acceptance     draft models     first drafts are accepted as often as they should be
+    acceptance     draft models     with the target as its own draft, every draft is accepted
 
 The reference (`specjax.audit.reference`) shares only the target's layers with the decoder.  The
 last two claims are about speed.  A rule that does not claim to be exact is measured too.
@@ -33,7 +33,7 @@ from tqdm import tqdm
 from specjax.audit import checks, distribution, drafts
 from specjax.audit.reference import Reader, Rounding, precision
 from specjax.audit.report import Check, Distribution, Report
-from specjax.audit.samples import GREEDY, Rows, Runner, Texts, batch, kinds_beside
+from specjax.audit.samples import GREEDY, Rows, Runner, batch, kinds_beside
 from specjax.audit.warping import Processing, Settings
 from specjax.decoding import Decoder
 from specjax.parallel import leader
@@ -44,11 +44,12 @@ from specjax.sampling import Sampling
 from specjax.types import Params
 
 _SAMPLING = tuple(field.name for field in dataclasses.fields(Settings))
-_PROCESSING = tuple(
-    name
-    for name in inspect.signature(Processors.create).parameters
+_OFF = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Processors.create).parameters.items()
     if name not in ("batch", "vocab_size", "every")
-)
+}
+"""The settings of logits processors, with the values that switch them off."""
 _NAMES = {1: "distribution", 2: "distribution, hot", 3: "distribution, cold"}
 _SPREAD = 2  # rows of a batch of samples end up to so many tokens apart
 _AGAIN = 4  # so many times as many samples confirm a suspicion
@@ -104,8 +105,13 @@ def audit(
         f"{'' if rule.exact else ' (inexact)'}; {len(ids)} prompts, {chosen}"
     )
     for name, value in processors.items():
+        if value == _OFF[name]:
+            continue
         subject += f", {name.replace('_', '-')} {value}"
     return Report(subject, (*work.texts(), *work.distributions()), significance)
+
+
+_Drawn = dict[distribution.Group, collections.Counter[tuple[int, ...]]]
 
 
 @dataclasses.dataclass
@@ -134,6 +140,7 @@ class _Audit:
         self.reader = Reader(decoder.target, self.params.target, self.size, self.seed)
         self.runner = Runner(decoder, self.params, self.processors)
         self.rounding = Rounding(0.0, 0.0)
+        self.greedy: _Drawn = {}
 
     def texts(self) -> list[Check]:
         """The checks of single texts; they also measure the rounding."""
@@ -142,11 +149,7 @@ class _Audit:
         made = [checks.figures(texts), checks.ends(texts, self.decoder.eos)]
 
         target, width = self.decoder.target, self.decoder.proposer.num_nodes
-        plain = Runner(
-            dataclasses.replace(self._plain(width), num_logprobs=None),
-            Params(self.params.target),
-            self.processors,
-        ).run(rows)
+        plain = Runner(self._plain(width), Params(self.params.target), self.processors).run(rows)
         eps = precision(self.params.target, plain.state.cache)
         one, wide = (
             checks.next_logits(target, n, self.params.target, plain.state) for n in (1, width)
@@ -156,9 +159,7 @@ class _Audit:
         )
 
         shared = self.decoder.rule.shared_noise
-        greedy, sampled = checks.tokens(
-            texts, self.reader, self.processing, self.rounding, self.exact and shared
-        )
+        greedy, sampled = self._judge(rows, texts.texts, self.exact and shared)
         made.append(greedy.check("greedy", self.exact))
         if self.exact and shared:
             made.append(sampled.check("same key", True))
@@ -174,6 +175,11 @@ class _Audit:
             made.append(checks.widths(one, wide, width, eps))
         return [*made, *self._drafts(rows, eps)]
 
+    def _judge(
+        self, rows: Rows, texts: list[list[int]], shared: bool
+    ) -> tuple[checks.Judged, checks.Judged]:
+        return checks.tokens(rows, texts, self.reader, self.processing, self.rounding, shared)
+
     def _plain(self, width: int) -> Decoder:
         """Plain decoding with passes over `width` tokens."""
         d = self.decoder
@@ -185,42 +191,23 @@ class _Audit:
     def _drafts(self, rows: Rows, eps: float) -> list[Check]:
         """The claims about speed."""
         proposer, made = self.decoder.proposer, list[Check]()
-        predicted = self.exact and drafts.can_predict(proposer)
-        if proposer.shares_cache or not (proposer.taps or predicted):
-            return made
-        size = drafts.width_of_features(self.reader, proposer.taps) if proposer.taps else 0
-        recorder = dataclasses.replace(self.decoder, proposer=drafts.Recorder(proposer, size))
-        runner = Runner(recorder, self.params, self.processors)
-        texts = runner.run(rows)
-        if proposer.taps:
+        if proposer.taps and not proposer.shares_cache:
+            size = drafts.width_of_features(self.reader, proposer.taps)
+            recorder = dataclasses.replace(self.decoder, proposer=drafts.Recorder(proposer, size))
+            texts = Runner(recorder, self.params, self.processors).run(rows)
             made.append(drafts.features(texts, self.reader, proposer.taps, eps))
-        if predicted:
-            made.append(self._acceptance(runner, rows, texts))
+        perfect = drafts.with_itself(self.decoder) if self.exact else None
+        if perfect is not None:
+            params = Params(self.params.target, self.params.target)
+            texts = Runner(perfect, params, self.processors).run(rows)
+            made.append(drafts.acceptance(texts, self.rounding))
         return made
 
-    def _acceptance(self, runner: Runner, rows: Rows, texts: Texts) -> Check:
-        """Is a first draft accepted as often as it should be?  A suspicion is confirmed."""
-        proposer = self.decoder.proposer
-        assert isinstance(proposer, drafts.Chain | drafts.StaticTree)
-        assert isinstance(proposer.source, drafts.DraftSource)
-        draft = Reader(proposer.source.model, self.params.proposer, self.size, self.seed + 1)
+    def distributions(self) -> list[Check]:
+        """A chi-square test for each kind of settings, and the greedy rows of the same batches.
 
-        def judge(texts: Texts) -> tuple[float, str]:
-            shared = self.decoder.rule.shared_noise
-            return drafts.acceptance(
-                texts, self.reader, draft, self.processing, self.rounding, shared
-            )
-
-        p_value, detail = judge(texts)
-        if self._suspicious(p_value):
-            fresh = runner.run(self._rows(2**31 - 1, self.max_new_tokens, 0))
-            p_value, detail = judge(fresh)
-        return Check(
-            "acceptance", True, p_value >= self.significance, f"{detail}, p = {p_value:.2g}"
-        )
-
-    def distributions(self) -> list[Distribution]:
-        """A chi-square test for each kind of settings; a suspicion is confirmed."""
+        A suspicion is confirmed by fresh samples.
+        """
         batches = -(-self.samples // self.size)
         made = self._sampled(1, batches)
         if self.exact and any(self._suspicious(check.p_value) for check in made):
@@ -229,14 +216,29 @@ class _Audit:
                 second if self._suspicious(check.p_value) else check
                 for check, second in zip(made, again, strict=True)
             ]
-        return made
+        greedy, _ = self._judge(*self._greedy(), False)
+        return [greedy.check("greedy, samples", self.exact), *made]
+
+    def _greedy(self) -> tuple[Rows, list[list[int]]]:
+        """The distinct greedy texts of all batches of samples so far, each as one row."""
+        found = sorted((p, new) for (_, p), texts in self.greedy.items() for new in texts)
+        rows = self._rows(0, self.max_new_tokens, 0)
+        prompt_of = np.array([p for p, _ in found], int)
+        texts = [[*self.prompts[p], *new] for p, new in found]
+        return dataclasses.replace(
+            rows,
+            prompt_of=prompt_of,
+            kind=np.full(len(found), GREEDY),
+            limit=np.array(list(map(len, texts)), np.int32),
+        ), texts
 
     def _suspicious(self, p_value: float) -> bool:
         """Too small for a pass, and not so small that a second test could only agree."""
         return self.significance**2 <= p_value < self.significance
 
     def _sampled(self, first: int, batches: int) -> list[Distribution]:
-        drawn: dict[distribution.Group, collections.Counter[tuple[int, ...]]] = {}
+        """Draw batches of samples, and judge them."""
+        drawn: _Drawn = {}
         spread = min(_SPREAD, self.max_new_tokens - self.num_tokens)
         start, quiet = None, None if leader() else True
         for number in tqdm(
@@ -246,9 +248,9 @@ class _Audit:
             start = self.runner.start(rows) if start is None else start
             texts = self.runner.run(rows, start)
             for kind, prompt, new in zip(rows.kind, rows.prompt_of, texts.new, strict=True):
-                if kind != GREEDY:
-                    counter = drawn.setdefault((int(kind), int(prompt)), collections.Counter())
-                    counter[tuple(new[: self.num_tokens])] += 1
+                into, end = (self.greedy, None) if kind == GREEDY else (drawn, self.num_tokens)
+                counter = into.setdefault((int(kind), int(prompt)), collections.Counter())
+                counter[tuple(new[:end])] += 1
         sizes = {group: counter.total() for group, counter in drawn.items()}
         cells = distribution.cells_of(
             self.reader, self.prompts, self.kinds, self.processing, sizes, self.num_tokens,
@@ -274,11 +276,11 @@ class _Audit:
 
 def _split(settings: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
     """Sampling settings, and keywords of `Processors.create`."""
-    unknown = sorted(set(settings) - {*_SAMPLING, *_PROCESSING})
+    unknown = sorted(set(settings) - {*_SAMPLING, *_OFF})
     if unknown:
         raise ValueError(
             f"{unknown[0]}={settings[unknown[0]]!r} is no setting of an audit; it takes "
-            f"{', '.join((*_SAMPLING, *_PROCESSING))}"
+            f"{', '.join((*_SAMPLING, *_OFF))}"
         )
     for name in _SAMPLING:
         if np.ndim(settings.get(name, 0)) != 0:
@@ -291,7 +293,7 @@ def _split(settings: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
             f"temperature={temperature} draws nothing to compare; "
             "pass one greater than 0 (0 is checked too)"
         )
-    processors = {name: settings[name] for name in _PROCESSING if name in settings}
+    processors = {name: settings[name] for name in _OFF if name in settings}
     return Settings(**{name: settings[name] for name in _SAMPLING if name in settings}), processors
 
 

@@ -13,7 +13,7 @@ from jax import Array
 from specjax import metrics
 from specjax.audit.reference import Reader, Rounding, noise
 from specjax.audit.report import Check
-from specjax.audit.samples import GREEDY, Texts
+from specjax.audit.samples import GREEDY, Rows, Texts
 from specjax.audit.warping import Processing, warp
 from specjax.contract import Model
 from specjax.parallel import to_host
@@ -80,22 +80,26 @@ class Judged:
 
 
 def tokens(
-    texts: Texts,
+    rows: Rows,
+    texts: list[list[int]],
     reader: Reader,
     processing: Processing,
     rounding: Rounding,
     shared_noise: bool,
 ) -> tuple[Judged, Judged]:
-    """Judge every token of the greedy rows, and with shared noise those of the sampled rows."""
+    """Judge every token of the greedy rows, and with shared noise those of the sampled rows.
+
+    `texts` are those of the rows, each with its prompt.
+    """
     greedy, sampled = Judged(), Judged()
-    rows, starts = texts.rows, texts.rows.lengths
+    starts = rows.lengths
     chosen = [
         row
-        for row, new in enumerate(texts.new)
-        if new and (shared_noise or rows.kind[row] == GREEDY)
+        for row, text in enumerate(texts)
+        if len(text) > starts[row] and (shared_noise or rows.kind[row] == GREEDY)
     ]
     # The last token of a text decides nothing, so the logits are those after each token before it.
-    before = [texts.texts[row][: rows.limit[row]][:-1] for row in chosen]
+    before = [texts[row][: rows.limit[row]][:-1] for row in chosen]
     for numbers, logits, _ in reader.after(before, rows.width, rows.new_tokens):
         for kind in range(len(rows.settings)):
             nodes = [
@@ -106,24 +110,25 @@ def tokens(
             ]
             if nodes:
                 into = greedy if kind == GREEDY else sampled
-                _judge(into, texts, nodes, kind, processing, rounding)
+                _judge(into, rows, texts, nodes, kind, processing, rounding)
     return greedy, sampled
 
 
 def _judge(
     into: Judged,
-    texts: Texts,
+    rows: Rows,
+    texts: list[list[int]],
     nodes: list[tuple[int, int, np.ndarray]],
     kind: int,
     processing: Processing,
     rounding: Rounding,
 ) -> None:
     """Judge the tokens at (row, index in the text), with the reference's logits before them."""
-    rows, settings = texts.rows, texts.rows.settings[kind]
+    settings = rows.settings[kind]
     row, at = (np.array([node[i] for node in nodes]) for i in range(2))
     logits = processing(
         np.stack([node[2] for node in nodes]),
-        [texts.texts[r][:n] for r, n, _ in nodes],
+        [texts[r][:n] for r, n, _ in nodes],
         [int(rows.lengths[r]) for r in row],
     )
     warped, sure = warp(logits, settings, rounding.slack)
@@ -134,7 +139,7 @@ def _judge(
     else:
         score = warped + noise(rows.key[row], at, logits.shape[1])
         slack = slack / settings.temperature + 1e-5
-    emitted = np.array([texts.texts[r][n] for r, n, _ in nodes])
+    emitted = np.array([texts[r][n] for r, n, _ in nodes])
     best = score.argmax(-1)
     index = np.arange(len(score))
     with np.errstate(invalid="ignore"):

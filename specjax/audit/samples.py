@@ -1,8 +1,8 @@
 """Batches of the audited decoder: rows of many kinds, which end at different times.
 
-    row      0       1      2     3      4      5     6     7      8 ...
-    prompt   0       1      0     1      0      1     0     1      0 ...      (two prompts)
-    kind     greedy  greedy asked asked  hot    hot   asked asked  cold ...
+    row      0       1       2      3      4    5    6      7      8 ...
+    prompt   0       1       0      1      0    1    0      1      0 ...      (two prompts)
+    kind     greedy  greedy  asked  asked  hot  hot  asked  asked  cold ...
 
 So every row has neighbours with other prompts, other settings and another end.  A decoder that
 mixes up rows then breaks a claim about its texts.  All batches run one compiled program: settings,
@@ -30,7 +30,8 @@ from specjax.types import DecodeState, Params
 
 GREEDY, ASKED, HOT, COLD = range(4)
 
-_TURNS = np.array([GREEDY, ASKED, HOT, ASKED, COLD, ASKED, HOT, COLD])
+_TEXTS = np.array([GREEDY, ASKED, GREEDY, HOT, GREEDY, ASKED, GREEDY, COLD])
+_SAMPLES = np.array([GREEDY, ASKED, HOT, ASKED, COLD, ASKED, HOT, COLD])
 
 
 def kinds_beside(asked: Settings, vocab_size: int) -> tuple[Settings, ...]:
@@ -119,10 +120,12 @@ def batch(
 ) -> Rows:
     """Batch `number` of an audit: `rows` rows with at most `new_tokens` new tokens.
 
-    Row by row, limits are up to `spread` tokens lower; greedy rows have any limit.
+    In batch 0 half of the rows are greedy, in the others one of eight.  Row by row, limits are up
+    to `spread` tokens lower; greedy rows have any limit.
     """
     row = np.arange(rows)
-    kind = _TURNS[(row // len(prompts) + number) % len(_TURNS)]
+    turns = _SAMPLES if number else _TEXTS
+    kind = turns[(row // len(prompts) + number) % len(turns)]
     lengths = np.array([len(prompt) for prompt in prompts], np.int32)[row % len(prompts)]
     random = np.random.default_rng([seed, number])
     fewer = np.where(
