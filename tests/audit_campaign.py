@@ -160,7 +160,9 @@ FAULTS = {
         Match(), target=audit_targets.CoarsePasses(NET.module), check="width"
     ),
     # Those that the first auditor missed.
-    "step key halved": steps(faults.HalvedKey, "distribution"),
+    "step key halved": steps(
+        faults.HalvedKey, "distribution", noise=0.5, settings={"samples": 32768}
+    ),
     "residual drawn with the acceptance bits": rule(faults.SharedResidual, noise=0.2),
     "residual drawn with the draft's noise": rule(
         faults.ReusedNoise, noise=0.5, settings={"samples": 65536}

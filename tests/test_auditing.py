@@ -29,7 +29,7 @@ def test_sound_decoders_pass(name):
         assert report.passed, str(report)
         proposer = case.proposer
         wanted = {"figures", "ends", "greedy", "row order", "width", "distribution"}
-        wanted |= {"distribution, hot", "distribution, cold"}
+        wanted |= {"greedy, samples", "distribution, hot", "distribution, cold"}
         wanted |= {"same key"} if case.rule.shared_noise else set()
         wanted |= {"same bits"} if proposer.is_chain and not proposer.may_abstain else set()
         wanted |= {"features"} if proposer.taps else set()
@@ -50,7 +50,9 @@ def test_an_inexact_rule_is_measured_and_passes():
     (asked, *_) = report.distributions
     assert asked.p_value < 1e-6
     assert asked.total_variation > 2 * asked.expected
-    assert {check.name: check.verdict for check in report.checks} == {
+    verdicts = {check.name: check.verdict for check in report.checks}
+    del verdicts["greedy, samples"]  # short texts, which may be equal
+    assert verdicts == {
         "figures": "pass",
         "ends": "pass",
         "greedy": "inexact by design",
@@ -131,6 +133,7 @@ def test_the_report_is_text_and_json(tmp_path):
         ({"num_tokens": NEW + 1}, f"num_tokens={NEW + 1}"),
         ({"samples": 10}, "samples=10; it must be at least 64"),
         ({"significance": 0.0}, "significance=0.0"),
+        ({"seed": -1}, "seed=-1"),
         ({"temperature": 0.0}, "temperature=0.0 draws nothing"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"temperature": [1.0, 2.0]}, "temperature=.*one number, which all rows share"),

@@ -93,6 +93,8 @@ def audit(
     ids = [list(prompt) for prompt in prompts]
     chosen, processors = _split(settings)
     _check(decoder, ids, max_new_tokens, samples, num_tokens, rows, significance)
+    if seed < 0:
+        raise ValueError(f"seed={seed}; it must be 0 or greater")
     Sampling.create(1, **dataclasses.asdict(chosen))
     Processors.create(1, decoder.target.vocab_size, **processors)
     work = _Audit(
@@ -105,9 +107,8 @@ def audit(
         f"{'' if rule.exact else ' (inexact)'}; {len(ids)} prompts, {chosen}"
     )
     for name, value in processors.items():
-        if value == _OFF[name]:
-            continue
-        subject += f", {name.replace('_', '-')} {value}"
+        if (value or _OFF[name]) and value != _OFF[name]:
+            subject += f", {name.replace('_', '-')} {value}"
     return Report(subject, (*work.texts(), *work.distributions()), significance)
 
 
@@ -129,6 +130,13 @@ class _Audit:
     size: int
     seed: int
     significance: float
+    exact: bool = dataclasses.field(init=False)
+    kinds: tuple[Settings, ...] = dataclasses.field(init=False)
+    processing: Processing = dataclasses.field(init=False)
+    reader: Reader = dataclasses.field(init=False)
+    runner: Runner = dataclasses.field(init=False)
+    rounding: Rounding = dataclasses.field(init=False)  # `texts` measures it
+    greedy: _Drawn = dataclasses.field(default_factory=dict)  # greedy texts beside samples
 
     def __post_init__(self) -> None:
         decoder = self.decoder
@@ -139,8 +147,6 @@ class _Audit:
         )
         self.reader = Reader(decoder.target, self.params.target, self.size, self.seed)
         self.runner = Runner(decoder, self.params, self.processors)
-        self.rounding = Rounding(0.0, 0.0)
-        self.greedy: _Drawn = {}
 
     def texts(self) -> list[Check]:
         """The checks of single texts; they also measure the rounding."""
@@ -216,7 +222,10 @@ class _Audit:
                 second if self._suspicious(check.p_value) else check
                 for check, second in zip(made, again, strict=True)
             ]
-        greedy, _ = self._judge(*self._greedy(), False)
+        rows, texts = self._greedy()
+        if not texts:  # few rows, none of them greedy
+            return [*made]
+        greedy, _ = self._judge(rows, texts, False)
         return [greedy.check("greedy, samples", self.exact), *made]
 
     def _greedy(self) -> tuple[Rows, list[list[int]]]:
