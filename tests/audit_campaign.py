@@ -82,9 +82,9 @@ class Case:
     Attributes:
       rule, proposer, decoder, target: its parts; the faults are subclasses of the real ones.
       check: the check that must fail; empty for a sound decoder.
-      old: did the auditor before this one find the fault?
       settings: of the audit.
       processor: a user's function.
+      noise: of the draft's weights beside the target's.
     """
 
     rule: Rule
@@ -92,7 +92,6 @@ class Case:
     decoder: type[Decoder] = Decoder
     target: LinenModel = NET
     check: str = ""
-    old: bool = False
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     processor: Callable[..., Any] | None = None
     noise: float = 0.06
@@ -141,7 +140,7 @@ COLD = {"temperature": 0.5}
 TOP_K, TOP_P = {"top_k": faults.TOP_K}, {"temperature": faults.HOT, "top_p": faults.TOP_P}
 FAULTS = {
     # The field's public bugs.
-    "noise of a draft shared with its acceptance": rule(faults.SharedAcceptance, old=True),
+    "noise of a draft shared with its acceptance": rule(faults.SharedAcceptance),
     "raw q reported": chain(faults.RawQ, settings=COLD),
     "temperature of padding rows": steps(faults.PaddingTemperature, "greedy"),
     "flat mask on a tree": Case(
@@ -159,7 +158,7 @@ FAULTS = {
     "coarser passes over several tokens": Case(
         Match(), target=audit_targets.CoarsePasses(NET.module), check="width"
     ),
-    # Those that the first auditor missed.
+    # Mistakes with keys, noise and order.
     "step key halved": steps(
         faults.HalvedKey, "distribution", noise=0.5, settings={"samples": 32768}
     ),
@@ -175,30 +174,30 @@ FAULTS = {
     ),
     "end of text behind the block": steps(faults.EndsWithBlocks, "ends"),
     "q unwarped": chain(faults.UnwarpedDraft, "acceptance", settings=COLD),
-    "noise keyed by row index, match": steps(faults.KeyOfTheRow, "same key", Match(), old=True),
+    "noise keyed by row index, match": steps(faults.KeyOfTheRow, "same key", Match()),
     "noise keyed by row index": steps(faults.KeyOfTheRow, "row order"),
-    "no noise if row 0 is greedy": steps(faults.FirstRowDecides, "same key", Match(), old=True),
+    "no noise if row 0 is greedy": steps(faults.FirstRowDecides, "same key", Match()),
     "unlikely guesses dropped": chain(faults.DropsUnlikely),
     # Mistakes of implementations.
-    "argmax drafts accepted with soft probabilities": chain(faults.ArgmaxDraft, old=True),
+    "argmax drafts accepted with soft probabilities": chain(faults.ArgmaxDraft),
     "a chain drawn with one noise": chain(faults.RepeatedNoise),
-    "no residual after a rejection": rule(faults.NoResidual, old=True),
-    "a residual draw after full acceptance": rule(faults.ResidualBonus, old=True),
+    "no residual after a rejection": rule(faults.NoResidual),
+    "a residual draw after full acceptance": rule(faults.ResidualBonus),
     "settings applied to the bonus token only": rule(
-        faults.BonusOnly, decoder=faults.Unwarped, settings=TOP_K, old=True
+        faults.BonusOnly, decoder=faults.Unwarped, settings=TOP_K
     ),
     "settings frozen over a block": rule(
-        faults.FrozenAtTheRoot, decoder=faults.Unwarped, settings=TOP_K, old=True
+        faults.FrozenAtTheRoot, decoder=faults.Unwarped, settings=TOP_K
     ),
     "top-p applied before temperature": rule(
-        faults.TopPFirst, decoder=faults.Unwarped, settings=TOP_P, old=True
+        faults.TopPFirst, decoder=faults.Unwarped, settings=TOP_P
     ),
-    "accepted length counted past an end": steps(faults.CountsPastTheEnd, "figures", old=True),
-    "padding rows in the statistics": steps(faults.CountsPadding, "figures", old=True),
+    "accepted length counted past an end": steps(faults.CountsPastTheEnd, "figures"),
+    "padding rows in the statistics": steps(faults.CountsPadding, "figures"),
     "a residual of zero mass": rule(
-        faults.EmptyResidual, "greedy", settings={"min_new_tokens": NEW}, old=True
+        faults.EmptyResidual, "greedy", settings={"min_new_tokens": NEW}
     ),
-    "greedy only if the whole batch is": steps(faults.MixedUp, "greedy", old=True),
+    "greedy only if the whole batch is": steps(faults.MixedUp, "greedy"),
     "draft cache one token short": chain(faults.ShortCache, "acceptance"),
 }
 """Planted faults, each with the check that must find it."""
