@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import Decoder, Rejection, Sampling, sampling
-from specjax.proposers import Chain, DraftSource
+from specjax.proposers import Chain, DraftSource, StaticTree
 from specjax.rules import rejection
 
 
@@ -257,3 +257,104 @@ class CountsPadding(Decoder):
         return after.replace(
             stats=after.stats.replace(target_passes=state.stats.target_passes + 1)
         ), info
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddingTemperature(Decoder):
+    """Packs the temperatures of live rows together, but not the rows."""
+
+    def step(self, params, state):
+        packed = state.sampling.temperature[jnp.argsort(state.done, stable=True)]
+        after, info = super().step(
+            params, state.replace(sampling=state.sampling.replace(temperature=packed))
+        )
+        return after.replace(sampling=state.sampling), info
+
+
+@dataclasses.dataclass(frozen=True)
+class HalvedKey(Decoder):
+    """Two positions share their random numbers, unless noise is shared."""
+
+    def _draw(self, state):
+        return super()._draw(state.replace(length=(state.length - 1) // 2 + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyOfTheRow(Decoder):
+    """Folds the row's place in the batch into its key."""
+
+    def _draw(self, state):
+        rows = jnp.arange(len(state.length))
+        return super()._draw(state.replace(key=jax.vmap(jax.random.fold_in)(state.key, rows)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstRowDecides(Decoder):
+    """Draws no noise if the first row is greedy."""
+
+    def _draw(self, state):
+        draw = super()._draw(state)
+        return draw.replace(gumbel=jnp.where(state.sampling.temperature[0] == 0, 0, draw.gumbel))
+
+
+@dataclasses.dataclass(frozen=True)
+class PenaltiesAtTheRoot(Decoder):
+    """Applies logits processors to every node as if it had no drafts before it."""
+
+    def _warp(self, state, logits, path=None):
+        return super()._warp(state, logits, None)
+
+
+class SharedResidual(Rejection):
+    """Draws the residual token with the random bits of the acceptance draws."""
+
+    def __call__(self, draw, proposal, tree, logits):
+        bits = jax.random.gumbel(draw._stream(1), (draw.size,), jnp.float32)
+
+        class Merged:
+            acceptance = draw.acceptance
+
+            def residual(self):
+                return bits
+
+        return super().__call__(Merged(), proposal, tree, logits)
+
+
+@dataclasses.dataclass(frozen=True)
+class RawQ(Chain):
+    """Draws from the warped distribution, but reports the raw one."""
+
+    def propose(self, params, state, context):
+        raw = []
+
+        def warp(logits, path=None):
+            raw.append(logits[:, 0].astype(jnp.float32))
+            return context.warp(logits, path)
+
+        proposal, state = super().propose(params, state, dataclasses.replace(context, warp=warp))
+        return proposal.replace(logits=jnp.stack([*raw, raw[-1]], axis=1)), state
+
+
+@dataclasses.dataclass(frozen=True)
+class UnwarpedDraft(Chain):
+    """Draws from the raw distribution and says so, which is exact but slow."""
+
+    def propose(self, params, state, context):
+        def warp(logits, path=None):
+            greedy = context.warp(logits, path)
+            one = (greedy > -jnp.inf).sum(-1, keepdims=True) == 1
+            return jnp.where(one, greedy, logits.astype(jnp.float32))
+
+        return super().propose(params, state, dataclasses.replace(context, warp=warp))
+
+
+@dataclasses.dataclass(frozen=True)
+class ReversedSiblings(StaticTree):
+    """Lists the last siblings in the reverse of the order in which they were drawn."""
+
+    def propose(self, params, state, context):
+        proposal, state = super().propose(params, state, context)
+        last, children = self._widths[-1], self.branching[-1]
+        leaves = proposal.tokens[:, -last:].reshape(-1, last // children, children)[..., ::-1]
+        tokens = proposal.tokens.at[:, -last:].set(leaves.reshape(-1, last))
+        return proposal.replace(tokens=tokens), state

@@ -36,7 +36,7 @@ def test_audit(capsys):
     ):
         assert name in [line[: len(name)] for line in lines]
     assert "passed: no claim is broken" in out
-    assert "would have been found with probability 0.95" in out
+    assert "would have been found with probability 0.99" in out
 
 
 def test_audit_fails_with_status_1(capsys, monkeypatch):

@@ -1,13 +1,18 @@
 """Audit: checks that speculative decoding is lossless."""
 
-from specjax.audit.auditing import Check, Report, audit
-from specjax.audit.chisquare import detectable, statistic, survival
+from specjax.audit.auditing import audit
+from specjax.audit.endpoint import Endpoint, Writer
+from specjax.audit.foreign import Plan, audit_endpoint
+from specjax.audit.report import POWER, Check, Distribution, Report
 
 __all__ = [
+    "POWER",
     "Check",
+    "Distribution",
+    "Endpoint",
+    "Plan",
     "Report",
+    "Writer",
     "audit",
-    "detectable",
-    "statistic",
-    "survival",
+    "audit_endpoint",
 ]

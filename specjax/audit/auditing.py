@@ -1,97 +1,58 @@
 """Checks that any target, proposer and rule decode losslessly.
 
-The decoder is compared with plain decoding under `match`, with passes of the same width.
+    figures        every rule       the statistics agree with the texts
+    ends           every rule       each row ends at its first EOS or at its limit
+    greedy         exact rules      at temperature 0: each token is the reference's best one
+    same key       shared noise     sampled: each token is what the reference draws with its noise
+    row order      every rule       a text does not depend on the other rows of its batch
+    same bits      chains           the target's next logits, read from the KV cache, are in every
+                                    bit those of plain decoding with passes of the same width (not
+                                    if the proposer may abstain: its widths depend on the text)
+    width          every rule       a pass over one token and a pass over a proposal agree
+    distribution   exact rules      chi-square tests of the first tokens of many samples, as asked
+                                    and, in the same batches, hot with top-p and cold with top-k
+    features       taps             the proposer gets the hidden states of the right tokens
+    acceptance     draft models     with the target as its own draft, every draft is accepted
 
-    figures        every rule     the statistics agree with the texts
-    greedy         exact rules    at temperature 0, beside sampled rows: the tokens are equal
-    same key       shared noise   sampled with the same key: the tokens are equal
-    same bits      chains         the target's logits after the text, read from either KV cache, are
-                                  equal in every bit (not checked if the proposer may abstain, since
-                                  then the width of a pass depends on the text)
-    distribution   exact rules    chi-square test of the first tokens of many samples
-
-A rule that does not claim to be exact is measured too, but it can fail in `figures` only.
+The reference (`specjax.audit.reference`) shares only the target's layers with the decoder.  The
+last two claims are about speed.  A rule that does not claim to be exact is measured too.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
-import math
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from tqdm import tqdm
 
-from specjax import metrics
-from specjax.audit import chisquare
-from specjax.contract import Arrays, Model
+from specjax.audit import checks, distribution, drafts
+from specjax.audit.reference import Reader, Rounding, precision
+from specjax.audit.report import Check, Distribution, Report
+from specjax.audit.samples import GREEDY, Rows, Runner, batch, kinds_beside
+from specjax.audit.warping import Processing, Settings
 from specjax.decoding import Decoder
-from specjax.parallel import leader, to_host
+from specjax.parallel import leader
+from specjax.processors import Processors
 from specjax.proposers import NoProposer
 from specjax.rules import Match
-from specjax.sampling import Sampling, make_key
-from specjax.types import DecodeState, Params
+from specjax.sampling import Sampling
+from specjax.types import Params
 
-# A cell needs this many texts in both samples together, so about 5 are expected in each sample.
-_LEAST = 10
-
-Samples = tuple[list[tuple[int, ...]], list[tuple[int, ...]]]
-"""Texts with and without speculation, each as (number of the prompt, *new tokens)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Check:
-    """One property, whether the decoder claims it, whether it holds, and the measurement."""
-
-    name: str
-    claimed: bool
-    holds: bool
-    detail: str
-
-    @property
-    def verdict(self) -> str:
-        return "pass" if self.holds else "FAIL" if self.claimed else "inexact by design"
-
-
-@dataclasses.dataclass(frozen=True)
-class Report:
-    """The result of `audit`; its `str` is a table."""
-
-    subject: str
-    checks: tuple[Check, ...]
-    p_value: float  # of the distribution check
-    total_variation: float  # measured in the cells of that check
-    expected: float  # the total variation that chance alone would give
-    detectable: float  # the total variation that would be detected with probability 0.95
-
-    @property
-    def passed(self) -> bool:
-        """No claim is broken."""
-        return all(check.holds or not check.claimed for check in self.checks)
-
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """The names of the broken claims."""
-        return tuple(check.name for check in self.checks if check.claimed and not check.holds)
-
-    def __str__(self) -> str:
-        width = max(len(check.verdict) for check in self.checks)
-        lines = [
-            f"  {check.name:<14} {check.verdict:<{width}}  {check.detail}" for check in self.checks
-        ]
-        power = (
-            f"a total variation of {self.detectable:.3f} "
-            "would have been found with probability 0.95"
-        )
-        end = "passed: no claim is broken" if self.passed else f"FAILED: {', '.join(self.failures)}"
-        return "\n".join([self.subject, "", *lines, "", f"  {power}", f"  {end}"])
+_SAMPLING = tuple(field.name for field in dataclasses.fields(Settings))
+_OFF = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Processors.create).parameters.items()
+    if name not in ("batch", "vocab_size", "every")
+}
+"""The settings of logits processors, with the values that switch them off."""
+_NAMES = {1: "distribution", 2: "distribution, hot", 3: "distribution, cold"}
+_SPREAD = 2  # rows of a batch of samples end up to so many tokens apart
+_AGAIN = 4  # so many times as many samples confirm a suspicion
 
 
 def audit(
@@ -100,11 +61,11 @@ def audit(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int = 32,
-    samples: int = 4096,
+    samples: int = 16384,
     num_tokens: int = 3,
     rows: int = 64,
     seed: int = 0,
-    significance: float = 1e-4,
+    significance: float = 1e-3,
     **settings: Any,
 ) -> Report:
     """Check that a decoder is as exact as it claims.
@@ -116,230 +77,233 @@ def audit(
       prompts: token ids; at most half as many as `rows`.  A few prompts after which the target is
         uncertain give the most sensitive test.
       max_new_tokens: length of the texts that are compared token for token.
-      samples: the number of texts drawn with speculation, over all prompts; as many are drawn
-        without it.
-      num_tokens: the length of those texts, which the distribution check compares.
+      samples: the number of texts drawn, over all prompts and kinds of rows.
+      num_tokens: how many tokens of those texts the distribution checks compare.
       rows: rows of a batch; all batches run the same program.
       seed: of all keys.
-      significance: the probability that a lossless decoder fails the distribution check.
-      **settings: numbers for `Sampling.create`; the temperature is 1 by default, and must be
-        greater than 0.
+      significance: a smaller p-value is a suspicion, which four times as many fresh samples must
+        confirm with another one, unless it is below the square of this number.  So a lossless
+        decoder fails less often than this.
+      **settings: numbers for `Sampling.create` (the temperature is 1 by default, and must be
+        greater than 0), and keywords of `Processors.create`, the same for all rows.
 
     Raises:
       ValueError: arguments that do not fit, and what to pass instead; before anything is compiled.
     """
-    settings = {"temperature": 1.0, **settings}
     ids = [list(prompt) for prompt in prompts]
-    _check(
-        decoder,
-        ids,
-        max_new_tokens,
-        samples,
-        num_tokens,
-        rows,
+    chosen, processors = _split(settings)
+    _check(decoder, ids, max_new_tokens, samples, num_tokens, rows, significance)
+    if seed < 0:
+        raise ValueError(f"seed={seed}; it must be 0 or greater")
+    Sampling.create(1, **dataclasses.asdict(chosen))
+    Processors.create(1, decoder.target.vocab_size, **processors)
+    work = _Audit(
+        decoder, params, ids, chosen, processors, max_new_tokens, samples, num_tokens, rows, seed,
         significance,
-        settings["temperature"],
-    )
-    prompt_of = np.arange(rows) % len(ids)
-    lengths = np.array([len(prompt) for prompt in ids], np.int32)[prompt_of]
-    tokens = np.zeros((rows, lengths.max()), np.int32)
-    for row, prompt in zip(tokens, prompt_of, strict=True):
-        row[: len(ids[prompt])] = ids[prompt]
-    sampling = Sampling.create(rows, **settings)
-    greedy = np.arange(rows) // len(ids) % 2 == 0
-    mixed = dataclasses.replace(sampling, temperature=jnp.where(greedy, 0, sampling.temperature))
-
-    plain = Decoder(
-        decoder.target,
-        NoProposer(decoder.proposer.num_nodes),
-        Match(),
-        decoder.eos,
-        decoder.capacity,
-    )
-    both = ((decoder, params), (plain, Params(params.target)))
-    limit = lengths + np.int32(max_new_tokens)
-    starts = [
-        dec.prefill(
-            arrays, tokens, lengths, limit=limit, sampling=sampling, key=_keys(seed, 0, rows)
-        )
-        for dec, arrays in both
-    ]
-
-    speculative, reference = (
-        _decode(dec, arrays, start, limit, mixed, _keys(seed, 0, rows))
-        for (dec, arrays), start in zip(both, starts, strict=True)
-    )
-    texts, wanted = _texts(speculative, lengths), _texts(reference, lengths)
-    same = np.array([text == other for text, other in zip(texts, wanted, strict=True)])
-    exact = decoder.rule.exact
-    checks = [_figures(speculative, lengths)]
-    checks.append(_equal("greedy", exact, greedy, same, texts, wanted))
-    if exact and decoder.rule.shared_noise:
-        checks.append(_equal("same key", True, ~greedy, same, texts, wanted))
-    if exact and decoder.proposer.is_chain and not decoder.proposer.may_abstain:
-        checks.append(_same_bits(decoder, params, speculative, reference, same))
-
-    drawn: Samples = ([], [])
-    limit = lengths + np.int32(num_tokens)
-    quiet = None if leader() else True
-    for number in tqdm(
-        range(-(-samples // rows)), desc="audit", unit="batch", disable=quiet, file=sys.stderr
-    ):
-        for side, ((dec, arrays), start) in enumerate(zip(both, starts, strict=True)):
-            # The two sides use different keys, so that the samples are independent.
-            key = _keys(seed, 1 + 2 * number + side, rows)
-            state = _decode(dec, arrays, start, limit, sampling, key)
-            drawn[side].extend(
-                (int(prompt), *text)
-                for prompt, text in zip(prompt_of, _texts(state, lengths), strict=True)
-            )
-    proposer = decoder.proposer
+    )  # fmt: skip
+    rule, proposer = decoder.rule, decoder.proposer
     subject = (
-        f"{type(proposer).__name__} of {proposer.num_nodes} nodes, rule {decoder.rule}"
-        f"{'' if exact else ' (inexact)'}; {len(ids)} prompts, "
-    ) + ", ".join(f"{name} {value:g}" for name, value in settings.items())
-    return _judge(subject, checks, drawn, exact, significance)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _decode(
-    decoder: Decoder,
-    params: Params,
-    state: DecodeState,
-    limit: np.ndarray,
-    sampling: Sampling,
-    key: Array,
-) -> DecodeState:
-    """Run a prefilled batch with these settings.
-
-    Nothing is donated, because every batch starts from the same `state`.
-    """
-    state = dataclasses.replace(
-        state, limit=limit, done=state.length >= limit, sampling=sampling, key=key
+        f"{type(proposer).__name__} of {proposer.num_nodes} nodes, rule {rule}"
+        f"{'' if rule.exact else ' (inexact)'}; {len(ids)} prompts, {chosen}"
     )
-    return decoder.run(params, state)
+    for name, value in processors.items():
+        if (value or _OFF[name]) and value != _OFF[name]:
+            subject += f", {name.replace('_', '-')} {value}"
+    return Report(subject, (*work.texts(), *work.distributions()), significance)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _next_logits(target: Model, width: int, params: Arrays, state: DecodeState) -> Array:
-    """The logits [B, V] after the pending token, from a pass over `width` tokens."""
-    pending = jnp.take_along_axis(state.tokens, state.length[:, None] - 1, axis=1)
-    positions = state.cache.length[:, None] + jnp.arange(width)
-    return target.apply(
-        params, jnp.pad(pending, ((0, 0), (0, width - 1))), positions, state.cache
-    ).logits[:, 0]
+_Drawn = dict[distribution.Group, collections.Counter[tuple[int, ...]]]
 
 
-def _keys(seed: int, number: int, rows: int) -> Array:
-    return jax.random.split(jax.random.fold_in(make_key(seed), number), rows)
+@dataclasses.dataclass
+class _Audit:
+    """One audit: its arguments, and what its checks share."""
 
+    decoder: Decoder
+    params: Params
+    prompts: list[list[int]]
+    asked: Settings
+    processors: dict[str, Any]
+    max_new_tokens: int
+    samples: int
+    num_tokens: int
+    size: int
+    seed: int
+    significance: float
+    exact: bool = dataclasses.field(init=False)
+    kinds: tuple[Settings, ...] = dataclasses.field(init=False)
+    processing: Processing = dataclasses.field(init=False)
+    reader: Reader = dataclasses.field(init=False)
+    runner: Runner = dataclasses.field(init=False)
+    rounding: Rounding = dataclasses.field(init=False)  # `texts` measures it
+    greedy: _Drawn = dataclasses.field(default_factory=dict)  # greedy texts beside samples
 
-def _texts(state: DecodeState, lengths: np.ndarray) -> list[tuple[int, ...]]:
-    """The new tokens of every row."""
-    tokens, ends = to_host((state.tokens, state.length))
-    return [
-        tuple(row[start:end].tolist())
-        for row, start, end in zip(tokens, lengths, ends, strict=True)
-    ]
-
-
-def _figures(state: DecodeState, lengths: np.ndarray) -> Check:
-    """Do the statistics agree with the texts?
-
-    Each pass emits one token more than it accepts; only a row's last pass may be cut short.
-    """
-    stats, ends = to_host((state.stats, state.length))
-    cut = stats.accepted + stats.target_passes - stats.emitted
-    right = (
-        (stats.emitted == ends - lengths)
-        & ((cut == 0) | (cut == 1))
-        & (stats.accepted <= stats.tested)
-        & (stats.tested <= stats.proposed)
-    )
-    alpha, tau = metrics.acceptance_rate(stats), metrics.mean_accepted_length(stats)
-    seen = f"alpha {'none' if alpha is None else f'{alpha:.3f}'}, tau {tau:.2f}"
-    wrong = (
-        ""
-        if right.all()
-        else f"; those of {(~right).sum()} of {len(right)} rows do not fit their texts"
-    )
-    return Check("figures", True, bool(right.all()), seen + wrong)
-
-
-def _equal(
-    name: str,
-    claimed: bool,
-    rows: np.ndarray,
-    same: np.ndarray,
-    texts: list[tuple[int, ...]],
-    reference: list[tuple[int, ...]],
-) -> Check:
-    """Are the texts of the rows `rows` [B] bool equal token for token?"""
-    detail = f"{(same & rows).sum()} of {rows.sum()} texts equal those of plain decoding"
-    for row in np.flatnonzero(rows & ~same)[:1]:
-        pairs = zip(texts[row], reference[row], strict=False)
-        at = next(
-            (n for n, (a, b) in enumerate(pairs) if a != b),
-            min(len(texts[row]), len(reference[row])),
+    def __post_init__(self) -> None:
+        decoder = self.decoder
+        self.exact = decoder.rule.exact
+        self.kinds = kinds_beside(self.asked, decoder.target.vocab_size)
+        self.processing = Processing(
+            self.processors, decoder.eos, decoder.logits_processor, decoder.capacity
         )
-        detail += f"; row {row} differs from new token {at} on"
-    return Check(name, claimed, bool(same[rows].all()), detail)
+        self.reader = Reader(decoder.target, self.params.target, self.size, self.seed)
+        self.runner = Runner(decoder, self.params, self.processors)
+
+    def texts(self) -> list[Check]:
+        """The checks of single texts; they also measure the rounding."""
+        rows = self._rows(0, self.max_new_tokens, self.max_new_tokens // 4)
+        texts = self.runner.run(rows)
+        made = [checks.figures(texts), checks.ends(texts, self.decoder.eos)]
+
+        target, width = self.decoder.target, self.decoder.proposer.num_nodes
+        plain = Runner(self._plain(width), Params(self.params.target), self.processors).run(rows)
+        eps = precision(self.params.target, plain.state.cache)
+        one, wide = (
+            checks.next_logits(target, n, self.params.target, plain.state) for n in (1, width)
+        )
+        self.rounding = Rounding.measure(
+            self.reader.all_after(plain.texts, rows.width), [one, wide], eps
+        )
+
+        shared = self.decoder.rule.shared_noise
+        greedy, sampled = self._judge(rows, texts.texts, self.exact and shared)
+        made.append(greedy.check("greedy", self.exact))
+        if self.exact and shared:
+            made.append(sampled.check("same key", True))
+        order = np.random.default_rng(self.seed).permutation(self.size)
+        made.append(
+            checks.layout(texts, self.runner.run(rows.shuffled(order)), order, self.rounding)
+        )
+        proposer = self.decoder.proposer
+        if self.exact and proposer.is_chain and not proposer.may_abstain:
+            own = checks.next_logits(target, width, self.params.target, texts.state)
+            made.append(checks.same_bits(texts, plain, own, wide))
+        if width > 1:
+            made.append(checks.widths(one, wide, width, eps))
+        return [*made, *self._drafts(rows, eps)]
+
+    def _judge(
+        self, rows: Rows, texts: list[list[int]], shared: bool
+    ) -> tuple[checks.Judged, checks.Judged]:
+        return checks.tokens(rows, texts, self.reader, self.processing, self.rounding, shared)
+
+    def _plain(self, width: int) -> Decoder:
+        """Plain decoding with passes over `width` tokens."""
+        d = self.decoder
+        return Decoder(d.target, NoProposer(width), Match(), d.eos, d.capacity, d.logits_processor)
+
+    def _rows(self, number: int, new_tokens: int, spread: int) -> Rows:
+        return batch(self.prompts, self.kinds, self.size, new_tokens, self.seed, number, spread)
+
+    def _drafts(self, rows: Rows, eps: float) -> list[Check]:
+        """The claims about speed."""
+        proposer, made = self.decoder.proposer, list[Check]()
+        if proposer.taps and not proposer.shares_cache:
+            size = drafts.width_of_features(self.reader, proposer.taps)
+            recorder = dataclasses.replace(self.decoder, proposer=drafts.Recorder(proposer, size))
+            texts = Runner(recorder, self.params, self.processors).run(rows)
+            made.append(drafts.features(texts, self.reader, proposer.taps, eps))
+        perfect = drafts.with_itself(self.decoder) if self.exact else None
+        if perfect is not None:
+            params = Params(self.params.target, self.params.target)
+            texts = Runner(perfect, params, self.processors).run(rows)
+            made.append(drafts.acceptance(texts, self.rounding))
+        return made
+
+    def distributions(self) -> list[Check]:
+        """A chi-square test for each kind of settings, and the greedy rows of the same batches.
+
+        A suspicion is confirmed by fresh samples.
+        """
+        batches = -(-self.samples // self.size)
+        made = self._sampled(1, batches)
+        if self.exact and any(self._suspicious(check.p_value) for check in made):
+            again = self._sampled(1 + batches, _AGAIN * batches)
+            made = [
+                second if self._suspicious(check.p_value) else check
+                for check, second in zip(made, again, strict=True)
+            ]
+        rows, texts = self._greedy()
+        if not texts:  # few rows, none of them greedy
+            return [*made]
+        greedy, _ = self._judge(rows, texts, False)
+        return [greedy.check("greedy, samples", self.exact), *made]
+
+    def _greedy(self) -> tuple[Rows, list[list[int]]]:
+        """The distinct greedy texts of all batches of samples so far, each as one row."""
+        found = sorted((p, new) for (_, p), texts in self.greedy.items() for new in texts)
+        rows = self._rows(0, self.max_new_tokens, 0)
+        prompt_of = np.array([p for p, _ in found], int)
+        texts = [[*self.prompts[p], *new] for p, new in found]
+        return dataclasses.replace(
+            rows,
+            prompt_of=prompt_of,
+            kind=np.full(len(found), GREEDY),
+            limit=np.array(list(map(len, texts)), np.int32),
+        ), texts
+
+    def _suspicious(self, p_value: float) -> bool:
+        """Too small for a pass, and not so small that a second test could only agree."""
+        return self.significance**2 <= p_value < self.significance
+
+    def _sampled(self, first: int, batches: int) -> list[Distribution]:
+        """Draw batches of samples, and judge them."""
+        drawn: _Drawn = {}
+        spread = min(_SPREAD, self.max_new_tokens - self.num_tokens)
+        start, quiet = None, None if leader() else True
+        for number in tqdm(
+            range(first, first + batches), "audit", unit="batch", disable=quiet, file=sys.stderr
+        ):
+            rows = self._rows(number, self.num_tokens + spread, spread)
+            start = self.runner.start(rows) if start is None else start
+            texts = self.runner.run(rows, start)
+            for kind, prompt, new in zip(rows.kind, rows.prompt_of, texts.new, strict=True):
+                into, end = (self.greedy, None) if kind == GREEDY else (drawn, self.num_tokens)
+                counter = into.setdefault((int(kind), int(prompt)), collections.Counter())
+                counter[tuple(new[:end])] += 1
+        sizes = {group: counter.total() for group, counter in drawn.items()}
+        cells = distribution.cells_of(
+            self.reader, self.prompts, self.kinds, self.processing, sizes, self.num_tokens,
+            self.rounding.slack,
+        )  # fmt: skip
+        made = []
+        for kind, name in _NAMES.items():
+            groups = [group for group in drawn if group[0] == kind]
+            if groups:
+                moved = distribution.rounding_of(self.rounding, self.kinds[kind], self.num_tokens)
+                made.append(
+                    distribution.judge(
+                        name,
+                        self.exact,
+                        {group: cells[group] for group in groups},
+                        {group: drawn[group] for group in groups},
+                        self.significance,
+                        moved,
+                    )
+                )
+        return made
 
 
-def _same_bits(
-    decoder: Decoder,
-    params: Params,
-    speculative: DecodeState,
-    reference: DecodeState,
-    same: np.ndarray,
-) -> Check:
-    """Do both KV caches give the same bits, on the rows with equal texts?"""
-    logits, wanted = (
-        to_host(_next_logits(decoder.target, decoder.proposer.num_nodes, params.target, state))
-        for state in (speculative, reference)
-    )
-    bits = np.array([a.tobytes() == b.tobytes() for a, b in zip(logits, wanted, strict=True)])
-    detail = (
-        f"after {(bits & same).sum()} of {same.sum()} equal texts the logits agree in every bit"
-    )
-    return Check("same bits", True, bool(same.any() and bits[same].all()), detail)
-
-
-def _judge(
-    subject: str, checks: list[Check], drawn: Samples, exact: bool, significance: float
-) -> Report:
-    """Add the distribution check: a chi-square test of two samples of equal size."""
-    cells = _cells([*drawn[0], *drawn[1]])
-    order = sorted(set(cells.values()))
-    counts = [collections.Counter(cells[text] for text in side) for side in drawn]
-    speculative, plain = (np.array([count[cell] for cell in order], float) for count in counts)
-    size = len(drawn[0])
-    # Both samples have equally many texts of each prompt, which costs one degree of freedom.
-    degrees = len(order) - len({cell[0] for cell in order})
-    x = chisquare.statistic(speculative, plain)
-    p_value = chisquare.survival(x, degrees)
-    distance = float(np.abs(speculative - plain).sum() / (2 * size))
-    expected = float(np.sqrt(2 / math.pi * (speculative + plain)).sum() / (2 * size))
-    bias = chisquare.detectable(size, degrees, significance)
-    detail = (
-        f"chi-square {x:.1f} on {degrees} degrees of freedom, p = {p_value:.2g}; "
-        f"total variation {distance:.3f}, {expected:.3f} by chance"
-    )
-    checks = [*checks, Check("distribution", exact, p_value >= significance, detail)]
-    return Report(subject, tuple(checks), p_value, distance, expected, bias)
-
-
-def _cells(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """The cell of each text: its longest prefix that is frequent enough.
-
-    A text begins with the number of its prompt, and every cell contains at least that.
-    """
-    cells: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for size in range(max(map(len, texts)), 0, -1):
-        counts = collections.Counter(text[:size] for text in texts)
-        cells |= {text: text[:size] for text in texts if counts[text[:size]] >= _LEAST or size == 1}
-        texts = [text for text in texts if text not in cells]
-    return cells
+def _split(settings: dict[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """Sampling settings, and keywords of `Processors.create`."""
+    unknown = sorted(set(settings) - {*_SAMPLING, *_OFF})
+    if unknown:
+        raise ValueError(
+            f"{unknown[0]}={settings[unknown[0]]!r} is no setting of an audit; it takes "
+            f"{', '.join((*_SAMPLING, *_OFF))}"
+        )
+    for name in _SAMPLING:
+        if np.ndim(settings.get(name, 0)) != 0:
+            raise ValueError(
+                f"{name}={settings[name]}; an audit takes one number, which all rows share"
+            )
+    temperature = settings.get("temperature", 1.0)
+    if not temperature > 0:
+        raise ValueError(
+            f"temperature={temperature} draws nothing to compare; "
+            "pass one greater than 0 (0 is checked too)"
+        )
+    processors = {name: settings[name] for name in _OFF if name in settings}
+    return Settings(**{name: settings[name] for name in _SAMPLING if name in settings}), processors
 
 
 def _check(
@@ -350,7 +314,6 @@ def _check(
     num_tokens: int,
     rows: int,
     significance: float,
-    temperature: float,
 ) -> None:
     """Raises ValueError for arguments of `audit` that do not fit."""
     if not ids or not all(ids):
@@ -374,11 +337,6 @@ def _check(
         raise ValueError(f"samples={samples}; it must be at least {rows}, the rows of a batch")
     if not 0 < significance < 1:
         raise ValueError(f"significance={significance}; it must lie between 0 and 1")
-    if not np.ndim(temperature) == 0 or not temperature > 0:
-        raise ValueError(
-            f"temperature={temperature} draws nothing to compare; "
-            "pass one greater than 0 (0 is checked too)"
-        )
     room, longest = min(decoder.capacity, decoder.target.max_positions), max(map(len, ids))
     if longest + max_new_tokens > room:
         raise ValueError(

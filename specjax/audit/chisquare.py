@@ -1,4 +1,4 @@
-"""Pearson's chi-square test of two samples, its power, and the smallest bias that it detects.
+"""Pearson's chi-square test, its power, and the smallest bias that it detects.
 
 For whole degrees of freedom the tail is a sum of positive terms, so it is accurate however small:
 
@@ -41,28 +41,41 @@ def power(x: float, degrees: int, noncentrality: float) -> float:
     return float((_terms(noncentrality, more.astype(float)) * tails).sum())
 
 
-def critical(significance: float, degrees: int) -> float:
+def critical(significance: float, degrees: int, noncentrality: float = 0.0) -> float:
     """The x that is exceeded with probability `significance`."""
-    return _solve(lambda x: significance - survival(x, degrees))
+    return _solve(lambda x: significance - power(x, degrees, noncentrality))
 
 
-def detectable(samples: int, degrees: int, significance: float, wanted: float = 0.95) -> float:
+def detectable(
+    samples: int,
+    degrees: int,
+    significance: float,
+    wanted: float = 0.95,
+    factor: int = 2,
+    free: float = 0.0,
+) -> float:
     """The smallest total variation that the test detects with probability `wanted` or more.
 
     Two samples of size n, from distributions with a total variation of TV, have a noncentrality of
 
         n sum((p - q)^2 / (p + q)) >= n (sum|p - q|)^2 / sum(p + q) = 2 n TV^2      (Cauchy and
         Schwarz)
+
+    One sample of p, with known q, has n sum((p - q)^2 / q) >= 4 n TV^2.
+
+    Args:
+      samples: n.
+      degrees: of freedom.
+      significance: the p-value below which the test fails.
+      wanted: the probability of detection.
+      factor: 2 for two samples, 4 for one.
+      free: the noncentrality that rounding may cause, for which the critical value allows.
     """
-    if degrees == 0:
+    if degrees == 0 or samples == 0:
         return 1.0
-    x = critical(significance, degrees)
-    return min(
-        1.0,
-        math.sqrt(
-            _solve(lambda noncentrality: power(x, degrees, noncentrality) - wanted) / (2 * samples)
-        ),
-    )
+    x = critical(significance, degrees, free)
+    found = _solve(lambda noncentrality: power(x, degrees, noncentrality) - wanted)
+    return min(1.0, math.sqrt(found / (factor * samples)))
 
 
 def _terms(x: float, k: np.ndarray) -> np.ndarray:

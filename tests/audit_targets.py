@@ -1,0 +1,85 @@
+"""Targets that read wrongly, and a proposer that reads an inner layer, for audits of toys."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from specjax import LinenModel, Proposal
+from specjax.contract import Proposer
+
+
+class FlatMask(LinenModel):
+    """Reads a tree as if it were a chain: a node sees its siblings."""
+
+    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
+        return super().apply(params, tokens, positions, cache, None, taps)
+
+
+class TapsBehind(LinenModel):
+    """Returns the inner layers' outputs of the token before, where it has a cache."""
+
+    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
+        out = super().apply(params, tokens, positions, cache, mask, taps)
+        if cache is None or not taps:
+            return out
+        return out.replace(features=jnp.roll(out.features, 1, axis=1))
+
+
+class CoarsePasses(LinenModel):
+    """Rounds its logits to bfloat16 in passes over several tokens."""
+
+    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
+        out = super().apply(params, tokens, positions, cache, mask, taps)
+        if cache is None or tokens.shape[1] == 1:
+            return out
+        return out.replace(logits=out.logits.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+class OtherBits(LinenModel):
+    """No fault: its logits differ in their last bits in passes over several tokens."""
+
+    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
+        out = super().apply(params, tokens, positions, cache, mask, taps)
+        if cache is None or tokens.shape[1] == 1:
+            return out
+        return out.replace(logits=out.logits * (1 + 2.0**-22))
+
+
+@struct.dataclass
+class LastFeatures:
+    last: jax.Array  # [B, F] of the last committed token
+
+
+@dataclasses.dataclass(frozen=True)
+class TapDraft(Proposer):
+    """Drafts one token from the sum of a tap's entries at the last committed token."""
+
+    vocab_size: int
+    width: int
+    taps: tuple[int, ...] = (1,)
+    num_nodes = 2
+    max_depth = 1
+    is_chain = True
+    point_mass = True
+
+    def init(self, params, prompt, capacity):
+        del params, capacity
+        return self._seen(LastFeatures(jnp.zeros((len(prompt.count), self.width))), prompt)
+
+    def propose(self, params, state, context):
+        drafted = (jnp.abs(state.last).sum(-1) * 8).astype(jnp.int32) % self.vocab_size
+        tokens = jnp.stack([context.pending, drafted], axis=1)
+        parent = jnp.broadcast_to(jnp.array([-1, 0]), tokens.shape)
+        return Proposal(tokens, parent, point_mass=True), state
+
+    def observe(self, params, state, block):
+        return self._seen(state, block)
+
+    def _seen(self, state, block):
+        at = jnp.maximum(block.count - 1, 0)[:, None, None]
+        new = jnp.take_along_axis(block.features, at, axis=1)[:, 0]
+        return LastFeatures(jnp.where((block.count > 0)[:, None], new, state.last))
