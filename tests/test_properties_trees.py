@@ -248,7 +248,9 @@ def a_case(parent, rng, max_depth, drawn):
     draft = target + rng.normal(size=target.shape)
     for logits in (target, draft):
         cut = rng.random(size) < 1 / 3
-        logits[cut] = np.where(logits[cut] < np.sort(logits[cut], 1)[:, -4:-3], -np.inf, logits[cut])
+        logits[cut] = np.where(
+            logits[cut] < np.sort(logits[cut], 1)[:, -4:-3], -np.inf, logits[cut]
+        )
     uniform, noise = rng.random(size) ** 4, rng.gumbel(size=(max_depth + 2, VOCAB))
     children = [np.flatnonzero(parent == node).tolist() for node in range(size)]
     return {
@@ -270,7 +272,11 @@ def judge(rule, max_depth, draw, tokens, parent, target, draft):
 
 @pytest.mark.parametrize(
     ("name", "drawn"),
-    [(name, drawn) for name in WALKS for drawn in ([True, False] if WALKS[name][0].wants_logits else [False])],
+    [
+        (name, drawn)
+        for name in WALKS
+        for drawn in ([True, False] if WALKS[name][0].wants_logits else [False])
+    ],
 )
 def test_a_verdict_is_that_of_a_naive_walk(name, drawn):
     """The accepted node and the next token of one row, in trees of 64 nodes."""
