@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -74,7 +75,8 @@ def test_a_step_accepts_the_right_path_of_any_tree(rule):
     """Each row emits as many tokens as its right path is long and one more; the text and the cache
     stay those of plain greedy decoding."""
     dec = Decoder(toys.model(), Given(), RULES[rule](), (), CAPACITY)
-    step = jax.jit(dec.step)
+    chex.clear_trace_counter()
+    step = jax.jit(chex.assert_max_traces(dec.step, n=1))
     whole, weights = greedy(), toys.weights()
     positions = np.broadcast_to(np.arange(CAPACITY), whole.shape)
     net = toys.model()
