@@ -110,7 +110,7 @@ def test_a_verdict_is_that_of_a_naive_walk(name, drawn):
     size, max_depth = 64, 63 if rule.chain_only else 20
     highest, seen = 0, set()
 
-    @law(60)
+    @law(150)
     @given(parent=parents(size, max_depth, 1 if rule.chain_only else MOST), seed=seeds)
     def check(parent, seed):
         nonlocal highest
