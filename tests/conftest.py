@@ -1,19 +1,20 @@
 """Every test runs on the CPU in full precision; compiled programs are shared through `toys.py`.
 
 The tests compile thousands of small programs once each, so optimising them would take longer than
-everything else. The README's commands, among them the auditor with its comparison of bits, run in
-CI with the usual optimisation.
+everything else. With SPECJAX_TEST_DEFAULT_FLAGS=1 XLA optimises as it does for a user; `.ci/run`
+tests the laws of decoding and a training that way.
 """
 
 import os
 import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Unoptimised code, emitters that compile in half the time, and few memory mappings per program.
-os.environ["XLA_FLAGS"] = (
-    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
-    "--xla_cpu_parallel_codegen_split_count=1 " + os.environ.get("XLA_FLAGS", "")
-)
+if os.environ.get("SPECJAX_TEST_DEFAULT_FLAGS", "0") == "0":
+    # Unoptimised code, emitters that compile in half the time, and few memory mappings per program.
+    os.environ["XLA_FLAGS"] = (
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+        "--xla_cpu_parallel_codegen_split_count=1 " + os.environ.get("XLA_FLAGS", "")
+    )
 
 import jax
 import pytest

@@ -21,6 +21,12 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 
 
+PAIRS = [
+    pytest.param(*pair, marks=() if pair in toys.ALONE else pytest.mark.slow) for pair in toys.PAIRS
+]
+"""Those of `toys.ALONE` have each proposer, and are compiled for other laws too."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_compiled():
     """Clear JAX's traces: with thousands left by other files, a verb may hit one trace and miss
@@ -151,7 +157,7 @@ def test_a_step_under_jit_traces_once():
             state, _ = step(arrays, state)
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_a_run_moves_nothing_between_host_and_device(case, rule):
     """A whole run passes JAX's guard against implicit transfers."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
@@ -162,7 +168,7 @@ def test_a_run_moves_nothing_between_host_and_device(case, rule):
     assert state.done.all()
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_a_step_calls_nothing_on_the_host(case, rule):
     """The program contains no callback, print or feed, so no backend needs the host."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
@@ -193,7 +199,7 @@ def living(tree):
     return [not leaf.is_deleted() for leaf in jax.tree.leaves(tree)]
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_run_owns_its_state(case, rule):
     """Every leaf of the state that is passed in is donated."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)

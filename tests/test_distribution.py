@@ -235,11 +235,21 @@ def test_the_settings_are_worth_testing():
     assert np.abs(wanted("plain") - wanted("cold")).sum() > 0.2
 
 
+def sampled_by_default(case, rule):
+    """Under `match` every proposer writes the text of plain decoding, token by token
+    (`tests/test_laws.py`), and `block` judges the same chains as `rejection`."""
+    return rule == "rejection" or (case, rule) in {
+        ("none", "match"), ("draft", "match"), ("tree", "match"),
+        ("none", "block"), ("draft", "block"), ("draft, 0 to 2 drafts a row", "block"),
+        ("ngram", "block"),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(
     ("case", "rule"),
     [
-        (case, name)
+        pytest.param(case, name, marks=() if sampled_by_default(case, name) else pytest.mark.slow)
         for case, (proposer, _) in CASES.items()
         for name, rule in RULES.items()
         if rule.exact and (proposer.is_chain or not rule.chain_only)

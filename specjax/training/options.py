@@ -212,8 +212,10 @@ def _arguments(
             if not isinstance(known[dest], argparse.BooleanOptionalAction):
                 raise ValueError(f"{origin}: {name} is {value}, but it is not a switch")
             arguments.append(as_argument(dest, value))
-        elif value is not None:
-            arguments += [flag(dest), *map(str, value if isinstance(value, list) else [value])]
+        elif isinstance(value, list):
+            arguments += [flag(dest), *map(str, value)]
+        elif value is not None:  # the value may begin with "-", like an option
+            arguments.append(f"{flag(dest)}={value}")
     return arguments
 
 

@@ -69,10 +69,18 @@ def leaf_bytes() -> int:
 
 @pytest.mark.parametrize(
     ("case", "rule"),
-    [(case, rule) for case in toys.CASES for rule in RULES if toys.judges(rule, case)],
+    [
+        pytest.param(case, rule, marks=() if (case, rule) in toys.ALONE else pytest.mark.slow)
+        for case in toys.CASES
+        for rule in RULES
+        if toys.judges(rule, case)
+    ],
 )
 def test_every_proposer_and_rule_compiles_and_never_waits_for_the_host(case, rule):
-    """The loop is one program, in which nothing is sent to the host or received from it."""
+    """The loop is one program, in which nothing is sent to the host or received from it.
+
+    By default each proposer is compiled with a rule for each kind of noise, or with one of them.
+    """
     decoder, params = toys.decoder(case, rule), toys.params(case)
     made = compile_loop(decoder, params, devices_of(chip("v5e"), 1), toys.ROWS)
     program = parse(made.text)

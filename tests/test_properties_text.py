@@ -1,0 +1,202 @@
+"""Drawn vocabularies, texts and stop strings: spellings by bytes, and a naive search for stops."""
+
+from __future__ import annotations
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from properties import law, seeds
+from tokenizers import decoders, models, pre_tokenizers
+
+from specjax.proposers.sources.translated import spell
+from specjax.text import Translation, translate
+from specjax.text.stops import Texts
+
+BYTE_LEVEL, PIECES = "byte level", "sentencepiece"
+ALPHABET = "ab é"
+"""One of these characters is a space, and one is two bytes."""
+
+
+PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+CHARACTERS = {byte: chr(byte) for byte in PLAIN} | {
+    byte: chr(256 + n) for n, byte in enumerate(sorted({*range(256)} - {*PLAIN}))
+}
+BYTES = {character: byte for byte, character in CHARACTERS.items()}
+"""GPT-2's character for each byte, by its rule."""
+
+
+def byte_level(text):
+    """The text as GPT-2 writes it in its vocabulary."""
+    return "".join(CHARACTERS[byte] for byte in text.encode())
+
+
+@st.composite
+def vocabularies(draw):
+    """A tokenizer of BPE, and what each of its tokens means: bytes, or a special token's string."""
+    kind = draw(st.sampled_from([BYTE_LEVEL, PIECES]))
+    characters = draw(st.lists(st.sampled_from(ALPHABET), min_size=1, unique=True))
+    if kind == BYTE_LEVEL:
+        tokens = list(dict.fromkeys("".join(map(byte_level, characters))))
+    else:
+        tokens = [c.replace(" ", "▁") for c in characters]
+    merges = []
+    for left, right in draw(st.lists(st.tuples(*[st.integers(0, 30)] * 2), max_size=8)):
+        pair = tokens[left % len(tokens)], tokens[right % len(tokens)]
+        if "".join(pair) not in tokens:
+            merges.append(pair)
+            tokens.append("".join(pair))
+    if kind == PIECES and draw(st.booleans()):
+        tokens += [f"<0x{byte:02X}>" for byte in ALPHABET.encode()]
+    order = draw(st.permutations(range(len(tokens))))
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE({tokens[n]: i for i, n in enumerate(order)}, merges, byte_fallback=False)
+    )
+    if kind == BYTE_LEVEL:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+        tokenizer.decoder = decoders.Metaspace(prepend_scheme="never")
+    specials = draw(st.lists(st.sampled_from(["<s>", "</s>", "<x>"]), unique=True))
+    tokenizer.add_special_tokens(specials)
+    return tokenizer, {i: meaning(tokenizer, i, kind) for i in range(tokenizer.get_vocab_size())}
+
+
+def meaning(tokenizer, token, kind):
+    """What a token stands for, apart from the library: the decoder of its own tokenizer."""
+    text = tokenizer.id_to_token(token)
+    if text in ("<s>", "</s>", "<x>"):
+        return text
+    if text.startswith("<0x"):
+        return bytes.fromhex(text[3:5])
+    if kind == PIECES:
+        return text.replace("▁", " ").encode()
+    return bytes(BYTES[character] for character in text)
+
+
+def test_spellings_stand_for_the_same_bytes():
+    """Of each token: its pieces are its bytes, or their end; a single token is its twin; and a
+    token is without pieces only if the draft cannot write it."""
+    seen = {"twin": 0, "several": 0, "none": 0, "cut": 0}
+
+    @law(150)
+    @given(vocabularies(), vocabularies(), st.integers(1, 4))
+    def check(target, draft, most):
+        (ours, our_meaning), (theirs, their_meaning) = target, draft
+        made = translate(ours, theirs, len(our_meaning), len(their_meaning), max_pieces=most)
+        shared = [v for v in made.to_draft.tolist() if v >= 0]
+        assert len(set(shared)) == len(shared), "a draft token has one twin"
+        bytes_known = set(their_meaning.values())
+        for token, wanted in our_meaning.items():
+            pieces = made.pieces[token, : made.count[token]].tolist()
+            spelt = [their_meaning[piece] for piece in pieces]
+            twin = made.to_draft[token]
+            if twin >= 0:
+                assert pieces == [twin] and spelt == [wanted]
+                seen["twin"] += 1
+            elif isinstance(wanted, str):
+                assert pieces == [] and wanted not in bytes_known
+            elif pieces and b"".join(spelt) == wanted:
+                seen["several"] += 1
+            elif pieces:
+                assert len(pieces) == most and wanted.endswith(b"".join(spelt))
+                seen["cut"] += 1
+            else:
+                assert any(bytes([byte]) not in bytes_known for byte in wanted)
+                seen["none"] += 1
+            if wanted in bytes_known:
+                assert spelt == [wanted]
+
+    check()
+    assert min(seen.values()) >= 10, seen
+
+
+ROWS, WIDTH, SIZE, MOST, INTO = 3, 6, 11, 4, 9
+"""Rows and tokens of a text, tokens of the target, pieces of each, and the width of the result."""
+
+
+def test_a_text_is_spelt_token_by_token():
+    """The pieces of a row one after the other; of a row that needs more room, the last ones."""
+    spelling = jax.jit(spell, static_argnums=3)
+    cut = 0
+
+    @law(60)
+    @given(
+        st.lists(st.lists(st.integers(1, 99), max_size=MOST), min_size=SIZE, max_size=SIZE),
+        seeds,
+    )
+    def check(pieces, seed):
+        nonlocal cut
+        rng = np.random.default_rng(seed)
+        table = np.zeros((SIZE, MOST), np.int32)
+        for row, some in zip(table, pieces, strict=True):
+            row[: len(some)] = some
+        tables = Translation(
+            jnp.array(table), jnp.array(list(map(len, pieces)), jnp.int32),
+            jnp.zeros(SIZE, jnp.int32), jnp.zeros(0, jnp.int32),
+        )  # fmt: skip
+        tokens = rng.integers(0, SIZE, (ROWS, WIDTH)).astype(np.int32)
+        count = rng.integers(0, WIDTH + 1, ROWS).astype(np.int32)
+        spelt, length = map(np.asarray, spelling(tables, tokens, count, INTO))
+        for row in range(ROWS):
+            whole = [piece for token in tokens[row, : count[row]] for piece in pieces[token]]
+            assert spelt[row].tolist() == whole[-INTO:] + [0] * (INTO - len(whole))
+            assert length[row] == min(len(whole), INTO)
+            cut += len(whole) > INTO
+
+    check()
+    assert cut >= 10
+
+
+WRITER = tokenizers.Tokenizer(
+    models.BPE(
+        {byte_level(c): n for n, c in enumerate("ab -")}
+        | {c: 4 + n for n, c in enumerate(byte_level("é€"))}
+        | {byte_level("ab"): 9, byte_level(" a"): 10, byte_level("--"): 11},
+        [("a", "b"), (byte_level(" "), "a"), ("-", "-")],
+    )
+)
+WRITER.decoder = decoders.ByteLevel()
+"""Some tokens are parts of characters, and some are several characters."""
+
+
+def of(tokens):
+    return WRITER.decode(list(tokens))
+
+
+def test_a_text_is_cut_where_a_naive_search_cuts_it():
+    """The fewest tokens with a stop string in them, and the text before the first of its stops.
+    What a stream has printed before is never taken back."""
+    stopped = 0
+
+    @law(300)
+    @given(
+        st.lists(st.integers(0, 11), max_size=12),
+        st.lists(st.text("ab -é€", min_size=1, max_size=4), max_size=3),
+    )
+    def check(tokens, stops):
+        nonlocal stopped
+        texts = Texts(types.SimpleNamespace(tokenizer=WRITER), [0], tuple(stops))
+        kept, text, stop = texts.cut(0, tokens)
+        firsts = [n for n in range(len(tokens) + 1) if any(s in of(tokens[:n]) for s in stops)]
+        if not firsts:
+            assert (kept, text, stop) == (tokens, of(tokens), False)
+        else:
+            whole = of(tokens[: firsts[0]])
+            places = [n for n in range(len(whole)) if any(whole[n:].startswith(s) for s in stops)]
+            assert (kept, text, stop) == (tokens[: firsts[0]], whole[: places[0]], True)
+            stopped += 1
+        printed = ""
+        for n in range(len(kept)):
+            _, so_far, _ = texts.cut(0, tokens[:n])
+            now = texts.certain(so_far)
+            assert now.startswith(printed) and text.startswith(now)
+            printed = now
+
+    check()
+    assert stopped >= 50

@@ -1,0 +1,185 @@
+"""Drawn options of training: schedules, shares of the data, and ways to write the options."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import tempfile
+import types
+import typing
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from properties import law
+
+from specjax.training.jobs.distill_options import DistillOptions
+from specjax.training.loop import LoopOptions
+from specjax.training.optimizer import SCHEDULES, OptimizerOptions, make_schedule, phases
+from specjax.training.options import flag, parse
+from specjax.training.sources import sources
+
+fractions = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
+MOST = 400  # steps
+
+
+@law(200)
+@given(
+    steps=st.integers(1, MOST),
+    warmup_steps=st.integers(0, MOST),
+    warmup_fraction=fractions,
+    decay_fraction=fractions,
+    learning_rate=st.floats(1e-6, 1),
+    schedule=st.sampled_from(SCHEDULES),
+)
+def test_a_learning_rate_stays_below_its_peak_and_never_jumps(**drawn):
+    """From one step to the next it changes by no more than its phase asks for, and after the run
+    it is 0."""
+    options = OptimizerOptions(**drawn)
+    warmup, decay = phases(options)
+    assert 0 <= warmup and 1 <= decay and warmup + decay <= options.steps
+    rates = np.asarray(make_schedule(options)(jnp.arange(MOST + 2))) / options.learning_rate
+    assert rates.min() >= 0
+    assert rates.max() <= 1 + 1e-5
+    assert rates[warmup] == pytest.approx(1, abs=1e-5), "the peak is reached"
+    np.testing.assert_allclose(rates[options.steps :], 0, atol=1e-6)
+    fall = decay if options.schedule == "wsd" else (options.steps - warmup) * 2 / math.pi
+    rises, falls = np.diff(rates).max(), -np.diff(rates).min()
+    assert rises <= (1 / warmup if warmup else 0) + 1e-5
+    assert falls <= 1 / fall + 1e-5
+
+
+@law(200)
+@given(
+    rows=st.integers(1, 9),
+    sampled=fractions | st.integers(0, 20).map(lambda n: n / 20),
+    draft=fractions | st.integers(0, 20).map(lambda n: n / 20),
+    steps=st.integers(1, 200),
+)
+def test_every_source_gets_its_share(rows, sampled, draft, steps):
+    """The counts of a batch add up to it, each source is read in order, and after any number of
+    steps none is more than a sequence away from its share, however small that is."""
+    draft = min(draft, 1 - sampled)
+    mix = types.SimpleNamespace(
+        batch_size=rows, sampled_fraction=sampled, draft_fraction=draft,
+        online=False, mix="sequence", seed=0,
+    )  # fmt: skip
+    read = [0, 0, 0]
+    for step in range(steps):
+        first, counts = sources(mix, step)
+        assert first == read
+        assert sum(counts) == rows and min(counts) >= 0
+        read = [a + b for a, b in zip(read, counts, strict=True)]
+    shares = (1 - sampled - draft, sampled, draft)
+    for count, share in zip(read, shares, strict=True):
+        wanted = steps * rows * share
+        assert abs(count - wanted) <= 1 + 1e-6
+        assert count > 0 or wanted <= 1 + 1e-6, "it does not starve"
+        assert count == 0 or share > 0
+
+
+@law(30)
+@given(
+    sampled=st.integers(0, 4), draft=st.integers(0, 4), rows=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_whole_batches_come_from_one_source(sampled, draft, rows, seed):
+    """Drawn by their shares: over 400 steps within five standard deviations, and never from a
+    source without a share."""
+    shares = np.array([1, sampled, draft]) / (1 + sampled + draft)
+    mix = types.SimpleNamespace(
+        batch_size=rows, sampled_fraction=shares[1], draft_fraction=shares[2],
+        online=False, mix="batch", seed=seed,
+    )  # fmt: skip
+    counts = np.array([sources(mix, step)[1] for step in range(MOST)])
+    assert ((counts == rows).sum(1) == 1).all() and (counts.sum(1) == rows).all()
+    deviation = np.sqrt(MOST * shares * (1 - shares))
+    assert (abs((counts > 0).sum(0) - MOST * shares) <= 5 * deviation + 1e-9).all()
+
+
+KINDS = {
+    int: st.integers(1, 10**6),
+    float: st.floats(0, 1, exclude_max=True),
+    bool: st.booleans(),
+    str: st.sampled_from(["-x", "--steps", "-1e-5", "a b", "1e3", "yes", "null", "#", "'\"", ": "])
+    | st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=8),
+}
+
+
+def of_field(hint, field):
+    """Values of an option."""
+    if choices := field.metadata.get("choices"):
+        return st.sampled_from(choices)
+    if typing.get_origin(hint) is tuple:
+        # A shell cannot tell a value that begins with "-" from an option.
+        several = KINDS[typing.get_args(hint)[0]].filter(lambda value: value[0] != "-")
+        return st.lists(several, min_size=1, max_size=3).map(tuple)
+    kinds = [k for k in typing.get_args(hint) or (hint,) if k is not types.NoneType]
+    return KINDS[kinds[0]]
+
+
+@st.composite
+def options_of(draw, cls):
+    """Options with some fields drawn, as far as the class allows them."""
+    hints = typing.get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    required = {n for n, field in fields.items() if field.default is dataclasses.MISSING}
+    names = required | set(draw(st.lists(st.sampled_from(sorted(fields)), unique=True, max_size=6)))
+    # They would join other processes, and ask for devices.
+    names -= {"coordinator", "num_processes", "process_id", "mesh"}
+    values = {name: draw(of_field(hints[name], fields[name])) for name in sorted(names)}
+    try:
+        return cls(**values)
+    except ValueError:
+        assume(False)
+
+
+def arguments(values):
+    """A command line, as a shell would pass it."""
+    line = []
+    for name, value in values.items():
+        if isinstance(value, bool):
+            line.append(flag(name) if value else "--no-" + flag(name)[2:])
+        elif isinstance(value, tuple):
+            line += [flag(name), *map(str, value)]
+        else:
+            line.append(f"{flag(name)}={value}")
+    return line
+
+
+@pytest.mark.parametrize("cls", [LoopOptions, DistillOptions])
+def test_options_come_back_from_every_way_to_write_them(cls):
+    """A command line, a YAML file and a JSON file give equal options; so does a file that the
+    command line overrides."""
+    different = 0
+
+    @law(30)
+    @given(options_of(cls))
+    def check(options):
+        nonlocal different
+        values = {
+            field.name: list(value) if isinstance(value, tuple) else value
+            for field in dataclasses.fields(cls)
+            if (value := getattr(options, field.name)) != field.default
+        }
+        line = arguments({n: getattr(options, n) for n in values})
+        assert parse(cls, line) == options
+        for suffix, text in (
+            (".yaml", yaml.safe_dump(values)), (".json", json.dumps(values)),
+        ):  # fmt: skip
+            with tempfile.TemporaryDirectory() as folder:
+                path = pathlib.Path(folder) / f"options{suffix}"
+                path.write_text(text)
+                assert parse(cls, ["--config", str(path)]) == options
+                line = arguments({"out": "elsewhere", "seed": 7})
+                changed = dataclasses.replace(options, out="elsewhere", seed=7)
+                assert parse(cls, ["--config", str(path), *line]) == changed
+        different += len(values)
+
+    check()
+    assert different > 60
