@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
-from specjax.files.folder import INDEX, SINGLE, shard_names
+from specjax.files.folder import INDEX, SINGLE, check_links, shard_names
 
 TOKENIZER = (
     "tokenizer.json",
@@ -38,6 +38,7 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
                 f"revision={revision!r} is for models of the Hub, and {folder} is a folder here: "
                 "drop it"
             )
+        check_links(folder)
         return folder
     if not isinstance(path, str) or not _is_name(path):
         raise FileNotFoundError(

@@ -5,7 +5,7 @@ from specjax.models.attention import BLOCK_SLOTS, attend
 from specjax.models.base import PRECISIONS, LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
-from specjax.models.families import FAMILIES, Config, Family, Tensor
+from specjax.models.families import FAMILIES, Config, Family, Tensor, check_fields
 from specjax.models.language_model import OFF, LanguageModel
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
 from specjax.models.products import dot_general, float32_dot_general
@@ -28,6 +28,7 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "attend",
+    "check_fields",
     "check_model",
     "dot_general",
     "float32_dot_general",

@@ -48,8 +48,8 @@ def render(
       variables: further variables of this template, such as `enable_thinking`.
 
     Raises:
-      ValueError: there is no template, it is broken, it refuses these messages, it takes too long or
-        too much memory, or the messages hold something else than values of JSON.
+      ValueError: there is no template, it is broken, it refuses these messages, it takes too long
+        or too much memory, or the messages hold something else than values of JSON.
     """
     turns = items(messages)
     if not turns or not all(_is_message(turn) for turn in turns):
@@ -133,8 +133,8 @@ def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[str |
     }
     if len(by_name) < len(entries):
         raise ValueError(
-            f"{where} is {shown(template)}; it must be a text, or a list of objects with a name and "
-            "a template, each once"
+            f"{where} is {shown(template)}; it must be a text, or a list of objects with a name "
+            "and a template, each once"
         )
     if "default" not in by_name:
         raise ValueError(

@@ -119,7 +119,7 @@ def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
             if child is not None:
                 child.close()
             child = _start(job, subject)
-        line = b""
+        line, status = b"", 0
         try:
             line = child.ask(seconds, request)
         finally:  # also when this thread is interrupted, since an answer would be left in the pipe
