@@ -97,7 +97,10 @@ SPOILED = {
         r"config\.json: choice \(1,\) has no better sibling",
     ),
     "acceptance": (lambda t, c: c["specjax"].update(acceptance=[0.5]), "acceptance has 1 values"),
-    "no text": (lambda t, c: c.update(medusa_num_heads="x"), "medusa_num_layers='x'|medusa_num_heads='x'"),
+    "no text": (
+        lambda t, c: c.update(medusa_num_heads="x"),
+        "medusa_num_layers='x'|medusa_num_heads='x'",
+    ),
 }
 
 

@@ -85,9 +85,11 @@ def load(
       OSError: there is no such folder or model, or a file is missing or cannot be read.
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
-    dtype = _check_dtype(dtype or ("float32" if platform == "cpu" else "bfloat16"))
-    if precision not in (None, *PRECISIONS):
-        raise ValueError(f"precision={precision!r}; it must be one of {PRECISIONS}, or None")
+    dtype = _check_dtype(
+        ("float32" if platform == "cpu" else "bfloat16") if dtype is None else dtype
+    )
+    if not isinstance(precision, str | None) or precision not in (None, *PRECISIONS):
+        raise ValueError(f"precision={shown(precision)}; it must be one of {PRECISIONS}, or None")
     folder = find_folder(path, revision)
     with named(folder):
         return _load(path, folder, platform, dtype, precision, mesh, rules)
@@ -167,7 +169,7 @@ def save(
             f"{model.name} is no specjax Transformer; write its parameters with "
             "specjax.files.orbax.save_params"
         )
-    dtype = dtype and _check_dtype(dtype)
+    dtype = None if dtype is None else _check_dtype(dtype)
     folder, family = pathlib.Path(folder), FAMILIES[module.config.family]
     files = {name: model.files[name] for name in TOKENIZER if name in model.files}
     if model.tokenizer is not None and "tokenizer.json" not in files:
@@ -193,14 +195,14 @@ def save(
 
 def _check_dtype(dtype: DTypeLike) -> np.dtype:
     try:
-        dtype = jnp.dtype(dtype)
-    except TypeError:
-        pass
-    if dtype not in _DTYPES:
+        known = jnp.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):
+        known = None
+    if known is None or known not in _DTYPES:
         raise ValueError(
-            f"dtype={dtype} is not supported; pass {', '.join(d.name for d in _DTYPES)}"
+            f"dtype={shown(dtype)} is not supported; pass {', '.join(d.name for d in _DTYPES)}"
         )
-    return cast(np.dtype, dtype)
+    return cast(np.dtype, known)
 
 
 def _family(folder: pathlib.Path, config: Config) -> Family:

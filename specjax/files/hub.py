@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
+from specjax.arguments import shown
 from specjax.files.folder import INDEX, SINGLE, check_links, shard_names
 
 TOKENIZER = (
@@ -31,6 +32,8 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
     Raises:
       ValueError, OSError: there is no such folder or model; the message has the fix.
     """
+    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
+        raise ValueError(f"path={shown(path)}; pass a folder, or org/name for a model of the Hub")
     folder = pathlib.Path(path)
     if folder.is_dir():
         if revision is not None:

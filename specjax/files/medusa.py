@@ -12,6 +12,7 @@ acceptance, and a few weights that identify the target (`target_marks`).
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from typing import TypedDict
 
@@ -52,6 +53,10 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
       ValueError: with everything that does not fit the configuration or the target, and the fix.
       FileNotFoundError: there is no such folder, or it lacks a file.
     """
+    if not isinstance(target, LanguageModel):
+        raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
+        raise ValueError(f"path={shown(path)}; pass a folder of Medusa heads")
     folder = pathlib.Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(

@@ -47,9 +47,9 @@ _CHANGES: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-def model(family: str) -> specjax.LanguageModel:
+def model(family: str, num_layers: int = 1) -> specjax.LanguageModel:
     """A model of a family with random weights; nothing is compiled."""
-    config = dataclasses.replace(_SMALL, family=family, **_CHANGES[family])
+    config = dataclasses.replace(_SMALL, family=family, num_layers=num_layers, **_CHANGES[family])
     net = LinenModel(specjax.Transformer(config), np.dtype("float32"), None)
     shapes = jax.eval_shape(net.init, jax.random.key(0))
     random = np.random.default_rng(0)

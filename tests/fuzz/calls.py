@@ -48,9 +48,11 @@ class Arguments:
     """Arguments of public functions and classes, one of them hostile."""
 
     def __init__(self, root: pathlib.Path) -> None:
-        self.target = target = bases.model("llama")
+        self.target = target = bases.model("llama", num_layers=2)
         self.folder = str(bases.write("gpt2", root / "gpt2"))
         heads = specjax.MedusaAdapter.create(target, 2)
+        made = str(root / "medusa")
+        specjax.save_medusa(made, heads, "t")
         draft = functools.partial(specjax.DraftModel, target.model, bases.VOCAB)
         tree = functools.partial(specjax.DraftTree, target.model, bases.VOCAB)
         source = specjax.DraftSource(target.model, bases.VOCAB)
@@ -62,9 +64,9 @@ class Arguments:
         rope = {"theta": 1e4, "kind": "yarn", "fraction": 0.5, "factor": 2.0, "truncate": True,
                 "original_max_positions": 64, "factors": (1.0,)}  # fmt: skip
         self.calls: list[tuple[Callable[..., object], dict[str, Any]]] = [
-            (functools.partial(specjax.load, self.folder), {"dtype": "float32", "precision": "high", "revision": "main"}),
+            (functools.partial(specjax.load, self.folder), {"dtype": "float32", "precision": "high", "revision": None}),
             (specjax.load, {"path": self.folder}),
-            (specjax.load_medusa, {"path": self.folder, "target": target}),
+            (specjax.load_medusa, {"path": made, "target": target}),
             (specjax.TransformerConfig, _RECORD),
             (Rope, rope),
             (specjax.NGram, {"num_drafts": 4, "max_ngram": 3, "min_ngram": 2, "may_abstain": True}),
@@ -91,7 +93,10 @@ class Arguments:
     @staticmethod
     def _also(name: str) -> tuple[str, ...]:
         """What a message may call the argument."""
-        return {"path": ("is not a folder", "config.json")}.get(name, ())
+        return {
+            "path": ("is not a folder", "config.json", "File name too long"),
+            "num_layers": ("layers",),
+        }.get(name, ())
 
 
 class Requests:

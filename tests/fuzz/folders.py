@@ -70,7 +70,11 @@ class Configurations:
             config = json.loads(home.files[name])
             if name == "config.json" and rng.random() < 0.4:
                 for field in rng.sample(sorted(_OWN), rng.randrange(1, 3)):
-                    config[field] = values.changed(rng, {"": _OWN[field]}).get("")
+                    config[field] = (
+                        values.changed(rng, [_OWN[field]])
+                        if rng.random() < 0.3
+                        else (values.near(rng, _OWN[field]) if rng.random() < 0.5 else _OWN[field])
+                    )
             config = values.changed(rng, config, rng.choice((0, 1, 1, 2, 3)))
             home.put(name, values.text_of(rng, config))
         return Case(lambda: specjax.load(home.folder), (str(home.folder),), check_model, refused)

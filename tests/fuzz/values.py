@@ -36,7 +36,7 @@ def near(rng: random.Random, value: Any) -> Any:
         at = rng.randrange(len(value) + 1)
         return value[:at] + rng.choice(("", "x", "\n", " ", "\x00", "é")) + value[at + 1 :]
     if isinstance(value, list):
-        return rng.choice((value[:-1], value * 2, value[::-1], value + [some(rng)], tuple(value)))
+        return rng.choice((value[:-1], value * 2, value[::-1], [*value, some(rng)], tuple(value)))
     return some(rng)
 
 
