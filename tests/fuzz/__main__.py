@@ -74,7 +74,7 @@ class Campaign:
     """The counts of all kinds, and the cases that broke the law."""
 
     def __init__(self) -> None:
-        self.counts = {kind: collections.Counter[str]() for kind in KINDS}
+        self.counts = collections.defaultdict[str, collections.Counter[str]](collections.Counter)
         self.failures: list[tuple[str, int, str]] = []
 
     def run(self, kind: str, first: int, seconds: float, most: int | None = None) -> None:
@@ -94,9 +94,9 @@ class Campaign:
                         seed += 1
                         continue
                     status = child.end()
-                    self.count(
-                        kind, seed, "hangs" if line is None else f"ends its process ({status})"
-                    )
+                    words = (pathlib.Path(folder) / "stderr").read_text(errors="replace").split("\n")
+                    ended = f"ends its process ({status}) {words[-2:-1]}"
+                    self.count(kind, seed, "hangs" if line is None else ended)
                     seed += 1
                     break
                 child.end()
@@ -127,11 +127,10 @@ def _row(name: str, counts: collections.Counter[str]) -> str:
 def _one(kind: str, seed: int) -> str:
     """Run one case here, so that a debugger sees it."""
     from tests.fuzz.kinds import KINDS as made
-    from tests.fuzz.kinds import rng_of
 
     with tempfile.TemporaryDirectory(prefix="specjax-fuzz-") as folder:
         place = pathlib.Path(folder)
-        case = made[kind](place).case(rng_of(kind, seed))
+        case = made[kind](place).case(law.rng_of(kind, seed))
         try:
             print(f"returns {str(case.act())[:500]}")
         except Exception as error:
@@ -160,15 +159,12 @@ def main(arguments: list[str] | None = None) -> int:
         campaign.run(kind, options.seed * 10**9, options.seconds / len(options.only))
     print(campaign.table())
     print(f"{time.monotonic() - started:.0f} s, seed {options.seed}")
-    kinds = collections.Counter(_kind_of(outcome) for _, _, outcome in campaign.failures)
-    for text, count in kinds.most_common(_SHOWN):
-        case = next(f for f in campaign.failures if _kind_of(f[2]) == text)
-        print(f"{count} x {case[0]}:{case[1]} {case[2]}")
+    alike = collections.defaultdict(list)
+    for kind, seed, outcome in campaign.failures:
+        alike[kind, *outcome.split()[:5]].append(f"{kind}:{seed} {outcome}")
+    for cases in sorted(alike.values(), key=len, reverse=True)[:_SHOWN]:
+        print(f"{len(cases)} x {cases[0]}")
     return bool(campaign.failures)
-
-
-def _kind_of(outcome: str) -> str:
-    return " ".join(outcome.split()[:5])
 
 
 if __name__ == "__main__":

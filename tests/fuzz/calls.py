@@ -135,5 +135,5 @@ class Requests:
             assert isinstance(call, Call)
             assert call.prompt.dtype == np.int32 and call.new >= 1
 
-        words = (*options, "prompt", "messages", "argument", "chat template")
+        words = (*options, "path=", "num_drafts", "prompt", "messages", "argument", "chat template")
         return Case(lambda: prepared(self.target, **options), words, check)

@@ -18,13 +18,13 @@ def main() -> None:
     lines = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no line
     from tests.fuzz import law
-    from tests.fuzz.kinds import KINDS, rng_of
+    from tests.fuzz.kinds import KINDS
 
     made, watch = KINDS[kind](folder), law.Watch(folder)
     law.limit_memory()
     os.write(lines, b"ready\n")
     for seed in itertools.count(first):
-        outcome = watch.judge(made.case(rng_of(kind, seed)))
+        outcome = watch.judge(made.case(law.rng_of(kind, seed)))
         os.write(lines, f"{seed} {outcome}\n".encode())
 
 

@@ -10,6 +10,7 @@ from tests.fuzz.calls import Arguments, Requests
 from tests.fuzz.drafters import Drafters
 from tests.fuzz.folders import Configurations, Headers, Indices, Tokenizers
 from tests.fuzz.law import Case
+from tests.fuzz.planted import Planted
 from tests.fuzz.templates import Templates
 
 
@@ -30,9 +31,6 @@ KINDS: dict[str, type[Kind]] = {
     "drafters": Drafters,
     "arguments": Arguments,
     "requests": Requests,
+    "planted": Planted,
 }
-
-
-def rng_of(kind: str, seed: int) -> random.Random:
-    """The randomness of one case, the same in every process."""
-    return random.Random(f"{kind}:{seed}")
+"""`planted` is for the test of the fuzzer itself."""

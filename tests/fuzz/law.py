@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import random
 import resource
 import sys
 from collections.abc import Callable
@@ -109,3 +110,8 @@ def limit_memory() -> None:
         held = next(line for line in status.read_text().splitlines() if line.startswith("VmData"))
         most = int(held.split()[1]) * 1024 + MEMORY
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def rng_of(kind: str, seed: int) -> random.Random:
+    """The randomness of one case, the same in every process."""
+    return random.Random(f"{kind}:{seed}")
