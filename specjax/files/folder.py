@@ -110,9 +110,9 @@ def check_links(folder: pathlib.Path) -> None:
     """
     home = pathlib.Path(os.path.realpath(folder))
     homes = [home] + [home.parent.parent / "blobs"] * (home.parent.name == "snapshots")
-    for entry in os.scandir(folder):
-        if not entry.is_symlink() or not entry.name.endswith(_LINKED):
-            continue
+    with os.scandir(folder) as entries:
+        links = [e for e in entries if e.is_symlink() and e.name.endswith(_LINKED)]
+    for entry in links:
         target = pathlib.Path(os.path.realpath(entry.path))
         if not any(target.is_relative_to(home) for home in homes):
             raise ValueError(

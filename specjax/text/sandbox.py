@@ -1,6 +1,6 @@
 """Runs what a stranger's file asks for in a process with limits: templates and tokenizers.
 
-A budget inside this process would not hold: one operator (`10 ** 10 ** 8`), one filter or one
+A budget inside this process would not hold: one operator (`10 ** 100000000`), one filter or one
 regular expression runs in C for hours or allocates gigabytes, and Rust ends the process when it
 cannot allocate.  So a child does the work, and the operating system limits its processor time and
 memory.  It is started afresh and not forked, because a fork of a process with threads (JAX has

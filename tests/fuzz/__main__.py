@@ -94,7 +94,9 @@ class Campaign:
                         seed += 1
                         continue
                     status = child.end()
-                    words = (pathlib.Path(folder) / "stderr").read_text(errors="replace").split("\n")
+                    words = (
+                        (pathlib.Path(folder) / "stderr").read_text(errors="replace").split("\n")
+                    )
                     ended = f"ends its process ({status}) {words[-2:-1]}"
                     self.count(kind, seed, "hangs" if line is None else ended)
                     seed += 1

@@ -26,7 +26,8 @@ _WHOLE = {"num_kv_heads": 2, "norm": "layer", "gated": False, "qkv_bias": True, 
 _LEARNED = {**_WHOLE, "rope": None, "position_offset": 0, "tied_embeddings": True}
 _EXPERTS = {"num_experts": 2, "experts_per_token": 1, "expert_size": 12}
 _LATER = {"norm_order": "sandwich", "norm_offset": 1.0, "embedding_scale": 8**0.5,
-          "tied_embeddings": True, "query_scale": 1 / 16, "activation": "gelu_tanh"}  # fmt: skip
+          "tied_embeddings": True, "query_scale": 1 / 16, "activation": "gelu_tanh",
+          "windows": (16,)}  # fmt: skip
 _CHANGES: dict[str, dict[str, object]] = {
     "llama": {"rope": Rope(kind="llama3", factor=8.0)},
     "mistral": {"windows": (16,)},
@@ -37,7 +38,7 @@ _CHANGES: dict[str, dict[str, object]] = {
     "gemma": {"norm_offset": 1.0, "embedding_scale": 8**0.5, "tied_embeddings": True,
               "activation": "gelu_tanh"},
     "gemma2": {**_LATER, "attention_softcap": 50.0, "logit_softcap": 30.0},
-    "gemma3_text": {**_LATER, "qk_norm": "head", "rope": Rope(1e6), "ropes": (Rope(1e6),)},
+    "gemma3_text": {**_LATER, "qk_norm": "head", "rope": Rope(1e6), "ropes": (Rope(),)},
     "phi3": {"rope": Rope(kind="longrope", factors=(1.0, 1.0), original_max_positions=64)},
     "opt": {**_LEARNED, "position_offset": 2, "activation": "relu"},
     "gpt2": {**_LEARNED, "activation": "gelu_tanh"},

@@ -58,6 +58,8 @@ class Configurations:
             Damaged(bases.write(family, root / family), root / "outside")
             for family in specjax.FAMILIES
         ]
+        for home in self.homes:  # else every case would be refused for what the family lacks
+            specjax.load(home.folder)
 
     def case(self, rng: random.Random) -> Case:
         home = rng.choice(self.homes)

@@ -55,7 +55,7 @@ _FILTERS = (
     "truncate(3)", "filesizeformat", "default('x')", "items", "safe", "escape", "nofilter", "random",
 )  # fmt: skip
 _HEAVY = (
-    "{{ 2**100000000 }}", "{{ 10**10**8 }}", "{{ 'a' * 10**9 }}", "{{ 'a'.ljust(10**10) }}",
+    "{{ 2**100000000 }}", "{{ 10**100000000 }}", "{{ 'a' * 10**9 }}", "{{ 'a'.ljust(10**10) }}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
     "{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "{{ '%999999999d' % 1 }}", "{{ lipsum(n=10**7) }}",
