@@ -74,6 +74,13 @@ def whole(name: str, value: object, least: int, most: int, wanted: str) -> int:
     return plain
 
 
+def counts(**values: object) -> None:
+    """Raises ValueError if a value is no whole number; what it must be else is for the caller."""
+    for name, value in values.items():
+        if not isinstance(value, int | np.integer) or isinstance(value, bool):
+            raise ValueError(f"{name}={shown(value)} is not allowed; it must be a whole number")
+
+
 def flag(name: str, value: object) -> bool:
     """True or False.  Raises ValueError for anything else."""
     if not isinstance(value, bool | np.bool_):

@@ -10,7 +10,7 @@ from typing import Any
 from specjax.arguments import items, number, shown
 from specjax.models import LanguageModel
 from specjax.request import Prompts
-from specjax.text import render
+from specjax.text import no_panic, render
 
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
 
@@ -148,7 +148,8 @@ def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list
     """
     assert target.tokenizer is not None
     try:
-        return target.tokenizer.encode(text, add_special_tokens=special).ids
+        with no_panic(f"{name} is the text {shown(text)}"):
+            return target.tokenizer.encode(text, add_special_tokens=special).ids
     except (TypeError, UnicodeError) as error:
         raise ValueError(
             f"{name} is the text {shown(text)}, which cannot be encoded ({error}); correct it"

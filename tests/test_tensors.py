@@ -30,6 +30,7 @@ SHAPES = {
 @dataclasses.dataclass(frozen=True)
 class Config:
     tied_embeddings: bool = False
+    least_tensors = 0
 
 
 class Net(nn.Module):

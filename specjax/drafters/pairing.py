@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import tokenizers
 
+from specjax.arguments import shown
 from specjax.contract import Arrays, Proposer, Source
 from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
 from specjax.models import LanguageModel, quantise, quantised_form
@@ -65,6 +66,11 @@ def make_drafter(
       ValueError: tokens that cannot be translated, or models that share fewer than 1 % of the
         target's tokens.
     """
+    for name, model in (("target", target), ("draft", draft)):
+        if not isinstance(model, LanguageModel):
+            raise ValueError(f"{name}={shown(model)}; pass what specjax.load(folder) returns")
+    if dtype not in (None, "int8"):
+        raise ValueError(f"dtype={shown(dtype)}; pass None or 'int8'")
     form = quantised_form(draft) if dtype == "int8" else draft
     size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
     tables = _tables(*words)

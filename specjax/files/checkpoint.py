@@ -7,21 +7,24 @@ before a tensor is read, and one error lists everything that does not fit.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable
 from typing import cast
 
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax.files.folder import INDEX, SHARDS, SINGLE, read_bytes, read_json
-from specjax.files.hub import SLOW_TOKENIZER, TOKENIZER, find_folder
+from specjax.arguments import shown
+from specjax.files.folder import INDEX, SHARDS, SINGLE, named, read_bytes, read_json
+from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.tensors import read_params, write_params
+from specjax.files.tokenizer import find_tokenizer
 from specjax.models import (
     FAMILIES,
     OFF,
@@ -32,12 +35,23 @@ from specjax.models import (
     LinenModel,
     Transformer,
     TransformerConfig,
+    check_fields,
 )
 from specjax.parallel import RULES, Rules, leader, shardings
 from specjax.platforms import default_platform
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
+_GREATEST = 3.4e38  # of float32
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda value: value >= 0, "number of at least 0"),
+    "top_k": (lambda v: isinstance(v, int) and 0 <= v < 2**31, "whole number of at least 0"),
+    "top_p": (lambda value: 0 < value <= 1, "number in (0, 1]"),
+    "min_p": (lambda value: 0 <= value <= 1, "number in [0, 1]"),
+    "repetition_penalty": (lambda value: value > 0, "number above 0"),
+}
+"""The sampling defaults that `generate` accepts."""
+
 _FILES = (_CONFIG, _GENERATION, *TOKENIZER)
 
 
@@ -71,15 +85,30 @@ def load(
       OSError: there is no such folder or model, or a file is missing or cannot be read.
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
-    dtype = _check_dtype(dtype or ("float32" if platform == "cpu" else "bfloat16"))
-    if precision not in (None, *PRECISIONS):
-        raise ValueError(f"precision={precision!r}; it must be one of {PRECISIONS}, or None")
+    dtype = _check_dtype(
+        ("float32" if platform == "cpu" else "bfloat16") if dtype is None else dtype
+    )
+    if not isinstance(precision, str | None) or precision not in (None, *PRECISIONS):
+        raise ValueError(f"precision={shown(precision)}; it must be one of {PRECISIONS}, or None")
     folder = find_folder(path, revision)
+    with named(folder):
+        return _load(path, folder, platform, dtype, precision, mesh, rules)
+
+
+def _load(
+    path: str | os.PathLike[str],
+    folder: pathlib.Path,
+    platform: str,
+    dtype: np.dtype,
+    precision: str | None,
+    mesh: Mesh | None,
+    rules: Rules,
+) -> LanguageModel:
     config, family, ours = read_config(folder)
     files = {name: read_bytes(folder / name) for name in _FILES if (folder / name).exists()}
     generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
     eos, defaults = _eos(folder, generation, config), _defaults(folder, generation)
-    tokenizer = _tokenizer(folder, ours.vocab_size)
+    tokenizer = find_tokenizer(folder, ours.vocab_size)
     # A CPU multiplies bfloat16 fastest with kernels [out, in], the layout of the file and of a tied
     # embedding, and float32 with kernels [in, out].  In float32 on a CPU a transposed copy of a
     # tied embedding is worth its memory; on other devices it is not.
@@ -88,7 +117,11 @@ def load(
     network = Transformer(ours, separate_head=separate, transposed=transposed)
     model = LinenModel(network, dtype, precision)
     params = read_params(
-        folder, family, model, dtype, None if mesh is None else shardings(model, mesh, rules)
+        folder,
+        family,
+        model,
+        dtype,
+        None if mesh is None else functools.partial(shardings, model, mesh, rules),
     )
     name = folder.name if pathlib.Path(path).is_dir() else str(path)
     return LanguageModel(model, params, tokenizer, eos, name, defaults, files)
@@ -100,15 +133,16 @@ def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig
     Raises:
       ValueError: a field is missing, or its value is not supported.
     """
-    config = read_json(folder / _CONFIG)
+    file = folder / _CONFIG
+    config = read_json(file)
     family = _family(folder, config)
-    try:
-        return config, family, family.read_config(config)
-    except KeyError as error:
-        kind = config["model_type"]
-        raise ValueError(f"{folder / _CONFIG} lacks {error}, which a {kind} model needs") from None
-    except (ValueError, TypeError, ArithmeticError, AttributeError) as error:
-        raise ValueError(f"{folder / _CONFIG}: {error}") from None
+    with named(file):
+        check_fields(config)
+        try:
+            return config, family, family.read_config(config)
+        except KeyError as error:
+            kind = config["model_type"]
+            raise ValueError(f"{file} lacks {error}, which a {kind} model needs") from None
 
 
 def save(
@@ -135,7 +169,7 @@ def save(
             f"{model.name} is no specjax Transformer; write its parameters with "
             "specjax.files.orbax.save_params"
         )
-    dtype = dtype and _check_dtype(dtype)
+    dtype = None if dtype is None else _check_dtype(dtype)
     folder, family = pathlib.Path(folder), FAMILIES[module.config.family]
     files = {name: model.files[name] for name in TOKENIZER if name in model.files}
     if model.tokenizer is not None and "tokenizer.json" not in files:
@@ -159,36 +193,16 @@ def save(
             os.replace(new / name, folder / name)  # config.json last
 
 
-def read_tokenizer(path: str | os.PathLike[str]) -> tokenizers.Tokenizer:
-    """Read a `tokenizer.json`, with truncation and padding switched off.
-
-    The file may hold settings for both, left over from an earlier call of the tokenizer.  They
-    would silently cut or pad a prompt.  transformers ignores them as well, unless a call sets them.
-
-    Raises:
-      ValueError: the file is not a tokenizer.
-      OSError: it is missing or cannot be read.
-    """
-    text = read_bytes(pathlib.Path(path))
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(text.decode())
-    except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path} is not a tokenizer: {error}") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
 def _check_dtype(dtype: DTypeLike) -> np.dtype:
     try:
-        dtype = jnp.dtype(dtype)
-    except TypeError:
-        pass
-    if dtype not in _DTYPES:
+        known = jnp.dtype(dtype)
+    except (TypeError, ValueError, SyntaxError):
+        known = None
+    if known is None or known not in _DTYPES:
         raise ValueError(
-            f"dtype={dtype} is not supported; pass {', '.join(d.name for d in _DTYPES)}"
+            f"dtype={shown(dtype)} is not supported; pass {', '.join(d.name for d in _DTYPES)}"
         )
-    return cast(np.dtype, dtype)
+    return cast(np.dtype, known)
 
 
 def _family(folder: pathlib.Path, config: Config) -> Family:
@@ -203,9 +217,9 @@ def _family(folder: pathlib.Path, config: Config) -> Family:
         raise ValueError(
             f"{folder} is quantised (quantization_config); pass the unquantised checkpoint"
         )
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
-            f"{folder}: model_type {kind!r} is not supported; specjax reads "
+            f"{folder / _CONFIG}: model_type {shown(kind)} is not supported; specjax reads "
             f"{', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[kind]
@@ -215,9 +229,10 @@ def _eos(folder: str | pathlib.Path, generation: Config, config: Config) -> tupl
     value = generation.get("eos_token_id")
     value = config.get("eos_token_id") if value is None else value
     ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(i, int) for i in ids):
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in ids):
         raise ValueError(
-            f"{folder}: eos_token_id is {value!r}; it must be a token id or a list of them"
+            f"{folder}: eos_token_id in {_CONFIG} or {_GENERATION} is {shown(value)}; it must be a "
+            "token id or a list of them"
         )
     return tuple(ids)
 
@@ -227,36 +242,22 @@ def _defaults(folder: str | pathlib.Path, generation: Config) -> dict[str, float
 
     transformers would add top_k=50 to them; specjax does not.
     """
+    if not isinstance(generation.get("do_sample"), bool | None):
+        raise ValueError(
+            f"{folder}: do_sample in {_GENERATION} is {shown(generation['do_sample'])}; it must be "
+            "true or false"
+        )
     sampled = bool(generation.get("do_sample"))
     names = OFF if sampled else ("repetition_penalty",)  # it applies to greedy decoding too
     settings = {name: generation[name] for name in names if generation.get(name) is not None}
     for name, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{folder}: {name} in {_GENERATION} is {value!r}; it must be a number")
-    return {"temperature": 1.0, **settings} if sampled else settings
-
-
-def _tokenizer(folder: pathlib.Path, vocab_size: int) -> tokenizers.Tokenizer | None:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        old = [name for name in SLOW_TOKENIZER if (folder / name).exists()]
-        if old:
+        accept, wanted = _RANGES[name]
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        if not fits or not abs(value) <= _GREATEST or not accept(value):
             raise ValueError(
-                f"{folder} has a tokenizer in an older format ({', '.join(old)}) and no "
-                "tokenizer.json; write one with transformers: "
-                f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+                f"{folder}: {name} in {_GENERATION} is {shown(value)}; it must be a {wanted}"
             )
-        return None
-    tokenizer = read_tokenizer(path)
-    # Added tokens may be outside the embedding (Gemma 3's image token is); `generate` refuses their
-    # ids.
-    greatest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
-    if greatest >= vocab_size:
-        raise ValueError(
-            f"{path} has token ids up to {greatest}, and the embedding only {vocab_size} rows: it "
-            "is the tokenizer of another model"
-        )
-    return tokenizer
+    return {"temperature": 1.0, **settings} if sampled else settings
 
 
 def _json(value: Config) -> bytes:

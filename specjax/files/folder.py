@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pathlib
+import stat
+from collections.abc import Iterator
 
 from specjax.models import Config
 
@@ -14,20 +18,75 @@ SINGLE, INDEX, SHARDS = (
 )
 
 
-def read_json(path: pathlib.Path) -> Config:
-    """The JSON object in a file.  Raises ValueError or OSError with the name of the file."""
+_MOST = 2**27
+"""The most bytes of a file that is read whole; the tokenizer of 262 144 tokens has 33 million."""
+
+_MOST_JSON = 2**25
+"""The most bytes of a configuration or an index; that of a model with 10^5 tensors has 10^7.
+
+Python may need 30 bytes for a byte of it."""
+
+_LISTED = 30  # lines of one message
+_LINKED = (".json", ".safetensors", ".jinja")
+
+
+@contextlib.contextmanager
+def named(path: pathlib.Path) -> Iterator[None]:
+    """Every ValueError of this block names the file or folder, and ends with a cure."""
     try:
-        value = json.loads(read_bytes(path))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+        yield
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(
+            f"{path}: {error} (if you did not change the file, download it again)"
+        ) from None
+
+
+def listed(lines: list[str]) -> str:
+    """Lines for a message, the first of them if they are many, each cut if it is long."""
+    shown = [line if len(line) <= 300 else line[:300] + "..." for line in lines[:_LISTED]]
+    return "\n  ".join(shown + [f"and {len(lines) - _LISTED} more"] * (len(lines) > _LISTED))
+
+
+def parse_json(content: bytes, path: pathlib.Path) -> Config:
+    """The JSON object that `content`, a part of the file `path`, holds.
+
+    Raises:
+      ValueError: it is another value, or not JSON.
+    """
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:  # broken UTF-8 is a ValueError too
+        raise ValueError(f"{path} is not JSON: {error}; download it again") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not an object")
+        raise ValueError(f"{path} holds a {type(value).__name__}, not an object; download it again")
     return value
 
 
-def read_bytes(path: pathlib.Path, size: int = -1) -> bytes:
-    """A file, or its first `size` bytes.  Raises OSError with the name of the file and the fix."""
+def read_json(path: pathlib.Path) -> Config:
+    """The JSON object in a file.  Raises ValueError or OSError with the name of the file."""
+    return parse_json(read_bytes(path, most=_MOST_JSON), path)
+
+
+def read_bytes(path: pathlib.Path, size: int = -1, most: int = _MOST) -> bytes:
+    """A file, or its first `size` bytes.
+
+    Raises:
+      ValueError: it is a pipe or a device, which may never end, or it has more than `most` bytes.
+      OSError: it is missing or cannot be read.  All errors name the file and the fix.
+    """
     try:
+        kind = os.stat(path)
+        if not stat.S_ISREG(kind.st_mode) and not stat.S_ISDIR(kind.st_mode):
+            raise ValueError(
+                f"{path} is a pipe or a device; a model folder holds plain files: replace it"
+            )
+        if (kind.st_size if size < 0 else size) > most and stat.S_ISREG(kind.st_mode):
+            raise ValueError(
+                f"{path} has {kind.st_size} bytes, and at most {most} are read: it is damaged, or "
+                "is no such file; download it again"
+            )
         with open(path, "rb") as stream:
             return stream.read(size)
     except FileNotFoundError:
@@ -40,8 +99,31 @@ def read_bytes(path: pathlib.Path, size: int = -1) -> bytes:
         ) from None
 
 
+def check_links(folder: pathlib.Path) -> None:
+    """Refuse links to files outside the folder: a stranger's folder must not show your files.
+
+    The Hub's cache keeps a model's files beside its snapshots, in `blobs`; links to there are fine.
+
+    Raises:
+      ValueError: there is such a link.
+      OSError: the folder cannot be read.
+    """
+    home = pathlib.Path(os.path.realpath(folder))
+    homes = [home] + [home.parent.parent / "blobs"] * (home.parent.name == "snapshots")
+    with os.scandir(folder) as entries:
+        links = [e for e in entries if e.is_symlink() and e.name.endswith(_LINKED)]
+    for entry in links:
+        target = pathlib.Path(os.path.realpath(entry.path))
+        if not any(target.is_relative_to(home) for home in homes):
+            raise ValueError(
+                f"{entry.path} is a link to {target}, which is outside its folder; specjax reads "
+                "nothing outside: if you trust it, put a copy of that file in the link's place"
+            )
+
+
 def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The files that hold the weights.  Raises ValueError or OSError that says what is missing."""
+    check_links(folder)
     single, index = folder / SINGLE, folder / INDEX
     if single.exists():
         return [single]
@@ -50,7 +132,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
         missing = [file.name for file in files if not file.exists()]
         if missing or not files:
             raise FileNotFoundError(
-                f"{index} names {', '.join(missing) or 'no file'}: download the missing shards"
+                f"{index} names {listed(missing) or 'no file'}: download the missing shards"
             )
         return files
     if list(folder.glob("*.bin")) or list(folder.glob("*.pt*")):
@@ -65,10 +147,20 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 def shard_names(index: pathlib.Path) -> list[str]:
     """The files that an index of shards names."""
     names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(
-        isinstance(n, str) and n == pathlib.Path(n).name for n in names.values()
-    ):
+    if not isinstance(names, dict) or not all(map(_is_shard, names.values())):
         raise ValueError(
-            f"{index}: weight_map must map the names of tensors to files of this folder"
+            f"{index}: weight_map must map the names of tensors to .safetensors files of this "
+            "folder; download it again"
         )
     return sorted(set(names.values()))
+
+
+def _is_shard(name: object) -> bool:
+    """Is it the name of a file, without a folder?"""
+    return (
+        isinstance(name, str)
+        and name == pathlib.Path(name).name
+        and name.endswith(".safetensors")
+        and len(name) < 256
+        and name.isprintable()
+    )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 
-from specjax.files.folder import INDEX, SINGLE, shard_names
+from specjax.arguments import shown
+from specjax.files.folder import INDEX, SINGLE, check_links, shard_names
 
 TOKENIZER = (
     "tokenizer.json",
@@ -33,6 +34,8 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
     Raises:
       ValueError, OSError: there is no such folder or model; the message has the fix.
     """
+    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
+        raise ValueError(f"path={shown(path)}; pass a folder, or org/name for a model of the Hub")
     folder = pathlib.Path(path)
     if folder.is_dir():
         if revision is not None:
@@ -40,6 +43,7 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
                 f"revision={revision!r} is for models of the Hub, and {folder} is a folder here: "
                 "drop it"
             )
+        check_links(folder)
         return folder
     if not isinstance(path, str) or not _is_name(path):
         raise FileNotFoundError(

@@ -12,23 +12,27 @@ acceptance, and a few weights that identify the target (`target_marks`).
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from typing import TypedDict
 
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 import safetensors.numpy
 from jax import Array
 from jax.typing import DTypeLike
 
+from specjax.arguments import items, number, shown, whole
 from specjax.drafters import MedusaAdapter
-from specjax.files.tensors import all_finite
+from specjax.files.folder import check_links, listed, named, read_json
+from specjax.files.tensors import KINDS, Stored, all_finite, read_header
 from specjax.models import LanguageModel, MedusaHeads, head_matrix
 from specjax.parallel import leader, to_host
 
 _WEIGHTS = "medusa_lm_head.safetensors"
-_STORED = ("F64", "F32", "F16", "BF16")
+_VERSIONS = {"1": 1, "1.0": 1, "2": 2, "2.0": 2}
+_MOST = 1024  # heads, and layers of a head
+_NODES = 4096  # of a tree of choices
 
 
 class _Config(TypedDict):
@@ -49,20 +53,31 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
       ValueError: with everything that does not fit the configuration or the target, and the fix.
       FileNotFoundError: there is no such folder, or it lacks a file.
     """
+    if not isinstance(target, LanguageModel):
+        raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+    if not isinstance(path, str | os.PathLike) or "\0" in os.fspath(path):
+        raise ValueError(f"path={shown(path)}; pass a folder of Medusa heads")
     folder = pathlib.Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{folder} is not a folder; pass one that holds config.json and {_WEIGHTS}"
         )
+    check_links(folder)
+    with named(folder):
+        return _load(folder, target)
+
+
+def _load(folder: pathlib.Path, target: LanguageModel) -> MedusaAdapter:
     config = _read_config(folder / "config.json")
     matrix = head_matrix(target.params)
     own = config["version"] == 1
     cap = None if own else target.model.module.config.logit_softcap
     (size, vocab), layers = matrix.shape, config["layers"]
+    stored = _stored(folder, config, own)
     heads = MedusaHeads(
         config["heads"], size, vocab, num_layers=layers, own_heads=own, logit_softcap=cap
     )
-    weights = _read_weights(folder, heads, target, matrix.dtype)
+    weights = _read_weights(folder, stored, heads, target, matrix.dtype)
     try:
         adapter = MedusaAdapter(
             params=weights,
@@ -135,32 +150,53 @@ def _read_config(path: pathlib.Path) -> _Config:
         raise FileNotFoundError(
             f"{path} is missing; a folder of Medusa heads holds config.json and {_WEIGHTS}"
         )
-    try:
-        fields = json.loads(path.read_text())
-        ours = fields.get("specjax", {})
-        config: _Config = {
-            "heads": int(fields["medusa_num_heads"]),
-            "layers": int(fields["medusa_num_layers"]),
-            "version": int(float(fields.get("version", 1))),
-            "choices": tuple(tuple(map(int, choice)) for choice in ours.get("choices", ())),
-            "acceptance": tuple(map(float, ours.get("acceptance", ()))),
-            "marks": tuple(map(float, ours.get("target", ()))),
-        }
-    except KeyError as error:
-        raise ValueError(f"{path} lacks {error}: is this a folder of Medusa heads?") from None
-    except (ValueError, TypeError, AttributeError) as error:  # broken JSON is a ValueError
-        raise ValueError(f"{path} is no configuration of Medusa heads: {error}") from None
-    for name, count in (("heads", config["heads"]), ("layers", config["layers"])):
-        if count < 1:
-            raise ValueError(f"{path}: medusa_num_{name} is {count}; it must be at least 1")
-    if config["version"] not in (1, 2):
-        raise ValueError(f"{path}: version is {fields['version']!r}; specjax reads 1 and 2")
-    return config
+    fields = read_json(path)
+
+    def count(name: str) -> int:
+        if name not in fields:
+            raise ValueError(f"{path} lacks {name!r}: is this a folder of Medusa heads?")
+        wanted = f"a whole number in [1, {_MOST}]"
+        return whole(f"{path}: {name}", fields[name], 1, _MOST, wanted)
+
+    version = fields.get("version", 1)
+    if str(version) not in _VERSIONS:
+        raise ValueError(f"{path}: version is {shown(version)}; specjax reads 1 and 2")
+    ours = fields.get("specjax", {})
+    if not isinstance(ours, dict):
+        raise ValueError(f'{path}: "specjax" is {shown(ours)}; it must be an object')
+
+    def numbers(name: str, least: float, most: float) -> tuple[float, ...]:
+        values = items(ours.get(name, ()))
+        plain = [None] if values is None else [number(value) for value in values]
+        kept = [value for value in plain if value is not None and least <= value <= most]
+        if len(kept) < len(plain):
+            raise ValueError(
+                f"{path}: {name} is {shown(ours[name])}; it must be a list of numbers in "
+                f"[{least:g}, {most:g}]"
+            )
+        return tuple(map(float, kept))
+
+    choices = items(ours.get("choices", ()))
+    paths = [None] if choices is None else [items(choice) for choice in choices]
+    if len(paths) > _NODES:
+        raise ValueError(f"{path}: choices has {len(paths)} paths; at most {_NODES} are read")
+    if not all(p is not None and all(type(rank) is int for rank in p) for p in paths):
+        raise ValueError(
+            f"{path}: choices is {shown(ours['choices'])}; it must be a list of lists of whole "
+            "numbers, a path each"
+        )
+    return {
+        "heads": count("medusa_num_heads"),
+        "layers": count("medusa_num_layers"),
+        "version": _VERSIONS[str(version)],
+        "choices": tuple(tuple(p or ()) for p in paths),
+        "acceptance": numbers("acceptance", 0.0, 1.0),
+        "marks": numbers("target", -3.4e38, 3.4e38),
+    }
 
 
-def _read_weights(
-    folder: pathlib.Path, heads: MedusaHeads, target: LanguageModel, dtype: np.dtype
-) -> dict[str, Array]:
+def _stored(folder: pathlib.Path, config: _Config, own: bool) -> dict[str, Stored]:
+    """The tensors of a folder by name, of which there are as many as the configuration says."""
     path = folder / _WEIGHTS
     if not path.exists():
         if list(folder.glob("*.pt")):
@@ -169,26 +205,44 @@ def _read_weights(
                 f"contain: convert them to {_WEIGHTS} with safetensors.torch.save_file"
             )
         raise FileNotFoundError(f"{folder} holds no {_WEIGHTS}")
-    try:
-        handle = safetensors.safe_open(path, "np")
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged or truncated ({error}); download it again") from None
+    stored = dict(read_header(path))
+    needed = config["heads"] * (2 * config["layers"] + own)
+    if needed > 2 * len(stored) + _NODES:  # a list of all that is missing would be too long
+        raise ValueError(
+            f"{folder / 'config.json'} says {config['heads']} heads of {config['layers']} layers, "
+            f"which have {needed} tensors, and {_WEIGHTS} holds {len(stored)}: one of the files is "
+            "damaged, or belongs to other heads"
+        )
+    return stored
+
+
+def _read_weights(
+    folder: pathlib.Path,
+    stored: dict[str, Stored],
+    heads: MedusaHeads,
+    target: LanguageModel,
+    dtype: np.dtype,
+) -> dict[str, Array]:
+    path = folder / _WEIGHTS
     wanted, faults, size = _tensors(heads), [], heads.hidden_size
     shapes = {"kernel": (size, size), "bias": (size,), "head": (heads.vocab_size, size)}
-    names = set(handle.keys())
     for name, (leaf, _, _) in wanted.items():
         shape = shapes[leaf]
-        if name not in names:
+        if name not in stored:
             faults.append(f"{name} is missing (shape {list(shape)})")
-        elif (stored := tuple(handle.get_slice(name).get_shape())) != shape:
-            faults.append(f"{name} has shape {list(stored)} instead of {list(shape)}")
-        elif (kind := handle.get_slice(name).get_dtype()) not in _STORED:
-            faults.append(f"{name} is stored as {kind}; specjax reads {', '.join(_STORED)}")
-    faults += [f"{name} is not a tensor of such heads" for name in sorted(names - set(wanted))]
+        elif stored[name].shape != shape:
+            faults.append(f"{name} has shape {list(stored[name].shape)} instead of {list(shape)}")
+        elif stored[name].kind not in KINDS:
+            faults.append(
+                f"{name} is stored as {stored[name].kind}; specjax reads {', '.join(KINDS)}"
+            )
+    faults += [
+        f"{name} is not a tensor of such heads" for name in sorted(set(stored) - set(wanted))
+    ]
     if faults:
         raise ValueError(
             f"the weights in {folder} do not fit its config.json and the target {target.name}:\n  "
-            + "\n  ".join(faults)
+            f"{listed(faults)}"
         )
     stack = (heads.num_layers, heads.num_heads)
     shapes = {
@@ -199,14 +253,14 @@ def _read_weights(
     arrays = {leaf: np.empty(shapes[leaf], dtype) for leaf, _, _ in wanted.values()}
     spoilt = []
     for name, (leaf, at, transpose) in wanted.items():
-        tensor = handle.get_tensor(name)
+        tensor = stored[name].map()
         with np.errstate(over="ignore"):  # float16 may overflow, which is detected below
             arrays[leaf][at] = tensor.T if transpose else tensor
         if not all_finite(arrays[leaf][at]):
             spoilt.append(name)
     if spoilt:
         raise ValueError(
-            f"{path}: {', '.join(spoilt)} hold NaN or infinities in {jnp.dtype(dtype)}: "
+            f"{path}: {listed(spoilt)} hold NaN or infinities in {jnp.dtype(dtype)}: "
             "download it again, or take heads from before their loss diverged"
         )
     return {leaf: jnp.asarray(array) for leaf, array in arrays.items()}

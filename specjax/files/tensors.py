@@ -25,12 +25,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from specjax.files.folder import read_bytes, weight_files
+from specjax.files.folder import listed, parse_json, read_bytes, weight_files
 from specjax.models import Family, LinenModel, Tensor, TransformerConfig
 from specjax.parallel import devices_of, leader, require, to_host
 from specjax.types import Arrays
 
-_KINDS = {
+KINDS = {
     "F32": jnp.dtype("float32"),
     "BF16": jnp.dtype("bfloat16"),
     "F16": jnp.dtype("float16"),
@@ -38,6 +38,7 @@ _KINDS = {
 }
 """The names in safetensors of the dtypes that weights can have."""
 
+_LONGEST = 2**25  # bytes of a header; one for 10^5 tensors has about 10^7
 _HEAD = ("head", "kernel")
 _PIECE = 2**17  # numbers
 
@@ -59,8 +60,8 @@ class Stored:
     def map(self) -> np.ndarray:
         """A view of the file, which is read when an element is accessed."""
         if 0 in self.shape:
-            return np.zeros(self.shape, _KINDS[self.kind])
-        return np.asarray(np.memmap(self.file, _KINDS[self.kind], "r", self.start, self.shape))
+            return np.zeros(self.shape, KINDS[self.kind])
+        return np.asarray(np.memmap(self.file, KINDS[self.kind], "r", self.start, self.shape))
 
 
 def read_params(
@@ -68,7 +69,7 @@ def read_params(
     family: Family,
     model: LinenModel,
     dtype: DTypeLike,
-    shardings: Arrays = None,
+    shardings: Callable[[], Arrays] | None = None,
 ) -> Arrays:
     """The parameters of `model`, in `dtype`.
 
@@ -77,20 +78,28 @@ def read_params(
       family: gives the names of the tensors.
       model: a `Transformer`.
       dtype: to convert to.
-      shardings: a tree like the parameters; each device reads its own slice of each tensor.  None
-        means the default device.
+      shardings: makes a tree like the parameters; each device reads its own slice of each tensor.
+        None means the default device.  It is called after the files' headers were checked, since
+        it traces the model.
 
     Raises:
       ValueError: with every tensor that is missing, unexpected, stored twice, or of another shape
         or dtype; or the devices have too little memory; or with every tensor that has NaN or
         infinities in `dtype` (each process reports those that it reads).
     """
+    stored, faults = open_tensors(weight_files(folder))
+    # Tracing a model of very many layers takes minutes, and its table of experts gigabytes.
+    if (least := model.module.config.least_tensors) > len(stored):
+        raise ValueError(
+            f"the weights in {folder} do not fit its config.json, which describes a model of at "
+            f"least {least} tensors: the files hold {len(stored)}. A file belongs to another model "
+            "or is damaged; download the folder again"
+        )
     shapes = {
         path: leaf.shape
         for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()
     }
-    placed = {} if shardings is None else _flat(shardings)
-    stored, faults = open_tensors(weight_files(folder))
+    placed = {} if shardings is None else _flat(shardings())
     rows = _as_held(_rows(family, model.module.config, stored), shapes)
     faults += _misfits(rows, shapes, stored) + _leftovers(rows, family, model.module.config, stored)
     if model.module.separate_head:
@@ -136,9 +145,7 @@ def _read_leaves(
     placed: dict[_Path, Arrays],
 ) -> Arrays:
     if faults:
-        raise ValueError(
-            f"the weights in {folder} do not fit its config.json:\n  " + "\n  ".join(faults)
-        )
+        raise ValueError(f"the weights in {folder} do not fit its config.json:\n  {listed(faults)}")
     held = (
         placed[path].shard_shape(shape) if path in placed else shape
         for path, shape in shapes.items()
@@ -165,8 +172,8 @@ def _read_leaves(
             leaf = jax.device_put(read((slice(None),) * len(shapes[path])))
         params[path] = jax.block_until_ready(leaf)  # otherwise host copies would pile up
     if spoilt:
-        lines = [f"  {name} {_what_is_not_finite(stored[name], dtype)}" for name in sorted(spoilt)]
-        raise ValueError(f"the weights in {folder} are not finite:\n" + "\n".join(lines))
+        lines = [f"{name} {_what_is_not_finite(stored[name], dtype)}" for name in sorted(spoilt)]
+        raise ValueError(f"the weights in {folder} are not finite:\n  {listed(lines)}")
     return unflatten_dict(params)
 
 
@@ -199,7 +206,7 @@ def write_params(
     for name, parts in _grouped(_as_held(family.tensors(config), leaves), _name).items():
         kind = jnp.dtype(dtype or leaves[parts[0].path].dtype)
         tensors[name] = (_stored_shape(parts[0], leaves[parts[0].path].shape), kind, parts)
-    names = {kind: name for name, kind in _KINDS.items()}
+    names = {kind: name for name, kind in KINDS.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     # Wider dtypes first, so that all tensors are aligned.
@@ -231,22 +238,32 @@ def open_tensors(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list
     stored: dict[str, Stored] = {}
     faults = []
     for file in files:
-        for name, tensor in _header(file):
+        for name, tensor in read_header(file):
             if name in stored:
                 faults.append(f"{name} is in two files")
             stored[name] = tensor
     return stored, faults
 
 
-def _header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
-    """The tensors of a file by name."""
+def read_header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
+    """The tensors of a file by name.
+
+    Raises:
+      ValueError: the file is no safetensors file, or not whole.
+      OSError: it cannot be read.
+    """
     length = int.from_bytes(read_bytes(file, 8), "little")
+    if length > _LONGEST:
+        raise ValueError(
+            f"{file} is damaged, or is no safetensors file (its header would have {length} bytes, "
+            f"and at most {_LONGEST} are read); download it again"
+        )
     try:
         # This checks every offset, shape and dtype against the file's length.
         safetensors.safe_open(file, "np")
     except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{file} is damaged or truncated ({error}); download it again") from None
-    for name, entry in json.loads(read_bytes(file, 8 + length)[8:]).items():
+    for name, entry in parse_json(read_bytes(file, 8 + length)[8:], file).items():
         if name != "__metadata__":
             yield (
                 name,
@@ -322,8 +339,8 @@ def _misfits(
         read = sum(math.prod(_part_shape(row, shapes[row.path])) for row in parts)
         if tensor.shape != shape:
             faults.append(f"{name} has shape {list(tensor.shape)} instead of {list(shape)}")
-        elif tensor.kind not in _KINDS:
-            faults.append(f"{name} is stored as {tensor.kind}; specjax reads {', '.join(_KINDS)}")
+        elif tensor.kind not in KINDS:
+            faults.append(f"{name} is stored as {tensor.kind}; specjax reads {', '.join(KINDS)}")
         elif read != math.prod(shape):
             faults.append(
                 f"{name} holds {math.prod(shape)} numbers, of which the family's table reads {read}"

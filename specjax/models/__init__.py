@@ -25,7 +25,7 @@ from specjax.models.drafts import (
     read_block,
     stage_context,
 )
-from specjax.models.families import FAMILIES, Config, Family, Tensor
+from specjax.models.families import FAMILIES, Config, Family, Tensor, check_fields
 from specjax.models.language_model import OFF, LanguageModel
 from specjax.models.layers import look_up
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
@@ -60,6 +60,7 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "attend",
+    "check_fields",
     "check_model",
     "dot_general",
     "draft_logits",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from specjax.arguments import number, shown, whole
 from specjax.models.rope import Rope
 
 NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel")
@@ -15,6 +16,37 @@ sandwich  x + norm(f(norm(x)))
 after     norm(x + f(x))
 parallel  x + attention(norm(x)) + mlp(norm(x)), each with a norm of its own
 """
+
+MOST = {
+    "vocab_size": 2**24,
+    "hidden_size": 2**20,
+    "mlp_size": 2**24,
+    "num_layers": 512,
+    "num_heads": 2**14,
+    "num_kv_heads": 2**14,
+    "head_dim": 2**14,
+    "max_positions": 2**31 - 2**16,
+    "embedding_size": 2**20,
+    "num_experts": 2**14,
+    "experts_per_token": 2**14,
+    "expert_size": 2**24,
+}
+"""The greatest sizes.  They are far beyond published models, and small enough that a damaged file
+cannot make this library build a list for each of 10^7 experts before it reads the weights."""
+
+_GREATEST = 3.4e38  # of float32
+_CHOICES = {
+    "norm": ("rms", "layer"),
+    "norm_order": NORM_ORDERS,
+    "qk_norm": (None, "head", "whole"),
+    "activation": ("silu", "relu", "gelu", "gelu_tanh"),
+}
+_FLAGS = ("tied_embeddings", "final_norm", "qkv_bias", "out_bias", "gated", "mlp_bias",
+          "normalise_experts")  # fmt: skip
+_NUMBERS = {"embedding_scale": 0.0, "norm_offset": None, "norm_eps": 0.0, "init_scale": 0.0}
+"""Numbers, and the least value of each."""
+
+_POSITIVE = ("logit_softcap", "query_scale", "attention_softcap")  # or None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,37 +103,101 @@ class TransformerConfig:
     family: str = "llama"  # a row of models.FAMILIES
 
     def __post_init__(self) -> None:
+        """Raises ValueError with the field, its value and what it must be."""
+        self._check_sizes()
+        self._check_kinds()
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_heads={self.num_heads} is not a multiple of "
                 f"num_kv_heads={self.num_kv_heads}: grouped-query attention shares each key head "
                 "among the same number of query heads"
             )
-        for rope in {self.rope_of(i) for i in range(self.num_layers)}:
-            if rope is not None and int(self.head_dim * rope.fraction) % 2:
-                raise ValueError(
-                    f"head_dim={self.head_dim} gives an odd number of rotated dimensions; rotary "
-                    "embeddings rotate pairs"
-                )
         for name in ("ropes", "windows", "sparse"):
             if len(getattr(self, name)) not in (0, self.num_layers):
                 raise ValueError(
                     f"{name} has {len(getattr(self, name))} entries for {self.num_layers} layers"
                 )
-        if self.norm_order not in NORM_ORDERS:
-            raise ValueError(
-                f"norm_order={self.norm_order!r}; pass one of {', '.join(NORM_ORDERS)}"
-            )
+        for rope in {self.rope_of(i) for i in range(self.num_layers)}:
+            if rope is None:
+                continue
+            turned = int(self.head_dim * rope.fraction)
+            if turned % 2:
+                raise ValueError(
+                    f"head_dim={self.head_dim} gives an odd number of rotated dimensions; rotary "
+                    "embeddings rotate pairs"
+                )
+            if rope.kind == "longrope" and len(rope.factors) != turned // 2:
+                raise ValueError(
+                    f"a longrope has {len(rope.factors)} factors; {turned} rotated dimensions need "
+                    f"{turned // 2}, one for each pair"
+                )
         if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
             raise ValueError(
                 f"experts_per_token={self.experts_per_token}; it must lie in "
                 f"[1, {self.num_experts}]"
             )
 
+    def _check_sizes(self) -> None:
+        experts = ("num_experts", "expert_size")  # 0 without experts
+        for name, most in MOST.items():
+            value, least = getattr(self, name), 0 if name in experts else 1
+            if name != "embedding_size" or value is not None:
+                whole(name, value, least, most, f"a whole number in [{least}, {most}]")
+        if self.position_offset is not None:
+            wanted = "None, or a whole number in [0, 65536]"
+            whole("position_offset", self.position_offset, 0, 2**16, wanted)
+        if self.num_experts and not self.expert_size:
+            raise ValueError(f"expert_size=0 with num_experts={self.num_experts}; pass their size")
+
+    def _check_kinds(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if not isinstance(value, str | None) or value not in allowed:
+                names = ", ".join(map(str, allowed))
+                raise ValueError(f"{name}={shown(value)}; pass one of {names}")
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={shown(getattr(self, name))}; it must be True or False")
+        for name in (*_NUMBERS, *_POSITIVE):
+            value = getattr(self, name)
+            if name in _POSITIVE and value is None:
+                continue
+            plain, least = number(value), _NUMBERS.get(name, 0.0)
+            # NaN fails every comparison.
+            if (
+                plain is None
+                or not (least is None or plain >= least)
+                or not abs(plain) <= _GREATEST
+            ):
+                bound = "" if least is None else f" of at least {least:g}"
+                raise ValueError(f"{name}={shown(value)}; it must be a finite number{bound}")
+            if name in _POSITIVE and not plain:
+                raise ValueError(f"{name}={shown(value)}; it must be above 0, or None")
+        for name, entry, wanted in (
+            ("ropes", _is_rope, "a Rope or None"),
+            ("windows", _is_window, "a whole number of at least 1, or None"),
+            ("sparse", lambda value: isinstance(value, bool), "True or False"),
+        ):
+            entries = getattr(self, name)
+            if not isinstance(entries, tuple) or not all(map(entry, entries)):
+                raise ValueError(
+                    f"{name}={shown(entries)}; it must be a tuple, for each layer {wanted}"
+                )
+        if not _is_rope(self.rope):
+            raise ValueError(f"rope={shown(self.rope)}; it must be a Rope, or None for no rope")
+        if not isinstance(self.family, str):
+            raise ValueError(f"family={shown(self.family)}; it must be a name, such as 'llama'")
+
     def truncated(self, num_layers: int) -> TransformerConfig:
         """The configuration of the first `num_layers` layers alone."""
         own = {name: getattr(self, name)[:num_layers] for name in ("ropes", "windows", "sparse")}
         return dataclasses.replace(self, num_layers=num_layers, **own)
+
+    @property
+    def least_tensors(self) -> int:
+        """The files of this model hold at least so many tensors: one a layer, three an expert."""
+        sparse = sum(self.is_sparse(i) for i in range(self.num_layers))
+        return self.num_layers + 3 * sparse * self.num_experts
 
     def rope_of(self, layer: int) -> Rope | None:
         return self.ropes[layer] if self.ropes else self.rope
@@ -111,3 +207,12 @@ class TransformerConfig:
 
     def is_sparse(self, layer: int) -> bool:
         return self.num_experts > 0 and (not self.sparse or self.sparse[layer])
+
+
+def _is_rope(value: object) -> bool:
+    return isinstance(value, Rope | None)
+
+
+def _is_window(value: object) -> bool:
+    plain = number(value)
+    return value is None or (isinstance(plain, int) and 1 <= plain < 2**31)

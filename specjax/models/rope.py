@@ -11,6 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax.arguments import number, shown
+
+_GREATEST = 3.4e38  # of float32
+_NUMBERS = (
+    "theta", "fraction", "amplitude", "factor", "low_freq_factor", "high_freq_factor",
+    "original_max_positions", "beta_fast", "beta_slow",
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
@@ -28,6 +36,29 @@ class Rope:
     beta_slow: float = 1.0
     truncate: bool = True
     factors: tuple[float, ...] = ()  # a divisor for each frequency
+
+    def __post_init__(self) -> None:
+        """Raises ValueError with the field, its value and what it must be."""
+        if not isinstance(self.kind, str) or self.kind not in SCALINGS:
+            raise ValueError(f"kind={shown(self.kind)}; pass one of {', '.join(SCALINGS)}")
+        if not isinstance(self.truncate, bool):
+            raise ValueError(f"truncate={shown(self.truncate)}; it must be True or False")
+        if not isinstance(self.factors, tuple):
+            raise ValueError(f"factors={shown(self.factors)}; it must be a tuple of numbers")
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        for name, value in (*numbers.items(), *(("factors", factor) for factor in self.factors)):
+            plain, least = number(value), 1.0 if name == "theta" else 0.0
+            if plain is None or not least < plain <= _GREATEST:
+                raise ValueError(
+                    f"{name}={shown(value)}; it must be a finite number above {least:g}"
+                )
+        if self.fraction > 1:
+            raise ValueError(f"fraction={self.fraction}; it must lie in (0, 1]")
+        if self.kind == "llama3" and self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor={self.high_freq_factor}; it must be above "
+                f"low_freq_factor={self.low_freq_factor}"
+            )
 
     def frequencies(self, dim: int) -> np.ndarray:
         """[R / 2] radians per position, for heads of `dim` dimensions of which R are rotated."""

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling, tree
+from specjax.arguments import counts, number, shown
 from specjax.contract import Arrays, Context
 from specjax.proposers.shape import Shape
 from specjax.types import ABSENT, Proposal
 
 
 def check_num_drafts(num_drafts: int) -> None:
-    """Raises ValueError unless `num_drafts` is at least 1."""
+    """Raises ValueError unless `num_drafts` is a whole number of at least 1."""
+    counts(num_drafts=num_drafts)
     if num_drafts < 1:
         raise ValueError(f"num_drafts={num_drafts}; it must be at least 1")
 
@@ -39,9 +41,10 @@ class Chain(Shape):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_num_drafts(self.num_drafts)
-        if not 0 <= self.confidence_threshold <= 1:
+        threshold = number(self.confidence_threshold)
+        if threshold is None or not 0 <= threshold <= 1:
             raise ValueError(
-                f"confidence_threshold={self.confidence_threshold}; it is a probability in [0, 1], "
+                f"confidence_threshold={shown(self.confidence_threshold)}; it is a probability in [0, 1], "
                 "and 0 switches it off"
             )
         self.arrange(self.num_drafts + 1, self.num_drafts, self.num_drafts + 1)

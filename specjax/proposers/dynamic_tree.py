@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import sampling, tree
+from specjax.arguments import counts
 from specjax.contract import Arrays, Context
 from specjax.proposers.shape import Shape
 from specjax.types import ABSENT, Proposal
@@ -37,6 +38,7 @@ class DynamicTree(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        counts(depth=self.depth, width=self.width, num_nodes=self.num_nodes)
         if self.depth < 1:
             raise ValueError(f"depth={self.depth}; it must be at least 1")
         size = self.source.vocab_size

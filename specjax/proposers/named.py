@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
+from specjax.arguments import counts, items, shown
 from specjax.contract import Model
 from specjax.models import MedusaHeads
 from specjax.proposers.chain import Chain
@@ -22,7 +24,7 @@ def DraftModel(
 
 def DraftTree(model: Model, vocab_size: int, branching: Sequence[int] = (3, 2, 1)) -> StaticTree:
     """A static tree from a smaller model: `StaticTree(DraftSource(model, vocab_size), ...)`."""
-    return StaticTree(DraftSource(model, vocab_size), tuple(branching))
+    return StaticTree(DraftSource(model, vocab_size), cast(tuple[int, ...], branching))
 
 
 def EarlyExit(
@@ -45,4 +47,14 @@ def Universal(
 
 def Medusa(heads: MedusaHeads, choices: Choices | Sequence[Sequence[int]] = ()) -> ChoiceTree:
     """A tree of choices from Medusa heads: `ChoiceTree(MedusaSource(heads), choices)`."""
-    return ChoiceTree(MedusaSource(heads), tuple(map(tuple, choices)))
+    if not isinstance(heads, MedusaHeads):
+        raise ValueError(f"heads={shown(heads)}; pass specjax.models.MedusaHeads")
+    paths = [None] if items(choices) is None else list(map(items, items(choices) or ()))
+    for path in paths:
+        if path is None:
+            raise ValueError(
+                f"choices={shown(choices)}; pass a list of paths, as [[0], [1], [0, 0]]"
+            )
+        for rank in path:
+            counts(choices=rank)
+    return ChoiceTree(MedusaSource(heads), tuple(tuple(path or ()) for path in paths))

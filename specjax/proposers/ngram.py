@@ -10,6 +10,7 @@ from flax import struct
 from jax import Array
 
 from specjax import tree
+from specjax.arguments import counts, flag
 from specjax.contract import Arrays, Context, Proposer
 from specjax.proposers.chain import check_num_drafts
 from specjax.types import ABSENT, Block, Proposal
@@ -46,6 +47,8 @@ class NGram(Proposer):
     def __post_init__(self) -> None:
         check_num_drafts(self.num_drafts)
         self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts)
+        counts(min_ngram=self.min_ngram, max_ngram=self.max_ngram)
+        flag("may_abstain", self.may_abstain)
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(
                 f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram}; "

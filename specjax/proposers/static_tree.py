@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import sampling, tree
+from specjax.arguments import counts, items, shown
 from specjax.contract import Arrays, Context
 from specjax.proposers.shape import Shape
 from specjax.types import Proposal
@@ -40,7 +41,15 @@ class StaticTree(Shape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "branching", tuple(self.branching))  # a list would not be hashable
+        levels = items(self.branching)
+        if levels is None:
+            raise ValueError(
+                f"branching={shown(self.branching)}; pass the children per node of each level, as "
+                "in (3, 2, 1)"
+            )
+        for level in levels:
+            counts(branching=level)
+        object.__setattr__(self, "branching", tuple(levels))  # a list would not be hashable
         if not self.branching or min(self.branching) < 1:
             raise ValueError(
                 f"branching={self.branching}; every level needs at least 1 child per node, "

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array
 
 from specjax import sampling
+from specjax.arguments import number, shown
 from specjax.contract import Draw
 from specjax.tree import Tree
 from specjax.types import ABSENT, Proposal, Verdict
@@ -28,8 +29,9 @@ def check_fraction(**values: object) -> None:
         if not isinstance(value, int | float | np.ndarray | np.generic):
             continue
         for each in np.ravel(value).tolist():
-            if not 0 <= each <= 1:
-                raise ValueError(f"{name}={each} is not allowed; it must lie in [0, 1]")
+            plain = number(each)
+            if plain is None or not 0 <= plain <= 1:
+                raise ValueError(f"{name}={shown(each)} is not allowed; it must lie in [0, 1]")
 
 
 def confidence(proposal: Proposal, probs: Array) -> Array:

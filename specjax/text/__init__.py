@@ -1,6 +1,8 @@
 """Text and tokens: chat templates, vocabularies and stop strings."""
 
 from specjax.text.chat import Messages, render
+from specjax.text.rust import no_panic
+from specjax.text.sandbox import ask
 from specjax.text.stops import Texts
 from specjax.text.vocabulary import Translation, translate, vocabulary_digest
 
@@ -8,6 +10,8 @@ __all__ = [
     "Messages",
     "Texts",
     "Translation",
+    "ask",
+    "no_panic",
     "render",
     "translate",
     "vocabulary_digest",

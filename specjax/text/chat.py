@@ -1,23 +1,20 @@
 """Renders conversations as text with the Jinja chat template of a tokenizer.
 
-A template is a program from a model's folder, so it runs in Jinja's immutable sandbox, with only
-the filters and functions that Hugging Face templates expect.
+A template is a program from a model's folder.  It runs in Jinja's immutable sandbox, with only the
+filters and functions that Hugging Face templates expect, and in a process with limits
+(`sandbox.py`).
 """
 
 from __future__ import annotations
 
-import datetime
-import functools
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-from specjax.arguments import items, shown
-
-if TYPE_CHECKING:
-    import jinja2
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
+from specjax.arguments import items, number, shown
+from specjax.text.confined import LONGEST
+from specjax.text.sandbox import ask
 
 Messages = Sequence[Mapping[str, object]]
 """One conversation: [{"role": "user", "content": "..."}, ...]."""
@@ -51,7 +48,8 @@ def render(
       variables: further variables of this template, such as `enable_thinking`.
 
     Raises:
-      ValueError: there is no template, it is broken, or it refuses these messages.
+      ValueError: there is no template, it is broken, it refuses these messages, it takes too long
+        or too much memory, or the messages hold something else than values of JSON.
     """
     turns = items(messages)
     if not turns or not all(_is_message(turn) for turn in turns):
@@ -59,18 +57,50 @@ def render(
             f'messages={shown(messages)}; pass a list like [{{"role": "user", "content": "..."}}]'
         )
     config = _object(files, "tokenizer_config.json")
-    source = _template(files, config)
+    source, where = _template(files, config)
     if source is None:
         raise ValueError(
             "there is no chat template (chat_template.jinja, or chat_template in "
             "tokenizer_config.json): pass the whole prompt as text"
         )
-    template = _compile(source)
+    if importlib.util.find_spec("jinja2") is None:
+        raise ValueError("chat templates need jinja2: pip install 'specjax[chat]'")
     known = {"tools": None, "documents": None, **_special_tokens(files, config), **variables}
+    known |= {"messages": turns, "add_generation_prompt": add_generation_prompt}
     try:
-        return template.render(messages=turns, add_generation_prompt=add_generation_prompt, **known)
-    except Exception as error:  # a template is a program, so it may raise any error
-        raise ValueError(f"the chat template refuses these messages: {error}") from None
+        request = json.dumps({"source": source, "variables": known}, default=_plain).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"messages={shown(messages)} or a variable of the chat template cannot be written as "
+            f"JSON ({error}): pass texts, numbers, booleans, None, lists and dicts of these"
+        ) from None
+    subject = f"the chat template ({where})"
+    cure = "correct the template, or pass the whole prompt as text"
+    answer = ask("templates", subject, cure, request)
+    if "damaged" in answer:
+        raise ValueError(f"{subject} is damaged: {answer['damaged']}; {cure}")
+    if "refused" in answer:
+        raise ValueError(
+            f"{subject} refuses these messages: {answer['refused']}; change them, {cure}"
+        )
+    if "long" in answer:
+        raise ValueError(
+            f"{subject} writes {answer['long']} characters, and {LONGEST} are allowed: {cure}"
+        )
+    return answer["text"]
+
+
+def _plain(value: object) -> object:
+    """A mapping, sequence or number of another library as JSON has it."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    plain = number(value)
+    if plain is not None:
+        return plain
+    listed = items(value)
+    if listed is None:
+        raise TypeError(f"it holds a {type(value).__name__}")
+    return listed
 
 
 def _is_message(message: object) -> bool:
@@ -83,89 +113,66 @@ def _is_message(message: object) -> bool:
     return all(isinstance(part, Mapping) for part in items(content) or [None])
 
 
-def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> str | None:
-    """The source of the chat template, or None if the folder has none."""
-    if "chat_template.jinja" in files:
-        return files["chat_template.jinja"].decode()
-    template = config.get("chat_template")
-    if not isinstance(template, list):
-        return template
-    by_name = {entry["name"]: entry["template"] for entry in template}
+def _template(files: Mapping[str, bytes], config: dict[str, Any]) -> tuple[str | None, str]:
+    """The source of the chat template, or None if the folder has none, and where it is."""
+    if (name := "chat_template.jinja") in files:
+        try:
+            return files[name].decode(), name
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{name} is not UTF-8 text ({error}); save it as UTF-8") from None
+    template, where = config.get("chat_template"), "chat_template in tokenizer_config.json"
+    if isinstance(template, str | None):
+        return template, where
+    entries = template if isinstance(template, list) else [None]
+    by_name = {
+        entry["name"]: entry["template"]
+        for entry in entries
+        if isinstance(entry, dict)
+        and isinstance(entry.get("name"), str)
+        and isinstance(entry.get("template"), str)
+    }
+    if len(by_name) < len(entries):
+        raise ValueError(
+            f"{where} is {shown(template)}; it must be a text, or a list of objects with a name "
+            "and a template, each once"
+        )
     if "default" not in by_name:
         raise ValueError(
-            f"the chat templates are {', '.join(by_name)}, and none is the default: "
+            f"{where} has the templates {shown(list(by_name))}, and none is the default: "
             "keep one of them"
         )
-    return by_name["default"]
+    return by_name["default"], where
 
 
-def _special_tokens(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[str, Any]:
+def _special_tokens(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[str, str]:
     """{"bos_token": text, ...}; tokenizer_config.json overrides special_tokens_map.json."""
-    tokens = {
-        **_object(files, "special_tokens_map.json"),
-        **{k: v for k, v in config.items() if v is not None},
-    }
-    special = {name: tokens[name] for name in _SPECIAL if tokens.get(name) is not None}
-    return {
-        name: token["content"] if isinstance(token, dict) else token
-        for name, token in special.items()
-    }
+    special = {}
+    for source, tokens in (
+        ("special_tokens_map.json", _object(files, "special_tokens_map.json")),
+        ("tokenizer_config.json", config),
+    ):
+        for name in _SPECIAL:
+            token = tokens.get(name)
+            if token is None:
+                continue
+            text = token.get("content") if isinstance(token, dict) else token
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"{name} in {source} is {shown(token)}; it must be a text, or an object with "
+                    'a text "content"'
+                )
+            special[name] = text
+    return special
 
 
 def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """The JSON object in the file `name`; {} if there is no such file."""
     try:
         content = json.loads(files.get(name, b"{}"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{name} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:  # broken JSON and broken UTF-8 are ValueErrors
+        raise ValueError(f"{name} is not JSON: {error}; download it again") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{name} holds a {type(content).__name__}, not an object")
-    return content
-
-
-@functools.lru_cache(maxsize=16)
-def _compile(source: str) -> jinja2.Template:
-    try:
-        import jinja2
-        from jinja2.ext import Extension
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError:
-        raise ValueError("chat templates need jinja2: pip install 'specjax[chat]'") from None
-
-    class Generation(Extension):
-        """{% generation %} marks the assistant's text for training; it renders as its content."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def refuse(message: str) -> NoReturn:
-        raise jinja2.TemplateError(message)
-
-    def tojson(
-        value: object,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
+        raise ValueError(
+            f"{name} holds a {type(content).__name__}, not an object; download it again"
         )
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson  # Jinja's own filter escapes HTML
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise ValueError(f"the chat template is damaged: {error}") from None
+    return content

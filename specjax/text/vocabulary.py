@@ -27,6 +27,8 @@ from flax import struct
 from jax import Array
 from tqdm import tqdm
 
+from specjax.arguments import items, shown, whole
+
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _CHARACTER = {b: b for b in _PRINTABLE} | {
     b: 256 + n for n, b in enumerate(b for b in range(256) if b not in _PRINTABLE)
@@ -36,6 +38,7 @@ _BYTE = {character: byte for byte, character in _CHARACTER.items()}
 
 _FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"
+_MOST = 2**24  # tokens
 _LARGE = 20_000  # tokens to spell, from which on a progress bar is shown
 
 _Table = Array | np.ndarray  # NumPy when it is made, and an Array on the device
@@ -88,8 +91,16 @@ def translate(
       max_pieces: the greatest M; a token that needs more pieces keeps its last ones.
 
     Raises:
-      ValueError: a tokenizer whose tokens do not stand for bytes.
+      ValueError: a tokenizer whose tokens do not stand for bytes, or an argument of another kind.
     """
+    for name, words in (("target", target), ("draft", draft)):
+        if not isinstance(words, tokenizers.Tokenizer):
+            raise ValueError(f"{name}={shown(words)}; pass a tokenizers.Tokenizer")
+    wanted = f"a whole number in [1, {_MOST}]"
+    target_size = whole("target_size", target_size, 1, _MOST, wanted)
+    draft_size = whole("draft_size", draft_size, 1, _MOST, wanted)
+    max_pieces = whole("max_pieces", max_pieces, 1, 2**10, "a whole number in [1, 1024]")
+    pairs = [_pair(pair) for pair in items(same) or ()]
     ours, theirs = _Vocabulary.read(target, target_size), _Vocabulary.read(draft, draft_size)
     to_ours, to_theirs = ours.canonical(), theirs.canonical()
     to_draft = np.full(target_size, -1, np.int32)
@@ -104,7 +115,7 @@ def translate(
         elif isinstance(meaning, bytes):
             unknown.append((token, meaning))
     taken = set(to_draft.tolist())
-    for token, twin in [*same, *zip(ours.start, theirs.start, strict=False)]:
+    for token, twin in [*pairs, *zip(ours.start, theirs.start, strict=False)]:
         if token < target_size and twin < draft_size and to_draft[token] < 0:
             spelt[token] = [twin]
             if twin not in taken:
@@ -125,6 +136,15 @@ def translate(
     return Translation(
         pieces, count, to_draft, np.array([] if ours.start else theirs.start, np.int32)
     )
+
+
+def _pair(pair: object) -> tuple[int, int]:
+    """A pair of `same`, checked."""
+    ids = items(pair)
+    if ids is None or len(ids) != 2:
+        raise ValueError(f"same has {shown(pair)}; pass pairs (target id, draft id)")
+    ours, theirs = (whole("same", each, 0, 2**31 - 1, "pairs of token ids") for each in ids)
+    return ours, theirs
 
 
 @dataclasses.dataclass(frozen=True)

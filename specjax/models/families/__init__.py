@@ -1,6 +1,7 @@
 """Families of checkpoints: how to read the configuration of each, and its tensor names."""
 
 from specjax.models.families.family import Config, Family, Tensor
+from specjax.models.families.fields import check_fields
 from specjax.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from specjax.models.families.gpt2 import GPT2
 from specjax.models.families.gpt_neox import GPT_NEOX
@@ -36,4 +37,5 @@ __all__ = [
     "Config",
     "Family",
     "Tensor",
+    "check_fields",
 ]

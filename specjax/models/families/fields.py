@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
+from specjax.arguments import shown
+from specjax.models.config import MOST
 from specjax.models.families.family import Config
 from specjax.models.rope import Rope
 
+_LEAST = 1.2e-38  # of float32
 _GREATEST = 3.4e38  # of float32
+_FAR = 1e15  # far beyond the bases and factors of ropes that are in use
 
 _ACTIVATIONS = {
     "silu": "silu",
@@ -20,6 +25,96 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
 }
 
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "n_embd": "hidden_size",
+    "intermediate_size": "mlp_size",
+    "n_inner": "mlp_size",
+    "ffn_dim": "mlp_size",
+    "num_hidden_layers": "num_layers",
+    "n_layer": "num_layers",
+    "num_attention_heads": "num_heads",
+    "n_head": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "max_position_embeddings": "max_positions",
+    "original_max_position_embeddings": "max_positions",
+    "n_positions": "max_positions",
+    "word_embed_proj_dim": "embedding_size",
+    "num_local_experts": "num_experts",
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "experts_per_token",
+    "moe_intermediate_size": "expert_size",
+    "decoder_sparse_step": "num_layers",
+    "no_rope_layer_interval": "num_layers",
+    "sliding_window_pattern": "num_layers",
+    "_sliding_window_pattern": "num_layers",
+}
+"""Fields of all families that are whole numbers of at least 1, and the size in ours with the same
+greatest value."""
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), (dict,)),
+    **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function"), (str,)),
+}
+_PER_LAYER: dict[str, tuple[type, ...]] = {"layer_types": (str,), "no_rope_layers": (bool, int)}
+
+
+def check_fields(config: Config) -> None:
+    """Check what the families read before they compute with it: sizes, names and lists.
+
+    Null and a missing field are left to the families.
+
+    Raises:
+      ValueError: a field of another type than it must have, or beyond its greatest value.
+    """
+    for name, ours in _SIZES.items():
+        if config.get(name) is not None:
+            check_sizes(config, name)
+            if config[name] > MOST[ours]:
+                raise ValueError(
+                    f"{name} is {shown(config[name])}; specjax reads at most {MOST[ours]}: the "
+                    "file is damaged, so download it again"
+                )
+    for name in ("max_window_layers", "sliding_window"):
+        value = config.get(name)
+        if value is not None and not (_is_whole(value) and 0 <= value < 2**31):
+            raise ValueError(f"{name} is {shown(value)}; it must be a whole number of at least 0")
+    for name, kinds in _KINDS.items():
+        value = config.get(name)
+        if value is not None and not isinstance(value, kinds):
+            raise ValueError(f"{name} is {shown(value)}; it must be {_written(kinds)}, or null")
+    layers = config.get("num_hidden_layers")
+    for name, kinds in _PER_LAYER.items():
+        value = config.get(name)
+        if value and not (
+            isinstance(value, list)
+            and len(value) == layers
+            and all(isinstance(entry, kinds) for entry in value)
+        ):
+            raise ValueError(
+                f"{name} is {shown(value)}; it must be a list of {layers} entries, one for each of "
+                f"num_hidden_layers, and each of them {_written(kinds)}"
+            )
+    dense = config.get("mlp_only_layers")
+    if dense and not (isinstance(dense, list) and all(map(_is_whole, dense))):
+        raise ValueError(f"mlp_only_layers is {shown(dense)}; it must be a list of layers")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _written(kinds: tuple[type, ...]) -> str:
+    names = {dict: "an object", str: "a text", bool: "true or false", int: "1 or 0"}
+    return " or ".join(names[kind] for kind in kinds)
+
+
+def given(config: Config, name: str, default: object) -> Any:
+    """A field, or `default` if it is missing or null."""
+    return default if config.get(name) is None else config[name]
+
 
 def check_sizes(config: Config, *names: str, optional: tuple[str, ...] = ()) -> None:
     """Raises ValueError unless each field is a whole number of at least 1.
@@ -27,8 +122,10 @@ def check_sizes(config: Config, *names: str, optional: tuple[str, ...] = ()) -> 
     Fields in `optional` may be missing or null.
     """
     for name in (*names, *(n for n in optional if config.get(n) is not None)):
-        if isinstance(config[name], bool) or not isinstance(config[name], int) or config[name] < 1:
-            raise ValueError(f"{name} is {config[name]!r}; it must be a whole number of at least 1")
+        if not _is_whole(config[name]) or config[name] < 1:
+            raise ValueError(
+                f"{name} is {shown(config[name])}; it must be a whole number of at least 1"
+            )
 
 
 def flag(config: Config, name: str, default: bool) -> bool:
@@ -39,7 +136,7 @@ def flag(config: Config, name: str, default: bool) -> bool:
     """
     value = config.get(name, default)
     if not isinstance(value, bool):
-        raise ValueError(f"{name} is {json.dumps(value)}; it must be true or false")
+        raise ValueError(f"{name} is {_json(value)}; it must be true or false")
     return value
 
 
@@ -63,12 +160,22 @@ def number(
     """
     value = config[name] if default is None else config.get(name, default)
     fits = isinstance(value, int | float) and not isinstance(value, bool)
-    # NaN fails every comparison, so it is refused too.
-    if not (fits and value <= most and (value > above if least is None else value >= least)):
+    # NaN fails every comparison, so it is refused too.  What float32 rounds to 0 is not above 0.
+    if least is None and fits:
+        fits = value > above and abs(value) >= _LEAST
+    elif fits and least is not None:
+        fits = value >= least
+    if not (fits and value <= most):
         bounds = f"above {above:g}" if least is None else f"of at least {least:g}"
         bounds += "" if most == _GREATEST else f" and at most {most:g}"
-        raise ValueError(f"{name} is {json.dumps(value)}; it must be a finite number {bounds}")
-    return value
+        raise ValueError(f"{name} is {_json(value)}; it must be a finite number {bounds}")
+    return float(value)
+
+
+def _json(value: object) -> str:
+    """A value as the file has it, cut if it is long."""
+    text = json.dumps(value)
+    return text if len(text) <= 500 else text[:500] + "..."
 
 
 def refuse(config: Config, **expected: object) -> None:
@@ -80,16 +187,16 @@ def refuse(config: Config, **expected: object) -> None:
         value = config.get(name)
         if value is not None and value != supported:
             raise ValueError(
-                f"{name}={value!r} is not supported for {config['model_type']}; "
+                f"{name}={shown(value)} is not supported for {config['model_type']}; "
                 f"specjax has {supported!r}"
             )
 
 
-def activation(name: str) -> str:
+def activation(name: object) -> str:
     """Hugging Face's name of an activation function -> ours."""
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise ValueError(
-            f"activation {name!r} is not supported; specjax has {', '.join(_ACTIVATIONS)}"
+            f"activation {shown(name)} is not supported; specjax has {', '.join(_ACTIVATIONS)}"
         )
     return _ACTIVATIONS[name]
 
@@ -124,19 +231,21 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
       ValueError: a kind that is not implemented, or a number out of its range.
       KeyError: a field is missing.
     """
+    if not isinstance(params, dict):
+        raise ValueError(f"rope_parameters holds {shown(params)}; it must be an object")
     params = {name: value for name, value in params.items() if value is not None}
     kind = params.get("rope_type", params.get("type", "default"))
     kind = "longrope" if kind == "su" else kind  # an early name
     # Frequencies are negative powers of the base, so they only decrease if it is above 1.
-    theta = number(params, "rope_theta", theta, above=1.0)
+    theta = number(params, "rope_theta", theta, above=1.0, most=_FAR)
     fraction = number(params, "partial_rotary_factor", fraction, most=1.0)
     if kind == "default":
         return Rope(theta, fraction=fraction)
     if kind == "linear":
-        return Rope(theta, kind, fraction, factor=number(params, "factor", least=1.0))
+        return Rope(theta, kind, fraction, factor=number(params, "factor", least=1.0, most=_FAR))
     if kind not in ("llama3", "yarn", "longrope"):
         raise ValueError(
-            f"rope type {kind!r} is not supported; "
+            f"rope type {shown(kind)} is not supported; "
             "specjax reads default, linear, llama3, yarn and longrope"
         )
     most = config.get("max_position_embeddings")
@@ -144,23 +253,25 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
     original = params.get(name) or config.get(name) or (most if kind == "yarn" else None)
     if original is None:
         raise KeyError(name)
-    check_sizes({name: original}, name)
+    check_fields({name: original})
     if kind == "llama3":
-        low = number(params, "low_freq_factor")
+        low = number(params, "low_freq_factor", most=_FAR)
         return Rope(
             theta,
             kind,
             fraction,
-            factor=number(params, "factor", least=1.0),
+            factor=number(params, "factor", least=1.0, most=_FAR),
             low_freq_factor=low,
-            high_freq_factor=number(params, "high_freq_factor", above=low),
+            high_freq_factor=number(params, "high_freq_factor", above=low, most=_FAR),
             original_max_positions=original,
         )
-    amplitude = number(params, "attention_factor") if "attention_factor" in params else None
+    amplitude = (
+        number(params, "attention_factor", most=1e3) if "attention_factor" in params else None
+    )
     if kind == "yarn":
         if params.get("mscale") or params.get("mscale_all_dim"):
             raise ValueError("mscale of a yarn rope is not supported; specjax has attention_factor")
-        factor = number(params, "factor", least=1.0)
+        factor = number(params, "factor", least=1.0, most=_FAR)
         return Rope(
             theta,
             kind,
@@ -168,12 +279,15 @@ def rope_of(params: Config, theta: float, fraction: float, config: Config) -> Ro
             amplitude=0.1 * math.log(factor) + 1 if amplitude is None else amplitude,
             factor=factor,
             original_max_positions=original,
-            beta_fast=number(params, "beta_fast", 32.0),
-            beta_slow=number(params, "beta_slow", 1.0),
+            beta_fast=number(params, "beta_fast", 32.0, most=_FAR),
+            beta_slow=number(params, "beta_slow", 1.0, most=_FAR),
             truncate=flag(params, "truncate", True),
         )
-    factor = number(params, "factor", None if most is None else most / original)
-    factors = tuple(number({"short_factor": x}, "short_factor") for x in params["short_factor"])
+    factor = number(params, "factor", None if most is None else most / original, most=_FAR)
+    short = params["short_factor"]
+    if not isinstance(short, list):
+        raise ValueError(f"short_factor is {shown(short)}; it must be a list of numbers")
+    factors = tuple(number({"short_factor": x}, "short_factor", most=_FAR) for x in short)
     if amplitude is None:
         amplitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return Rope(
@@ -221,7 +335,7 @@ def read_windows(config: Config, layer_types: list[str]) -> tuple[int | None, ..
     unknown = set(types) - {"full_attention", "sliding_attention"}
     if unknown:
         raise ValueError(
-            f"layer types {', '.join(sorted(unknown))} are not supported; "
+            f"layer_types has {shown(sorted(unknown))}, which is not supported; "
             "specjax has full and sliding"
         )
     if "sliding_attention" not in types:

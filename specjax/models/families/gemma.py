@@ -46,7 +46,7 @@ def _later(config: Config, period: int) -> Config:
     ]
     return {
         "norm_order": "sandwich",
-        "query_scale": number(config, "query_pre_attn_scalar", 256) ** -0.5,
+        "query_scale": number(config, "query_pre_attn_scalar", 256, least=1e-6, most=1e12) ** -0.5,
         "windows": read_windows({"sliding_window": 4096, **config}, types),
     }
 
@@ -65,7 +65,11 @@ def _write_later(c: TransformerConfig, **changes: object) -> Config:
 
 def _cap(config: Config, name: str, default: float | None = None) -> float | None:
     """The soft cap of logits in field `name`; null switches it off."""
-    return None if config.get(name, default) is None else number(config, name, default)
+    return (
+        None
+        if config.get(name, default) is None
+        else number(config, name, default, least=1e-3, most=1e9)
+    )
 
 
 def _read_gemma2(config: Config) -> TransformerConfig:
@@ -86,7 +90,9 @@ def _read_gemma3(config: Config) -> TransformerConfig:
         rope, near = rope_of(full, 1e6, 1.0, config), rope_of(local, 1e4, 1.0, config)
     else:
         rope = read_rope(config, theta=1e6)
-        near = rope_of({}, number(config, "rope_local_base_freq", 1e4, above=1.0), 1.0, config)
+        near = rope_of(
+            {}, number(config, "rope_local_base_freq", 1e4, above=1.0, most=1e15), 1.0, config
+        )
     windows = later["windows"] or (None,) * config["num_hidden_layers"]
     return _read_gemma(
         config,

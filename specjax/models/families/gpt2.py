@@ -37,7 +37,7 @@ def _read(config: Config) -> TransformerConfig:
         position_offset=0,
         tied_embeddings=flag(config, "tie_word_embeddings", True),
         norm="layer",
-        norm_eps=number(config, "layer_norm_epsilon", 1e-5, least=0.0),
+        norm_eps=number(config, "layer_norm_epsilon", 1e-5, least=0.0, most=1.0),
         qkv_bias=True,
         out_bias=True,
         activation=activation(config.get("activation_function", "gelu_new")),

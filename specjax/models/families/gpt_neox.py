@@ -22,7 +22,7 @@ def _read(config: Config) -> TransformerConfig:
         "num_attention_heads", "max_position_embeddings",
     )  # fmt: skip
     bias = flag(config, "attention_bias", True)
-    theta = number(config, "rotary_emb_base", 10000.0, above=1.0)
+    theta = number(config, "rotary_emb_base", 10000.0, above=1.0, most=1e15)
     return TransformerConfig(
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
@@ -35,7 +35,7 @@ def _read(config: Config) -> TransformerConfig:
         rope=read_rope(config, theta, number(config, "rotary_pct", 0.25, most=1.0)),
         tied_embeddings=flag(config, "tie_word_embeddings", False),
         norm="layer",
-        norm_eps=number(config, "layer_norm_eps", 1e-5, least=0.0),
+        norm_eps=number(config, "layer_norm_eps", 1e-5, least=0.0, most=1.0),
         norm_order="parallel" if flag(config, "use_parallel_residual", True) else "pre",
         qkv_bias=bias,
         out_bias=bias,

@@ -40,7 +40,7 @@ def _read_mixtral(config: Config) -> TransformerConfig:
         num_experts=config["num_local_experts"],
         experts_per_token=config["num_experts_per_tok"],
         expert_size=config["intermediate_size"],
-        norm_eps=number(config, "rms_norm_eps", 1e-5, least=0.0),
+        norm_eps=number(config, "rms_norm_eps", 1e-5, least=0.0, most=1.0),
         rope=read_rope(config, theta=1e6),
     )
 

@@ -9,7 +9,7 @@ from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
 def _read(config: Config) -> TransformerConfig:
-    eps = number(config, "rms_norm_eps", 1e-5, least=0.0)
+    eps = number(config, "rms_norm_eps", 1e-5, least=0.0, most=1.0)
     return read_llama(config, norm_order="post", qk_norm="whole", mlp_bias=False, norm_eps=eps)
 
 

@@ -6,14 +6,14 @@ import functools
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family
-from specjax.models.families.fields import check_sizes, flag, read_windows, write_windows
+from specjax.models.families.fields import check_sizes, flag, given, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
 def _windows(config: Config) -> tuple[int | None, ...]:
     if not flag(config, "use_sliding_window", False) or config.get("sliding_window") is None:
         return read_windows(config, ["full_attention"] * config["num_hidden_layers"])
-    first = config.get("max_window_layers", 28)
+    first = given(config, "max_window_layers", 28)
     layers = range(config["num_hidden_layers"])
     return read_windows(
         config, ["sliding_attention" if i >= first else "full_attention" for i in layers]
@@ -51,10 +51,12 @@ def _read_qwen3_moe(config: Config) -> TransformerConfig:
     experts = "num_experts" if "num_experts" in config else "num_local_experts"
     check_sizes(config, experts, "num_experts_per_tok", "moe_intermediate_size")
     layers = range(config["num_hidden_layers"])
-    step, dense = config.get("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    step, dense = given(config, "decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     sparse = tuple(i not in dense and (i + 1) % step == 0 for i in layers)
     # Unlike in the dense models, the window applies to every layer.
     window = config.get("sliding_window") if flag(config, "use_sliding_window", False) else None
+    if window is not None:
+        check_sizes(config, "sliding_window")
     return _read_qwen3(
         config,
         num_experts=config[experts],

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family
-from specjax.models.families.fields import flag, read_rope, read_windows, write_windows
+from specjax.models.families.fields import flag, given, read_rope, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
 def _turned(config: Config) -> list[bool]:
     """Which layers have rotary positions."""
     flags = config.get("no_rope_layers")  # in spite of its name, 1 means that a layer has them
-    interval = config.get("no_rope_layer_interval", 4)
+    interval = given(config, "no_rope_layer_interval", 4)
     return (
         [bool(x) for x in flags]
         if flags

@@ -7,6 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.arguments import counts
 from specjax.caches import KVCache
 from specjax.contract import Arrays, Context, Loaded, Lookahead, Model, Source
 from specjax.models import LinenModel, TransformerConfig
@@ -40,6 +41,7 @@ class EarlyExitSource(Source):
             raise ValueError(
                 f"an early exit needs a target over specjax.Transformer, and not over {kind}"
             )
+        counts(exit_layer=self.exit_layer)
         if not 1 <= self.exit_layer < config.num_layers:
             raise ValueError(
                 f"exit_layer={self.exit_layer}; the target has {config.num_layers} layers, "

@@ -1,0 +1,155 @@
+"""Runs what a stranger's file asks for in a process with limits: templates and tokenizers.
+
+A budget inside this process would not hold: one operator (`10 ** 100000000`), one filter or one
+regular expression runs in C for hours or allocates gigabytes, and Rust ends the process when it
+cannot allocate.  So a child does the work, and the operating system limits its processor time and
+memory.  It is started afresh and not forked, because a fork of a process with threads (JAX has
+many) may hang.  It is kept for later requests, so that one of them takes a fraction of a
+millisecond.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from specjax.text import confined
+
+SECONDS = {"templates": 5.0, "tokenizers": 10.0}
+"""Processor time for one request of each job."""
+
+_WAIT = 15.0  # seconds that a request may take at most, however little of the processor it gets
+
+
+class _Child:
+    """A confined process for one job."""
+
+    def __init__(self, job: str) -> None:
+        command = [sys.executable, "-I", "-S", confined.__file__, job, json.dumps(sys.path)]
+        quiet = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **quiet},
+            cwd=pathlib.Path(confined.__file__).parent,
+        )
+        self.late = False
+
+    def ask(self, seconds: float, request: bytes) -> bytes:
+        """The answer; a part of it, or nothing, if the child ended."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        timer = threading.Timer(max(_WAIT, seconds), self._stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            head = json.dumps({"seconds": seconds, "length": len(request)})
+            self.process.stdin.write(head.encode() + b"\n" + request)
+            self.process.stdin.flush()
+            return self.process.stdout.readline(16 * confined.LONGEST)
+        except OSError:  # it ended while it was written to
+            return b""
+        finally:
+            timer.cancel()
+
+    def _stop(self) -> None:
+        self.late = True
+        self.process.kill()
+
+    def close(self) -> int:
+        """End it.  Returns the exit status, negative for a signal."""
+        self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            try:
+                if stream is not None:
+                    stream.close()
+            except OSError:  # what was not yet written
+                pass
+        return self.process.wait()
+
+
+_children: dict[str, _Child] = {}
+_lock = threading.Lock()
+
+
+def _forget() -> None:
+    """In a forked process: the children, and a lock that another thread may hold, are not ours."""
+    global _lock
+    _lock = threading.Lock()
+    _children.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def close() -> None:
+    """End the children.  The next request starts new ones."""
+    with _lock:
+        for job in list(_children):
+            _children.pop(job).close()
+
+
+atexit.register(close)
+
+
+def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
+    """What `confined.JOBS[job]` answers.
+
+    Args:
+      job: its name.
+      subject: what is at fault if the request cannot be answered, for the message.
+      cure: what to do then.
+      request: bytes for the job.
+
+    Raises:
+      ValueError: the request takes too long or too much memory, or ends its process.
+    """
+    seconds = SECONDS[job]
+    with _lock:
+        child = _children.pop(job, None)
+        if child is None or child.process.poll() is not None:
+            if child is not None:
+                child.close()
+            child = _start(job, subject)
+        line, status = b"", 0
+        try:
+            line = child.ask(seconds, request)
+        finally:  # also when this thread is interrupted, since an answer would be left in the pipe
+            if line.endswith(b"\n") and not child.late:
+                _children[job] = child
+            else:
+                status = child.close()
+    if not line.endswith(b"\n"):
+        limit = f"{seconds:g} s of processor time"
+        if child.late:
+            reason = f"was not done after {max(_WAIT, seconds):g} s"
+        elif status == -_PROFILE:
+            reason = f"takes more than {limit}"
+        else:
+            reason = f"needs too much memory or ends its process (exit status {status})"
+        raise ValueError(f"{subject} {reason}: {cure}")
+    answer = json.loads(line)
+    if "memory" in answer:
+        raise ValueError(f"{subject} needs more than {answer['memory'] / 2**30:.2g} GiB: {cure}")
+    return answer
+
+
+_PROFILE = 27  # SIGPROF on Linux and macOS
+
+
+def _start(job: str, subject: str) -> _Child:
+    try:
+        return _Child(job)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{subject} is handled in a process of its own, which {sys.executable!r} cannot start "
+            f"({error}): run specjax with a Python that may start processes"
+        ) from None

@@ -1,0 +1,123 @@
+"""Honest folders that the cases damage: a model of one layer of each family, and tokenizers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+
+import jax
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+import specjax
+from specjax.models import LinenModel, Rope
+
+VOCAB, TEXT = 300, "the cat sat on the mat and the dog ate the hat "
+
+_SMALL = specjax.TransformerConfig(
+    vocab_size=VOCAB, hidden_size=8, mlp_size=12, num_layers=1, num_heads=2, num_kv_heads=1,
+    head_dim=4, max_positions=64,
+)  # fmt: skip
+_WHOLE = {"num_kv_heads": 2, "norm": "layer", "gated": False, "qkv_bias": True, "out_bias": True,
+          "mlp_bias": True}  # fmt: skip
+_LEARNED = {**_WHOLE, "rope": None, "position_offset": 0, "tied_embeddings": True}
+_EXPERTS = {"num_experts": 2, "experts_per_token": 1, "expert_size": 12}
+_LATER = {"norm_order": "sandwich", "norm_offset": 1.0, "embedding_scale": 8**0.5,
+          "tied_embeddings": True, "query_scale": 1 / 16, "activation": "gelu_tanh",
+          "windows": (16,)}  # fmt: skip
+_CHANGES: dict[str, dict[str, object]] = {
+    "llama": {"rope": Rope(kind="llama3", factor=8.0)},
+    "mistral": {"windows": (16,)},
+    "mixtral": {**_EXPERTS, "rope": Rope(1e6)},
+    "qwen2": {"qkv_bias": True, "rope": Rope(kind="yarn", factor=4.0, original_max_positions=16)},
+    "qwen3": {"qk_norm": "head"},
+    "qwen3_moe": {**_EXPERTS, "qk_norm": "head"},
+    "gemma": {"norm_offset": 1.0, "embedding_scale": 8**0.5, "tied_embeddings": True,
+              "activation": "gelu_tanh"},
+    "gemma2": {**_LATER, "attention_softcap": 50.0, "logit_softcap": 30.0},
+    "gemma3_text": {**_LATER, "qk_norm": "head", "rope": Rope(1e6), "ropes": (Rope(),)},
+    "phi3": {"rope": Rope(kind="longrope", factors=(1.0, 1.0), original_max_positions=64)},
+    "opt": {**_LEARNED, "position_offset": 2, "activation": "relu"},
+    "gpt2": {**_LEARNED, "activation": "gelu_tanh"},
+    "gpt_neox": {**_WHOLE, "norm_order": "parallel", "rope": Rope(fraction=0.5)},
+    "smollm3": {"rope": Rope(2e6), "ropes": (Rope(2e6),), "tied_embeddings": True},
+    "olmo2": {"norm_order": "post", "qk_norm": "whole"},
+}  # fmt: skip
+
+
+def model(family: str, num_layers: int = 1) -> specjax.LanguageModel:
+    """A model of a family with random weights; nothing is compiled."""
+    config = dataclasses.replace(_SMALL, family=family, num_layers=num_layers, **_CHANGES[family])
+    net = LinenModel(specjax.Transformer(config), np.dtype("float32"), None)
+    shapes = jax.eval_shape(net.init, jax.random.key(0))
+    random = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: random.normal(0, 0.3, x.shape).astype(np.float32), shapes)
+    return specjax.LanguageModel(net, params, tokenizer(), eos=(0,), name=family)
+
+
+def write(family: str, folder: pathlib.Path) -> pathlib.Path:
+    """The folder of a model, with a tokenizer, a chat template and sampling defaults."""
+    specjax.save(model(family), folder)
+    defaults = {
+        "eos_token_id": [0],
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_k": 5,
+        "top_p": 0.9,
+    }
+    (folder / "generation_config.json").write_text(json.dumps(defaults))
+    words = {"chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    return folder
+
+
+@functools.cache
+def tokenizer() -> tokenizers.Tokenizer:
+    """Byte-level BPE, as GPT-2 and Llama 3 have it."""
+    made = tokenizers.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=280,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator([TEXT] * 4, trainer)
+    made.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
+    return made
+
+
+@functools.cache
+def tokenizer_files() -> list[dict]:
+    """The contents of tokenizers of several kinds."""
+    letters = ["<unk>", "▁", *"abcdefghijklmnopqrstuvwxyz", "the", "▁the", "cat"]
+    ids = {piece: number for number, piece in enumerate(letters)}
+    unigram = tokenizers.Tokenizer(models.Unigram([(p, -1.0 - n) for p, n in ids.items()], 0))
+    unigram.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" ", "▁")])
+    unigram.decoder = decoders.Metaspace()
+    spiece = tokenizers.Tokenizer(models.BPE(ids, [("t", "h"), ("th", "e")] * 0, unk_token="<unk>"))
+    spiece.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    spiece.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    wordpiece = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="<unk>"))
+    wordpiece.normalizer, wordpiece.pre_tokenizer = (
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    )
+    words = tokenizers.Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(tokenizers.Regex(r"\s+|\w+"), "isolated"), pre_tokenizers.Digits()]
+    )
+    made = [unigram, spiece, wordpiece, words, tokenizer()]
+    made[0].enable_truncation(8)
+    made[1].enable_padding()
+    return [json.loads(one.to_str()) for one in made]
