@@ -23,8 +23,9 @@ REFUSED, WORKS = "refused", "works"
 OBEYED = (REFUSED, WORKS)
 
 _FORBIDDEN = (
-    "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pickle.find_class",
-    "pty.spawn", "socket.connect", "socket.getaddrinfo", "subprocess.Popen", "ctypes.dlopen",
+    "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system",
+    "pickle.find_class", "pty.spawn", "socket.connect", "socket.getaddrinfo", "subprocess.Popen",
+    "ctypes.dlopen",
 )  # fmt: skip
 _LONGEST = 20_000  # characters of a message
 
