@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax.generate import prepared
 from tests.fuzz import bases
 
 TARGET = bases.model("llama", num_layers=2)
@@ -30,6 +31,7 @@ CALLS = {
     "target of heads": lambda v: specjax.load_medusa("x", v),
     "dtype": lambda v: specjax.make_drafter(TARGET, TARGET, dtype=v),
     "dtype of a model": lambda v: specjax.load(pathlib.Path(__file__).parent, v),
+    "draft_dtype": lambda v: prepared(TARGET, [[1]], draft=TARGET, draft_dtype=v),
     "precision": lambda v: specjax.load(pathlib.Path(__file__).parent, precision=v),
 }
 

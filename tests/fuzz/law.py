@@ -1,9 +1,8 @@
 """What every case must obey, and how a case is judged.
 
-A case is refused by a ValueError or an OSError whose message names the file or the argument and
-holds more than a name, or it works.  It raises nothing else, takes no more than `SECONDS`, needs no
-more than `MEMORY` beyond what the process has, executes nothing and opens nothing outside its
-folder.
+A case is refused by a ValueError or an OSError whose message names the file or the argument, or
+it works.  It raises nothing else, takes no more than `SECONDS`, needs no more than `MEMORY` beyond
+what the process has, executes nothing and opens nothing outside its folder.
 """
 
 from __future__ import annotations
