@@ -35,7 +35,8 @@ def choose_drafter(
     depth, drafts = drafts_of(target, request.num_drafts, rows)
     draft = _draft(request.draft, mesh)
     beside = f"with draft={draft and draft.name}"
-    if request.draft_dtype is not None and (draft is None or request.draft_dtype != "int8"):
+    kind = request.draft_dtype
+    if kind is not None and (draft is None or not isinstance(kind, str) or kind != "int8"):
         raise ValueError(
             f'draft_dtype={shown(request.draft_dtype)} {beside}; pass "int8" together with draft='
         )

@@ -141,6 +141,8 @@ def test_a_header_of_gigabytes(folder):
     refused(ValueError, folder, str(file), f"{2**26} bytes", "download it again")
 
 
+LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64}
+
 # --- configurations -------------------------------------------------------------------------------
 
 
@@ -179,8 +181,8 @@ def test_a_header_of_gigabytes(folder):
         ("opt", "word_embed_proj_dim", 0.5, "word_embed_proj_dim is 0.5"),
         ("gpt2", "activation_function", {}, "activation_function is {}"),
         ("gpt_neox", "rotary_pct", 1e-40, "rotary_pct is 1e-40"),
-        ("phi3", "rope_scaling", {"rope_type": "longrope", "short_factor": [1.0] * 5, "original_max_position_embeddings": 64}, "5 factors"),
-        ("phi3", "rope_scaling", {"rope_type": "longrope", "short_factor": 5, "original_max_position_embeddings": 64}, "short_factor is 5"),
+        ("phi3", "rope_scaling", {**LONG, "short_factor": [1.0] * 5}, "5 factors"),
+        ("phi3", "rope_scaling", {**LONG, "short_factor": 5}, "short_factor is 5"),
         ("phi3", "max_position_embeddings", None, None),
     ],
 )  # fmt: skip
@@ -277,7 +279,8 @@ def test_a_normalizer_that_allocates(folder):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 5}},
+        {"truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst",
+                        "stride": 5}},
         {"padding": {"strategy": {"Fixed": 2**40}, "direction": "Right", "pad_to_multiple_of": None,
                      "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}},
     ],
@@ -296,7 +299,7 @@ def test_a_text_that_a_tokenizer_cannot_encode(folder):
     target = specjax.load(folder)
     target = specjax.LanguageModel(target.model, target.params, words)
     assert encode(target, ["CAT"]) == [[0]]
-    with pytest.raises(ValueError, match="prompt 0 .*the tokenizer fails"):
+    with pytest.raises(ValueError, match=r"prompt 0 .*the tokenizer fails"):
         encode(target, ["dog"])
 
 
@@ -322,5 +325,5 @@ def test_a_process_is_not_needed_twice(folder, monkeypatch):
     specjax.text.sandbox.close()
     read_tokenizer(folder / "tokenizer.json")
     (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " ")
-    with pytest.raises(ValueError, match="/nowhere.*may start processes"):
+    with pytest.raises(ValueError, match=r"/nowhere.*may start processes"):
         read_tokenizer(folder / "tokenizer.json")

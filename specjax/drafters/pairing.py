@@ -69,7 +69,7 @@ def make_drafter(
     for name, model in (("target", target), ("draft", draft)):
         if not isinstance(model, LanguageModel):
             raise ValueError(f"{name}={shown(model)}; pass what specjax.load(folder) returns")
-    if dtype not in (None, "int8"):
+    if not isinstance(dtype, str | None) or dtype not in (None, "int8"):
         raise ValueError(f"dtype={shown(dtype)}; pass None or 'int8'")
     form = quantised_form(draft) if dtype == "int8" else draft
     size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))

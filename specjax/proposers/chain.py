@@ -44,8 +44,8 @@ class Chain(Shape):
         threshold = number(self.confidence_threshold)
         if threshold is None or not 0 <= threshold <= 1:
             raise ValueError(
-                f"confidence_threshold={shown(self.confidence_threshold)}; it is a probability in [0, 1], "
-                "and 0 switches it off"
+                f"confidence_threshold={shown(self.confidence_threshold)}; it is a probability in "
+                "[0, 1], and 0 switches it off"
             )
         self.arrange(self.num_drafts + 1, self.num_drafts, self.num_drafts + 1)
 

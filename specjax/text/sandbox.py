@@ -22,16 +22,18 @@ from typing import Any
 from specjax.text import confined
 
 SECONDS = {"templates": 5.0, "tokenizers": 10.0}
-"""Processor time for one request of each job."""
+"""Processor time for one request of each job, and a second more for 10^6 bytes of it."""
 
-_WAIT = 15.0  # seconds that a request may take at most, however little of the processor it gets
+_WAIT = 15.0  # seconds that a small request may take, however little of the processor it gets
 
 
 class _Child:
     """A confined process for one job."""
 
     def __init__(self, job: str) -> None:
-        command = [sys.executable, "-I", "-S", confined.__file__, job, json.dumps(sys.path)]
+        # Not the current folder, which Python has in its path as "": it may be a model's folder.
+        paths = json.dumps([path for path in sys.path if os.path.isabs(path)])
+        command = [sys.executable, "-I", "-S", confined.__file__, job, paths]
         quiet = {"TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
         self.process = subprocess.Popen(
             command,
@@ -46,7 +48,7 @@ class _Child:
     def ask(self, seconds: float, request: bytes) -> bytes:
         """The answer; a part of it, or nothing, if the child ended."""
         assert self.process.stdin is not None and self.process.stdout is not None
-        timer = threading.Timer(max(_WAIT, seconds), self._stop)
+        timer = threading.Timer(_patience(seconds), self._stop)
         timer.daemon = True
         timer.start()
         try:
@@ -112,7 +114,7 @@ def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
     Raises:
       ValueError: the request takes too long or too much memory, or ends its process.
     """
-    seconds = SECONDS[job]
+    seconds = SECONDS[job] + len(request) / 1e6
     with _lock:
         child = _children.pop(job, None)
         if child is None or child.process.poll() is not None:
@@ -128,9 +130,9 @@ def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
             else:
                 status = child.close()
     if not line.endswith(b"\n"):
-        limit = f"{seconds:g} s of processor time"
+        limit = f"{seconds:.2g} s of processor time"
         if child.late:
-            reason = f"was not done after {max(_WAIT, seconds):g} s"
+            reason = f"was not done after {_patience(seconds):.3g} s"
         elif status == -_PROFILE:
             reason = f"takes more than {limit}"
         else:
@@ -140,6 +142,11 @@ def ask(job: str, subject: str, cure: str, request: bytes) -> dict[str, Any]:
     if "memory" in answer:
         raise ValueError(f"{subject} needs more than {answer['memory'] / 2**30:.2g} GiB: {cure}")
     return answer
+
+
+def _patience(seconds: float) -> float:
+    """How long to wait for a request with so much processor time."""
+    return _WAIT if seconds < 12 else 2 * seconds
 
 
 _PROFILE = 27  # SIGPROF on Linux and macOS

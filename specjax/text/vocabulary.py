@@ -28,6 +28,7 @@ from jax import Array
 from tqdm import tqdm
 
 from specjax.arguments import items, shown, whole
+from specjax.text.rust import no_panic
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _CHARACTER = {b: b for b in _PRINTABLE} | {
@@ -212,7 +213,8 @@ class _Vocabulary:
                 written = text.decode("latin-1").translate(_CHARACTER)
             else:
                 written = text.decode().replace(" ", _SPACE)
-            pieces = [token.id for token in self.model.tokenize(written)]
+            with no_panic("the draft's tokenizer cannot spell a token of the target"):
+                pieces = [token.id for token in self.model.tokenize(written)]
         except UnicodeDecodeError:  # a part of a character
             pieces = []
         if b"".join(m for m in map(self.meaning.get, pieces) if isinstance(m, bytes)) == text:

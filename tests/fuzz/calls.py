@@ -38,8 +38,9 @@ def _value(rng: random.Random, honest: Any) -> Any:
 _RECORD = {
     "vocab_size": 32, "hidden_size": 8, "mlp_size": 8, "num_layers": 2, "num_heads": 2,
     "num_kv_heads": 1, "head_dim": 4, "max_positions": 64, "norm": "rms", "norm_eps": 1e-5,
-    "norm_order": "pre", "qk_norm": "head", "query_scale": 0.5, "windows": (4, None), "rope": Rope(),
-    "activation": "silu", "gated": True, "num_experts": 2, "experts_per_token": 1, "expert_size": 8,
+    "norm_order": "pre", "qk_norm": "head", "query_scale": 0.5, "windows": (4, None),
+    "rope": Rope(), "activation": "silu", "gated": True, "num_experts": 2,
+    "experts_per_token": 1, "expert_size": 8,
     "sparse": (True, False), "init_scale": 0.02, "family": "llama", "logit_softcap": 3.0,
 }  # fmt: skip
 
@@ -63,8 +64,11 @@ class Arguments:
                 "logit_bias": {1: 2.0}, "bad_words": [[1, 2]], "min_new_tokens": 2}  # fmt: skip
         rope = {"theta": 1e4, "kind": "yarn", "fraction": 0.5, "factor": 2.0, "truncate": True,
                 "original_max_positions": 64, "factors": (1.0,)}  # fmt: skip
+        numerics = {"dtype": "float32", "precision": "high", "revision": None}
+        levels = {"depth": 2, "width": 2, "num_nodes": 5}
+        tables = {"target_size": 300, "draft_size": 300, "same": [(0, 0)], "max_pieces": 4}
         self.calls: list[tuple[Callable[..., object], dict[str, Any]]] = [
-            (functools.partial(specjax.load, self.folder), {"dtype": "float32", "precision": "high", "revision": None}),
+            (functools.partial(specjax.load, self.folder), numerics),
             (specjax.load, {"path": self.folder}),
             (specjax.load_medusa, {"path": made, "target": target}),
             (specjax.TransformerConfig, _RECORD),
@@ -72,7 +76,7 @@ class Arguments:
             (specjax.NGram, {"num_drafts": 4, "max_ngram": 3, "min_ngram": 2, "may_abstain": True}),
             (draft, {"num_drafts": 3, "confidence_threshold": 0.5}),
             (tree, {"branching": (2, 1)}),
-            (functools.partial(specjax.DynamicTree, source), {"depth": 2, "width": 2, "num_nodes": 5}),
+            (functools.partial(specjax.DynamicTree, source), levels),
             (exits, {"exit_layer": 1, "num_drafts": 2}),
             (specjax.Medusa, {"heads": heads.heads, "choices": ((0,), (1,), (0, 0))}),
             (specjax.FirstOf, {"first": specjax.NGram(), "second": specjax.NGram()}),
@@ -81,7 +85,7 @@ class Arguments:
             (functools.partial(specjax.Sampling.create, 2), numbers),
             (functools.partial(specjax.Processors.create, 2, bases.VOCAB), bans),
             (functools.partial(specjax.make_drafter, target), {"draft": target}),
-            (functools.partial(specjax.translate, words, words), {"target_size": 300, "draft_size": 300, "same": [(0, 0)], "max_pieces": 4}),
+            (functools.partial(specjax.translate, words, words), tables),
         ]  # fmt: skip
 
     def case(self, rng: random.Random) -> Case:
@@ -112,9 +116,11 @@ class Requests:
             "prompts": ["the cat", "the dog"], "chat_template_kwargs": {"a": 1}, "draft": small,
             "draft_dtype": "int8", "proposer": "ngram", "adapter": "x", "rule": "match",
             "speculative_config": {"method": "ngram", "num_speculative_tokens": 3}, "num_drafts": 3,
-            "max_new_tokens": 4, "temperature": [1.0, 0.5], "top_k": 3, "top_p": 0.9, "min_p": 0.1,
+            "max_new_tokens": 4, "temperature": [1.0, 0.5], "top_k": 3, "top_p": 0.9,
+            "min_p": 0.1,
             "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5,
-            "logit_bias": {1: 2.0}, "bad_words": ["dog", [1, 2]], "min_new_tokens": 1, "eos": [[0], [1]],
+            "logit_bias": {1: 2.0}, "bad_words": ["dog", [1, 2]], "min_new_tokens": 1,
+            "eos": [[0], [1]],
             "logits_processor": None, "seed": [1, 2], "stop": ["x"], "logprobs": 2, "stream": True,
             "mesh": None, "drafter": None, "messages": [{"role": "user", "content": "the cat"}],
         }  # fmt: skip

@@ -1,9 +1,7 @@
-"""Cases of model folders: configurations, headers of weights, indices and tokenizers."""
+"""Cases of model folders: configurations, headers of weights, and indices."""
 
 from __future__ import annotations
 
-import base64
-import dataclasses
 import json
 import math
 import pathlib
@@ -13,8 +11,6 @@ import struct
 import jax.numpy as jnp
 
 import specjax
-from specjax.files import read_tokenizer
-from specjax.prompts import text_ids
 from tests.fuzz import bases, values
 from tests.fuzz.damaged import Damaged
 from tests.fuzz.law import Case
@@ -27,8 +23,9 @@ _OWN = {
     "no_rope_layer_interval": 2, "sliding_window_pattern": 2, "partial_rotary_factor": 0.5,
     "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_local_base_freq": 1e4,
     "rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4},
-    "original_max_position_embeddings": 32, "eos_token_id": [0, 1], "auto_map": {}, "mlp_bias": True,
-    "quantization_config": {}, "attention_bias": True, "hidden_act": "gelu", "n_inner": 12,
+    "original_max_position_embeddings": 32, "eos_token_id": [0, 1], "auto_map": {},
+    "mlp_bias": True, "quantization_config": {}, "attention_bias": True, "hidden_act": "gelu",
+    "n_inner": 12,
     "query_pre_attn_scalar": 4, "final_logit_softcapping": 3.0, "word_embed_proj_dim": 4,
     "do_layer_norm_before": False, "rotary_pct": 0.5, "norm_topk_prob": True, "head_dim": 4,
 }  # fmt: skip
@@ -142,8 +139,6 @@ def changed_weights(rng: random.Random, content: bytes) -> bytes:
 class Headers:
     """Weights whose header or data is not what it should be."""
 
-    names = (_SINGLE,)
-
     def __init__(self, root: pathlib.Path) -> None:
         (root / "outside").mkdir()
         self.homes = [
@@ -213,60 +208,3 @@ class Indices:
         if act < 0.7:
             home.put(self.index, values.text_of(rng, index))
         return Case(lambda: specjax.load(home.folder), (str(home.folder),), check_model, refused)
-
-
-_NORMALIZERS = (
-    lambda rng: {"type": "Replace", "pattern": {"String": rng.choice("aé ▁")}, "content": "a" * rng.choice((1, 40, 10**4))},
-    lambda rng: {"type": "Replace", "pattern": {"Regex": rng.choice(("(a*)*b", "((a{99}){99}){99}", "(", "\\p{L}+", "", "(?=a)"))}, "content": "aa"},
-    lambda rng: {"type": "Sequence", "normalizers": [_NORMALIZERS[0](rng) for _ in range(rng.choice((0, 3, 12)))]},
-    lambda rng: {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(struct.pack("<I", rng.choice((0, 4, 64, 2**31, 2**32 - 1))) + rng.randbytes(rng.choice((0, 4, 64, 999)))).decode()},
-    lambda rng: {"type": "Prepend", "prepend": "▁" * rng.choice((1, 10**5))},
-    lambda rng: {"type": rng.choice(("NFKC", "Strip", "Lowercase", "Nmt", "BertNormalizer", "ByteLevel", "x"))},
-)  # fmt: skip
-_SPLITS = (
-    lambda rng: {"type": "Split", "pattern": {"Regex": rng.choice(("(a|aa)+$", "(a*)*b", "\\s+", "(?i)x", "("))}, "behavior": "Isolated", "invert": rng.random() < 0.5},
-    lambda rng: {"type": "Metaspace", "replacement": rng.choice(("▁", "", "xx")), "prepend_scheme": "always"},
-    lambda rng: {"type": "Sequence", "pretokenizers": [_SPLITS[0](rng) for _ in range(rng.choice((0, 2)))]},
-    lambda rng: {"type": "FixedLength", "length": rng.choice((0, 1, 2**63))},
-    lambda rng: {"type": "Punctuation", "behavior": "Contiguous"},
-)  # fmt: skip
-
-
-class Tokenizers:
-    """tokenizer.json files, and texts for those that can be read."""
-
-    def __init__(self, root: pathlib.Path) -> None:
-        self.path, self.bases = root / "tokenizer.json", bases.tokenizer_files()
-        self.target = bases.model("llama")
-
-    def case(self, rng: random.Random) -> Case:
-        made = rng.choice(self.bases)
-        act = rng.random()
-        if act < 0.2:
-            made = {**made, "normalizer": rng.choice(_NORMALIZERS)(rng)}
-        elif act < 0.35:
-            made = {**made, "pre_tokenizer": rng.choice(_SPLITS)(rng)}
-        elif act < 0.45:
-            most, stride = rng.choice((0, 1, 8, 2**63)), rng.choice((0, 1, 8, 99))
-            made = {**made, "truncation": {"direction": "Right", "max_length": most, "strategy": "LongestFirst", "stride": stride}}  # fmt: skip
-        elif act < 0.55:
-            made = {**made, "padding": {"strategy": {"Fixed": rng.choice((0, 9, 2**40))}, "direction": "Right", "pad_to_multiple_of": rng.choice((None, 0, 2**40)), "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}}  # fmt: skip
-        if act > 0.5:
-            made = values.changed(rng, made, rng.choice((1, 1, 2, 4)))
-        self.path.unlink(missing_ok=True)
-        self.path.write_bytes(values.text_of(rng, made))
-        text = rng.choice(
-            ("the cat", "a" * 40 + "c", "é中😀\u0301 \ud800"[: rng.choice((4, 7))], "", "\x00\n ", "<|endoftext|>x", "A b" * 50)
-        )  # fmt: skip
-
-        def act_on() -> None:
-            read = read_tokenizer(self.path)
-            target = dataclasses.replace(self.target, tokenizer=read)
-            ids = text_ids("the prompt", target, text, special=rng.random() < 0.5)
-            assert all(isinstance(i, int) for i in ids)
-            if rng.random() < 0.2:
-                size = 1 + max([*read.get_vocab().values(), 0])
-                if size < 10**5:
-                    specjax.translate(read, bases.tokenizer(), size, bases.VOCAB)
-
-        return Case(act_on, (str(self.path), "the prompt", "tokenizer"))

@@ -8,10 +8,11 @@ from typing import Protocol
 
 from tests.fuzz.calls import Arguments, Requests
 from tests.fuzz.drafters import Drafters
-from tests.fuzz.folders import Configurations, Headers, Indices, Tokenizers
+from tests.fuzz.folders import Configurations, Headers, Indices
 from tests.fuzz.law import Case
 from tests.fuzz.planted import Planted
 from tests.fuzz.templates import Templates
+from tests.fuzz.tokens import Tokenizers
 
 
 class Kind(Protocol):

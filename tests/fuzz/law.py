@@ -1,9 +1,8 @@
 """What every case must obey, and how a case is judged.
 
-A case is refused by a ValueError or an OSError whose message names the file or the argument and
-holds more than a name, or it works.  It raises nothing else, takes no more than `SECONDS`, needs no
-more than `MEMORY` beyond what the process has, executes nothing and opens nothing outside its
-folder.
+A case is refused by a ValueError or an OSError whose message names the file or the argument, or
+it works.  It raises nothing else, takes no more than `SECONDS`, needs no more than `MEMORY` beyond
+what the process has, executes nothing and opens nothing outside its folder.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ REFUSED, WORKS = "refused", "works"
 OBEYED = (REFUSED, WORKS)
 
 _FORBIDDEN = (
-    "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pickle.find_class",
-    "pty.spawn", "socket.connect", "socket.getaddrinfo", "subprocess.Popen", "ctypes.dlopen",
+    "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system",
+    "pickle.find_class", "pty.spawn", "socket.connect", "socket.getaddrinfo", "subprocess.Popen",
+    "ctypes.dlopen",
 )  # fmt: skip
 _LONGEST = 20_000  # characters of a message
 

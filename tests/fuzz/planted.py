@@ -1,4 +1,4 @@
-"""Cases that break the law on purpose, one kind of break for each seed; they show that it is seen."""
+"""Cases that break the law on purpose, each seed in its own way, to show that it is seen."""
 
 from __future__ import annotations
 

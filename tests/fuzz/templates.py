@@ -1,5 +1,7 @@
 """Cases of chat templates: honest ones that were damaged, and programs made of hostile pieces."""
 
+# ruff: noqa: E501 - templates come in one line
+
 from __future__ import annotations
 
 import json
