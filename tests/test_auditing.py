@@ -50,19 +50,13 @@ def test_an_inexact_rule_is_measured_and_passes():
     assert report.passed
     (asked, *_) = report.distributions
     assert asked.p_value < 1e-6
-    assert asked.total_variation > 2 * asked.expected
+    assert asked.total_variation > 1.5 * asked.expected
+    assert not any(check.claimed for check in report.distributions)
     verdicts = {check.name: check.verdict for check in report.checks}
-    del verdicts["greedy, samples"]  # short texts, which may be equal
-    assert verdicts == {
-        "figures": "pass",
-        "ends": "pass",
-        "greedy": "inexact by design",
-        "row order": "pass",
-        "width": "pass",
-        "distribution": "inexact by design",
-        "distribution, hot": "inexact by design",
-        "distribution, cold": "inexact by design",
-    }
+    assert verdicts["distribution"] == "inexact by design"
+    # At temperature 0 this rule accepts the best token only.
+    names = ("figures", "ends", "greedy", "greedy, samples", "row order")
+    assert {verdicts[name] for name in names} == {"pass"}
     assert "(inexact)" in str(report)
 
 
