@@ -163,21 +163,23 @@ WALKS = {
 
 
 def a_case(parent, rng, max_depth, drawn):
-    """Everything that a rule is given.  A third of the logits are -inf, as after top-k; drafts are
-    likely."""
+    """Everything that a rule is given.  In a third of the nodes some logits are -inf, as after
+    top-k."""
     size = len(parent)
     tokens = distinct_siblings(rng, parent, VOCAB)
+    # Drafts that decide a rule either way, and trees that are accepted far down.
+    likely, uniform = rng.choice([0.5, 2, 12]), rng.random(size) ** rng.choice([1, 4])
     target = rng.normal(size=(size, VOCAB))
     for node in range(1, size):
         if parent[node] >= 0:
-            target[parent[node], tokens[node]] += 5
+            target[parent[node], tokens[node]] += likely * rng.uniform(0.5, 1)
     draft = target + rng.normal(size=target.shape)
     for logits in (target, draft):
         cut = rng.random(size) < 1 / 3
         logits[cut] = np.where(
             logits[cut] < np.sort(logits[cut], 1)[:, -4:-3], -np.inf, logits[cut]
         )
-    uniform, noise = rng.random(size) ** 4, rng.gumbel(size=(max_depth + 2, VOCAB))
+    noise = rng.gumbel(size=(max_depth + 2, VOCAB))
     children = [np.flatnonzero(parent == node).tolist() for node in range(size)]
     return {
         "parent": parent,
