@@ -9,7 +9,7 @@ import numpy as np
 import published
 import pytest
 import safetensors.numpy
-from published_target import context, load, target, write_fixture
+from published_target import context, load, target, write, write_fixture
 
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.files.drafter import load_drafter, open_drafter
@@ -78,6 +78,31 @@ def test_older_names_are_read(tmp_path):
         other = load_drafter(folder, target())
         assert other.source == plain.source
         jax.tree.map(np.testing.assert_array_equal, other.params, plain.params)
+
+
+def test_a_flat_configuration_is_read(tmp_path):
+    """DeepSpec's: all fields at the top level, and tables in the file that repeat the target's."""
+    nested = load(tmp_path / "nested", "dspark_gated")
+    made = published.fixture("dspark_gated")
+    config = {**made["config"], **made["config"]["dflash_config"]}
+    config |= {"architectures": ["Qwen3DSparkModel"]}
+    del config["dflash_config"], config["projector_type"]
+    tables = {"embed_tokens.weight": published.embedding(), "lm_head.weight": published.head()}
+    folder = write(tmp_path / "flat", config, {**published.weights(made["tensors"]), **tables})
+    flat = load_drafter(folder, target())
+    assert (flat.source, flat.shares) == (nested.source, nested.shares)
+    jax.tree.map(np.testing.assert_array_equal, flat.params, nested.params)
+    format, config, tensors = open_drafter(folder)
+    assert FORMATS[format].describe(config, tensors, None).packaging == "DeepSpec"
+
+
+def test_the_tensors_count(tmp_path):
+    """A label of another method gives a warning, and the draft is what its tensors are."""
+    with pytest.warns(UserWarning, match="says dflash, and the tensors show domino"):
+        drafter = load(tmp_path, "domino_plain", architectures=["DFlashDraftModel"],
+                       dflash_config={**published.fixture("domino_plain")["config"][
+                           "dflash_config"], "projector_type": "dflash"})  # fmt: skip
+    assert type(drafter.source.correction).__name__ == "PrefixGRU"
 
 
 def test_tables_of_its_own_are_kept(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
@@ -34,6 +35,7 @@ from specjax.proposers import BlockDraftSource, ChoiceTree
 _RENAMED = {"logit_head.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 """Beginnings of names in older and other exports."""
 
+_METHODS = ("dflash", "dspark", "domino")
 _TABLE = "embed_tokens.weight"
 _PIECE = 4096  # rows of a table that are compared at a time
 
@@ -42,6 +44,7 @@ _PIECE = 4096  # rows of a table that are compared at a time
 class Method:
     """What block drafts of one method have in common."""
 
+    name: str  # as labels in configurations have it, in lower case
     # The slot that predicts the token after the anchor, unless the configuration says.
     first_slot: Callable[[Config], int]
     # From the fields, the names of the tensors, the sizes of the layers, V and U.
@@ -78,6 +81,17 @@ def is_block_draft(names: set[str]) -> bool:
     return "fc.weight" in plain and has_norm and "layers.0.hidden_norm.weight" not in names
 
 
+def labels_of(config: Config) -> set[str]:
+    """The methods that a configuration names."""
+    fields = Fields(config)
+    labels = [
+        *(config.get("architectures") or []),
+        fields.get("speculators_model_type"),
+        fields.get("projector_type"),
+    ]
+    return {name for name in _METHODS if any(name in str(label).lower() for label in labels)}
+
+
 def read_block_draft(
     folder: pathlib.Path,
     config: Config,
@@ -91,6 +105,13 @@ def read_block_draft(
       ValueError: with everything that does not fit the configuration or the target.
     """
     plan = plan_block_draft(folder, config, tensors, target, method)
+    said = labels_of(config)
+    if said and method.name not in said:
+        warnings.warn(
+            f"{folder}: config.json says {' and '.join(sorted(said))}, and the tensors show "
+            f"{method.name}: the tensors count",
+            stacklevel=5,
+        )
     dtype = target.params["embedding"].dtype
     params = read_rows(folder, plan.rows, plan.shapes, plan.stored, dtype)
     if plan.to_draft is not None:

@@ -65,5 +65,5 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     return describe_block_draft(config, tensors, target, name, METHOD)
 
 
-METHOD = Method(lambda config: 1, _selector, _selector_rows)
+METHOD = Method("dflash", lambda config: 1, _selector, _selector_rows)
 DFLASH = Format(_matches, _read, _describe)

@@ -64,5 +64,5 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     return describe_block_draft(config, tensors, target, "Domino", METHOD)
 
 
-METHOD = Method(_first_slot, _gru, _rows)
+METHOD = Method("domino", _first_slot, _gru, _rows)
 DOMINO = Format(_matches, _read, _describe)

@@ -10,6 +10,7 @@ from specjax.files.drafters.block import (
     Method,
     describe_block_draft,
     is_block_draft,
+    labels_of,
     read_block_draft,
     renamed,
 )
@@ -32,16 +33,7 @@ def _matches(config: Config, names: set[str]) -> bool:
     """By its heads; without any, only the configuration tells it from DFlash."""
     plain = {name.removeprefix("logit_head.") for name in names}
     heads = any(name.startswith((f"{_MARKOV}.", "confidence_head.")) for name in plain)
-    return is_block_draft(names) and (heads or _says_dspark(config))
-
-
-def _says_dspark(config: Config) -> bool:
-    labels = [
-        *(config.get("architectures") or []),
-        config.get("speculators_model_type"),
-        Fields(config).get("projector_type"),
-    ]
-    return any("dspark" in str(label).lower() for label in labels)
+    return is_block_draft(names) and (heads or "dspark" in labels_of(config))
 
 
 def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
@@ -109,5 +101,5 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
 
 
 # Slot 0 predicts the token after the anchor, as it is trained.
-METHOD = Method(lambda config: 0, _markov, _markov_rows)
+METHOD = Method("dspark", lambda config: 0, _markov, _markov_rows)
 DSPARK = Format(_matches, _read, _describe)
