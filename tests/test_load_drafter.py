@@ -89,6 +89,11 @@ REFUSED = {
         {"hidden_size": 64, "target_hidden_size": 64}, keep,
         r"target_hidden_size is 64, and eagle3-target-llama has 48",
     ),
+    "another width without tables": (
+        {"hidden_size": 64, "target_hidden_size": 48},
+        put("fc.weight", torch.zeros(64, 144)),
+        "has no embedding of its own, and its hidden size 64 is not that of the target's tables",
+    ),
     "another number of taps": (
         {TAPS: [2, 4]}, keep, r"fc\.weight has shape \[48, 144\].*need \[48, 96\]",
     ),
