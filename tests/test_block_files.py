@@ -15,7 +15,7 @@ from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.files.drafter import load_drafter, open_drafter
 from specjax.files.drafters import FORMATS, dflash, dspark
 from specjax.files.drafters.block import plan_block_draft
-from specjax.files.tensors import Stored
+from specjax.files.headers import Stored
 from specjax.models import SharedParams
 from specjax.types import Block
 

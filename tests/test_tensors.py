@@ -153,7 +153,7 @@ def test_dtypes_are_aligned_in_a_mixed_file(tmp_path):
 @pytest.mark.parametrize("name", ["q", "K", "V_bias", "up", "experts", "stack"])
 def test_a_device_reads_its_slice(tmp_path, name):
     """For every kind of parameter, each slice equals that slice of the whole."""
-    from specjax.files.tensors import open_tensors
+    from specjax.files.headers import open_tensors
 
     files, _ = open_tensors([stored(tmp_path) / "model.safetensors"])
     whole, rows = params()[name], [row for row in tensors(Config()) if row.path == (name,)]

@@ -10,8 +10,8 @@ from specjax.contract import Proposer
 from specjax.drafters import Drafter, PublishedDrafter
 from specjax.files.drafters import FORMATS, Tensors
 from specjax.files.folder import INDEX, SINGLE, read_json, weight_files
+from specjax.files.headers import open_tensors
 from specjax.files.hub import MEDUSA_WEIGHTS, find_folder
-from specjax.files.tensors import open_tensors
 from specjax.models import Config, LanguageModel
 
 _INSIDE = ("mtp.", "mtp_layers.", "model.mtp.")

@@ -25,7 +25,8 @@ from jax.typing import DTypeLike
 from specjax.arguments import items, number, shown, whole
 from specjax.drafters import MedusaAdapter
 from specjax.files.folder import check_links, listed, named, read_json
-from specjax.files.tensors import KINDS, Stored, all_finite, read_header
+from specjax.files.headers import KINDS, Stored, read_header
+from specjax.files.tensors import all_finite
 from specjax.models import LanguageModel, MedusaHeads, head_matrix
 from specjax.parallel import leader, to_host
 

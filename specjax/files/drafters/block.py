@@ -18,7 +18,8 @@ from specjax.files.drafters.block_config import Fields, read_config, read_taps
 from specjax.files.drafters.format import Description, Tensors
 from specjax.files.drafters.layers import dense_rows, layer_rows
 from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
-from specjax.files.tensors import Stored, read_rows
+from specjax.files.headers import Stored
+from specjax.files.tensors import read_rows
 from specjax.models import (
     BlockDraft,
     BlockDraftConfig,

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable
 
 from specjax.drafters import Drafter
-from specjax.files.tensors import Stored
+from specjax.files.headers import Stored
 from specjax.models import Config, LanguageModel
 
 Tensors = dict[str, Stored]

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 from specjax.files.drafters.format import Tensors
-from specjax.files.tensors import Stored
+from specjax.files.headers import Stored
 from specjax.models import LanguageModel
 from specjax.types import ABSENT
 

@@ -1,0 +1,82 @@
+"""Headers of safetensors files: which tensors they hold, without reading a number."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterable, Iterator
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+
+from specjax.files.folder import parse_json, read_bytes
+
+KINDS = {
+    "F32": jnp.dtype("float32"),
+    "BF16": jnp.dtype("bfloat16"),
+    "F16": jnp.dtype("float16"),
+    "F64": jnp.dtype("float64"),
+}
+"""The names in safetensors of the dtypes that weights can have."""
+
+_LONGEST = 2**25  # bytes of a header; one for 10^5 tensors has about 10^7
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A tensor of a file, not yet read."""
+
+    file: pathlib.Path
+    kind: str
+    shape: tuple[int, ...]
+    start: int  # byte of the file
+
+    def map(self) -> np.ndarray:
+        """A view of the file, which is read when an element is accessed."""
+        if 0 in self.shape:
+            return np.zeros(self.shape, KINDS[self.kind])
+        return np.asarray(np.memmap(self.file, KINDS[self.kind], "r", self.start, self.shape))
+
+
+def open_tensors(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list[str]]:
+    """Every tensor of the files by name, and a line for each one that is in two files."""
+    stored: dict[str, Stored] = {}
+    faults = []
+    for file in files:
+        for name, tensor in read_header(file):
+            if name in stored:
+                faults.append(f"{name} is in two files")
+            stored[name] = tensor
+    return stored, faults
+
+
+def read_header(file: pathlib.Path) -> Iterator[tuple[str, Stored]]:
+    """The tensors of a file by name.
+
+    Raises:
+      ValueError: the file is no safetensors file, or not whole.
+      OSError: it cannot be read.
+    """
+    length = int.from_bytes(read_bytes(file, 8), "little")
+    if length > _LONGEST:
+        raise ValueError(
+            f"{file} is damaged, or is no safetensors file (its header would have {length} bytes, "
+            f"and at most {_LONGEST} are read); download it again"
+        )
+    try:
+        # This checks every offset, shape and dtype against the file's length.
+        safetensors.safe_open(file, "np")
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ValueError(f"{file} is damaged or truncated ({error}); download it again") from None
+    for name, entry in parse_json(read_bytes(file, 8 + length)[8:], file).items():
+        if name != "__metadata__":
+            yield (
+                name,
+                Stored(
+                    file,
+                    entry["dtype"],
+                    tuple(entry["shape"]),
+                    8 + length + entry["data_offsets"][0],
+                ),
+            )
