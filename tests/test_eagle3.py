@@ -1,6 +1,6 @@
 """EAGLE-3 heads in every published layout draft what a NumPy reference drafts, which has no cache.
 
-The reference (`eagle3_folders.Reference`) reads the same files by their published names and the
+The reference (`eagle3_reference.Reference`) reads the same files by their published names and the
 target's hidden states from transformers, and computes everything again for every token.
 """
 
@@ -8,6 +8,7 @@ import functools
 import warnings
 
 import eagle3_folders
+import eagle3_reference
 import folders
 import jax
 import jax.numpy as jnp
@@ -79,7 +80,7 @@ def test_drafts_are_those_of_the_reference(layout):
 
     The rule accepts most drafts, right or wrong, since a random head is seldom right.
     """
-    reference = eagle3_folders.reference(layout)
+    reference = eagle3_reference.reference(layout)
     proposer = drafter(layout, Chain, num_drafts=DEPTH).proposer
     rule = Most()
     dec, arrays, state = begun(layout, proposer, rule, prompts(), LENGTHS)
@@ -96,7 +97,10 @@ def test_drafts_are_those_of_the_reference(layout):
 @pytest.mark.parametrize("layout", ["authors, 3.1", "ModelOpt, two layers", "DeepSpec"])
 def test_logits_are_those_of_the_reference(layout):
     """Along a chain and at every node of random trees, within 1e-4 of their spread."""
-    reference, loaded = eagle3_folders.reference(layout), target(eagle3_folders.LAYOUTS[layout][3])
+    reference, loaded = (
+        eagle3_reference.reference(layout),
+        target(eagle3_folders.LAYOUTS[layout][3]),
+    )
     made = drafter(layout, Chain, num_drafts=DEPTH)
     source, params = made.source, made.arrays(loaded)
     text, tokens = prompts(1)[0].tolist(), np.array([[4, 9, 4, 30, 31, 32, 33]])

@@ -1,6 +1,7 @@
 """P-EAGLE heads draft what a NumPy reference drafts, which reads everything again in each step."""
 
 import eagle3_folders
+import eagle3_reference
 import jax
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ DEPTH = {"speculators": 3, "SpecForge": 8}
 @pytest.mark.parametrize("layout", eagle3_folders.PARALLEL)
 def test_drafts_are_those_of_the_reference(layout):
     """Over several blocks, in which drafts are accepted and rejected."""
-    folder, reference = eagle3_folders.parallel(layout)
+    folder, reference = eagle3_reference.parallel(layout)
     loaded = target("llama")
     made = specjax.load_drafter(folder, loaded)
     assert made.proposer == ChoiceTree(made.source)
@@ -47,7 +48,7 @@ def test_drafts_are_those_of_the_reference(layout):
 def test_generate_writes_what_plain_decoding_writes():
     """As a chain, and as a tree of the best tokens of every depth."""
     loaded, asked = target("llama"), [prompts(2)[0].tolist(), [5, 6]]
-    folder, _ = eagle3_folders.parallel("speculators")
+    folder, _ = eagle3_reference.parallel("speculators")
     choices = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
     for shape in ({}, {"shape": ChoiceTree, "choices": choices}):
         made = specjax.load_drafter(folder, loaded, **shape)

@@ -7,6 +7,7 @@ import json
 import pathlib
 
 import eagle3_folders
+import eagle3_reference
 import folders
 import jax
 import numpy as np
@@ -87,6 +88,11 @@ REFUSED = {
     "another target": (
         {"hidden_size": 64, "target_hidden_size": 64}, keep,
         r"target_hidden_size is 64, and eagle3-target-llama has 48",
+    ),
+    "another width without tables": (
+        {"hidden_size": 64, "target_hidden_size": 48},
+        put("fc.weight", torch.zeros(64, 144)),
+        "has no embedding of its own, and its hidden size 64 is not that of the target's tables",
     ),
     "another number of taps": (
         {TAPS: [2, 4]}, keep, r"fc\.weight has shape \[48, 144\].*need \[48, 96\]",
@@ -197,6 +203,16 @@ def test_another_target_is_refused_later():
         specjax.load_drafter(eagle3_folders.folder("authors"), own)
 
 
+def test_a_target_in_int8():
+    """A head of its own takes it; the target's head is not read from int8."""
+    loaded = specjax.quantise(target("qwen3"))
+    with pytest.raises(ValueError, match=r"that of eagle3-target-qwen3 in int8 is quantised"):
+        specjax.load_drafter(eagle3_folders.folder("authors, shared"), loaded)
+    made = drafter("ModelOpt", Chain, num_drafts=2)
+    out = specjax.generate(loaded, [[4, 5, 6]], drafter=made, max_new_tokens=6)
+    assert out.tokens == specjax.generate(loaded, [[4, 5, 6]], max_new_tokens=6).tokens
+
+
 def test_numbers_need_a_shape():
     with pytest.raises(ValueError, match="num_drafts= are arguments of a shape"):
         specjax.load_drafter(eagle3_folders.folder("authors"), target("llama"), num_drafts=3)
@@ -281,7 +297,7 @@ def test_inspect_needs_headers_only(tmp_path, make, capsys):
 def test_inspect_describes_the_other_formats(capsys):
     main(["inspect", str(PYCODE / "medusa")])
     assert "its last hidden state" in capsys.readouterr().out
-    main(["inspect", str(eagle3_folders.parallel("speculators")[0]), "--json"])
+    main(["inspect", str(eagle3_reference.parallel("speculators")[0]), "--json"])
     facts = json.loads(capsys.readouterr().out)
     assert (facts["method"], facts["layout"]) == ("P-EAGLE", "speculators")
     main(["inspect", str(eagle3_folders.folder("speculators, 3.1")), "--json"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from specjax.contract import BlockSource, Proposer, Source
 from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
-from specjax.models import LanguageModel, LinenModel, SharedParams, Transformer
+from specjax.models import Int8, LanguageModel, LinenModel, SharedParams, Transformer
 
 Sizes = tuple[int, int, int]
 """Hidden size, vocabulary and layers of a target."""
@@ -26,12 +26,21 @@ class PublishedDrafter(Drafter):
     sizes: Sizes  # of the target that it was loaded for
 
     def check(self, target: LanguageModel) -> None:
-        """Raises ValueError if the target has other sizes than the one that it was loaded for."""
+        """Raises ValueError if the target has other sizes than the one that it was loaded for.
+
+        So does a target in int8 whose head would be used.
+        """
         theirs = sizes_of(target, self.name)
         if theirs != self.sizes:
             raise ValueError(
                 f"the drafter {self.name} is for a target of {_words(self.sizes)}, and "
                 f"{target.name} has {_words(theirs)}: pass the target that it was trained for"
+            )
+        head = target.params.get("head", {})
+        if "head" in self.shares and isinstance(head.get("kernel"), Int8):
+            raise ValueError(
+                f"the drafter {self.name} uses the head of its target, and that of {target.name} "
+                "is quantised: pass the target without int8"
             )
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:

@@ -30,7 +30,7 @@ from specjax.models.language_model import OFF, LanguageModel
 from specjax.models.layers import look_up
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
 from specjax.models.products import dot_general, float32_dot_general
-from specjax.models.quantised import quantise, quantised_form
+from specjax.models.quantised import Int8, quantise, quantised_form
 from specjax.models.rope import Rope
 from specjax.models.transformer import Transformer, head_matrix
 
@@ -47,6 +47,7 @@ __all__ = [
     "Eagle3",
     "Eagle3Config",
     "Family",
+    "Int8",
     "LanguageModel",
     "LinenModel",
     "MarkovHead",

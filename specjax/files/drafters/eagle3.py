@@ -106,10 +106,14 @@ def read_parts(
         for part, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight"))
         if name not in tensors
     )
-    if shares and layers.hidden_size != hidden:
+    width = hidden
+    if target is not None:  # a few targets have an embedding of another width
+        width = target.model.module.config.embedding_size or hidden
+    if shares and layers.hidden_size != width:
         raise ValueError(
             f"{folder} has no {' and no '.join(shares)} of its own, and its hidden size "
-            f"{layers.hidden_size} is not the target's, {hidden}, whose tables would be used"
+            f"{layers.hidden_size} is not that of the target's tables, {width}: pass a drafter "
+            "with tables of its own, or the target that it was trained for"
         )
     network = Eagle3Config(
         layers=layers,

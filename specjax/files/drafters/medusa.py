@@ -30,7 +30,6 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
         taps=(),
         num_drafts=heads,
         shares=() if own else ("head",),
-        details=("reads the target's last hidden state",),
     )
 
 
