@@ -1,7 +1,7 @@
 """python -m bench.laws: check the promises of speculation on this device, in this precision.
 
-The auditor compares each proposer with plain decoding at the width of its step: greedy texts, texts
-of the same key, and the bits of the target's next logits.  Then one prompt and one key are decoded
+The auditor compares each proposer with a reference that reads whole texts anew, and the bits of its
+cache with plain decoding at the width of its step.  Then one prompt and one key are decoded
 with every number of drafts at that width, which must give one text.  Passes of other widths may
 give other texts in bfloat16, so these texts are only counted.  The exit status is 1 if a promise is
 broken.
