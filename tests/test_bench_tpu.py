@@ -13,6 +13,7 @@ from bench.tpu.chips import CHIPS, chip, slice_of
 from bench.tpu.flops import product_flops
 from bench.tpu.hlo import parse
 from bench.tpu.programs import devices_of
+from bench.tpu.published import TOKENS, compare
 from bench.tpu.roofline import least_seconds, table, tokens_per_step
 from bench.tpu.traffic import host_transfers, traffic
 
@@ -261,6 +262,24 @@ def test_cells_are_read_again(tmp_path, capsys, monkeypatch):
     path.write_text(json.dumps([]))
     command.main(["--read", str(path)])
     assert "tokens/s of a row" in capsys.readouterr().out
+
+
+def test_published_cases_are_compared_without_a_fit():
+    """Tokens a step over the longer step, beside what was published; missing cases are left out."""
+    common = {"dtype": "bfloat16", "size": "8b", "chip": "v5p", "chips": 1, "batch": 1, "flops": 0,
+              "int8_operations": 0, "collectives": []}  # fmt: skip
+    plain = {**common, "drafter": "none", "bytes_per_step": {"weights": 10**9, "collectives": 0}}
+    slow = {
+        **common,
+        "drafter": "dflash",
+        "bytes_per_step": {"weights": 2 * 10**9, "collectives": 0},
+    }
+    assert compare([plain]) is None
+    row = compare([plain, slow]).split("\n")[-1].split("|")
+    tokens = sum(TOKENS["dflash"]) / 9
+    assert [entry.strip() for entry in row[5:10]] == [
+        f"{tokens:.2f}", "2.00", f"{tokens / 2:.2f}", "3.13", f"{tokens / 2 / 3.13 - 1:+.0%}",
+    ]  # fmt: skip
 
 
 def test_slices_hold_the_chips():

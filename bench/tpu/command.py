@@ -25,6 +25,7 @@ from bench.tpu.cells import HEADER, Cell, draw, line, measure
 from bench.tpu.chips import CHIPS, Chip, chip
 from bench.tpu.drafters import DRAFTERS
 from bench.tpu.programs import compile_loop, devices_of, prepare_environment
+from bench.tpu.published import compare
 from bench.tpu.roofline import table
 from bench.tpu.sizes import DRAFT_OF, DTYPES, SIZES, VOCABULARY, config_of, shapes_of
 from specjax import Decoder, Params
@@ -54,6 +55,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"\n{_LEAST}\n\n{table(cells, others, tuple(arguments.alpha))}")
     rates = ", ".join(f"{alpha:g} ({name})" for name, alpha in alphas.items())
     print(f"\n{_BEST} {rates}.\n\n{best(cells, others, alphas)}")
+    if (published := compare(cells)) is not None:
+        print(f"\n{_PUBLISHED}\n\n{published}")
 
 
 def _compile_all(arguments: argparse.Namespace) -> list[Cell]:
@@ -144,6 +147,10 @@ def _chip(name: str, dtype: str) -> Chip:
     return Chip("here", math.inf, 1e9 * rates["bandwidth"], flops, flops, math.inf)
 
 
+_PUBLISHED = (
+    "Speed-ups that others measured, beside those of these times; `bench/tpu/published.py` says "
+    "where the tokens a step are from."
+)
 _LEAST = (
     "Least milliseconds of a step, by the chips' published figures and these bytes, and the "
     "speed-up over no drafts on the first chip, at an acceptance rate."
