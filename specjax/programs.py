@@ -8,6 +8,7 @@ frees together with its programs.  Only those that were used last are kept.
 from __future__ import annotations
 
 import collections
+import inspect
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
@@ -118,8 +119,10 @@ class Programs:
             def bound(*traced: Any) -> Any:
                 return self._function(*fixed, *traced)
 
-            # Profiles and compiled programs show this name.
+            # Profiles and compiled programs show the names of the function and of its arguments.
             bound.__name__ = bound.__qualname__ = self._function.__name__
+            names = list(inspect.signature(self._function).parameters.values())[self._static :]
+            bound.__signature__ = inspect.Signature(names)
             return jax.jit(bound, donate_argnums=tuple(n - self._static for n in self._donate))
 
         return self._recent.get((fixed, self._shape(*rest)), make)

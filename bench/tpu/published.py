@@ -1,7 +1,7 @@
 """Speed-ups that others measured on TPUs, beside the roofline of our program for the same case.
 
-Nothing is fitted.  The measurements on TPUs do not name their tokens a step, so these are those that
-the authors of DSpark measured for Qwen3 8B with each drafter, averaged over their nine benchmarks
+Nothing is fitted.  The measurements on TPUs do not name their tokens a step, so these are from the
+authors of DSpark, who measured each drafter for Qwen3 8B, averaged over their nine benchmarks
 (DeepSpec paper, table 1, temperature 1).
 """
 
