@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from specjax.caches import KVCache
 from specjax.models.config import TransformerConfig
+from specjax.models.drafts.vocabulary import on_target
 from specjax.models.layers import MLP, Dense, Norm
 from specjax.models.products import dot_general
 from specjax.models.transformer import Attention, Layer
@@ -177,11 +178,4 @@ def draft_logits(
     """
     dimensions = (((states.ndim - 1,), (0,)), ((), ()))
     logits = dot_general(states, head.astype(states.dtype), dimensions).astype(jnp.float32)
-    if to_draft is not None:
-        taken = jnp.take(logits, jnp.maximum(to_draft, 0), axis=-1)
-        return jnp.where(to_draft >= 0, taken, -jnp.inf)
-    missing = vocab_size - logits.shape[-1]
-    if missing > 0:
-        pad = [(0, 0)] * (logits.ndim - 1) + [(0, missing)]
-        logits = jnp.pad(logits, pad, constant_values=-jnp.inf)
-    return logits[..., :vocab_size]
+    return on_target(logits, vocab_size, to_draft)
