@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import pathlib
 from collections.abc import Mapping
 
@@ -124,8 +125,9 @@ def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
         return draft
     if isinstance(draft, str):
         try:
+            os.fsencode(draft)
             return _loaded(draft, _content(draft), mesh)
-        except (OSError, ImportError) as error:
+        except (OSError, ImportError, UnicodeError) as error:
             raise ValueError(f"draft={shown(draft)} cannot be loaded: {error}") from None
     raise ValueError(
         f"draft is a {type(draft).__name__}; "
@@ -136,6 +138,8 @@ def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
 def _content(name: str) -> tuple[tuple[str, int, int], ...]:
     """What changes when a draft's folder becomes another one, or its files others."""
     folder = pathlib.Path(name)
+    if "\0" in name:
+        raise FileNotFoundError("no folder has such a name; pass a folder, or org/name")
     found = ((path.name, path.stat()) for path in sorted(folder.glob("*")))
     files = ((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
     return ((str(folder.resolve()), 0, 0), *files)

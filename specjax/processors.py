@@ -238,9 +238,9 @@ def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) ->
     try:
         out = jax.eval_shape(function, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
     except Exception as error:  # whatever a user's function may raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
-            f"logits_processor={shown(function)} cannot be traced "
-            f"({type(error).__name__}: {error}); {wanted}"
+            f"logits_processor={shown(function)} cannot be traced ({reason}); {wanted}"
         ) from error
     shape = out.shape if isinstance(out, jax.ShapeDtypeStruct) else type(out).__name__
     if shape != (vocab_size,):

@@ -357,7 +357,9 @@ def test_which_runs_are_annealed(tmp_path):
     assert steps() == steps(loss="jensen-shannon") == 0
     assert steps(loss="total-variation", initial="folder") == steps(**accepted, anneal_steps=0) == 0
     assert steps(anneal_steps=7) == steps(loss="total-variation", anneal_steps=7) == 7
-    (tmp_path / "run.json").write_text('{"options": {"anneal_steps": 3}}')
+    (tmp_path / "run.json").write_text(
+        '{"options": {"anneal_steps": 3}, "inputs": {}, "shapes": {}}'
+    )
     assert steps(loss="total-variation") == 32, "nothing was saved yet"
     (tmp_path / "state" / "10").mkdir(parents=True)
     assert steps(loss="total-variation") == 3

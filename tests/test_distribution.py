@@ -39,11 +39,13 @@ from specjax import (
 )
 from specjax.models import MedusaHeads, SharedParams
 from specjax.proposers import (
+    BestFirst,
     Chain,
     DraftSource,
     Eagle3Source,
     EarlyExitSource,
     MedusaParams,
+    MedusaSource,
     StaticTree,
     TranslatedSource,
 )
@@ -135,6 +137,7 @@ CASES = {
         lambda: (None, weights(0.05, VOCAB - 1)),
     ),
     "medusa": (Medusa(HEADS, ((0,), (1,), (0, 0))), medusa_params),
+    "best first": (BestFirst(MedusaSource(HEADS), 5, 2), medusa_params),
     "ngram": (NGram(num_drafts=2), lambda: None),
     "universal": (Universal(NET, VOCAB, 2), lambda: UniversalParams(weights(0.05), TRANSLATION)),
     "translated tree": (

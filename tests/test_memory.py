@@ -41,7 +41,7 @@ def test_the_figure_is_what_a_state_takes(case, monkeypatch):
 
 def test_a_huge_capacity():
     """On the real machine, a figure that no machine has is refused at once."""
-    config = dataclasses.replace(toys.model().module.config, max_positions=2**40)
+    config = dataclasses.replace(toys.model().module.config, max_positions=2**30)
     model = specjax.LinenModel(specjax.Transformer(config))
     dec = specjax.Decoder(model, specjax.NoProposer(), specjax.Match(), (), 10**9)
     with pytest.raises(

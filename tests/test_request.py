@@ -12,6 +12,7 @@ import specjax
 from specjax.call import check
 from specjax.commands import main
 from specjax.generate import prepared
+from specjax.programs import Recent
 from specjax.request import OTHER_WORDS, Options, Request, make_request
 
 
@@ -133,7 +134,7 @@ def test_a_model_prints_a_line(target):
 def test_an_output_prints_its_text_and_its_figures(target, draft, monkeypatch):
     """Compilation is apart: a second call of a kind has none."""
     # Another test of this process may have made the same call.
-    monkeypatch.setattr(sys.modules["specjax.generate"], "_compiled", set())
+    monkeypatch.setattr(sys.modules["specjax.generate"], "_compiled", Recent())
     first, second = (
         specjax.generate(target, "the cat", draft=draft, max_new_tokens=9) for _ in range(2)
     )

@@ -162,9 +162,9 @@ def kind(proposer: Proposer) -> tuple[type, ...]:
 
 
 def _shipped(base: type) -> list[type]:
-    """The concrete classes of the package that inherit from `base`."""
+    """The concrete classes for users that inherit from `base`."""
     below = [one for child in base.__subclasses__() for one in _shipped(child)]
-    own = base.__module__.startswith("specjax.") and not inspect.isabstract(base)
+    own = base.__module__.startswith("specjax.proposers.") and not inspect.isabstract(base)
     return [base, *below] if own else below
 
 

@@ -20,17 +20,18 @@ _held: set[tuple[pathlib.Path, int]] = set()
 
 
 @contextlib.contextmanager
-def alone(out: str | os.PathLike[str]) -> Iterator[None]:
+def alone(out: str | os.PathLike[str], writes: bool = True) -> Iterator[None]:
     """Hold a folder for one run, until the block or the process ends, however it ends.
 
-    Of several processes of one run the first one holds the folder.
+    Of several processes of one run the first one holds the folder.  What writes nothing there
+    (`writes=False`) does not hold it.
 
     Raises:
       ValueError: another run holds the folder; the message names it.
     """
     folder = pathlib.Path(out).absolute()
     key = folder.resolve(), threading.get_ident()
-    if key in _held or not leader():
+    if key in _held or not leader() or not writes:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)

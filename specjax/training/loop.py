@@ -129,7 +129,7 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
       FloatingPointError: the loss is not finite.
       OSError: a checkpoint could not be written, and earlier ones are intact; or stdout has closed.
     """
-    with alone(options.out):
+    with alone(options.out, writes=not options.show_mask):
         return _fit(job, options)
 
 

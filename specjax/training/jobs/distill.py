@@ -302,7 +302,7 @@ def filled(arrays: Arrays, parts: int) -> Arrays:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(DistillOptions, argv, __doc__)
-    with alone(options.out):
+    with alone(options.out, writes=not options.show_mask):
         distill(options)
 
 

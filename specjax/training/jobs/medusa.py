@@ -338,7 +338,7 @@ def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapte
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(MedusaOptions, argv, __doc__, PRESETS)
-    with alone(options.out):
+    with alone(options.out, writes=not options.show_mask):
         train_heads(options)
 
 

@@ -107,7 +107,7 @@ class Pretrain:
 
 def main(argv: list[str] | None = None) -> None:
     options = parse(PretrainOptions, argv, __doc__)
-    with alone(options.out):
+    with alone(options.out, writes=not options.show_mask):
         pretrain(options)
 
 
