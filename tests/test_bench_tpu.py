@@ -143,6 +143,21 @@ def test_a_widened_weight_is_seen():
     assert counted.bytes["weights"] == 4 * KERNEL
 
 
+def test_a_weight_that_was_laid_anew_is_a_weight():
+    """A v7x calls its sparse cores for it, without waiting."""
+    kernel, laid = "bf16[512,1024]{1,0:T(8,128)(2,1)}", "bf16[512,1024]{1,0:T(16,128)(2,1)}"
+    counted = traffic(
+        program(
+            f"  %laid.0 = (({kernel}, token[]), {laid}) call-start(%kernel), to_apply=%nothing\n"
+            f"  %laid.1 = {laid} call-done(%laid.0)\n"
+            "  %read = bf16[2,1024]{1,0:T(8,128)(2,1)S(1)} custom-call(%laid.1), "
+            'custom_call_target="P"\n'
+        ),
+        (1000,),
+    )
+    assert counted.bytes["weights"] > 2 * KERNEL
+
+
 @pytest.mark.parametrize(
     ("scope", "turns", "blocks"), [("no_drafts", 0, 1), ("blocks", 5, 5), ("other", 1, 5)]
 )

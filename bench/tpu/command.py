@@ -208,7 +208,7 @@ def parser() -> argparse.ArgumentParser:
         "--expect",
         nargs="*",
         metavar="DRAFTER=ALPHA",
-        default=["draft=0.8", "ngram=0.4"],
+        default=["draft=0.8", "ngram=0.4", "eagle3=0.77", "dflash=0.76", "dspark=0.85"],
         help="acceptance rates by drafter, for the best case",
     )
     made.add_argument(

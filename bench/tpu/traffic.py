@@ -46,7 +46,7 @@ _SAME_VALUE = {
     "bitcast", "copy", "copy-start", "copy-done", "slice-start", "slice-done", "reshape",
     "transpose", "convert", "slice", "dynamic-update-slice", "scatter", "opt-barrier",
     "optimization-barrier", "all-gather", "all-gather-start", "all-gather-done", "async-start",
-    "async-done",
+    "async-done", "call-start", "call-done",  # a v7x lays arrays anew on its sparse cores
 }  # fmt: skip
 _SLICES = {"slice", "dynamic-slice", "gather"}
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # the operand that is written
