@@ -183,4 +183,10 @@ def conversations(
         texts = [render(target.files, chat, **(more or {})) for chat in chats]
     except ValueError as error:
         raise ValueError(f"{target.name}: {error}") from None
-    return [text_ids("messages", target, text, special=False) for text in texts]
+    ids = [text_ids("messages", target, text, special=False) for text in texts]
+    if [] in ids:
+        raise ValueError(
+            f"conversation {ids.index([])} of messages= is rendered to a text without tokens by "
+            f"the chat template of {target.name}; give it a turn with some text"
+        )
+    return ids

@@ -1,6 +1,7 @@
 """Chat templates: text and token ids equal those of transformers' apply_chat_template."""
 
 # ruff: noqa: E501 - templates come in one line
+import dataclasses
 import datetime
 import json
 import shutil
@@ -210,6 +211,13 @@ def test_one_conversation_streams_strings(chatty):
     assert all(isinstance(piece, str) for piece in pieces)
     pieces = specjax.generate(loaded, messages=[CHATS["one"]], max_new_tokens=8, stream=True)
     assert all(isinstance(piece, list) for piece in pieces)
+
+
+def test_a_conversation_without_tokens(chatty):
+    loaded = specjax.load(chatty)
+    silent = dataclasses.replace(loaded, files={"chat_template.jinja": b""})
+    with pytest.raises(ValueError, match=r"conversation 0 of messages= .*without tokens.*turn"):
+        specjax.generate(silent, messages=CHATS["one"], max_new_tokens=8)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,15 @@ def test_a_link_to_the_outside(folder, name, target):
     refused(ValueError, folder, str(folder / name), str(target), "outside", "put a copy")
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_link_that_leads_nowhere(folder, name):
+    """A link to itself or to a missing file is not taken for a file that is not there."""
+    for target in (name, "missing.json"):
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+        refused(ValueError, folder, str(folder / name), "leads nowhere", "download")
+
+
 def test_links_that_are_followed(folder):
     """Links within the folder, and those of the Hub's cache to the files beside its snapshots."""
     (folder / "config.json").rename(folder / "own.json")

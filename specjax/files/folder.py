@@ -105,7 +105,7 @@ def check_links(folder: pathlib.Path) -> None:
     The Hub's cache keeps a model's files beside its snapshots, in `blobs`; links to there are fine.
 
     Raises:
-      ValueError: there is such a link.
+      ValueError: there is such a link, or one that leads nowhere.
       OSError: the folder cannot be read.
     """
     home = pathlib.Path(os.path.realpath(folder))
@@ -118,6 +118,10 @@ def check_links(folder: pathlib.Path) -> None:
             raise ValueError(
                 f"{entry.path} is a link to {target}, which is outside its folder; specjax reads "
                 "nothing outside: if you trust it, put a copy of that file in the link's place"
+            )
+        if not target.exists():
+            raise ValueError(
+                f"{entry.path} is a link that leads nowhere: download the file again, or remove it"
             )
 
 

@@ -29,9 +29,8 @@ def near(rng: random.Random, value: Any) -> Any:
     if isinstance(value, bool):
         return rng.choice((not value, int(value), str(value)))
     if isinstance(value, int):
-        return rng.choice(
-            (value + 1, value - 1, -value, value * 2, value * 10**5, float(min(value, 10**300)))
-        )
+        real = float(max(min(value, 10**300), -(10**300)))
+        return rng.choice((value + 1, value - 1, -value, value * 2, value * 10**5, real))
     if isinstance(value, float):
         whole = int(value) if abs(value) < 1e300 else 0
         return rng.choice((-value, value * 1e3, value / 1e3, whole, str(value)))
