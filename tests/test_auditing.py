@@ -36,7 +36,7 @@ def test_sound_decoders_pass(name):
         wanted |= {"acceptance"} if proposer.asks_draft else set()
         assert {check.name for check in report.checks} == wanted
         assert all(check.claimed for check in report.checks)
-        # A quarter and more of the samples has each of the other settings.
+        # Each of the other settings gets at least a quarter of the samples.
         assert sum(check.samples for check in report.distributions) > 0.8 * SIZES["samples"]
         assert all(0 < check.detectable < 0.35 for check in report.distributions)
         labels = {check.name for check in report.checks if check.verdict == "float noise"}

@@ -254,7 +254,7 @@ DFLASH2_HEADER = header(
     },
 )  # fmt: skip
 
-# The sizes of RadixArk/Kimi-K3-DSpark, as an exact-shape smoke test of it states them.
+# The sizes of RadixArk/Kimi-K3-DSpark, as a public test of its exact shapes lists them.
 DSPARK = {
     "architectures": ["DSparkDraftModel"], "model_type": "qwen3", "hidden_size": 7168,
     "dflash_config": {

@@ -1,6 +1,6 @@
 """Steps of a decoder whose trees are drawn: up to 64 nodes, and any path through them is right.
 
-The trees are arrays of the parameters, so that all examples run one program.
+The proposer takes its trees from its parameters, as arrays, so that all examples run one program.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Nothing is fitted.  The measurements on TPUs do not name their tokens a step, so these are from the
 authors of DSpark, who measured each drafter for Qwen3 8B, averaged over their nine benchmarks
-(DeepSpec paper, table 1, temperature 1).
+(DeepSpec paper, table 1, temperature 1).  For the v5p the number of chips was not found either, and
+one is assumed.
 """
 
 from __future__ import annotations

@@ -200,7 +200,8 @@ def two_samples(
 def cells_of(texts: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     """The cell of each text: its longest prefix that is frequent enough.
 
-    A text begins with the number of its prompt, and every cell contains at least that.
+    The first entry of a text is the number of its prompt, so texts of different prompts are never
+    in one cell.
     """
     cells: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     left = list(texts)

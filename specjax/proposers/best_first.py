@@ -73,7 +73,7 @@ class BestFirst(Proposer):
     def _levels(self) -> list[tuple[int, int]]:
         """For each depth, how many nodes get children, and how many of all children are kept.
 
-        Values fall along a path, so no more than the best N - 1 of a depth can be proposed.
+        A node's value is at most its parent's, so only the best N - 1 of a depth can be proposed.
         """
         most = self.num_nodes - 1
         limit = min(most, self.width) if self.source.corrects else most

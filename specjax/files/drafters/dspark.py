@@ -100,6 +100,6 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     )
 
 
-# Slot 0 predicts the token after the anchor, as it is trained.
+# DSpark is trained so that slot 0 predicts the token after the anchor.
 METHOD = Method("dspark", lambda config: 0, _markov, _markov_rows)
 DSPARK = Format(_matches, _read, _describe)

@@ -52,8 +52,8 @@ class Correction(abc.ABC):
     def correct(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
         """The logits [B, M, U] of a slot after each path, and what the next slot has to know.
 
-        `memory` is what the slot before returned for each path, with leaves [B, M, ...]; None for
-        the first slot.
+        `memory` is what this method returned for the slot before, with leaves [B, M, ...] for M
+        paths; None for the first slot.
         """
 
     @property
