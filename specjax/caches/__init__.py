@@ -1,5 +1,6 @@
 """Caches of the committed tokens of each row, and how a prompt is read into them."""
 
+from specjax.caches.branches import BranchCache, Memory
 from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
 from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
 from specjax.caches.recurrent import RecurrentCache
@@ -8,7 +9,9 @@ from specjax.caches.ring import WindowedCache
 __all__ = [
     "CHUNK",
     "SPARE_SLOTS",
+    "BranchCache",
     "KVCache",
+    "Memory",
     "RecurrentCache",
     "WindowedCache",
     "empty_cache",

@@ -159,6 +159,10 @@ class KVCache(Cache):
         """The cache of a single layer."""
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
 
+    def next_positions(self, width: int) -> Array:
+        """[B, N] the positions of the `width` tokens after the committed ones."""
+        return self.length[:, None] + jnp.arange(width)
+
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """For a single layer: keys and values [B, K, S, D], with new ones [B, K, N, D] staged."""
         (old_keys,), (old_values,) = self.keys, self.values

@@ -12,6 +12,7 @@ JOBS = {
     "pretrain": "specjax.training.jobs.pretrain",
     "distill": "specjax.training.jobs.distill",
     "medusa": "specjax.training.jobs.medusa",
+    "drafter": "specjax.training.jobs.drafter",
     "generate": "specjax.training.jobs.generate",
     "evaluate": "specjax.training.jobs.evaluate",
     "export": "specjax.training.jobs.export",

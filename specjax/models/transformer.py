@@ -17,7 +17,7 @@ from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax.caches import KVCache, WindowedCache
+from specjax.caches import KVCache, Memory, WindowedCache
 from specjax.models.attention import attend, causal_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, named_param, residual_scale
@@ -27,7 +27,7 @@ from specjax.platforms import on_cpu
 from specjax.types import Arrays, ModelOutput
 
 _Rotations = tuple[Array, Array] | None
-_Memory = KVCache | None  # the cache of one layer
+_Memory = Memory | None  # the cache of one layer
 
 
 class Attention(nn.Module):

@@ -40,31 +40,66 @@ def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array
       Every chunk sees all of the arrays in the tuple `shared`.  Only `hidden` and `head` have
       gradients.
     """
+    both = chunked_with_rows(lambda *arrays: (loss(*arrays), ()), chunk)
 
-    def part(hidden: Array, head: Array, rows: Operands, shared: Operands) -> Array:
+    def total(hidden: Array, head: Array, rows: Operands, shared: Operands = ()) -> Array:
+        return both(hidden, head, rows, shared)[0]
+
+    return total
+
+
+def chunked_with_rows(
+    loss: Callable[..., tuple[Array, Arrays]], chunk: int = 512, trains_head: bool = True
+) -> Callable[..., tuple[Array, Arrays]]:
+    """`chunked` for a loss that also returns numbers of each row, which have no gradient.
+
+    Args:
+      loss: like that of `chunked`, but it returns the sum, and a pytree of arrays [C, ...].
+      chunk: the most rows of a chunk.
+      trains_head: has `head` a gradient?  It costs as much as the logits.
+
+    Returns:
+      A function like that of `chunked`, which returns the sum, and the pytree with leaves [M, ...].
+    """
+
+    def part(hidden: Array, head: Array, rows: Operands, shared: Operands) -> tuple[Array, Arrays]:
         return loss(mixed_dot_general(hidden, head, _LAST_FIRST), *rows, *shared)
 
     @jax.custom_vjp
-    def total(hidden: Array, head: Array, rows: Operands, shared: Operands = ()) -> Array:
+    def total(
+        hidden: Array, head: Array, rows: Operands, shared: Operands = ()
+    ) -> tuple[Array, Arrays]:
         return forward(hidden, head, rows, shared)[0]
 
     def forward(
         hidden: Array, head: Array, rows: Operands, shared: Operands
-    ) -> tuple[Array, tuple[Array, Array]]:
+    ) -> tuple[tuple[Array, Arrays], tuple[Array, Array | None]]:
+        trained = (0, 1) if trains_head else (0,)
+
         def step(
-            carry: tuple[Array, Array], xs: tuple[Array, Operands]
-        ) -> tuple[tuple[Array, Array], Array]:
-            value, (grad_hidden, grad_head) = jax.value_and_grad(part, (0, 1))(
+            carry: tuple[Array, Array | None], xs: tuple[Array, Operands]
+        ) -> tuple[tuple[Array, Array | None], tuple[Array, Arrays]]:
+            (value, extra), grads = jax.value_and_grad(part, trained, has_aux=True)(
                 xs[0], head, xs[1], shared
             )
-            return (carry[0] + value, carry[1] + grad_head), grad_hidden
+            summed = carry[1] + grads[1] if trains_head else None
+            return (carry[0] + value, summed), (grads[0], extra)
 
-        start = (jnp.float32(0), jnp.zeros_like(head, jnp.float32))
-        (value, grad_head), grad_hidden = jax.lax.scan(step, start, _split((hidden, rows), chunk))
-        return value, (_join(grad_hidden)[: len(hidden)], grad_head.astype(head.dtype))
+        zero = jnp.zeros_like(head, jnp.float32) if trains_head else None
+        start = (jnp.float32(0), zero)
+        (value, grad_head), (grad_hidden, extra) = jax.lax.scan(
+            step, start, _split((hidden, rows), chunk)
+        )
+        count = len(hidden)
+        extra = jax.tree.map(lambda x: _join(x)[:count], extra)
+        saved = None if grad_head is None else grad_head.astype(head.dtype)
+        return (value, extra), (_join(grad_hidden)[:count], saved)
 
-    def backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array, None, None]:
-        return saved[0] * grad, saved[1] * grad, None, None
+    def backward(
+        saved: tuple[Array, Array | None], grad: tuple[Array, Arrays]
+    ) -> tuple[Array, Array | None, None, None]:
+        hidden, head = saved
+        return grad[0] * hidden, None if head is None else grad[0] * head, None, None
 
     total.defvjp(forward, backward)
     return total
@@ -118,8 +153,8 @@ def _split(arrays: Arrays, chunk: int) -> Arrays:
 
 
 def _join(chunks: Array) -> Array:
-    """The inverse of `_split`, from [K, C, E] to [M, E]; M includes the padding."""
-    return chunks.swapaxes(0, 1).reshape(-1, chunks.shape[-1])
+    """The inverse of `_split`, from [K, C, ...] to [M, ...]; M includes the padding."""
+    return chunks.swapaxes(0, 1).reshape(-1, *chunks.shape[2:])
 
 
 def log_target(logits: Array, sampling: Sampling | None = None) -> Array:

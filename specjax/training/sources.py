@@ -45,6 +45,13 @@ class MixOptions(Protocol):
     def seed(self) -> int: ...
 
 
+class BatchOptions(MixOptions, Protocol):
+    """Those, and the length of a sequence."""
+
+    @property
+    def sequence_length(self) -> int: ...
+
+
 class SampleOptions(Protocol):
     """The options of a distillation for text that the target writes."""
 
@@ -85,6 +92,36 @@ def sources(options: MixOptions, step: int) -> tuple[list[int], list[int]]:
         return [step * count for count in counts], counts
     before, after = (_taken(number * rows, *shares) for number in (step, step + 1))
     return before, [b - a for a, b in zip(before, after, strict=True)]
+
+
+def mixed_rows(
+    options: BatchOptions, step: int, text: Tokens | None, written: Written | None
+) -> tuple[dict[str, np.ndarray], list[int]]:
+    """The rows of a step: first those of text and of the draft's own, then those of the target.
+
+    Returns:
+      `tokens` [B, T + 1]; `drawn` [B, T] and `limit` [B], as in `Written`; and `number` [B], which
+      no other row of the run has.  Then the count of rows from each source.
+    """
+    o, rows, length = options, options.batch_size, options.sequence_length
+    first, counts = sources(o, step)
+    tokens, drawn = [], np.zeros((rows, length), np.float32)
+    limit = np.full(rows, length, np.int32)
+    from_text = counts[TEXT] + counts[DRAFT]
+    if from_text and text is not None:
+        tokens.append(text.rows(first[TEXT] + first[DRAFT], from_text, length, o.seed))
+    if counts[TARGET] and written is not None:
+        taken = written.rows(first[TARGET], counts[TARGET], o.seed)
+        tokens.append(taken.tokens)
+        drawn[from_text:], limit[from_text:] = taken.drawn, taken.limit
+    number = step * rows + np.arange(rows, dtype=np.int32)
+    made = {
+        "tokens": np.concatenate(tokens),
+        "drawn": drawn,
+        "limit": limit,
+        "number": number,
+    }
+    return made, counts
 
 
 def _taken(rows: int, target: float, draft: float) -> list[int]:

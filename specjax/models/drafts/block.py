@@ -16,13 +16,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import cast
+from typing import TypeVar, cast
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from specjax.caches import KVCache
+from specjax.caches import BranchCache, KVCache, Memory
 from specjax.models.attention import attend
 from specjax.models.config import TransformerConfig
 from specjax.models.drafts.convolution import Convolution
@@ -32,6 +32,7 @@ from specjax.models.rope import rotate
 from specjax.types import Arrays
 
 _Rotations = tuple[Array, Array]
+_Cache = TypeVar("_Cache", KVCache, BranchCache)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +115,7 @@ class DraftAttention(nn.Module):
             self.q_norm = Norm(c, "rms", "head_dim")
             self.k_norm = Norm(c, "rms", "head_dim")
 
-    def stage(self, x: Array, rotations: _Rotations, memory: KVCache) -> tuple[Array, Array]:
+    def stage(self, x: Array, rotations: _Rotations, memory: Memory) -> tuple[Array, Array]:
         """Keys and values [B, K, S, D] of a layer, with those of `x` [B, T, H] staged."""
         c = self.config
 
@@ -126,7 +127,7 @@ class DraftAttention(nn.Module):
         return memory.stage(rotate(keys, rotations).swapaxes(1, 2), heads(self.v(x)).swapaxes(1, 2))
 
     def __call__(
-        self, x: Array, rotations: _Rotations, memory: KVCache, visible: Array
+        self, x: Array, rotations: _Rotations, memory: Memory, visible: Array
     ) -> tuple[Array, Array, Array]:
         c = self.config
         query = self.q(x).reshape(*x.shape[:2], c.num_heads, c.head_dim)
@@ -152,12 +153,12 @@ class DraftLayer(nn.Module):
             self.attention_conv = Convolution(size, group, self.dense)
             self.mlp_conv = Convolution(size, group, self.dense)
 
-    def stage(self, x: Array, rotations: _Rotations, memory: KVCache) -> tuple[Array, Array]:
+    def stage(self, x: Array, rotations: _Rotations, memory: Memory) -> tuple[Array, Array]:
         """Stage the context `x`, which is the same for every layer and is not normalised."""
         return self.attention.stage(x, rotations, memory)
 
     def __call__(
-        self, x: Array, rotations: _Rotations, memory: KVCache, visible: Array
+        self, x: Array, rotations: _Rotations, memory: Memory, visible: Array
     ) -> tuple[Array, Array, Array]:
         convolves = self.config.conv_size > 0
         y, after = self.attention_norm(x), None
@@ -196,7 +197,7 @@ class BlockDraft(nn.Module):
         c = self.config.layers
         return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
 
-    def context(self, features: Array, cache: KVCache) -> KVCache:
+    def context(self, features: Array, cache: _Cache) -> _Cache:
         """Stage the target's hidden states [B, T, F] of the next T tokens of the text."""
         y = self.hidden_norm(self.fc(features))
         rotations = self._rotations(cache, features.shape[1])
@@ -205,7 +206,7 @@ class BlockDraft(nn.Module):
             [layer.stage(y, rotations[i], cache.layer(i)) for i, layer in enumerate(self.layer)],
         )
 
-    def __call__(self, x: Array, cache: KVCache) -> tuple[Array, KVCache]:
+    def __call__(self, x: Array, cache: _Cache) -> tuple[Array, _Cache]:
         """Read a block of embeddings [B, S, H] after the committed context.
 
         Returns:
@@ -213,7 +214,7 @@ class BlockDraft(nn.Module):
         """
         config = self.config
         width = x.shape[1]
-        positions = cache.length[:, None] + jnp.arange(width)
+        positions = cache.next_positions(width)
         rotations, staged = self._rotations(cache, width), []
         for i, layer in enumerate(self.layer):
             memory = cache.layer(i)
@@ -222,10 +223,10 @@ class BlockDraft(nn.Module):
             staged.append(pair)
         return self.norm(x), _with_layers(cache, staged)
 
-    def _rotations(self, cache: KVCache, width: int) -> list[_Rotations]:
+    def _rotations(self, cache: KVCache | BranchCache, width: int) -> list[_Rotations]:
         """By layer, of the next `width` positions."""
         c = self.config.layers
-        positions = cache.length[:, None] + jnp.arange(width)
+        positions = cache.next_positions(width)
         ropes = [c.rope_of(i) for i in range(c.num_layers)]
         made = {
             rope: rope.rotations(positions, c.head_dim) for rope in set(ropes) if rope is not None
@@ -233,19 +234,19 @@ class BlockDraft(nn.Module):
         return [made[rope] for rope in ropes if rope is not None]
 
 
-def _with_layers(cache: KVCache, staged: list[tuple[Array, Array]]) -> KVCache:
+def _with_layers(cache: _Cache, staged: list[tuple[Array, Array]]) -> _Cache:
     keys, values = zip(*staged, strict=True)
     return dataclasses.replace(cache, keys=keys, values=values)
 
 
-def stage_context(net: BlockDraft, params: Arrays, features: Array, cache: KVCache) -> KVCache:
+def stage_context(net: BlockDraft, params: Arrays, features: Array, cache: _Cache) -> _Cache:
     """`BlockDraft.context` with parameters."""
-    return cast(KVCache, net.apply({"params": params}, features, cache, method=BlockDraft.context))
+    return cast(_Cache, net.apply({"params": params}, features, cache, method=BlockDraft.context))
 
 
-def read_block(net: BlockDraft, params: Arrays, x: Array, cache: KVCache) -> tuple[Array, KVCache]:
+def read_block(net: BlockDraft, params: Arrays, x: Array, cache: _Cache) -> tuple[Array, _Cache]:
     """`BlockDraft.__call__` with parameters."""
-    return cast(tuple[Array, KVCache], net.apply({"params": params}, x, cache))
+    return cast(tuple[Array, _Cache], net.apply({"params": params}, x, cache))
 
 
 def initial_block(net: BlockDraft, key: Array) -> Arrays:

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax.caches import KVCache
+from specjax.caches import BranchCache, KVCache, Memory
 from specjax.models.config import TransformerConfig
 from specjax.models.drafts.vocabulary import on_target
 from specjax.models.layers import MLP, Dense, Norm
@@ -49,7 +49,7 @@ class FirstLayer(nn.Module):
         embedded: Array,
         features: Array,
         rotations: tuple[Array, Array] | None,
-        memory: KVCache | None,
+        memory: Memory | None,
         visible: Array | None,
     ) -> tuple[Array, Array, Array]:
         c = self.config.layers
@@ -103,9 +103,9 @@ class Eagle3(nn.Module):
         embedded: Array,
         features: Array,
         positions: Array,
-        cache: KVCache | None = None,
+        cache: KVCache | BranchCache | None = None,
         mask: Array | None = None,
-    ) -> tuple[Array, Array, KVCache | None]:
+    ) -> tuple[Array, Array, KVCache | BranchCache | None]:
         """Run one pass over pairs.
 
         Args:

@@ -69,6 +69,11 @@ class MarkovHead(Correction):
         )
         if self.rank == 0:
             return logits, None
+        inner, memory = self.inner(params, slot, memory)
+        return logits + multiply(inner, params["after"]).astype(jnp.float32), memory
+
+    def inner(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
+        """[B, M, r] what W2 multiplies, and the memory for the next slot.  The rank is not 0."""
         inner = look_up(params["before"], slot.previous)
         hidden = along_paths(slot.hidden, slot.previous)
         if self.kind == "gated":
@@ -79,7 +84,7 @@ class MarkovHead(Correction):
             gate, new, out = jnp.split(joint, 3, axis=-1)
             gate = jax.nn.sigmoid(gate)
             memory, inner = gate * memory + (1 - gate) * jnp.tanh(new), jnp.tanh(out)
-        return logits + multiply(inner, params["after"]).astype(jnp.float32), memory
+        return inner, memory
 
     @property
     def estimates(self) -> bool:

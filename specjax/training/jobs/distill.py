@@ -41,7 +41,7 @@ from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import parse, run
 from specjax.training.precision import mixed_dot_general
-from specjax.training.sources import DRAFT, TARGET, TEXT, sample, sources, with_starts
+from specjax.training.sources import DRAFT, mixed_rows, sample, with_starts
 from specjax.training.student import check_initial, initial_params, make_model, read, save_student
 from specjax.types import DecodeState, Params
 
@@ -86,23 +86,7 @@ class Distill:
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         o, rows = self.options, self.options.batch_size
-        first, counts = sources(o, step)
-        tokens, drawn = [], np.zeros((rows, o.sequence_length), np.float32)
-        limit = np.full(rows, o.sequence_length, np.int32)
-        from_text = counts[TEXT] + counts[DRAFT]
-        if from_text and self.text is not None:
-            start = first[TEXT] + first[DRAFT]
-            tokens.append(self.text.rows(start, from_text, o.sequence_length, o.seed))
-        if counts[TARGET] and self.written is not None:
-            written = self.written.rows(first[TARGET], counts[TARGET], o.seed)
-            tokens.append(written.tokens)
-            drawn[from_text:], limit[from_text:] = written.drawn, written.limit
-        batch = {
-            "tokens": np.concatenate(tokens),
-            "drawn": drawn,
-            "limit": limit,
-            "number": step * rows + np.arange(rows, dtype=np.int32),
-        }
+        batch, counts = mixed_rows(o, step, self.text, self.written)
         share = min(1.0, step / o.anneal_steps) if o.anneal_steps else 1.0
         return {
             **batch,

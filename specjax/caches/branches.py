@@ -1,0 +1,114 @@
+"""`BranchCache`: keys and values of a text, and of branches that leave it, for training drafters.
+
+    text      a   b   c   d   e   f              read in one pass
+    branches          +-- c1  c2                 at anchor 3: sees a, b, c and itself
+                              +-- e1  e2         at anchor 5: sees a ... e and itself
+
+Decoding drafts one branch at a time, after a text that grows.  Training reads many branches of the
+same text side by side, so that each position of a text teaches a draft.  Nothing is committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol, Self
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+
+class Memory(Protocol):
+    """What attention asks of the cache of a layer."""
+
+    def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """All keys and values [B, K, S, D], with new ones [B, K, N, D] staged."""
+        ...
+
+
+@struct.dataclass
+class BranchCache:
+    """First the text is read (`text`), then its branches (`leaving`), a pass for each `go_on`.
+
+    The tokens of a pass are [B, A * W]: W tokens of each of A branches, branch after branch.
+    """
+
+    keys: tuple[Array, ...]  # a layer: [B, K, S, D]; () before the text is read
+    values: tuple[Array, ...]
+    positions: Array  # [B, M] of the text, or of all branch tokens, the coming pass included
+    leaves: Array  # [B, A] how many tokens of the text each branch sees; [B, 0] for the text
+    num_text: int = struct.field(pytree_node=False)  # T
+    width: int = struct.field(pytree_node=False)  # W, or T for the text
+
+    @classmethod
+    def text(cls, rows: int, length: int) -> Self:
+        """The cache before a pass over texts [B, T], which is causal."""
+        positions = jnp.broadcast_to(jnp.arange(length), (rows, length))
+        return cls((), (), positions, jnp.zeros((rows, 0), jnp.int32), length, length)
+
+    def leaving(self, leaves: Array, positions: Array) -> Self:
+        """The cache before the first pass over branches, after the text was read.
+
+        Args:
+          leaves: [B, A] the tokens of the text that each branch sees.
+          positions: [B, A, W] of the branches' tokens.
+        """
+        flat = positions.reshape(len(positions), -1)
+        return dataclasses.replace(self, positions=flat, leaves=leaves, width=positions.shape[2])
+
+    def go_on(self, positions: Array) -> Self:
+        """The cache before another pass over the same branches, at `positions` [B, A, W]."""
+        flat = positions.reshape(len(positions), -1)
+        return dataclasses.replace(self, positions=jnp.concatenate([self.positions, flat], axis=1))
+
+    def layer(self, index: int) -> Self:
+        """The cache of a single layer."""
+        if not self.keys:
+            return self
+        return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
+
+    def next_positions(self, width: int) -> Array:
+        """[B, N] the positions of the `width` tokens of the coming pass."""
+        return self.positions[:, self.positions.shape[1] - width :]
+
+    def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """For a single layer: keys and values [B, K, S + N, D], with new ones [B, K, N, D] last."""
+        if not self.keys:
+            return keys, values
+        joined = (
+            jnp.concatenate([old[0], new.astype(old[0].dtype)], axis=2)
+            for old, new in ((self.keys, keys), (self.values, values))
+        )
+        keys, values = joined
+        return keys, values
+
+    def visible(
+        self, positions: Array, mask: Array | None = None, window: int | None = None
+    ) -> Array | None:
+        """Which slots each token of the coming pass attends to: [B, N, S + N] bool.
+
+        None stands for causal attention, to the text.
+
+        Args:
+          positions: [B, N] of the coming tokens.
+          mask: [1, W, W] bool, which tokens of its branch each one attends to; None: causal.
+          window: as for `KVCache.visible`.
+        """
+        if not self.keys:
+            return None
+        count = positions.shape[1]
+        slot = jnp.arange(self.num_text)
+        text = slot < jnp.repeat(self.leaves, self.width, axis=1)[:, :, None]
+        number = jnp.arange(self.positions.shape[1])
+        branch, within = number % count // self.width, number % self.width
+        new = slice(len(number) - count, None)
+        same = branch[new, None] == branch
+        inside = jnp.tril(jnp.ones((self.width,) * 2, bool)) if mask is None else mask[0]
+        # Earlier passes over a branch are seen whole, and the coming one by the mask.
+        earlier = number < len(number) - count
+        same = (same & (earlier | inside[within[new, None], within]))[None]
+        if window is not None:
+            text = text & (positions[:, :, None] - slot < window)
+            same = same & (positions[:, :, None] - self.positions[:, None] < window)
+        same = jnp.broadcast_to(same, (len(positions), *same.shape[1:]))
+        return jnp.concatenate([text, same], axis=2)

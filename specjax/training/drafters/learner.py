@@ -1,0 +1,93 @@
+"""`Learner`: one kind of drafter, as the job `train.drafter` trains it."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax.contract import Arrays, BlockSource, Source
+from specjax.models import SharedParams, head_of
+
+
+@struct.dataclass
+class Lesson:
+    """What a drafter may read of a batch.
+
+    An anchor is the position of a token that is pending, as it is when a draft starts: the target
+    has read the tokens before it, and their features are known.
+    """
+
+    tokens: Array  # [B, T + 1]
+    learned: Array  # [B, T] 1 where the next token is learned
+    features: Array  # [B, T, F] the target's hidden states at the taps
+    anchors: Array  # [B, A]
+    present: Array  # [B, A] 1, or 0 for an anchor that only fills a row up
+
+    def weight(self, depth: int) -> Array:
+        """[B, A] of the guess at this depth: 1 where all tokens up to it are learned."""
+        ahead = self.anchors[:, :, None] + jnp.arange(depth + 1)
+        inside = ahead < self.learned.shape[1]
+        rows = jnp.arange(len(ahead))[:, None, None]
+        seen = self.learned[rows, jnp.minimum(ahead, self.learned.shape[1] - 1)]
+        return self.present * jnp.prod(seen * inside, axis=2)
+
+
+@struct.dataclass
+class Guess:
+    """The drafter's predictions of one depth, A of them in each row.
+
+    The target predicts the same tokens from its hidden states at the positions `at`, so the token
+    at `at + 1` is the label.
+    """
+
+    hidden: Array  # [B, A, E] that the matrix of `Learner.head` takes
+    at: Array  # [B, A]; may lie behind the batch where the weight is 0
+    weight: Array  # [B, A]
+    # [B, A] the drafter's own estimate of the probability that the draft is accepted; None: none.
+    confidence: Array | None = None
+    depth: int = struct.field(pytree_node=False, default=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Learner(abc.ABC):
+    """A drafter's network while it is trained.
+
+    Attributes:
+      source: proposes with the trained parameters, in a decoder.
+      objective: the loss by default, a key of `OBJECTIVES`.
+      decay: the weight of a depth's loss by default, relative to the depth before.
+      own_head: has the drafter an output matrix of its own, which is trained?
+      softcap: of the drafter's logits.
+    """
+
+    source: Source | BlockSource
+    objective: str
+    decay: float
+    own_head: bool
+    softcap: float | None = None
+
+    @abc.abstractmethod
+    def init(self, key: Array) -> Arrays:
+        """Random parameters of the network; the job adds a head."""
+
+    @abc.abstractmethod
+    def guesses(self, params: SharedParams, lesson: Lesson) -> list[Guess]:
+        """The predictions of all depths."""
+
+    def head(self, params: SharedParams) -> Array:
+        """[E, U] the matrix that makes logits from `Guess.hidden`."""
+        return head_of(params)
+
+    @property
+    def trains_head(self) -> bool:
+        """Has `head` a gradient?"""
+        return self.own_head
+
+    @property
+    def estimates(self) -> bool:
+        """Have the guesses a `confidence`?"""
+        return False

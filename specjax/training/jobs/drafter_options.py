@@ -1,0 +1,134 @@
+"""The options of `train.drafter`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from specjax.training.corpus import TextOptions
+from specjax.training.drafters import KINDS
+from specjax.training.loop import LoopOptions
+from specjax.training.objectives import OBJECTIVES
+from specjax.training.options import REQUIRED, at_least, option, within
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterOptions(LoopOptions, TextOptions):
+    """The target, the data, the drafter's network, and the loop."""
+
+    kind: str = option(REQUIRED, "kind of drafter", choices=tuple(KINDS))
+    target: str = option(REQUIRED, "folder of the target")
+    num_drafts: int = option(7, "depth of the drafts that are learned")
+    num_layers: int | None = option(
+        None, "layers; by default 1 for eagle3 and 2 for the other kinds"
+    )
+    mlp_size: int | None = option(None, "hidden size of the MLP; by default the target's")
+    taps: tuple[int, ...] = option(
+        (),
+        "layers of the target whose outputs are read: 0 is the embedding, and i the output of "
+        "layer i; by default three (eagle3, peagle) or five, from low to high",
+    )
+    own_head: bool | None = option(
+        None,
+        "train an output matrix of the drafter's own instead of using the target's; by default for "
+        "eagle3 and peagle only",
+    )
+    draft_vocab_size: int = option(
+        0, "know only so many tokens, the most frequent ones of --data; 0: all of the target's"
+    )
+    mask_token: int | None = option(
+        None,
+        "id that stands for a token that is not there yet; by default the target's padding or mask "
+        "token, or else its EOS token",
+    )
+    markov_rank: int = option(256, "rank of the Markov head of dspark; 0: none")
+    markov_head: str = option("vanilla", "kind of that head", choices=("vanilla", "gated", "rnn"))
+    confidence: bool = option(True, "dspark also learns to estimate its acceptance")
+    initial: str | None = option(
+        None, "folder of a drafter of this kind and shape to start from; default: random"
+    )
+    loss: str | None = option(
+        None,
+        "training loss; by default forward-kl for eagle3 and peagle, cross-entropy for dflash, and "
+        "cross-entropy-l1 for dspark",
+        choices=tuple(OBJECTIVES),
+    )
+    depth_decay: float | None = option(
+        None, "weight of a depth's loss relative to the depth before; by default as the authors do"
+    )
+    confidence_weight: float = option(1.0, "weight of the loss of the estimated acceptance")
+    anchors: int = option(
+        0,
+        "positions of a sequence from which drafts are learned (eagle3 and peagle learn the first "
+        "depth at every position); 0: an eighth of --sequence-length",
+    )
+    sampled_fraction: float = option(0.0, "fraction of the sequences that the target wrote")
+    sampled_sequences: int = option(1024, "how many sequences the target writes")
+    sampled_prompt: int = option(32, "tokens of text that the target continues")
+    sampled_batch: int = option(16, "sequences that the target writes at once")
+    temperature: float = option(1.0, "temperature at which it writes them")
+    layout: str | None = option(
+        None, "layout of the exported folder; by default that of the method's authors"
+    )
+    eval_batches: int = option(8, "held-out batches per evaluation")
+    eval_prompts: int = option(
+        0, "held-out prompts on which tau of a chain of drafts is measured greedily; 0: none"
+    )
+    eval_tokens: int = option(64, "new tokens for each of them")
+    sequence_length: int = option(256, "tokens per sequence")
+    batch_size: int = option(8, "sequences per step")
+    learning_rate: float = option(1e-3, "peak learning rate of AdamW")
+    weight_decay: float = option(0.0, "weight decay of AdamW")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_prompt", "sampled_batch")
+        at_least(self, 1, "eval_batches", "eval_tokens")
+        at_least(self, 0, "anchors", "draft_vocab_size", "markov_rank", "eval_prompts")
+        at_least(self, 0, "confidence_weight", "temperature")
+        within(self, 0, 1, "sampled_fraction")
+        for name in ("num_layers", "mlp_size"):
+            if getattr(self, name) is not None:
+                at_least(self, 1, name)
+        if self.depth_decay is not None:
+            within(self, 0, 1, "depth_decay")
+        if list(self.taps) != sorted(set(self.taps)):
+            raise ValueError(
+                f"--taps is {' '.join(map(str, self.taps))}; the layers must be distinct and "
+                "ascending"
+            )
+        if self.draft_vocab_size and self.own_head is False:
+            raise ValueError(
+                "--draft-vocab-size needs an output matrix of the drafter's own: leave out "
+                "--no-own-head"
+            )
+        if self.num_drafts + 2 > self.sequence_length:
+            raise ValueError(
+                f"--sequence-length is {self.sequence_length}; drafts of depth {self.num_drafts} "
+                f"need {self.num_drafts + 2} or more"
+            )
+        if self.anchors > self.sequence_length:
+            raise ValueError(
+                f"--anchors is {self.anchors}; a sequence has {self.sequence_length} positions"
+            )
+        longest = self.sampled_prompt + (self.eval_tokens if self.eval_prompts else 0)
+        if longest > self.sequence_length:
+            raise ValueError(
+                f"--sampled-prompt {self.sampled_prompt} and --eval-tokens {self.eval_tokens} "
+                f"together are more than --sequence-length {self.sequence_length}"
+            )
+
+    @property
+    def num_anchors(self) -> int:
+        return self.anchors or max(1, self.sequence_length // 8)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How the target writes sequences, as `Sampling.create` takes it."""
+        return {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
+
+    # A drafter is not trained on its own text, and documents are packed.
+    draft_fraction = 0.0
+    online = False
+    mix = "sequence"
+    isolate_documents = False

@@ -1,0 +1,108 @@
+"""What a drafter's prediction of one token costs: functions of log-probabilities and the token.
+
+The draft may know fewer tokens than the target.  Then the target's log-probabilities are those of
+the draft's tokens, and their probabilities may sum to less than 1: a draft is never accepted where
+the target would have said one of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.training.divergences import DIVERGENCES, Divergence, acceptance, forward_kl
+from specjax.training.precision import mixed_dot_general
+
+Objective = Callable[[Array, Array, Array], Array]
+"""`objective(target [C, U], draft [C, U], labels [C]) -> [C]`; a label is negative for a token that
+the draft does not know."""
+
+_SLOPE = 3.0
+"""How fast `adaptive` leaves forward KL behind as the acceptance rises."""
+
+
+def cross_entropy(target: Array, draft: Array, labels: Array) -> Array:
+    """-log q(label); 0 for a label that the draft does not know."""
+    picked = jnp.take_along_axis(draft, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
+    return jnp.where(labels >= 0, -picked, 0.0)
+
+
+def log_acceptance(target: Array, draft: Array, labels: Array) -> Array:
+    """-log alpha, where alpha = sum_v min(p, q) is the probability that a draft is accepted.
+
+    Its gradient is that of total variation divided by alpha, so it does not vanish for a draft that
+    shares little with the target.
+
+    Reference: LK losses, arXiv 2602.23881.
+    """
+    return -jnp.log(jnp.maximum(acceptance(target, draft), 1e-9))
+
+
+def adaptive(target: Array, draft: Array, labels: Array) -> Array:
+    """w KL + (1 - w) (1 - alpha) with w = exp(-3 alpha), which has no gradient.
+
+    A draft that shares little with the target learns by forward KL, and a good one by acceptance.
+
+    Reference: LK losses, arXiv 2602.23881.
+    """
+    alpha = acceptance(target, draft)
+    weight = jnp.exp(-_SLOPE * jax.lax.stop_gradient(alpha))
+    return weight * forward_kl(target, draft) + (1 - weight) * (1 - alpha)
+
+
+def cross_entropy_and_distance(target: Array, draft: Array, labels: Array) -> Array:
+    """0.1 cross-entropy + 0.9 sum_v |p - q|, the loss of DSpark (DeepSeek's DeepSpec)."""
+    distance = 2 * (1 - acceptance(target, draft))
+    return 0.1 * cross_entropy(target, draft, labels) + 0.9 * distance
+
+
+def _without_labels(divergence: Divergence) -> Objective:
+    return lambda target, draft, labels: divergence(target, draft)
+
+
+OBJECTIVES: dict[str, Objective] = {
+    "cross-entropy": cross_entropy,
+    **{name: _without_labels(divergence) for name, divergence in DIVERGENCES.items()},
+    "log-acceptance": log_acceptance,
+    "adaptive": adaptive,
+    "cross-entropy-l1": cross_entropy_and_distance,
+}
+"""The objectives by their names on the command line."""
+
+
+def per_row(
+    objective: Objective, softcap: float | None, target_softcap: float | None
+) -> Callable[..., tuple[Array, Array]]:
+    """A loss for `chunked_with_rows`; its numbers of each row are the acceptance alpha [C].
+
+    The logits are [C, U], and then the rows are weights [C], labels [C], and the target's hidden
+    states [C, E].  Shared are the target's output matrix [E, V], and the target's id of each of the
+    draft's tokens [U], or None if they are the same.
+    """
+
+    def loss(
+        logits: Array,
+        weight: Array,
+        labels: Array,
+        target_hidden: Array,
+        target_head: Array,
+        known: Array | None,
+    ) -> tuple[Array, Array]:
+        theirs = mixed_dot_general(target_hidden, target_head, (((1,), (0,)), ((), ())))
+        target = jax.nn.log_softmax(_capped(theirs, target_softcap))
+        if known is not None:
+            target = jnp.take(target, known, axis=1)
+        draft = jax.nn.log_softmax(_capped(logits, softcap))
+        each = objective(target, draft, labels)
+        # Rows of weight 0 are padding, whose numbers may be anything.
+        total = jnp.sum(jnp.where(weight > 0, weight * each, 0.0))
+        return total, jax.lax.stop_gradient(acceptance(target, draft))
+
+    return loss
+
+
+def _capped(logits: Array, cap: float | None) -> Array:
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
