@@ -13,8 +13,15 @@ from jax.sharding import Mesh
 
 from specjax.arguments import each, hashable, items, shown, whole
 from specjax.contract import Proposer
-from specjax.drafters import BoundDrafter, Drafter, drafter_by_name, make_drafter, with_draft
-from specjax.files import load, load_medusa
+from specjax.drafters import (
+    BoundDrafter,
+    Drafter,
+    arrange,
+    drafter_by_name,
+    make_drafter,
+    with_draft,
+)
+from specjax.files import FORMATS, load, load_drafter
 from specjax.models import LanguageModel
 from specjax.parallel import mesh_of
 from specjax.proposers import NGram, NoProposer
@@ -86,7 +93,7 @@ def _drafter(
         if not isinstance(request.drafter, Drafter):
             raise ValueError(
                 f"drafter={shown(asked)} is not a drafter; "
-                "pass what a loader such as load_medusa returns"
+                "pass what a loader such as load_drafter returns"
             )
     if isinstance(asked, str):
         numbers = {} if request.num_drafts is None else {"num_drafts": depth}
@@ -152,7 +159,7 @@ def _loaded(name: str, content: object, mesh: Mesh | None) -> LanguageModel:
     return load(name, mesh=mesh, rules={})
 
 
-_METHODS = ("ngram", "draft_model", "medusa")
+_METHODS = ("ngram", "draft_model", *FORMATS)
 _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 
 
@@ -203,6 +210,11 @@ def _in_our_words(target: LanguageModel, request: Request) -> Request:
         most = config.get("prompt_lookup_max", NGram.max_ngram)
         least = config.get("prompt_lookup_min", min(NGram.min_ngram, most))
         return dataclasses.replace(request, proposer=NGram(max(drafts, 1), most, least))
-    if method == "medusa":
-        return dataclasses.replace(request, drafter=load_medusa(config["model"], target))
+    if method in FORMATS:
+        drafter = load_drafter(config["model"], target)
+        asked = "num_speculative_tokens" in config
+        if method == "medusa" or drafts == 0:  # the tree of the heads is in their folder
+            return dataclasses.replace(request, drafter=drafter)
+        drafter = arrange(drafter, drafts if asked else None)
+        return dataclasses.replace(request, drafter=drafter, num_drafts=None)
     return dataclasses.replace(request, draft=config["model"])

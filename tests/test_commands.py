@@ -205,7 +205,7 @@ def test_prompt_file(capsys, tmp_path):
 
 
 def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
-    """The shipped heads are used without `--adapter`; if they are missing, the error names their
+    """The shipped heads are used without `--drafter`; if they are missing, the error names their
     folder."""
     monkeypatch.setattr(inputs, "_SHIPPED", tmp_path)
     (tmp_path / "target").symlink_to(TINY / "target")
@@ -219,7 +219,7 @@ def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
         "--no-compare",
     ]
     message = failure(capsys, *arguments)
-    assert "--proposer medusa needs --adapter" in message
+    assert "--proposer medusa needs --drafter" in message
     assert str(tmp_path / "medusa") in message
     target = specjax.load(TINY / "target")
     specjax.save_medusa(tmp_path / "medusa", specjax.MedusaAdapter.create(target, 2), "target")

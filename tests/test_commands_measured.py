@@ -16,7 +16,7 @@ def test_audit_of_medusa_heads(capsys, tmp_path):
     specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
     sizes = ["--samples", 16, "--rows", 16, "--num-tokens", 1, "--max-new-tokens", 8]
     printed = run(
-        capsys, "audit", *PAIR[:2], "--proposer", "medusa", "--adapter", tmp_path / "heads", *sizes
+        capsys, "audit", *PAIR[:2], "--proposer", "medusa", "--drafter", tmp_path / "heads", *sizes
     )
     assert "passed" in printed.out
 
@@ -152,7 +152,7 @@ def test_bench_of_a_draft_with_other_tokens(capsys):
             ["--rules", "match", "block", "--threshold", "0.5"],
             ["--threshold is not used by --rule match, block"],
         ),
-        (["--proposers", "draft", "medusa"], ["--proposer medusa needs --adapter"]),
+        (["--proposers", "draft", "medusa"], ["--proposer medusa needs --drafter"]),
         (["--rounds", "-1"], ["--rounds -1", "0 or more"]),
         (["--num-drafts", "1", "0"], ["num_drafts=0", "at least 1"]),
         (["--max-new-tokens", "5000"], ["5000", "256", "shorten"]),

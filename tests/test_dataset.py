@@ -226,7 +226,7 @@ def test_heads_are_evaluated_on_several_prompts_at_once(tmp_path, prompts):
     specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
     for batch in ("1", "2"):
         out = tmp_path / f"{batch}.json"
-        evaluate.main(["--target", str(trained.target()), "--adapter", str(tmp_path / "heads"),
+        evaluate.main(["--target", str(trained.target()), "--drafter", str(tmp_path / "heads"),
                        "--prompts", str(prompts), "--limit-prompts", "2", "--max-new-tokens", "6",
                        "--batch-size", batch, "--out", str(out)])  # fmt: skip
         reports.append(json.loads(out.read_text()))

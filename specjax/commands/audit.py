@@ -39,7 +39,7 @@ HELP = "compare a proposer and a rule with plain decoding; exit status 1 if a cl
 _PROMPTS = ["def ", "import os\n", "class Stack:\n", "The "]
 _SAMPLES, _FOREIGN = 16384, 2048
 _LOCAL = {
-    **dict.fromkeys(("draft", "adapter", "proposer", "mesh", "top_k", "min_p")),
+    **dict.fromkeys(("draft", "drafter", "proposer", "mesh", "top_k", "min_p")),
     "rule": "match",
     "repetition_penalty": None,
     "presence_penalty": 0.0,

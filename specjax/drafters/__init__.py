@@ -1,5 +1,6 @@
 """Drafters: a proposer together with its weights, for one target."""
 
+from specjax.drafters.arrange import arrange
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
 from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays, first_of
@@ -17,6 +18,7 @@ __all__ = [
     "MedusaBank",
     "PublishedDrafter",
     "Sizes",
+    "arrange",
     "drafter_by_name",
     "first_of",
     "make_drafter",

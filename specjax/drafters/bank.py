@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from specjax.arguments import each, shown
-from specjax.contract import Arrays
+from specjax.contract import Arrays, Proposer
 from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
 from specjax.models import LanguageModel, MedusaHeads, head_matrix, initial_medusa
 from specjax.parallel import to_host
@@ -61,6 +61,11 @@ class MedusaAdapter(Drafter):
         slots = _slots({self.name: self}, adapter, rows)
         return lambda laid: _arrays(self.bank, laid, slots)
 
+    def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> Drafter:
+        return ShapedAdapter(
+            proposer=shape(self.proposer.source, **numbers), name=self.name, adapter=self
+        )
+
     @functools.cached_property
     def bank(self) -> MedusaBank:
         """A bank with this adapter alone."""
@@ -87,6 +92,26 @@ class MedusaAdapter(Drafter):
                 "has the same shape but other weights: pass that target, or train heads for "
                 "this one"
             )
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class ShapedAdapter(Drafter):
+    """Medusa heads whose drafts have another shape than a tree of choices, such as `BestFirst`."""
+
+    adapter: MedusaAdapter
+
+    @property
+    def has_adapters(self) -> bool:
+        return True
+
+    def check(self, target: LanguageModel) -> None:
+        self.adapter.check(target)
+
+    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
+        return self.adapter.for_rows(target, adapter, rows)
+
+    def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> Drafter:
+        return self.adapter.shaped(shape, **numbers)
 
 
 def target_marks(target: LanguageModel) -> tuple[float, ...]:

@@ -43,6 +43,18 @@ class Drafter:
     def check(self, target: LanguageModel) -> None:
         """Raises ValueError if it was made for another target.  The default accepts any target."""
 
+    def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> Drafter:
+        """This drafter with its drafts in another shape: `shaped(StaticTree, branching=(3, 2))`.
+
+        Raises:
+          ValueError: it has no source that a shape could arrange, the shape does not take this
+            source, or the source does not allow the numbers.
+        """
+        del shape, numbers
+        raise ValueError(
+            f"the drafts of {self.name} cannot be arranged in another shape: leave shape= out"
+        )
+
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
         """The function that makes `Params.proposer` for `rows` prompts.
 

@@ -55,11 +55,6 @@ class PublishedDrafter(Drafter):
         return make
 
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> PublishedDrafter:
-        """This drafter with its drafts in another shape: `shaped(StaticTree, branching=(3, 2))`.
-
-        Raises:
-          ValueError: a shape that does not take this source, or numbers that it does not allow.
-        """
         return dataclasses.replace(self, proposer=shape(self.source, **numbers))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-
-import jax
-import numpy as np
 import pathlib
 from collections.abc import Callable
 
+import jax
+import numpy as np
+
 from specjax.contract import Proposer
-from specjax.drafters import Drafter, PublishedDrafter
+from specjax.drafters import Drafter
 from specjax.files.drafters import FORMATS, Tensors
 from specjax.files.folder import INDEX, SINGLE, read_json, weight_files
 from specjax.files.headers import open_tensors
@@ -53,14 +53,7 @@ def load_drafter(
     name, config, tensors = open_drafter(folder)
     drafter = FORMATS[name].read(folder, config, tensors, target)
     drafter.check(target)
-    if shape is None:
-        return drafter
-    if not isinstance(drafter, PublishedDrafter):
-        raise ValueError(
-            f"{folder} holds drafts of the format {name!r}, whose tree is in the folder: "
-            "leave shape= out"
-        )
-    return drafter.shaped(shape, **numbers)
+    return drafter if shape is None else drafter.shaped(shape, **numbers)
 
 
 def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:
@@ -119,7 +112,6 @@ def _weights(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def save_drafter(folder, drafter, target, layout=None, dtype=None):  # TEMPORARY until export merges
-    import orbax.checkpoint as ocp
     import pickle
 
     p = pathlib.Path(folder)

@@ -10,6 +10,7 @@ from typing import TypedDict
 import specjax
 from specjax.flags.speculation import (
     DRAFTED,
+    DRAFTERS,
     KINDS,
     add_numbers_of_proposers,
     add_numbers_of_rules,
@@ -39,8 +40,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "shipped target",
     )
     parser.add_argument(
+        "--drafter",
         "--adapter",
-        help="folder of Medusa heads; default: the shipped heads, with the shipped target",
+        help="folder of a drafter that was trained for the target (Medusa, EAGLE-3, DFlash, ...), "
+        "or org/name on the Hub; default: the shipped one, with the shipped target",
     )
     parser.add_argument(
         "--dtype",
@@ -231,8 +234,8 @@ def choose(arguments: argparse.Namespace) -> str:
     """The kind of proposer: `--proposer`, or a default that fits the folders that were given."""
     if arguments.proposer is not None:
         return arguments.proposer
-    if arguments.adapter is not None:
-        return "medusa"
+    if arguments.drafter is not None:
+        return "drafter"
     return "draft" if arguments.draft is not None or arguments.target is None else "ngram"
 
 
@@ -250,6 +253,7 @@ def load_models(
     check_numbers(arguments, kinds, rules)
     drafted, shipped = [kind for kind in kinds if kind in DRAFTED], arguments.target is None
     own = any(":" in kind for kind in kinds)
+    own_weights = [kind for kind in kinds if kind in DRAFTERS]
     if shipped:
         arguments.target = _SHIPPED / "target"
         if not arguments.target.is_dir():
@@ -259,8 +263,9 @@ def load_models(
             )
         if drafted and arguments.draft is None:
             arguments.draft = _SHIPPED / "draft"
-        if "medusa" in kinds and arguments.adapter is None and (_SHIPPED / "medusa").is_dir():
-            arguments.adapter = _SHIPPED / "medusa"
+        if own_weights and arguments.drafter is None:
+            shipped_one = _SHIPPED / DRAFTERS[own_weights[0]]
+            arguments.drafter = shipped_one if shipped_one.is_dir() else None
     asked = ", ".join(kinds)
     if drafted and arguments.draft is None:
         raise ValueError(
@@ -269,14 +274,14 @@ def load_models(
         )
     if not (drafted or own) and arguments.draft is not None:
         raise ValueError(f"--draft is not used by --proposer {asked}; leave one of them out")
-    if "medusa" in kinds and arguments.adapter is None:
-        none = f"; there is none at {_SHIPPED / 'medusa'}" if shipped else ""
+    if own_weights and arguments.drafter is None:
+        none = f"; there is none at {_SHIPPED / DRAFTERS[own_weights[0]]}" if shipped else ""
         raise ValueError(
-            "--proposer medusa needs --adapter with a folder of heads that were trained for this "
-            f"target (python -m train.medusa){none}"
+            f"--proposer {own_weights[0]} needs --drafter with a folder that was trained for this "
+            f"target (python -m train.drafter){none}"
         )
-    if "medusa" not in kinds and arguments.adapter is not None:
-        raise ValueError(f"--adapter is not used by --proposer {asked}; leave one of them out")
+    if not own_weights and arguments.drafter is not None:
+        raise ValueError(f"--drafter is not used by --proposer {asked}; leave one of them out")
     sizes, whole = (vars(arguments).get(name) for name in ("mesh", "whole_draft"))
     if whole and (not sizes or not drafted):
         raise ValueError("--whole-draft is used with --mesh and a draft; leave it out, or add them")

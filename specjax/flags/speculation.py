@@ -6,13 +6,16 @@ import argparse
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict, Unpack
+from typing import TypedDict, Unpack, cast
 
 import specjax
 from specjax.contract import Rule
-from specjax.drafters import drafter_by_name
+from specjax.drafters import arrange, drafter_by_name
 
-KINDS = sorted(set(specjax.PROPOSERS) - {"universal"})
+DRAFTERS = {"drafter": "drafter", "medusa": "medusa"}
+"""The kinds whose weights are in a folder of their own, `--drafter`, with the shipped folder."""
+
+KINDS = sorted({*specjax.PROPOSERS, *DRAFTERS} - {"universal"})
 """Names of proposers; `draft` becomes `universal` if the draft has another tokenizer."""
 
 DRAFTED = ("draft", "tree", "dynamic-tree", "first-of")
@@ -43,13 +46,15 @@ class Number:
 
 NUMBERS = {
     "num_drafts": Number(
-        4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram"),
+        4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram", "drafter"),
         "draft tokens per target pass (gamma), or depth of a tree; 0 is plain decoding",
         ("--num-speculative-tokens",),
     ),
     "branching": Number((3, 2, 1), ("tree",), "children per node, for each level"),
-    "width": Number(4, ("dynamic-tree",), "nodes expanded per level, and children of each"),
-    "num_nodes": Number(16, ("dynamic-tree",), "nodes of the tree, including the root"),
+    "width": Number(
+        4, ("dynamic-tree", "drafter"), "nodes expanded per level, and children of each"
+    ),
+    "num_nodes": Number(16, ("dynamic-tree", "drafter"), "nodes of the tree, including the root"),
     "exit_layer": Number(None, ("early-exit",), "how many target layers draft; default: half"),
     "confidence_threshold": Number(
         0.0, ("draft", "early-exit", "first-of"),
@@ -156,8 +161,11 @@ def make_drafter(
     draft: specjax.LanguageModel | None,
 ) -> specjax.Drafter:
     """The proposer of this kind, with its weights and the options that were given."""
-    if kind == "medusa":
-        return specjax.load_medusa(arguments.adapter, target)
+    if kind in DRAFTERS:
+        given = _given(arguments, NUMBERS)
+        loaded = specjax.load_drafter(arguments.drafter, target)
+        numbers = (given.get(name) for name in ("num_drafts", "num_nodes", "width"))
+        return arrange(loaded, *(cast(int | None, number) for number in numbers))
     if ":" in kind:
         return drafter_by_name(kind, target, draft)
     numbers = {name: number_of(arguments, name) for name in NUMBERS if reads(kind, name)}

@@ -27,7 +27,7 @@ from specjax.platforms import on_cpu
 from specjax.types import Arrays, ModelOutput
 
 _Rotations = tuple[Array, Array] | None
-_Memory = Memory | None  # the cache of one layer
+_Memory = KVCache | None  # the cache of one layer
 
 
 class Attention(nn.Module):
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, rotations: _Rotations, memory: _Memory, visible: Array | None
+        self, x: Array, rotations: _Rotations, memory: Memory | None, visible: Array | None
     ) -> tuple[Array, Array, Array]:
         c = self.config
         batch, width, _ = x.shape
@@ -85,7 +85,7 @@ class Layer(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, rotations: _Rotations, memory: _Memory, visible: Array | None
+        self, x: Array, rotations: _Rotations, memory: Memory | None, visible: Array | None
     ) -> tuple[Array, Array, Array]:
         c = self.config
 

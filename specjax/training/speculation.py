@@ -26,13 +26,15 @@ class SpeculationOptions(MeshOptions):
     draft: str | None = option(
         None, "folder of the draft, or org/name; other tokens than the target's are translated"
     )
-    adapter: str | None = option(None, "folder of Medusa heads")
+    drafter: str | None = option(
+        None, "folder of a drafter that was trained for the target (Medusa, EAGLE-3, DFlash, ...)"
+    )
     dtype: str = option(
         "float32", "type of both models", choices=("float32", "bfloat16", "float16")
     )
     proposer: str | None = option(
         None,
-        "proposer; default: medusa with --adapter, draft with --draft, else ngram",
+        "proposer; default: drafter with --drafter, draft with --draft, else ngram",
         choices=KINDS,
     )
     num_drafts: int = option(4, "draft tokens per step (gamma), or depth of a tree")

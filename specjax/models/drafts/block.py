@@ -219,6 +219,7 @@ class BlockDraft(nn.Module):
         for i, layer in enumerate(self.layer):
             memory = cache.layer(i)
             visible = memory.visible(positions, config.mask(i), config.layers.window_of(i))
+            assert visible is not None  # the text is read before its branches
             x, *pair = layer(x, rotations[i], memory, visible)
             staged.append(pair)
         return self.norm(x), _with_layers(cache, staged)

@@ -24,13 +24,13 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax.contract import Arrays, Proposer
+from specjax.contract import Arrays, BlockSource, Proposer
 from specjax.decoding import Decoder
 from specjax.drafters import PublishedDrafter, sizes_of
 from specjax.files import load, load_drafter, save_drafter
 from specjax.models import LanguageModel, LinenModel, SharedParams, head_matrix
 from specjax.parallel import TRAINING_RULES, row_parts, to_host
-from specjax.proposers import Chain, ChoiceTree, Eagle3Source
+from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
 from specjax.sampling import make_key
 from specjax.training import dataset
@@ -211,9 +211,9 @@ class TrainDrafter:
             own = {**own, "to_draft": jnp.asarray(self.to_draft)}
         source = self.learner.source
         chain: Proposer = (
-            Chain(source, self.options.num_drafts)
-            if isinstance(source, Eagle3Source)
-            else ChoiceTree(source)
+            ChoiceTree(source)
+            if isinstance(source, BlockSource)
+            else Chain(source, self.options.num_drafts)
         )
         shares = ("embedding",) if self.learner.own_head else ("embedding", "head")
         return PublishedDrafter(
@@ -236,7 +236,7 @@ class TrainDrafter:
         return jax.jit(alphas)
 
     def evaluate(self, params: Arrays) -> dict[str, float]:
-        o, sums = self.options, 0.0
+        o, sums = self.options, np.zeros((2, self.options.num_drafts))
         rows = -(-o.batch_size // row_parts(self.mesh)) * row_parts(self.mesh)
         for i in range(o.eval_batches):
             tokens, drawn = held_out_rows(self.material.held_out, i, rows, o.sequence_length)

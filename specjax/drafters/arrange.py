@@ -1,0 +1,52 @@
+"""Trained drafters as chains and trees, by a few numbers instead of a shape."""
+
+from __future__ import annotations
+
+from specjax.contract import BlockSource, Proposer, Source
+from specjax.drafters.drafter import Drafter
+from specjax.proposers import BestFirst, Chain, ChoiceTree, DynamicTree
+
+_DEPTH, _WIDTH = 8, 10
+"""Of the trees that the authors of EAGLE-3 grow: the root's children and 7 levels below them."""
+
+
+def arrange(
+    drafter: Drafter,
+    num_drafts: int | None = None,
+    num_nodes: int | None = None,
+    width: int | None = None,
+) -> Drafter:
+    """A drafter with its drafts in another chain or tree.
+
+    Args:
+      drafter: what `load_drafter` returns.
+      num_drafts: the length of a chain, or with `num_nodes` the depth of a tree whose drafter
+        predicts one token after another.
+      num_nodes: the nodes of a tree that is chosen anew in every step, the root included; None: a
+        chain.  With neither number the drafts stay as they are.
+      width: the most children of a node of a tree.
+
+    Raises:
+      ValueError: numbers that the drafter does not allow, or a drafter without a source.
+    """
+    if num_drafts is None and num_nodes is None:
+        return drafter
+
+    def shape(source: Source | BlockSource) -> Proposer:
+        many = {} if width is None else {"width": width}
+        if isinstance(source, BlockSource):
+            if num_nodes is not None:
+                return BestFirst(source, num_nodes, **many)
+            assert num_drafts is not None
+            if not 1 <= num_drafts <= source.depth:
+                raise ValueError(
+                    f"num_drafts={num_drafts}; {drafter.name} drafts 1 to {source.depth} tokens"
+                )
+            return ChoiceTree(source, tuple((0,) * n for n in range(1, num_drafts + 1)))
+        if num_nodes is None:
+            assert num_drafts is not None
+            return Chain(source, num_drafts)
+        most = min(width or _WIDTH, source.vocab_size)
+        return DynamicTree(source, num_drafts or _DEPTH, most, num_nodes)
+
+    return drafter.shaped(shape)
