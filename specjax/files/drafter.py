@@ -6,8 +6,6 @@ import os
 import pathlib
 from collections.abc import Callable
 
-import jax
-import numpy as np
 
 from specjax.contract import Proposer
 from specjax.drafters import Drafter
@@ -110,10 +108,3 @@ def _weights(folder: pathlib.Path) -> list[pathlib.Path]:
             "convert it: docs/models.md has the command"
         ) from None
 
-
-def save_drafter(folder, drafter, target, layout=None, dtype=None):  # TEMPORARY until export merges
-    import pickle
-
-    p = pathlib.Path(folder)
-    p.mkdir(parents=True, exist_ok=True)
-    pickle.dump(jax.tree.map(np.asarray, drafter.params), open(p / "own.pkl", "wb"))
