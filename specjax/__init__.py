@@ -15,7 +15,7 @@ from specjax.drafters import (
     first_of,
     make_drafter,
 )
-from specjax.files import load, load_drafter, load_medusa, save, save_medusa
+from specjax.files import load, load_drafter, load_medusa, save, save_drafter, save_medusa
 from specjax.generate import Output, TextStream, generate
 from specjax.logprobs import Logprobs
 from specjax.models import (
@@ -136,6 +136,7 @@ __all__ = [
     "make_mesh",
     "quantise",
     "save",
+    "save_drafter",
     "save_medusa",
     "translate",
     "warp",

@@ -149,7 +149,7 @@ def test_an_interrupted_save_never_loads_wrongly(tmp_path, monkeypatch, moment):
     for name, change in changes.items():
         monkeypatch.setattr(os, name, cut(change))
     monkeypatch.setattr(
-        "specjax.files.checkpoint.tempfile.TemporaryDirectory._rmtree", lambda *_, **__: None
+        "specjax.files.folder.tempfile.TemporaryDirectory._rmtree", lambda *_, **__: None
     )
     try:
         specjax.save(new, folder)

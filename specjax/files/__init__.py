@@ -1,7 +1,7 @@
 """Reading and writing files: model folders, Medusa folders, the Hub, Orbax."""
 
 from specjax.files.checkpoint import load, read_config, save
-from specjax.files.drafter import load_drafter, open_drafter
+from specjax.files.drafter import load_drafter, open_drafter, save_drafter
 from specjax.files.drafters import FORMATS, Description
 from specjax.files.folder import SINGLE, read_json, weight_files
 from specjax.files.hub import TOKENIZER, find_folder
@@ -22,6 +22,7 @@ __all__ = [
     "read_json",
     "read_tokenizer",
     "save",
+    "save_drafter",
     "save_medusa",
     "weight_files",
 ]

@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import cast
 
@@ -21,7 +20,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax.arguments import shown
-from specjax.files.folder import INDEX, SHARDS, SINGLE, named, read_bytes, read_json
+from specjax.files.folder import CONFIG, SINGLE, named, read_bytes, read_json, replacing
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.tensors import read_params, write_params
 from specjax.files.tokenizer import find_tokenizer
@@ -41,7 +40,7 @@ from specjax.parallel import RULES, Rules, leader, shardings
 from specjax.platforms import default_platform
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
-_CONFIG, _GENERATION = "config.json", "generation_config.json"
+_GENERATION = "generation_config.json"
 _GREATEST = 3.4e38  # of float32
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "temperature": (lambda value: value >= 0, "number of at least 0"),
@@ -52,7 +51,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 """The sampling defaults that `generate` accepts."""
 
-_FILES = (_CONFIG, _GENERATION, *TOKENIZER)
+_FILES = (CONFIG, _GENERATION, *TOKENIZER)
 
 
 def load(
@@ -85,7 +84,7 @@ def load(
       OSError: there is no such folder or model, or a file is missing or cannot be read.
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
-    dtype = _check_dtype(
+    dtype = check_dtype(
         ("float32" if platform == "cpu" else "bfloat16") if dtype is None else dtype
     )
     if not isinstance(precision, str | None) or precision not in (None, *PRECISIONS):
@@ -133,7 +132,7 @@ def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig
     Raises:
       ValueError: a field is missing, or its value is not supported.
     """
-    file = folder / _CONFIG
+    file = folder / CONFIG
     config = read_json(file)
     family = _family(folder, config)
     with named(file):
@@ -169,7 +168,7 @@ def save(
             f"{model.name} is no specjax Transformer; write its parameters with "
             "specjax.files.orbax.save_params"
         )
-    dtype = None if dtype is None else _check_dtype(dtype)
+    dtype = None if dtype is None else check_dtype(dtype)
     folder, family = pathlib.Path(folder), FAMILIES[module.config.family]
     files = {name: model.files[name] for name in TOKENIZER if name in model.files}
     if model.tokenizer is not None and "tokenizer.json" not in files:
@@ -180,20 +179,15 @@ def save(
     if not leader():
         write_params(folder / SINGLE, family, module.config, model.params, dtype)
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
-        new = pathlib.Path(made)
+    with replacing(folder, _FILES) as new:
         written = write_params(new / SINGLE, family, module.config, model.params, dtype)
         files |= _configs(model, family, written.name)
         for name, content in files.items():
             (new / name).write_bytes(content)
-        for old in [*(folder / name for name in (*_FILES, SINGLE, INDEX)), *folder.glob(SHARDS)]:
-            old.unlink(missing_ok=True)  # config.json first, since a folder without it cannot load
-        for name in (SINGLE, *files):
-            os.replace(new / name, folder / name)  # config.json last
 
 
-def _check_dtype(dtype: DTypeLike) -> np.dtype:
+def check_dtype(dtype: DTypeLike) -> np.dtype:
+    """The dtype of weights.  Raises ValueError for one that is not supported."""
     try:
         known = jnp.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):
@@ -209,7 +203,7 @@ def _family(folder: pathlib.Path, config: Config) -> Family:
     kind = config.get("model_type")
     if "auto_map" in config:
         raise ValueError(
-            f"{folder / _CONFIG} needs code of its own (auto_map); specjax never executes code "
+            f"{folder / CONFIG} needs code of its own (auto_map); specjax never executes code "
             "from a folder. If the weights are those of a plain model_type, remove auto_map from "
             "the file"
         )
@@ -219,7 +213,7 @@ def _family(folder: pathlib.Path, config: Config) -> Family:
         )
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(
-            f"{folder / _CONFIG}: model_type {shown(kind)} is not supported; specjax reads "
+            f"{folder / CONFIG}: model_type {shown(kind)} is not supported; specjax reads "
             f"{', '.join(sorted(FAMILIES))}"
         )
     return FAMILIES[kind]
@@ -231,7 +225,7 @@ def _eos(folder: str | pathlib.Path, generation: Config, config: Config) -> tupl
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < 2**31 for i in ids):
         raise ValueError(
-            f"{folder}: eos_token_id in {_CONFIG} or {_GENERATION} is {shown(value)}; it must be a "
+            f"{folder}: eos_token_id in {CONFIG} or {_GENERATION} is {shown(value)}; it must be a "
             "token id or a list of them"
         )
     return tuple(ids)
@@ -273,9 +267,9 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
     ids = {"eos_token_id": list(eos) if len(eos) > 1 else eos[0] if eos else None}
     loaded = {
         name: json.loads(model.files[name]) if name in model.files else {}
-        for name in (_GENERATION, _CONFIG)
+        for name in (_GENERATION, CONFIG)
     }
-    generation, config = dict(loaded[_GENERATION]), dict(loaded[_CONFIG])
+    generation, config = dict(loaded[_GENERATION]), dict(loaded[CONFIG])
     if config.get("model_type") != ours.family or family.read_config(config) != ours:
         # By default BOS is the EOS token.  Padding is written too, because transformers
         # would otherwise add its own.
@@ -292,12 +286,12 @@ def _configs(model: LanguageModel, family: Family, dtype: str) -> dict[str, byte
     config |= {name: dtype for name in ("dtype", "torch_dtype") if name in config} or {
         "dtype": dtype
     }
-    if "bos_token_id" in ids or _eos(model.name, generation, loaded[_CONFIG]) != eos:
+    if "bos_token_id" in ids or _eos(model.name, generation, loaded[CONFIG]) != eos:
         config, generation = config | ids, generation | ids
     if _defaults(model.name, generation) != model.defaults:
         generation = {name: value for name, value in generation.items() if name not in OFF}
         generation |= {"do_sample": "temperature" in model.defaults, **model.defaults}
-    new = {_GENERATION: generation, _CONFIG: config}
+    new = {_GENERATION: generation, CONFIG: config}
     return {
         name: model.files[name] if new[name] == loaded[name] else _json(new[name])
         for name in new

@@ -1,20 +1,31 @@
-"""`load_drafter`: reads a drafter's folder, whatever its format."""
+"""`load_drafter` and `save_drafter`: folders of drafters, whatever their format."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 from collections.abc import Callable
+from typing import cast
 
+from flax.traverse_util import flatten_dict
+from jax import Array
+from jax.typing import DTypeLike
 
+from specjax.arguments import shown
 from specjax.contract import Proposer
-from specjax.drafters import Drafter
-from specjax.files.drafters import FORMATS, Tensors
-from specjax.files.folder import INDEX, SINGLE, read_json, weight_files
+from specjax.drafters import Drafter, MedusaAdapter, PublishedDrafter
+from specjax.files.checkpoint import check_dtype
+from specjax.files.drafters import FORMATS, Export, Format, Tensors
+from specjax.files.folder import CONFIG, INDEX, SINGLE, read_json, replacing, weight_files
 from specjax.files.headers import open_tensors
 from specjax.files.hub import MEDUSA_WEIGHTS, find_folder
+from specjax.files.medusa import save_medusa
+from specjax.files.tensors import write_rows
 from specjax.models import Config, LanguageModel
+from specjax.parallel import leader
 
+_MEDUSA = "official"
 _INSIDE = ("mtp.", "mtp_layers.", "model.mtp.")
 
 
@@ -52,6 +63,130 @@ def load_drafter(
     drafter = FORMATS[name].read(folder, config, tensors, target)
     drafter.check(target)
     return drafter if shape is None else drafter.shaped(shape, **numbers)
+
+
+def save_drafter(
+    folder: str | os.PathLike[str],
+    drafter: PublishedDrafter | MedusaAdapter,
+    target: LanguageModel,
+    layout: str | None = None,
+    dtype: DTypeLike | None = None,
+) -> None:
+    """Write a folder that `load_drafter` and the libraries of a layout read.
+
+        EAGLE-3               "official" (the authors, SpecForge, SGLang, vLLM), "speculators"
+        P-EAGLE               "speculators", "specforge"
+        DFlash, DFlash-2      "z-lab", "speculators"
+        DSpark                "deepspec", "specforge", "speculators"
+        Domino                "specforge"
+        Medusa                "official"
+
+    The layers of the target are always named, in the key and the numbering of the layout.  Where
+    its library needs tables in the file that the drafter shares with its target, those of the
+    target are written: the head in EAGLE-3's "official", both in "deepspec", "speculators" and
+    P-EAGLE's "specforge".  `load_drafter` recognises them, and uses the target's.  The shape of the
+    drafts is written as a number of drafts where the layout has a field for it; a threshold of
+    confidence is not written.
+
+    An interrupted save leaves the old drafter, the new one, or a folder without config.json, which
+    cannot be loaded.  Of several processes only the first writes, but all must call.
+
+    Args:
+      folder: created if needed; a drafter in it is replaced, other files stay.
+      drafter: with its own parameters.
+      target: the model that the drafter was made for.
+      layout: a name of the table; by default the first of the drafter's row that can hold it.
+      dtype: of the weights, rounded to nearest; by default the dtype that they have.
+
+    Raises:
+      ValueError: another kind of drafter, another target, or a layout that cannot hold the drafter;
+        the message names those that can.  Or the folder holds something else than a drafter.
+    """
+    if not isinstance(drafter, PublishedDrafter | MedusaAdapter):
+        raise ValueError(
+            f"drafter={shown(drafter)}; pass a drafter with weights of its own, as "
+            "specjax.load_drafter returns it"
+        )
+    if not isinstance(target, LanguageModel):
+        raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+    drafter.check(target)
+    dtype, folder = None if dtype is None else check_dtype(dtype), pathlib.Path(folder)
+    if isinstance(drafter, MedusaAdapter):
+        if layout not in (None, _MEDUSA):
+            raise ValueError(f"layout={shown(layout)}; Medusa heads are written as {_MEDUSA!r}")
+        _refuse_others(folder)
+        if not leader():
+            return save_medusa(folder, drafter, target.name, dtype)
+        with replacing(folder, (MEDUSA_WEIGHTS,)) as new:
+            return save_medusa(new, drafter, target.name, dtype)
+    export = _plan(drafter, target, layout)
+    _check_shapes(drafter, export)
+    _refuse_others(folder)
+    written = export.rows, export.params, dtype, export.tables
+    if not leader():
+        write_rows(folder / SINGLE, *written)
+        return None
+    with replacing(folder, (MEDUSA_WEIGHTS,)) as new:
+        name = write_rows(new / SINGLE, *written).name
+        # The second is the older name, which transformers 4 reads.
+        config = {**export.config, "dtype": name, "torch_dtype": name}
+        (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    return None
+
+
+def _plan(drafter: PublishedDrafter, target: LanguageModel, layout: str | None) -> Export:
+    """What is written.  Raises ValueError if no layout of this name can hold the drafter."""
+    format: Format | None = next((f for f in FORMATS.values() if f.makes(drafter)), None)
+    if format is None:
+        raise ValueError(
+            f"the drafter {drafter.name} has a {type(drafter.source).__name__}, which no format "
+            f"of drafters has ({', '.join(FORMATS)})"
+        )
+    faults = {name: known.faults(drafter, target) for name, known in format.layouts.items()}
+    able = [name for name in faults if not faults[name]]
+    cure = f"pass layout={' or '.join(map(repr, able))}" if able else "no layout can"
+    if layout is not None and layout not in faults:
+        raise ValueError(
+            f"layout={shown(layout)} is not one of {', '.join(map(repr, faults))}, which drafters "
+            f"of this kind have: {cure}"
+        )
+    if layout is not None and faults[layout]:
+        raise ValueError(
+            f"the layout {layout!r} cannot hold the drafter {drafter.name}, which "
+            f"{' and '.join(faults[layout])}: {cure}"
+        )
+    if not able:
+        lines = [f"{name!r}: it {' and '.join(found)}" for name, found in faults.items()]
+        raise ValueError(f"no layout can hold the drafter {drafter.name}:\n  " + "\n  ".join(lines))
+    return format.layouts[layout or able[0]].export(drafter, target)
+
+
+def _check_shapes(drafter: PublishedDrafter, export: Export) -> None:
+    """Raises ValueError unless each parameter that is written is there, in its shape."""
+    held = cast(dict[tuple[str, ...], Array], flatten_dict(export.params))
+    for path, shape in export.shapes.items():
+        turned = (*path[:-1], "weight")  # a kernel that is held as [out, in]
+        if path not in held and turned in held:
+            path, shape = turned, shape[::-1]
+        if path not in held or held[path].shape != shape:
+            found = f"has shape {list(held[path].shape)}" if path in held else "is missing"
+            raise ValueError(
+                f"the parameter {'/'.join(path)} of the drafter {drafter.name} {found}; its source "
+                f"needs {list(shape)}: pass the parameters that belong to the source"
+            )
+
+
+def _refuse_others(folder: pathlib.Path) -> None:
+    """Raises ValueError if the folder holds a model, which would be replaced."""
+    if not (folder / CONFIG).exists():
+        return
+    try:
+        open_drafter(folder)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"{folder} holds something else than a drafter, which would be replaced: pass another "
+            f"folder ({error})"
+        ) from None
 
 
 def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:

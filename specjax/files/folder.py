@@ -7,11 +7,13 @@ import json
 import os
 import pathlib
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator
 
 from specjax.models import Config
 
-SINGLE, INDEX, SHARDS = (
+CONFIG, SINGLE, INDEX, SHARDS = (
+    "config.json",
     "model.safetensors",
     "model.safetensors.index.json",
     "model-*-of-*.safetensors",
@@ -41,6 +43,29 @@ def named(path: pathlib.Path) -> Iterator[None]:
         raise ValueError(
             f"{path}: {error} (if you did not change the file, download it again)"
         ) from None
+
+
+@contextlib.contextmanager
+def replacing(folder: pathlib.Path, names: Iterable[str]) -> Iterator[pathlib.Path]:
+    """A new folder, whose files move into `folder` at the end of the block.
+
+    `folder` is created if needed.  If the block raises, or the process ends in it, the old files
+    stay.  They are removed, and the new ones moved, so that a folder with a config.json is whole.
+
+    Args:
+      folder: to write to.
+      names: of old files that are removed, beside the weights and config.json; others stay.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as made:
+        new = pathlib.Path(made)
+        yield new
+        files = sorted((file.name for file in new.iterdir()), key=lambda name: name == CONFIG)
+        stale = [folder / name for name in (CONFIG, SINGLE, INDEX, *names)]
+        for old in [*stale, *folder.glob(SHARDS)]:
+            old.unlink(missing_ok=True)  # config.json first, since a folder without it cannot load
+        for name in files:
+            os.replace(new / name, folder / name)  # config.json last
 
 
 def listed(lines: list[str]) -> str:

@@ -20,6 +20,10 @@ KINDS = {
 }
 """The names in safetensors of the dtypes that weights can have."""
 
+WHOLE = {name: np.dtype(code) for name, code in
+         {"I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "u1"}.items()}  # fmt: skip
+"""Those of tables of whole numbers and flags."""
+
 _LONGEST = 2**25  # bytes of a header; one for 10^5 tensors has about 10^7
 
 

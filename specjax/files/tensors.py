@@ -13,7 +13,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar, cast
 
 import jax
@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from tqdm import tqdm
 
 from specjax.files.folder import listed, weight_files
-from specjax.files.headers import KINDS, Stored, open_tensors
+from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
 from specjax.models import Family, LinenModel, Tensor, TransformerConfig
 from specjax.parallel import devices_of, leader, require, to_host
 from specjax.types import Arrays
@@ -171,17 +171,38 @@ def write_params(
     params: Arrays,
     dtype: DTypeLike | None = None,
 ) -> np.dtype:
-    """Write one safetensors file in `dtype` (None: the dtype of each parameter).
+    """Write the parameters of a model; as `write_rows`, by the table of a family."""
+    return write_rows(file, family.tensors(config), params, dtype)
+
+
+def write_rows(
+    file: pathlib.Path,
+    rows: list[Tensor],
+    params: Arrays,
+    dtype: DTypeLike | None = None,
+    tables: Mapping[str, np.ndarray] | None = None,
+) -> np.dtype:
+    """Write one safetensors file.
 
     Of several processes only the first writes; the others must call too, since they hold shards of
-    the parameters.  Returns the dtype of the first tensor.
+    the parameters.
+
+    Args:
+      file: is replaced.
+      rows: the tensors, each made of one or several parameters.
+      params: may hold more than the rows name.
+      dtype: of the tensors; by default that of each parameter.
+      tables: whole numbers and flags by name, which are written as they are.
+
+    Returns:
+      The dtype of the first row.
     """
-    leaves = _flat(params)
-    tensors = {}
-    for name, parts in _grouped(_as_held(family.tensors(config), leaves), _name).items():
+    leaves, tables = _flat(params), dict(tables or {})
+    tensors = {name: (table.shape, table.dtype, []) for name, table in tables.items()}
+    for name, parts in _grouped(_as_held(rows, leaves), _name).items():
         kind = jnp.dtype(dtype or leaves[parts[0].path].dtype)
         tensors[name] = (_stored_shape(parts[0], leaves[parts[0].path].shape), kind, parts)
-    names = {kind: name for name, kind in KINDS.items()}
+    names = {kind: name for name, kind in {**KINDS, **WHOLE}.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     # Wider dtypes first, so that all tensors are aligned.
@@ -198,14 +219,14 @@ def write_params(
             order, desc=f"saving {file.name}", unit="tensor", disable=None, leave=False
         ):
             shape, kind, parts = tensors[name]
-            tensor = np.empty(shape, kind)
+            tensor = np.array(tables[name]) if name in tables else np.empty(shape, kind)
             for row in parts:
                 part = to_host(leaves[row.path])
                 part = part if row.at is None else part[row.at]
                 view = tensor.reshape(row.view or shape)[row.index]
                 view[...] = (part.T if row.transpose else part).reshape(view.shape)
             stream.write(tensor.reshape(-1).view(np.uint8).data)
-    return next(iter(tensors.values()))[1]
+    return tensors[rows[0].name][1]
 
 
 def _rows(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:

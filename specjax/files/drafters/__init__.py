@@ -4,7 +4,7 @@ from specjax.files.drafters.dflash import DFLASH
 from specjax.files.drafters.domino import DOMINO
 from specjax.files.drafters.dspark import DSPARK
 from specjax.files.drafters.eagle3 import EAGLE3
-from specjax.files.drafters.format import Description, Format, Tensors
+from specjax.files.drafters.format import Description, Export, Format, Tensors
 from specjax.files.drafters.medusa import MEDUSA
 from specjax.files.drafters.peagle import PEAGLE
 
@@ -21,6 +21,7 @@ FORMATS: dict[str, Format] = {
 __all__ = [
     "FORMATS",
     "Description",
+    "Export",
     "Format",
     "Tensors",
 ]

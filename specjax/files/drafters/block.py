@@ -17,8 +17,8 @@ from specjax.drafters import PublishedDrafter, sizes_of
 from specjax.files.drafters.block_config import Fields, read_config, read_taps
 from specjax.files.drafters.format import Description, Tensors
 from specjax.files.drafters.layers import dense_rows, layer_rows
+from specjax.files.drafters.tables import EMBEDDING, HEAD, TABLES, repeats
 from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
-from specjax.files.headers import Stored
 from specjax.files.tensors import read_rows
 from specjax.models import (
     BlockDraft,
@@ -27,18 +27,14 @@ from specjax.models import (
     Correction,
     LanguageModel,
     Tensor,
-    head_matrix,
     initial_block,
 )
-from specjax.parallel import to_host
 from specjax.proposers import BlockDraftSource, ChoiceTree
 
 _RENAMED = {"logit_head.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 """Beginnings of names in older and other exports."""
 
 _METHODS = ("dflash", "dspark", "domino")
-_TABLE = "embed_tokens.weight"
-_PIECE = 4096  # rows of a table that are compared at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,21 +181,20 @@ def plan_block_draft(
         )
     embedded = vocab_size
     if "embedding" not in shares:
-        embedded = stored[_TABLE].shape[0]
-        check_rows(folder, _TABLE, embedded, target, vocab_size)
+        embedded = stored[EMBEDDING.name].shape[0]
+        check_rows(folder, EMBEDDING.name, embedded, target, vocab_size)
         shapes["embedding",] = embedded, size
-        rows.append(Tensor(_TABLE, ("embedding",)))
+        rows.append(EMBEDDING)
     if "head" not in shares:
         shapes["head", "kernel"] = size, units
-        rows += dense_rows("lm_head", ("head",))
+        rows.append(HEAD)
     if block.mask_token >= embedded:
         raise ValueError(
             f"{folder}: mask_token_id is {block.mask_token}, and the embedding has {embedded} "
             "rows: pass the target that the drafter was trained for"
         )
-    unread = {"embedding": _TABLE, "head": "lm_head.weight"}
     for part in shares:
-        stored.pop(unread[part], None)
+        stored.pop(TABLES[part].name, None)
     source = BlockDraftSource(net, vocab_size, taps, corrects)
     return Plan(source, rows, shapes, stored, shares, known)
 
@@ -212,13 +207,12 @@ def describe_block_draft(
     from_anchor = fields.flag("sample_from_anchor", method.first_slot(config) == 0)
     size = fields.count("block_size", 8 if fields.is_speculators else 16)
     nested = "SpecForge or z-lab" if fields.nested else "DeepSpec"
-    missing = {"embedding": _TABLE, "head": "lm_head.weight"}
     return Description(
         method=name,
         packaging="speculators" if fields.is_speculators else nested,
         taps=read_taps(fields, None if target is None else sizes_of(target, name)[2]),
         num_drafts=size if from_anchor else size - 1,
-        shares=tuple(part for part, tensor in missing.items() if tensor not in names),
+        shares=tuple(part for part, row in TABLES.items() if row.name not in names),
         details=(f"one pass fills a block of {size} slots",),
     )
 
@@ -254,22 +248,9 @@ def block_rows(block: BlockDraftConfig) -> list[Tensor]:
 
 def _share(stored: Tensors, target: LanguageModel, is_reduced: bool) -> tuple[str, ...]:
     """The tables of the target that the draft uses: those that its folder lacks or repeats."""
-    shares = []
-    if _TABLE not in stored or _repeats(stored[_TABLE], target.params["embedding"]):
-        shares.append("embedding")
-    if "lm_head.weight" not in stored or (
-        not is_reduced and _repeats(stored["lm_head.weight"], head_matrix(target.params).T)
-    ):
-        shares.append("head")
-    return tuple(shares)
-
-
-def _repeats(stored: Stored, table: jax.Array) -> bool:
-    """Does the file hold this table of the target?"""
-    if stored.shape != table.shape:
-        return False
-    for at in range(0, len(table), _PIECE):
-        ours = to_host(table[at : at + _PIECE])
-        if not np.array_equal(stored.map()[at : at + _PIECE].astype(ours.dtype), ours):
-            return False
-    return True
+    return tuple(
+        part
+        for part, row in TABLES.items()
+        if row.name not in stored
+        or (not (is_reduced and part == "head") and repeats(stored[row.name], part, target))
+    )

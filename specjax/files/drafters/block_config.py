@@ -19,6 +19,15 @@ from specjax.models import BlockDraftConfig, Config, TransformerConfig
 
 _NESTED = ("dflash_config", "dspark_config")
 
+_TAPS = {
+    "aux_hidden_state_layer_ids": 0,
+    "eagle_aux_hidden_state_layer_ids": 0,
+    "target_layer_ids": 1,
+    "dspark_target_layer_ids": 1,
+}
+"""Fields with layers of the target, and what is added to an id: some count layers from 0, others
+count their inputs."""
+
 _LABELS = ("llama", "qwen2", "qwen3")
 _ELSEWHERE = ("layer_types", "sliding_window", "use_sliding_window", "tie_word_embeddings")
 
@@ -132,13 +141,7 @@ def read_taps(fields: Fields, num_layers: int | None) -> tuple[int, ...] | None:
       ValueError: two fields that contradict each other, or no list of whole numbers.
     """
     found: dict[str, tuple[int, ...]] = {}
-    # What is added to an id: some count layers from 0, others count their inputs.
-    for name, add in (
-        ("aux_hidden_state_layer_ids", 0),
-        ("eagle_aux_hidden_state_layer_ids", 0),
-        ("target_layer_ids", 1),
-        ("dspark_target_layer_ids", 1),
-    ):
+    for name, add in _TAPS.items():
         ids = fields.get(name)
         if ids is None:
             continue
@@ -159,6 +162,11 @@ def read_taps(fields: Fields, num_layers: int | None) -> tuple[int, ...] | None:
     if count == 1:
         return (num_layers // 2 + 1,)
     return tuple(round(1 + i * (num_layers - 4) / (count - 1)) + 1 for i in range(count))
+
+
+def write_taps(name: str, taps: tuple[int, ...]) -> Config:
+    """The field of this name, which `read_taps` reads."""
+    return {name: [tap - _TAPS[name] for tap in taps]}
 
 
 def _read_layers(folder: pathlib.Path, fields: Fields, tensors: Tensors) -> TransformerConfig:

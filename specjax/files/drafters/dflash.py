@@ -12,6 +12,7 @@ from specjax.files.drafters.block import (
     read_block_draft,
 )
 from specjax.files.drafters.block_config import Fields
+from specjax.files.drafters.block_layouts import makes, nested_layout, speculators_layout
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.models import (
     BlockDraftConfig,
@@ -21,6 +22,7 @@ from specjax.models import (
     LanguageModel,
     Tensor,
 )
+from specjax.proposers import BlockDraftSource
 
 _SELECTOR = "candidate_selector"
 
@@ -65,5 +67,34 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     return describe_block_draft(config, tensors, target, name, METHOD)
 
 
+def _fields(source: BlockDraftSource) -> Config:
+    """Those of DFlash-2."""
+    selector, block = source.correction, source.net.config
+    if not isinstance(selector, CandidateSelector):
+        return {}
+    return {
+        "conv_kernel_size": block.conv_size,
+        "conv_group_size": block.conv_group,
+        "selector_rank": selector.rank,
+        "selector_top_k": selector.top_k,
+    }
+
+
+def _nested_fields(source: BlockDraftSource) -> Config:
+    size = {"block_size": source.net.config.block_size} if source.correction is not None else {}
+    return {**size, **_fields(source)}
+
+
+def _label(source: BlockDraftSource) -> tuple[str, str]:
+    """The name of speculators, and the class of both packages."""
+    if source.correction is None:
+        return "dflash", "DFlashDraftModel"
+    return "dflash2", "DFlash2DraftModel"
+
+
 METHOD = Method("dflash", lambda config: 1, _selector, _selector_rows)
-DFLASH = Format(_matches, _read, _describe)
+_LAYOUTS = {
+    "z-lab": nested_layout(METHOD, lambda source: _label(source)[1], _nested_fields, plain=False),
+    "speculators": speculators_layout(METHOD, _label, _fields),
+}
+DFLASH = Format(_matches, _read, _describe, makes(type(None), CandidateSelector), _LAYOUTS)

@@ -12,6 +12,7 @@ from specjax.files.drafters.block import (
     read_block_draft,
 )
 from specjax.files.drafters.block_config import Fields
+from specjax.files.drafters.block_layouts import makes, nested_layout
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.models import (
     BlockDraftConfig,
@@ -21,6 +22,7 @@ from specjax.models import (
     PrefixGRU,
     Tensor,
 )
+from specjax.proposers import BlockDraftSource
 
 _TENSORS = {
     "prefix_gru.weight_ih_l0": "input",
@@ -64,5 +66,20 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     return describe_block_draft(config, tensors, target, "Domino", METHOD)
 
 
+def _fields(source: BlockDraftSource) -> Config:
+    gru = source.correction
+    assert isinstance(gru, PrefixGRU)  # `Format.makes`
+    return {
+        "projector_type": METHOD.name,
+        "gru_hidden_dim": gru.state_size,
+        "emb_dim": gru.inner_size,
+        "pure_draft_prefix_len": gru.uncorrected,
+        "shift_label": source.net.config.first_slot == 0,
+    }
+
+
 METHOD = Method("domino", _first_slot, _gru, _rows)
-DOMINO = Format(_matches, _read, _describe)
+_LAYOUTS = {
+    "specforge": nested_layout(METHOD, lambda source: "DominoDraftModel", _fields, plain=True)
+}
+DOMINO = Format(_matches, _read, _describe, makes(PrefixGRU), _LAYOUTS)

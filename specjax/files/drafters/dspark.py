@@ -15,6 +15,12 @@ from specjax.files.drafters.block import (
     renamed,
 )
 from specjax.files.drafters.block_config import Fields
+from specjax.files.drafters.block_layouts import (
+    flat_layout,
+    makes,
+    nested_layout,
+    speculators_layout,
+)
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.files.drafters.layers import dense_rows
 from specjax.models import (
@@ -25,8 +31,10 @@ from specjax.models import (
     MarkovHead,
     Tensor,
 )
+from specjax.proposers import BlockDraftSource
 
 _MARKOV, _CONFIDENCE = "markov_head", "confidence_head.proj"
+_CLASS = "DSparkDraftModel"
 
 
 def _matches(config: Config, names: set[str]) -> bool:
@@ -100,6 +108,30 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     )
 
 
+def _fields(source: BlockDraftSource) -> Config:
+    """Those of the heads."""
+    head = source.correction
+    assert isinstance(head, MarkovHead)  # `Format.makes`
+    return {
+        "markov_rank": head.rank,
+        "markov_head_type": head.kind,
+        "enable_confidence_head": head.confidence_head is not None,
+        "confidence_head_with_markov": head.confidence_head == "both",
+    }
+
+
+def _nested_fields(source: BlockDraftSource) -> Config:
+    layers = source.net.config.layers
+    # SpecForge wants to be told that each head has keys of its own.
+    mode = "mha" if layers.num_heads == layers.num_kv_heads else "gqa"
+    return {"projector_type": METHOD.name, "attention_mode": mode, **_fields(source)}
+
+
 # DSpark is trained so that slot 0 predicts the token after the anchor.
 METHOD = Method("dspark", lambda config: 0, _markov, _markov_rows)
-DSPARK = Format(_matches, _read, _describe)
+_LAYOUTS = {
+    "deepspec": flat_layout(METHOD, "Qwen3DSparkModel", _fields),
+    "specforge": nested_layout(METHOD, lambda source: _CLASS, _nested_fields, plain=True),
+    "speculators": speculators_layout(METHOD, lambda source: (METHOD.name, _CLASS), _fields),
+}
+DSPARK = Format(_matches, _read, _describe, makes(MarkovHead), _LAYOUTS)

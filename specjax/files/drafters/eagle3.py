@@ -15,20 +15,22 @@ The numbers are compared with those of speculators and SpecForge in tests/test_e
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import warnings
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict
 from jax.typing import DTypeLike
 
 from specjax.contract import Proposer, Source
 from specjax.drafters import Drafter, PublishedDrafter, sizes_of
+from specjax.files.drafters.eagle3_layouts import EAGLE3_LAYOUTS
+from specjax.files.drafters.eagle3_rows import network_rows, network_shapes
 from specjax.files.drafters.format import Description, Format, Tensors, folder_of
-from specjax.files.drafters.layers import dense_rows, layer_prefixes, layer_rows, read_layers
-from specjax.files.drafters.taps import check_taps, default_taps, read_taps
+from specjax.files.drafters.layers import layer_prefixes, read_layers
+from specjax.files.drafters.tables import EMBEDDING, HEAD, TABLES, repeats
+from specjax.files.drafters.taps import check_taps, default_taps, is_model_opt, read_taps
 from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
 from specjax.files.tensors import read_rows
 from specjax.models import (
@@ -36,12 +38,11 @@ from specjax.models import (
     Eagle3Config,
     LanguageModel,
     Tensor,
-    eagle3_shapes,
 )
 from specjax.proposers import Chain, DynamicTree, Eagle3Source
 from specjax.types import Arrays
 
-_TABLES = ("d2t", "t2d")
+_MAPS = ("d2t", "t2d")
 _UNREAD = ("rotary_emb.inv_freq",)
 _DEPTH, _WIDTH, _NODES = 8, 10, 60
 """The authors' tree: the root's children, 7 expansions of the 10 best nodes, 60 nodes in all."""
@@ -79,6 +80,8 @@ def read_parts(
     _refuse_switches(folder, config)
     prefixes = layer_prefixes(tensors)
     layers = read_layers(folder, config.get("transformer_layer_config", config), tensors, prefixes)
+    # Its head is never its embedding, whatever the configuration says.
+    layers = dataclasses.replace(layers, tied_embeddings=False)
     taps, shape = read_taps(folder, config), tensors["fc.weight"].shape
     if target is not None:
         hidden, _, depth = sizes_of(target, folder.name)
@@ -101,11 +104,7 @@ def read_parts(
             f"{[layers.hidden_size, count * hidden]}: pass the target that the drafter was "
             "trained for"
         )
-    shares = tuple(
-        part
-        for part, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight"))
-        if name not in tensors
-    )
+    shares = tuple(part for part, row in TABLES.items() if row.name not in tensors)
     width = hidden
     if target is not None:  # a few targets have an embedding of another width
         width = target.model.module.config.embedding_size or hidden
@@ -134,6 +133,20 @@ def read_parts(
     return Parts(network, prefixes, taps, shares)
 
 
+def without_copies(
+    folder: pathlib.Path, parts: Parts, tensors: Tensors, target: LanguageModel
+) -> Parts:
+    """The parts, sharing the tables of the target that the folder repeats."""
+    reduced = read_vocabulary(folder, tensors, target.model.vocab_size) is not None
+    shares = tuple(
+        part
+        for part, row in TABLES.items()
+        if part in parts.shares
+        or (not (reduced and part == "head") and repeats(tensors[row.name], part, target))
+    )
+    return parts._replace(shares=shares)
+
+
 def read_own(
     folder: pathlib.Path,
     parts: Parts,
@@ -149,24 +162,24 @@ def read_own(
     """
     vocab_size, size = target.model.vocab_size, parts.network.layers.hidden_size
     known = read_vocabulary(folder, tensors, vocab_size)
-    flat = cast(dict[tuple[str, ...], jax.Array], flatten_dict(eagle3_shapes(parts.network)))
-    wanted = {("network", *path): leaf.shape for path, leaf in flat.items()}
-    rows = [*_rows(parts), *extra]
-    if "embed_tokens.weight" in tensors:
+    wanted = network_shapes(parts.network)
+    rows = [*network_rows(parts.network, parts.prefixes), *extra]
+    unread = [row.name for part, row in TABLES.items() if part in parts.shares]
+    if "embedding" not in parts.shares:
         count = tensors["embed_tokens.weight"].shape[0]
         check_rows(folder, "embed_tokens.weight", count, target, vocab_size)
-        rows.append(Tensor("embed_tokens.weight", ("embedding",)))
+        rows.append(EMBEDDING)
         wanted["embedding",] = (count, size)
-    if "lm_head.weight" in tensors or known is not None:
+    if "head" not in parts.shares or known is not None:
         count = tensors["d2t" if known is not None else "lm_head.weight"].shape[0]
         if known is None:
             check_rows(folder, "lm_head.weight", count, target, vocab_size)
-        rows.append(Tensor("lm_head.weight", ("head", "kernel"), transpose=True))
+        rows.append(HEAD)
         wanted["head", "kernel"] = (size, count)
     stored = {
         name: tensor
         for name, tensor in tensors.items()
-        if name not in _TABLES and not name.endswith(_UNREAD)
+        if name not in (*_MAPS, *unread) and not name.endswith(_UNREAD)
     }
     own = read_rows(folder, rows, {**wanted, **(shapes or {})}, stored, dtype_of(target))
     return own if known is None else {**own, "to_draft": jnp.asarray(known)}
@@ -185,7 +198,7 @@ def packaging_of(config: Config) -> str:
     """Whose layout a configuration has."""
     if "speculators_model_type" in config:
         return "speculators"
-    if "eagle_config" in config:
+    if is_model_opt(config):
         return "NVIDIA ModelOpt"
     if "target_layer_ids" in config:
         return "DeepSpec"
@@ -222,7 +235,7 @@ def _matches(config: Config, names: set[str]) -> bool:
 
 
 def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
-    parts = read_parts(folder, config, tensors, target)
+    parts = without_copies(folder, read_parts(folder, config, tensors, target), tensors, target)
     assert parts.taps is not None  # the target is known
     own = read_own(folder, parts, tensors, target)
     source = Eagle3Source(parts.network, target.model.vocab_size, parts.taps)
@@ -257,28 +270,6 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
         shares=parts.shares,
         details=details_of(config, parts, tensors),
     )
-
-
-def _rows(parts: Parts) -> list[Tensor]:
-    """The table of the network's tensors."""
-    c = parts.network
-    rows = [
-        *dense_rows("fc", ("network", "fc")),
-        Tensor("norm.weight", ("network", "norm", "weight")),
-    ]
-    if c.norm_before_fc:
-        rows.append(Tensor("input_norm.weight", ("network", "input_norm", "weight")))
-    for k in range(c.num_taps if c.fc_norm else 0):
-        rows.append(Tensor(f"fc_norm.{k}.weight", ("network", f"fc_norms_{k}", "weight")))
-    for i, prefix in enumerate(parts.prefixes):
-        path = ("network", f"layers_{i}")
-        rows += layer_rows(c.layers, prefix, path)
-        norm = "embedding_norm" if i == 0 else "attention_norm"
-        rows.append(Tensor(f"{prefix}input_layernorm.weight", (*path, norm, "weight")))
-        if i == 0:
-            name = f"{prefix}hidden_norm.weight"
-            rows.append(Tensor(name, (*path, "feature_norm", "weight")))
-    return rows
 
 
 def _refuse_switches(folder: pathlib.Path, config: Config) -> None:
@@ -319,4 +310,8 @@ def _flag(folder: pathlib.Path, config: Config, name: str) -> bool:
     return bool(value)
 
 
-EAGLE3 = Format(_matches, _read, _describe)
+def _makes(drafter: Drafter) -> bool:
+    return isinstance(drafter, PublishedDrafter) and isinstance(drafter.source, Eagle3Source)
+
+
+EAGLE3 = Format(_matches, _read, _describe, _makes, EAGLE3_LAYOUTS)

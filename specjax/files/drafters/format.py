@@ -1,14 +1,17 @@
-"""What a format of drafter folders declares: how to recognise, describe and read a folder."""
+"""What a format of drafters declares: how to recognise, describe, read and write a folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from specjax.drafters import Drafter
+import numpy as np
+
+from specjax.drafters import Drafter, PublishedDrafter
 from specjax.files.headers import Stored
-from specjax.models import Config, LanguageModel
+from specjax.models import Config, LanguageModel, Tensor
+from specjax.types import Arrays
 
 Tensors = dict[str, Stored]
 """The tensors of a folder by name, from the headers of its files; no weight has been read."""
@@ -34,6 +37,26 @@ class Description:
 
 
 @dataclasses.dataclass(frozen=True)
+class Export:
+    """A drafter as a folder holds it."""
+
+    config: Config  # of config.json
+    rows: list[Tensor]  # of the file, in the same table that reading uses
+    shapes: dict[tuple[str, ...], tuple[int, ...]]  # of each parameter that the rows name
+    params: Arrays  # of the drafter, and of the target what the layout repeats
+    tables: dict[str, np.ndarray]  # of a reduced vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a project writes drafters of a format."""
+
+    # What it cannot hold of a drafter for this target, in words that go on "the drafter ...".
+    faults: Callable[[PublishedDrafter, LanguageModel], list[str]]
+    export: Callable[[PublishedDrafter, LanguageModel], Export]  # of a drafter without faults
+
+
+@dataclasses.dataclass(frozen=True)
 class Format:
     """A row of the table `FORMATS`."""
 
@@ -43,3 +66,7 @@ class Format:
     read: Callable[[pathlib.Path, Config, Tensors, LanguageModel], Drafter]
     # The target is None, or a model whose parameters need not be there.
     describe: Callable[[Config, Tensors, LanguageModel | None], Description]
+    # Is this drafter one of the format?
+    makes: Callable[[Drafter], bool]
+    # By the name that `save_drafter` takes, the usual one first.
+    layouts: Mapping[str, Layout]

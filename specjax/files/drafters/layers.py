@@ -80,6 +80,46 @@ def read_layers(
     return dataclasses.replace(read, qk_norm=norms, qkv_bias=qkv_bias, out_bias=out_bias)
 
 
+def write_layers(layers: TransformerConfig, vocab_size: int) -> Config:
+    """The configuration of a drafter's decoder layers, which `read_layers` reads.
+
+    Args:
+      layers: of the drafter.
+      vocab_size: the rows of the embedding, by which other libraries build it.
+    """
+    return FAMILIES[_kind(layers)].write_config(_plain(layers, vocab_size))
+
+
+def unwritable(layers: TransformerConfig) -> list[str]:
+    """The settings that no configuration of `read_layers` has, in words."""
+    if layers.rope is None or layers.ropes:
+        return ["has layers without a rope, or with several"]
+    if layers.qk_norm == "whole":
+        return ["has norms of whole queries and keys (qk_norm)"]
+    plain = _plain(layers, layers.vocab_size)
+    try:
+        read = FAMILIES[_kind(layers)].read_config(write_layers(layers, layers.vocab_size))
+    except ValueError as error:
+        return [f"has layers that are not read back ({error})"]
+    read = dataclasses.replace(read, qk_norm=plain.qk_norm)
+    lost = [name for name, value in vars(plain).items() if vars(read)[name] != value]
+    return [f"has layers of {name}={vars(plain)[name]!r}" for name in lost]
+
+
+def _kind(layers: TransformerConfig) -> str:
+    """The model_type whose layers these are."""
+    if layers.qk_norm is not None:
+        return "qwen3"
+    return "qwen2" if layers.qkv_bias and not layers.out_bias else "llama"
+
+
+def _plain(layers: TransformerConfig, vocab_size: int) -> TransformerConfig:
+    """The layers by their model_type; a drafter's head is never its embedding."""
+    return dataclasses.replace(
+        layers, family=_kind(layers), vocab_size=vocab_size, tied_embeddings=False
+    )
+
+
 def layer_prefixes(tensors: Tensors) -> list[str]:
     """The prefix of the tensor names of each layer: `midlayer.`, `midlayer.{i}.` or `layers.{i}.`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 import re
 
-from specjax.drafters import Drafter
+from specjax.drafters import Drafter, MedusaAdapter
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.files.medusa import load_medusa
 from specjax.models import Config, LanguageModel
@@ -33,4 +33,9 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     )
 
 
-MEDUSA = Format(_matches, _read, _describe)
+def _makes(drafter: Drafter) -> bool:
+    return isinstance(drafter, MedusaAdapter)
+
+
+# `save_medusa` writes the only layout.
+MEDUSA = Format(_matches, _read, _describe, _makes, layouts={})

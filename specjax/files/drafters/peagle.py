@@ -6,6 +6,7 @@ target that stand for those of a token which is not there yet.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 
 from specjax.drafters import Drafter, PublishedDrafter, sizes_of
@@ -15,9 +16,12 @@ from specjax.files.drafters.eagle3 import (
     proposal_depth,
     read_own,
     read_parts,
+    without_copies,
 )
+from specjax.files.drafters.eagle3_layouts import PEAGLE_LAYOUTS
+from specjax.files.drafters.eagle3_rows import mask_row
 from specjax.files.drafters.format import Description, Format, Tensors, folder_of
-from specjax.models import Config, LanguageModel, Tensor
+from specjax.models import Config, LanguageModel
 from specjax.proposers import ChoiceTree, PEagleSource
 
 _DEPTH = 8
@@ -36,7 +40,7 @@ def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: Langua
             f"{folder}: norm_output={config['norm_output']!r} has no meaning for a P-EAGLE head, "
             "which feeds nothing back: remove it"
         )
-    parts = read_parts(folder, config, tensors, target)
+    parts = without_copies(folder, read_parts(folder, config, tensors, target), tensors, target)
     assert parts.taps is not None  # the target is known
     mask, size = config.get("mask_token_id"), target.model.vocab_size
     if type(mask) is not int or not 0 <= mask < size:
@@ -46,12 +50,13 @@ def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: Langua
             "it among the options of the training run)"
         )
     wide = parts.network.num_taps * parts.network.target_size
-    if _MASK in tensors and tensors[_MASK].shape not in ((1, 1, wide), (wide,)):
+    row = mask_row(parts.network)
+    if tensors[_MASK].shape not in (row.shape, (wide,)):
         raise ValueError(
             f"{folder}: {_MASK} has shape {list(tensors[_MASK].shape)} instead of {[1, 1, wide]}"
         )
-    row = Tensor(_MASK, (_MASK,), shape=tensors[_MASK].shape)
-    own = read_own(folder, parts, tensors, target, (row,), {(_MASK,): (wide,)})
+    row = dataclasses.replace(row, shape=tensors[_MASK].shape)
+    own = read_own(folder, parts, tensors, target, (row,), {row.path: (wide,)})
     source = PEagleSource(parts.network, size, mask, proposal_depth(config) or _DEPTH, parts.taps)
     return PublishedDrafter(
         proposer=ChoiceTree(source),
@@ -78,4 +83,8 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     )
 
 
-PEAGLE = Format(_matches, _read, _describe)
+def _makes(drafter: Drafter) -> bool:
+    return isinstance(drafter, PublishedDrafter) and isinstance(drafter.source, PEagleSource)
+
+
+PEAGLE = Format(_matches, _read, _describe, _makes, PEAGLE_LAYOUTS)

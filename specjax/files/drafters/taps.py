@@ -17,6 +17,9 @@ from specjax.models import Config
 
 _OUTER, _INNER = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 
+_ADDED = {_INNER: 0, f"{_OUTER}.{_INNER}": 1, f"{_OUTER}.layer_ids": 0, "target_layer_ids": 1}
+"""What is added to the ids of a key."""
+
 
 def read_taps(folder: pathlib.Path, config: Config) -> tuple[int, ...] | None:
     """The taps that a configuration names, in ascending order; None: it names none.
@@ -25,14 +28,10 @@ def read_taps(folder: pathlib.Path, config: Config) -> tuple[int, ...] | None:
       ValueError: ids that are no list of distinct, ascending layers, or two keys that disagree.
     """
     inner = config.get(_OUTER) or {}
-    named = [
-        (_INNER, config.get(_INNER), 0),
-        (f"{_OUTER}.{_INNER}", inner.get(_INNER), 1),
-        (f"{_OUTER}.layer_ids", inner.get("layer_ids"), 0),
-        ("target_layer_ids", config.get("target_layer_ids"), 1),
-    ]
+    named = {**config, **{f"{_OUTER}.{name}": ids for name, ids in inner.items()}}
     found: dict[str, tuple[int, ...]] = {}
-    for key, ids, offset in named:
+    for key, offset in _ADDED.items():
+        ids = named.get(key)
         if not ids:  # missing, null or empty: an exporter wrote the key without a value
             continue
         if not isinstance(ids, list) or not all(type(i) is int and i + offset >= 0 for i in ids):
@@ -47,6 +46,18 @@ def read_taps(folder: pathlib.Path, config: Config) -> tuple[int, ...] | None:
             "outputs): remove the wrong one from config.json"
         )
     return next(iter(found.values()), None)
+
+
+def write_taps(taps: tuple[int, ...], *, nested: bool) -> Config:
+    """The fields that name the taps: what vLLM and speculators read, and `nested` SGLang's, too."""
+    ids = {key: [tap - added for tap in taps] for key, added in _ADDED.items()}
+    outer = {_OUTER: {"use_aux_hidden_state": True, _INNER: ids[f"{_OUTER}.{_INNER}"]}}
+    return {_INNER: ids[_INNER], **(outer if nested else {})}
+
+
+def is_model_opt(config: Config) -> bool:
+    """Does it name its taps as ModelOpt alone does?"""
+    return _OUTER in config and _INNER not in config
 
 
 def default_taps(folder: pathlib.Path, num_layers: int) -> tuple[int, ...]:

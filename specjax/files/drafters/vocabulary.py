@@ -7,12 +7,9 @@ import pathlib
 import numpy as np
 
 from specjax.files.drafters.format import Tensors
-from specjax.files.headers import Stored
+from specjax.files.headers import WHOLE, Stored
 from specjax.models import LanguageModel
 from specjax.types import ABSENT
-
-_WHOLE = {"I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "u1"}
-"""The names in safetensors of the dtypes that tables can have."""
 
 
 def read_vocabulary(folder: pathlib.Path, tensors: Tensors, vocab_size: int) -> np.ndarray | None:
@@ -58,6 +55,30 @@ def read_vocabulary(folder: pathlib.Path, tensors: Tensors, vocab_size: int) -> 
     return table
 
 
+def write_vocabulary(to_draft: np.ndarray | None, rows: int, units: int) -> dict[str, np.ndarray]:
+    """The tables `d2t` [units] int64 and `t2d` [rows] bool.
+
+    Args:
+      to_draft: as `read_vocabulary` returns it.
+      rows: of the embedding.
+      units: of the head.
+
+    Raises:
+      ValueError: `to_draft` does not name each row of the head once.
+    """
+    if to_draft is None:
+        return {"d2t": np.zeros(units, np.int64), "t2d": np.ones(rows, bool)}
+    tokens = np.flatnonzero(to_draft >= 0)
+    if not np.array_equal(np.sort(to_draft[tokens]), np.arange(units)):
+        raise ValueError(
+            f"to_draft names {len(tokens)} tokens, and the head has {units} rows; it must name "
+            f"each row from 0 to {units - 1} once"
+        )
+    ids = np.empty(units, np.int64)
+    ids[to_draft[tokens]] = tokens
+    return {"d2t": ids - np.arange(units), "t2d": np.isin(np.arange(rows), tokens)}
+
+
 def check_rows(
     folder: pathlib.Path, name: str, rows: int, target: LanguageModel, vocab_size: int
 ) -> None:
@@ -78,9 +99,9 @@ def check_rows(
 
 def _whole(folder: pathlib.Path, name: str, stored: Stored) -> np.ndarray:
     """A table of whole numbers or flags [N]."""
-    if stored.kind not in _WHOLE or len(stored.shape) != 1:
+    if stored.kind not in WHOLE or len(stored.shape) != 1:
         raise ValueError(
             f"{folder}: {name} is a {stored.kind} of shape {list(stored.shape)}; it must be a "
-            f"list of {', '.join(_WHOLE)}"
+            f"list of {', '.join(WHOLE)}"
         )
-    return np.array(np.memmap(stored.file, _WHOLE[stored.kind], "r", stored.start, stored.shape))
+    return np.array(np.memmap(stored.file, WHOLE[stored.kind], "r", stored.start, stored.shape))
