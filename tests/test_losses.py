@@ -17,10 +17,12 @@ from specjax.training.losses import (
     agreement,
     chunked,
     chunked_rows,
+    chunked_with_rows,
     cross_entropy,
     log_draft,
     log_target,
 )
+from specjax.training.objectives import OBJECTIVES, per_row
 from specjax.training.precision import mixed_dot_general
 
 KEYS = jax.random.split(jax.random.key(0), 5)
@@ -70,6 +72,64 @@ def test_a_chunked_loss_is_the_whole_one(name, chunk):
 
     actual, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(HIDDEN, HEAD) for f in (cut, whole))
     close(actual, wanted, 2e-4)
+
+
+@pytest.mark.parametrize("trains_head", [True, False])
+def test_chunks_with_numbers_of_rows(trains_head):
+    """The sum and its gradients are those of `chunked`; a frozen head has none; the numbers of the
+    rows are in their order, and have no gradient."""
+
+    def loss(logits, weight, labels):
+        return cross_entropy(logits, weight, labels), {"best": logits.max(1)}
+
+    both = chunked_with_rows(loss, 8, trains_head)
+
+    def total(hidden, head):
+        value, rows = both(hidden, head, (WEIGHT, LABELS))
+        return value + 3 * rows["best"].sum(), rows
+
+    (value, rows), grads = jax.value_and_grad(total, (0, 1), has_aux=True)(HIDDEN, HEAD)
+    plain, wanted = jax.value_and_grad(
+        lambda *x: chunked(cross_entropy, 8)(*x, (WEIGHT, LABELS)), (0, 1)
+    )(HIDDEN, HEAD)
+    close(value - 3 * rows["best"].sum(), plain, 1e-4)
+    close(rows["best"], LOGITS.max(1), 1e-6)
+    close(grads[0], wanted[0], 1e-6)
+    close(grads[1], wanted[1] if trains_head else 0 * wanted[1], 1e-6)
+
+
+@pytest.mark.parametrize("known", [None, [1, 4, 5, 9]])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_objectives_against_float64(name, known):
+    """Each is its formula, also for a draft that knows a part of the tokens."""
+    target = np.asarray(TARGET_LOGITS, np.float64)
+    p = np.exp(target) / np.exp(target).sum(1, keepdims=True)
+    columns = np.arange(11) if known is None else np.array(known)
+    p, logits = p[:, columns], np.asarray(LOGITS, np.float64)[:, columns]
+    q = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    place = {token: at for at, token in enumerate(columns.tolist())}
+    labels = np.array([place.get(token, -1) for token in np.asarray(LABELS).tolist()])
+    alpha = np.minimum(p, q).sum(1)
+    hard = np.where(labels < 0, 0, -np.log(q[np.arange(len(q)), labels]))
+    kl, reverse, m = (p * np.log(p / q)).sum(1), (q * np.log(q / p)).sum(1), (p + q) / 2
+    w = np.exp(-3 * alpha)
+    wanted = {
+        "cross-entropy": hard,
+        "forward-kl": kl,
+        "reverse-kl": reverse,
+        "jensen-shannon": ((p * np.log(p / m)).sum(1) + (q * np.log(q / m)).sum(1)) / 2,
+        "total-variation": 1 - alpha,
+        "log-acceptance": -np.log(alpha),
+        "adaptive": w * kl + (1 - w) * (1 - alpha),
+        "cross-entropy-l1": 0.1 * hard + 0.9 * 2 * (1 - alpha),
+    }[name]
+    loss = per_row(OBJECTIVES[name], None, None)
+    known = None if known is None else jnp.array(known)
+    value, rows = loss(
+        jnp.asarray(LOGITS)[:, columns], WEIGHT, labels, TARGET_HIDDEN, TARGET_HEAD, known
+    )
+    close(value, (np.asarray(WEIGHT) * wanted).sum(), 1e-4)
+    close(rows, alpha, 1e-5)
 
 
 @pytest.mark.parametrize("sampling", [None, WARM], ids=["plain", "warped"])

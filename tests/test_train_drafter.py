@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from typing import Any
 
 import jax
@@ -12,11 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+import trained
+from trained import metrics
 
+import specjax
 from specjax.contract import Context, Lookahead
 from specjax.models import SharedParams, dot_general, head_matrix
 from specjax.proposers import Eagle3Source
-from specjax.training.drafters import KINDS, Learner, Lesson, plan
+from specjax.training.drafters import KINDS, Learner, Lesson, draw_anchors, plan
+from specjax.training.jobs import drafter
 from specjax.types import Block
 
 VOCAB, LENGTH, DRAFTS, MASK = 13, 12, 3, 5
@@ -145,3 +150,118 @@ def test_training_reads_what_a_decoder_reads(name, monkeypatch):
                 np.testing.assert_allclose(logits[row, column], wanted, rtol=0, atol=2e-4)
                 compared += 1
     assert compared >= 2 * 4 * DRAFTS - 4
+
+
+def test_anchors_are_learned_positions():
+    """Each is drawn once, has a token before it, and its next token is learned; a row that has too
+    few of them says so."""
+    learned = jnp.array([[1, 1, 0, 1, 1, 0], [1, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0]])
+    keys = jax.random.split(jax.random.key(0), 3)
+    at, present = draw_anchors(keys, learned, 3)
+    assert at[0].tolist() == [1, 3, 4]
+    assert present.tolist() == [[1, 1, 1], *present.tolist()[1:]]
+    assert at[1][present[1] > 0].tolist() == [5]
+    assert present[2].sum() == 0
+    every = jax.random.split(jax.random.key(1), 60)
+    pairs = draw_anchors(every, jnp.ones((60, 6)), 2)[0]
+    drawn = set(map(tuple, pairs.tolist()))
+    assert len(drawn) == 10  # all pairs of 1 ... 5
+
+
+SMALL = ["--num-layers", "1", "--mlp-size", "32", "--num-drafts", "3", "--markov-rank", "8",
+         "--sequence-length", "32", "--batch-size", "4", "--eval-batches", "2", "--taps", "0", "1",
+         "--steps", "16", "--save-every", "8", "--eval-every", "16", "--log-every", "4",
+         "--warmup-steps", "2", "--learning-rate", "0.01"]  # fmt: skip
+
+
+def train(kind: str, out: Any, *more: str) -> None:
+    where = ["--target", str(trained.target()), "--data", str(trained.text()), "--out", str(out)]
+    drafter.main(["--kind", kind, *where, *SMALL, *more])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_learns_and_its_folder_drafts(kind, tmp_path):
+    """The loss falls, an interrupted run ends with the same bytes, and the exported folder drafts
+    for its target without changing a token."""
+    train(kind, tmp_path / "whole")
+    lines = [line for line in metrics(tmp_path / "whole") if "loss" in line]
+    assert lines[-1]["loss"] < 0.95 * lines[0]["loss"]
+    train(kind, tmp_path / "parts", "--stop-at", "8")
+    train(kind, tmp_path / "parts")
+    weights = [
+        next((tmp_path / run / "model").glob("*.safetensors")).read_bytes()
+        for run in ("whole", "parts")
+    ]
+    assert weights[0] == weights[1]
+
+    target = specjax.load(trained.target(), "float32")
+    made = specjax.load_drafter(tmp_path / "whole" / "model", target)
+    prompts = ["def f(", "import os\nimport "]
+    plain = specjax.generate(target, prompts, max_new_tokens=24)
+    for nodes in (None, 6):
+        drafts = specjax.drafters.arrange(made, None if nodes else 2, nodes, 2)
+        output = specjax.generate(target, prompts, drafter=drafts, max_new_tokens=24)
+        assert output.tokens == plain.tokens
+        assert output.stats.accepted.sum() > 0
+
+
+def test_a_reduced_vocabulary_and_another_start(tmp_path, capsys):
+    """The most frequent tokens of the data, and always the EOS; a finished drafter goes on, and one
+    of another shape is refused."""
+    small = ["--draft-vocab-size", "60", "--eval-prompts", "2", "--eval-tokens", "8",
+             "--sampled-prompt", "8", "--sampled-fraction", "0.5", "--sampled-sequences", "8",
+             "--loss", "adaptive"]  # fmt: skip
+    train("eagle3", tmp_path / "one", *small)
+    assert metrics(tmp_path / "one")[-1]["tau"] >= 1
+    folder = tmp_path / "one" / "model"
+    target = specjax.load(trained.target(), "float32")
+    own = specjax.load_drafter(folder, target).params
+    known = np.flatnonzero(np.asarray(own["to_draft"]) >= 0)
+    assert len(known) == 60 and set(target.eos) <= set(known.tolist())
+    assert own["head"]["kernel"].shape[1] == 60
+    again = [*small, "--initial", str(folder), "--learning-rate", "0"]
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        train("eagle3", tmp_path / "two", *again)
+    assert "--learning-rate is 0" in capsys.readouterr().err
+    train("eagle3", tmp_path / "two", *again[:-1], "1e-9")
+    before, after = (
+        specjax.load_drafter(tmp_path / run / "model", target).params for run in ("one", "two")
+    )
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    with pytest.raises(ValueError, match="another drafter than these options describe"):
+        train("eagle3", tmp_path / "three", *small[2:], "--initial", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--taps", "9"], ["--taps names 9", "layers"]),
+        (["--taps", "1", "1"], ["distinct and ascending"]),
+        (["--mask-token", "5000"], ["--mask-token is 5000", "must lie in"]),
+        (["--draft-vocab-size", "5000"], ["--draft-vocab-size is 5000", "must lie in"]),
+        (["--draft-vocab-size", "9", "--no-own-head"], ["leave out --no-own-head"]),
+        (["--num-drafts", "31"], ["--sequence-length is 32", "need 33"]),
+        (["--anchors", "40"], ["--anchors is 40", "32 positions"]),
+        (["--layout", "nobody's"], ["layout", "nobody's", "official"]),
+        (["--depth-decay", "1.5"], ["--depth-decay is 1.5"]),
+    ],
+)
+def test_bad_options_are_refused(more, words, tmp_path, capsys):
+    with pytest.raises((SystemExit, ValueError)) as caught:
+        train("eagle3", tmp_path / "run", *more)
+    message = capsys.readouterr().err + str(caught.value)
+    for word in words:
+        assert word in message
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_other_kinds_go_through_the_same_door(tmp_path, capsys):
+    """`--kind model` and `--kind medusa` are train.distill and train.medusa."""
+    for kind, own in (("model", "--online"), ("medusa", "--heads-ramp")):
+        with pytest.raises(SystemExit):
+            drafter.main(["--kind", kind, "--help"])
+        assert own in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        drafter.main(["--kind", "nothing"])
+    assert json.dumps(list(KINDS))[2:-2].replace('"', "'") in capsys.readouterr().err

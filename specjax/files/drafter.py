@@ -242,4 +242,3 @@ def _weights(folder: pathlib.Path) -> list[pathlib.Path]:
             f"{error}; if the drafter is published as pytorch_model.bin only, download and "
             "convert it: docs/models.md has the command"
         ) from None
-

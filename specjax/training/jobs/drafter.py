@@ -87,6 +87,10 @@ class TrainDrafter:
     def init(self) -> Arrays:
         if self.options.initial is not None:
             return self._initial(self.options.initial)
+        return self.fresh()
+
+    def fresh(self) -> Arrays:
+        """Random parameters from `--seed`; an output matrix starts as the target's."""
         own = self.learner.init(jax.random.key(self.options.seed))
         if self.learner.own_head:
             matrix = head_matrix(self.frozen).astype(jnp.float32)
@@ -338,7 +342,7 @@ def train(options: DrafterOptions) -> None:
     job = TrainDrafter(options, target, learner, material, written, known, mesh)
     counts = {
         "target": target.num_params,
-        "drafter": sum(x.size for x in jax.tree.leaves(jax.eval_shape(job.init))),
+        "drafter": sum(x.size for x in jax.tree.leaves(jax.eval_shape(job.fresh))),
     }
     print(f"parameters: {json.dumps(counts)}; taps {learner.source.taps}", flush=True)
     fit(job, options)
