@@ -17,7 +17,7 @@ from specjax.files.drafters.block import Method, block_rows, shapes_of
 from specjax.files.drafters.block_config import write_taps
 from specjax.files.drafters.format import Export, Layout
 from specjax.files.drafters.layers import unwritable, write_layers
-from specjax.files.drafters.speculators import speculators_config
+from specjax.files.drafters.speculators import on_hub, speculators_config
 from specjax.files.drafters.tables import (
     is_reduced,
     num_units,
@@ -130,11 +130,10 @@ def speculators_layout(
             "sliding_window_non_causal": _is_non_causal(c),
             **fields(source),
         }
-        # The package replaces every embedding and every head of a whole vocabulary.
+        # The package takes the embedding, and the head of a whole vocabulary, from a verifier.
         keeps = "embedding" in drafter.shares and ("head" in drafter.shares or is_reduced(drafter))
-        config = speculators_config(
-            kind, target, c.num_drafts, _layers(source), own, keeps_tables=keeps
-        )
+        verifier = on_hub(target) if keeps else None
+        config = speculators_config(kind, target, c.num_drafts, _layers(source), own, verifier)
         return _export(drafter, target, method, config, repeats=("embedding", "head"))
 
     return Layout(faults, export)
