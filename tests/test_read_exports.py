@@ -10,6 +10,7 @@ import json
 import pathlib
 import sys
 import tempfile
+import warnings
 
 import exports
 import numpy as np
@@ -74,7 +75,9 @@ def largest_difference(name):
     """Of all logits and confidences of a fixture."""
     made, file = kept(name)
     named = folders()[file]
-    drafter = specjax.load_drafter(pathlib.Path(_root.name) / file, target())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*norm_output=true is read as it is served")
+        drafter = specjax.load_drafter(pathlib.Path(_root.name) / file, target())
     steps, is_reduced = made["steps"], exports.SOURCES[named][1] == "reduced"
     found, compared = [], collections.Counter()
     if isinstance(steps, dict):
