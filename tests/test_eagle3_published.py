@@ -69,13 +69,10 @@ def close(found, wanted):
     np.testing.assert_allclose(found[finite], wanted[finite], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", SEQUENTIAL)
-def test_logits_are_those_of_the_package(name):
-    expected, made, params = read(name)
-    tokens = expected["tokens"]
+def logits_in_turn(made, params, features, tokens):
+    """Our logits [V] for each (step, t) of the fixtures: the drafts after t are given."""
     # The features of a prompt are as many as its tokens; the last, of the pending one, is not read.
-    features = jnp.pad(jnp.array([expected["features"]]), ((0, 0), (0, 1), (0, 0)))
-    wanted = on_target(name, expected["logits"])
+    features = jnp.pad(jnp.asarray(features)[None], ((0, 0), (0, 1), (0, 0)))
     source, lookahead = made.source, Lookahead(STEPS, STEPS + 1, True)
     text = jnp.array([[0, *tokens]])  # the token before the first feature's is not read
 
@@ -89,19 +86,14 @@ def test_logits_are_those_of_the_package(name):
     for t in range(LENGTH):
         reading, logits = begin(jnp.int32(t + 1), jnp.int32(tokens[t]))
         for step in range(min(STEPS, LENGTH - t)):
-            close(np.asarray(logits[0]), wanted[step, t])
+            yield step, t, np.asarray(logits[0])
             if t + step + 1 < LENGTH:
                 reading, logits = extend(reading, jnp.int32(tokens[t + step + 1]))
 
 
-def test_logits_of_one_pass_are_those_of_the_package():
-    name = "peagle-speculators"
-    expected, made, params = read(name)
-    assert (made.source.depth, made.source.mask_token) == (STEPS, 7)
-    tokens = expected["tokens"]
-    # The features of a prompt are as many as its tokens; the last, of the pending one, is not read.
-    features = jnp.pad(jnp.array([expected["features"]]), ((0, 0), (0, 1), (0, 0)))
-    wanted = on_target(name, expected["logits"])
+def logits_at_once(made, params, features, tokens):
+    """Our logits for each (step, t) that has all of the steps, each t in one pass."""
+    features = jnp.pad(jnp.asarray(features)[None], ((0, 0), (0, 1), (0, 0)))
     text = jnp.array([[0, *tokens]])
 
     @jax.jit
@@ -111,4 +103,21 @@ def test_logits_of_one_pass_are_those_of_the_package():
 
     for t in range(LENGTH - STEPS + 1):
         found = np.asarray(marginals(jnp.int32(t + 1), jnp.int32(tokens[t])))[0]
-        close(found, wanted[:, t])
+        yield from ((step, t, found[step]) for step in range(STEPS))
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_logits_are_those_of_the_package(name):
+    expected, made, params = read(name)
+    wanted = on_target(name, expected["logits"])
+    for step, t, found in logits_in_turn(made, params, expected["features"], expected["tokens"]):
+        close(found, wanted[step, t])
+
+
+def test_logits_of_one_pass_are_those_of_the_package():
+    name = "peagle-speculators"
+    expected, made, params = read(name)
+    assert (made.source.depth, made.source.mask_token) == (STEPS, 7)
+    wanted = on_target(name, expected["logits"])
+    for step, t, found in logits_at_once(made, params, expected["features"], expected["tokens"]):
+        close(found, wanted[step, t])

@@ -145,7 +145,7 @@ def _plan(drafter: PublishedDrafter, target: LanguageModel, layout: str | None) 
     faults = {name: known.faults(drafter, target) for name, known in format.layouts.items()}
     able = [name for name in faults if not faults[name]]
     cure = f"pass layout={' or '.join(map(repr, able))}" if able else "no layout can"
-    if layout is not None and layout not in faults:
+    if layout is not None and layout not in list(faults):  # it may be of any type
         raise ValueError(
             f"layout={shown(layout)} is not one of {', '.join(map(repr, faults))}, which drafters "
             f"of this kind have: {cure}"

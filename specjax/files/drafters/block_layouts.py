@@ -17,7 +17,7 @@ from specjax.files.drafters.block import Method, block_rows, shapes_of
 from specjax.files.drafters.block_config import write_taps
 from specjax.files.drafters.format import Export, Layout
 from specjax.files.drafters.layers import unwritable, write_layers
-from specjax.files.drafters.speculators import speculators_config
+from specjax.files.drafters.speculators import on_hub, speculators_config
 from specjax.files.drafters.tables import (
     is_reduced,
     num_units,
@@ -59,7 +59,8 @@ def nested_layout(
         found = [*_faults(drafter), *own_faults(drafter), *_slot_faults(source, method, own)]
         if plain:
             return found + _plain_faults(source.net.config)
-        return found + _true({_CAUSAL: _is_causal(source.net.config) is None})
+        words = "has causal layers that are not those with windows"
+        return found + _true({words: _is_causal(source.net.config) is None})
 
     def export(drafter: PublishedDrafter, target: LanguageModel) -> Export:
         source = _source(drafter)
@@ -110,12 +111,10 @@ def speculators_layout(
 
     def faults(drafter: PublishedDrafter, target: LanguageModel) -> list[str]:
         c = _source(drafter).net.config
-        found = {
-            _CAUSAL: _is_non_causal(c) is None,
-            _SCALES: bool(_scales(c)),
-            "has a reduced vocabulary and convolutions": is_reduced(drafter) and c.conv_size > 0,
-        }
-        return [*_faults(drafter), *_true(found)]
+        both = "has a reduced vocabulary and convolutions"
+        found = _true({both: is_reduced(drafter) and c.conv_size > 0})
+        # Windows of this package begin at the anchor for all slots, and do not move with the slot.
+        return [*_faults(drafter), *_plain_faults(c), *found]
 
     def export(drafter: PublishedDrafter, target: LanguageModel) -> Export:
         source = _source(drafter)
@@ -127,21 +126,15 @@ def speculators_layout(
             **write_taps("aux_hidden_state_layer_ids", source.taps),
             "draft_vocab_size": num_units(drafter),
             "sample_from_anchor": c.first_slot == 0,
-            "sliding_window_non_causal": _is_non_causal(c),
             **fields(source),
         }
-        # The package replaces every embedding and every head of a whole vocabulary.
+        # The package takes the embedding, and the head of a whole vocabulary, from a verifier.
         keeps = "embedding" in drafter.shares and ("head" in drafter.shares or is_reduced(drafter))
-        config = speculators_config(
-            kind, target, c.num_drafts, _layers(source), own, keeps_tables=keeps
-        )
+        verifier = on_hub(target) if keeps else None
+        config = speculators_config(kind, target, c.num_drafts, _layers(source), own, verifier)
         return _export(drafter, target, method, config, repeats=("embedding", "head"))
 
     return Layout(faults, export)
-
-
-_CAUSAL = "has causal layers that are not those with windows"
-_SCALES = "scales its embeddings or logits"
 
 
 def _source(drafter: PublishedDrafter) -> BlockDraftSource:
@@ -173,7 +166,7 @@ def _plain_faults(c: BlockDraftConfig) -> list[str]:
     found = {
         "has layers with windows": bool(c.layers.windows),
         "has causal layers": any(c.causal),
-        _SCALES: bool(_scales(c)),
+        "scales its embeddings or logits": bool(_scales(c)),
     }
     return _true(found)
 
@@ -211,13 +204,6 @@ def _is_causal(c: BlockDraftConfig) -> Config | None:
     if _causal(c) == _sliding(c):
         return {}
     return {"is_causal": any(_causal(c))} if len(set(_causal(c))) == 1 else None
-
-
-def _is_non_causal(c: BlockDraftConfig) -> bool | None:
-    """speculators' field of layers with windows; others are never causal.  None: no value."""
-    if _causal(c) == _sliding(c):
-        return False
-    return None if any(_causal(c)) else True
 
 
 def _export(

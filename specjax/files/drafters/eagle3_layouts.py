@@ -133,7 +133,9 @@ def _speculators(drafter: PublishedDrafter, target: LanguageModel) -> Export:
         fields["mask_token_id"] = source.mask_token
     fields = {"architectures": [f"{architecture}DraftModel"], **fields}
     layers = write_layers(c.layers, source.vocab_size)
-    return _stacked(drafter, target, speculators_config(kind, target, depth, layers, fields))
+    # The package loads no EAGLE-3 head without the configuration of its verifier.
+    config = speculators_config(kind, target, depth, layers, fields, verifier=target.name)
+    return _stacked(drafter, target, config)
 
 
 SPECULATORS = Layout(_speculators_faults, _speculators)

@@ -10,37 +10,35 @@ _VERSION = "0.9.0"  # whose layout this is
 _ON_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
+def on_hub(target: LanguageModel) -> str | None:
+    """The target's name on the Hub, or None if its name is that of a folder."""
+    return target.name if _ON_HUB.fullmatch(target.name) else None
+
+
 def speculators_config(
     kind: str,
     target: LanguageModel,
     num_drafts: int,
     layers: Config,
     fields: Config,
-    *,
-    keeps_tables: bool = True,
+    verifier: str | None,
 ) -> Config:
     """The configuration of a folder in this layout.
 
     Args:
       kind: the name of the method.
-      target: which the package calls the verifier.
+      target: that the drafter was made for.
       num_drafts: of a step.
       layers: the configuration of the decoder layers.
       fields: of the method.
-      keeps_tables: False if the package would replace tables of the folder by the verifier's.  It
-        cannot do so if the verifier has no name.
+      verifier: the target's folder or name on the Hub, from which the package takes what it needs
+        of the target; None: it takes nothing.
     """
     method = {
         "proposal_type": "greedy",
         "speculative_tokens": num_drafts,
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
-    }
-    # The package looks a name up on the Hub, so the name of a folder would not be found.
-    named = keeps_tables and _ON_HUB.fullmatch(target.name) is not None
-    verifier = {
-        "name_or_path": target.name if named else None,
-        "architectures": [FAMILIES[target.model.module.config.family].architecture],
     }
     return {
         "speculators_model_type": kind,
@@ -52,6 +50,9 @@ def speculators_config(
             "algorithm": kind,
             "default_proposal_method": method["proposal_type"],
             "proposal_methods": [method],
-            "verifier": verifier,
+            "verifier": {
+                "name_or_path": verifier,
+                "architectures": [FAMILIES[target.model.module.config.family].architecture],
+            },
         },
     }
