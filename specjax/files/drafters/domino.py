@@ -21,6 +21,7 @@ from specjax.models import (
     PrefixGRU,
     Tensor,
 )
+from specjax.parallel import Rules
 
 _TENSORS = {
     "prefix_gru.weight_ih_l0": "input",
@@ -39,8 +40,10 @@ def _first_slot(config: Config) -> int:
     return 0 if Fields(config).flag("shift_label", False) else 1
 
 
-def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
-    return read_block_draft(folder, config, tensors, target, METHOD)
+def _read(
+    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
+) -> Drafter:
+    return read_block_draft(folder, config, tensors, target, rules, METHOD)
 
 
 def _gru(

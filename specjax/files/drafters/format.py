@@ -9,6 +9,7 @@ from collections.abc import Callable
 from specjax.drafters import Drafter
 from specjax.files.headers import Stored
 from specjax.models import Config, LanguageModel
+from specjax.parallel import Rules
 
 Tensors = dict[str, Stored]
 """The tensors of a folder by name, from the headers of its files; no weight has been read."""
@@ -39,7 +40,8 @@ class Format:
 
     # By the names of the tensors.  The configuration only decides where the names leave it open.
     matches: Callable[[Config, set[str]], bool]
-    # Raises ValueError with everything that does not fit the configuration or the target.
-    read: Callable[[pathlib.Path, Config, Tensors, LanguageModel], Drafter]
+    # Raises ValueError with everything that does not fit the configuration or the target.  The
+    # parameters are split over the target's mesh by the rules.
+    read: Callable[[pathlib.Path, Config, Tensors, LanguageModel, Rules], Drafter]
     # The target is None, or a model whose parameters need not be there.
     describe: Callable[[Config, Tensors, LanguageModel | None], Description]

@@ -18,6 +18,7 @@ import functools
 from collections.abc import Callable
 from typing import cast
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
@@ -250,6 +251,15 @@ def read_block(net: BlockDraft, params: Arrays, x: Array, cache: KVCache) -> tup
 
 def initial_block(net: BlockDraft, key: Array) -> Arrays:
     """Random parameters of both methods; under `jax.eval_shape` their shapes."""
+    return nn.meta.unbox(_boxed(net, key))
+
+
+def block_axes(net: BlockDraft) -> Arrays:
+    """The logical axes of every parameter, for `parallel.named_shardings`."""
+    return nn.get_partition_spec(jax.eval_shape(lambda: _boxed(net, jax.random.key(0))))
+
+
+def _boxed(net: BlockDraft, key: Array) -> Arrays:
     c, config = net.config.layers, net.config
     features = jnp.zeros((1, 1, config.feature_size))
     x = jnp.zeros((1, config.block_size, c.hidden_size))
@@ -259,4 +269,4 @@ def initial_block(net: BlockDraft, key: Array) -> Arrays:
         module.context(features, cache)
         module(x, cache)
 
-    return nn.meta.unbox(net.init(key, method=both))["params"]
+    return net.init(key, method=both)["params"]
