@@ -19,7 +19,7 @@ from specjax.models.drafts.eagle3 import (
 from specjax.models.drafts.markov import MarkovHead
 from specjax.models.drafts.prefix_gru import PrefixGRU
 from specjax.models.drafts.selector import CandidateSelector
-from specjax.models.drafts.shared import SharedParams, embedding_of, head_of
+from specjax.models.drafts.shared import SharedParams, by_row, embedding_of, head_of
 from specjax.models.drafts.vocabulary import on_target
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "SharedParams",
     "Slot",
     "block_axes",
+    "by_row",
     "draft_logits",
     "eagle3_axes",
     "eagle3_shapes",

@@ -27,6 +27,7 @@ from specjax.caches import KVCache
 from specjax.models.attention import attend
 from specjax.models.config import TransformerConfig
 from specjax.models.drafts.convolution import Convolution
+from specjax.models.drafts.shared import by_row
 from specjax.models.layers import MLP, Dense, Norm, residual_scale
 from specjax.models.products import dot_general
 from specjax.models.rope import rotate
@@ -199,7 +200,7 @@ class BlockDraft(nn.Module):
 
     def context(self, features: Array, cache: KVCache) -> KVCache:
         """Stage the target's hidden states [B, T, F] of the next T tokens of the text."""
-        y = self.hidden_norm(self.fc(features))
+        y = self.hidden_norm(self.fc(by_row(features, cache)))
         rotations = self._rotations(cache, features.shape[1])
         return _with_layers(
             cache,
