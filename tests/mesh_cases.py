@@ -2,16 +2,19 @@
 each."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import published_cases
 from jax.sharding import Mesh
 
 import specjax
 from specjax.contract import Proposer
 from specjax.decoding import Decoder
+from specjax.drafters import PublishedDrafter
 from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads
 from specjax.parallel.sharding import beside, lay, make_mesh
@@ -57,7 +60,8 @@ on a device."""
 
 
 def mesh_of(data: int, model: int, kv_copies: int = 1) -> Mesh:
-    return make_mesh(data, model, kv_copies=kv_copies)
+    devices = jax.devices()[: data * model * kv_copies]
+    return make_mesh(data, model, devices, kv_copies=kv_copies)
 
 
 def transformer(num_kv_heads: int = 8, **switches: Any) -> specjax.LinenModel:
@@ -92,10 +96,14 @@ class Case:
     meshes: tuple[tuple[int, ...], ...] = MESHES
     split_draft: bool = True
     temperature: float = 1.0
+    drafter: PublishedDrafter | None = None
 
     def on(self, mesh: Any) -> Params:
         """The arrays on a mesh, laid out as `specjax.load` and `pair` do it."""
         target = lay(self.decoder.target, self.params.target, mesh)
+        if self.drafter is not None:
+            model = specjax.LanguageModel(self.decoder.target, target)
+            return Params(target, self.drafter.arrays(model, ROWS))
 
         def place(proposer, params):
             if isinstance(proposer, specjax.FirstOf):
@@ -208,6 +216,20 @@ def family_cases(family: str, only: tuple[str, ...] = ()) -> dict[str, Case]:
         for name, (proposer, arrays) in proposers(target, weights).items()
         if not only or name in only
     }
+
+
+def published(meshes: Mapping[str, tuple[tuple[int, ...], ...]], kv_heads: int) -> dict[str, Case]:
+    """Cases of published drafters, on the meshes that are named for each."""
+    model = transformer(num_kv_heads=4, num_layers=2)
+    weights = model.init(jax.random.key(0))
+    target = specjax.LanguageModel(model, weights)
+    cases = {}
+    for name, drafter in published_cases.drafters(target, kv_heads).items():
+        if name in meshes:
+            made = decoder(model, drafter.proposer)
+            params = Params(weights, drafter.arrays(target, ROWS))
+            cases[name] = Case(made, params, meshes[name], drafter=drafter)
+    return cases
 
 
 def decoder(target: specjax.LinenModel, proposer: Proposer, rule: Any = None) -> Decoder:

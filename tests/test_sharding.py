@@ -171,16 +171,22 @@ print("done")
 def test_eight_devices(tmp_path):
     """Each device holds its slice; text, files and Orbax folders are those of one device."""
     folder = folders.write(folders.random_llama(1, initializer_range=0.5), "meshed")
-    _on_eight("-c", _EIGHT, str(folder), str(tmp_path))
+    on_eight("-c", _EIGHT, str(folder), str(tmp_path))
 
 
 def test_every_mesh():
     """Tokens are those of one device, a step moves no cache and no weights, and buffers are
     reused."""
-    _on_eight("tests/on_meshes.py")
+    on_eight("tests/on_meshes.py")
 
 
-def _on_eight(*script: str) -> None:
+@pytest.mark.parametrize("options", [(), pytest.param(("--all",), marks=pytest.mark.slow)])
+def test_published_drafters_on_every_mesh(options):
+    """Tokens are those of one device, and each device holds its share of the drafter."""
+    on_eight("tests/drafters_on_meshes.py", *options)
+
+
+def on_eight(*script: str) -> None:
     # Unoptimised code compiles in half the time and communicates the same.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     flags += " --xla_backend_optimization_level=0"

@@ -197,10 +197,10 @@ def test_a_run_learns_and_its_folder_drafts(kind, tmp_path):
     target = specjax.load(trained.target(), "float32")
     made = specjax.load_drafter(tmp_path / "whole" / "model", target)
     prompts = ["def f(", "import os\nimport "]
-    plain = specjax.generate(target, prompts, max_new_tokens=24)
+    plain = specjax.generate(target, prompts, max_new_tokens=16)
     for nodes in (None, 6):
         drafts = specjax.drafters.arrange(made, None if nodes else 2, nodes, 2)
-        output = specjax.generate(target, prompts, drafter=drafts, max_new_tokens=24)
+        output = specjax.generate(target, prompts, drafter=drafts, max_new_tokens=16)
         assert output.tokens == plain.tokens
         assert output.stats.accepted.sum() > 0
 

@@ -20,9 +20,12 @@ import specjax
 from bench.tpu.chips import Chip, slice_of
 from specjax import Decoder, LinenModel, Params, Sampling, Transformer
 from specjax.caches import KVCache
+from specjax.contract import Proposer
+from specjax.drafters import PublishedSource, own_shardings
 from specjax.models import Int8, SharedParams
 from specjax.parallel import by_row, device_bytes, is_split, shardings
 from specjax.prefilling import eos_of_rows, start
+from specjax.proposers import BestFirst, ChoiceTree, Shape
 from specjax.types import Arrays, DecodeState
 
 INSTALL = 'pip install "jax[tpu]"'
@@ -89,8 +92,9 @@ def compile_loop(
 
     Args:
       decoder: its target is a `LinenModel`.
-      params: arrays or shapes, of which only the shapes are used.  The target is split over all
-        devices, and each of them holds the whole of the proposer's.
+      params: arrays or shapes, of which only the shapes are used.  The target and a published
+        drafter are split over all devices, as `load` and `load_drafter` do; each device holds the
+        whole of other proposers.
       devices: of `devices_of`.
       rows: of the batch.
       split_draft: the draft model, if it is split over the devices like the target.
@@ -108,7 +112,10 @@ def compile_loop(
         drafting = _split(params.proposer, split_draft, mesh)
     shared = 0
     if isinstance(params.proposer, SharedParams):  # parts of the target are the target's arrays
-        drafting = drafting.replace(target={name: target[name] for name in drafting.target})
+        own, parts = drafting.own, {name: target[name] for name in drafting.target}
+        if mesh is not None:
+            own = jax.tree.map(_shape, own, own_shardings(_source(decoder.proposer), own, mesh))
+        drafting = SharedParams(own, parts)
         shared = sum(map(_bytes_on_a_device, jax.tree.leaves(drafting.target)))
     params = Params(target, drafting)
     state = _laid(shape_of_state(decoder, params, rows, mesh), mesh, whole)
@@ -129,6 +136,13 @@ def compile_loop(
         params,
         state,
     )
+
+
+def _source(proposer: Proposer) -> PublishedSource:
+    assert isinstance(proposer, Shape | ChoiceTree | BestFirst)
+    source = proposer.source
+    assert isinstance(source, PublishedSource)  # those have `SharedParams`
+    return source
 
 
 def _mesh(devices: np.ndarray, target: LinenModel) -> Mesh:

@@ -16,6 +16,7 @@ from typing import Protocol, Self
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
+from jax.sharding import NamedSharding
 
 
 class Memory(Protocol):
@@ -39,6 +40,8 @@ class BranchCache:
     leaves: Array  # [B, A] how many tokens of the text each branch sees; [B, 0] for the text
     num_text: int = struct.field(pytree_node=False)  # T
     width: int = struct.field(pytree_node=False)  # W, or T for the text
+    # On a mesh XLA chooses how keys and values lie.
+    sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)
 
     @classmethod
     def text(cls, rows: int, length: int) -> Self:

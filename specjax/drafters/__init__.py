@@ -5,7 +5,13 @@ from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
 from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays, first_of
 from specjax.drafters.pairing import make_drafter, with_draft
-from specjax.drafters.published import PublishedDrafter, Sizes, sizes_of
+from specjax.drafters.published import (
+    PublishedDrafter,
+    PublishedSource,
+    Sizes,
+    own_shardings,
+    sizes_of,
+)
 
 __all__ = [
     "NUMBERS",
@@ -17,12 +23,14 @@ __all__ = [
     "MedusaAdapter",
     "MedusaBank",
     "PublishedDrafter",
+    "PublishedSource",
     "Sizes",
     "arrange",
     "drafter_by_name",
     "first_of",
     "make_drafter",
     "own_drafter",
+    "own_shardings",
     "sizes_of",
     "with_draft",
 ]

@@ -5,9 +5,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from specjax.contract import BlockSource, Proposer, Source
+import jax
+from flax.traverse_util import unflatten_dict
+from jax.sharding import Mesh, PartitionSpec
+
+from specjax.contract import Arrays, Proposer
 from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
-from specjax.models import Int8, LanguageModel, LinenModel, SharedParams, Transformer
+from specjax.models import (
+    Int8,
+    LanguageModel,
+    LinenModel,
+    SharedParams,
+    Transformer,
+    block_axes,
+    eagle3_axes,
+)
+from specjax.parallel import RULES, Rules, described, mesh_of, named_shardings, put
+from specjax.proposers import BlockDraftSource, Eagle3Source, PEagleSource
+
+PublishedSource = Eagle3Source | PEagleSource | BlockDraftSource
+"""The sources that folders of published drafters are read into."""
 
 Sizes = tuple[int, int, int]
 """Hidden size, vocabulary and layers of a target."""
@@ -18,17 +35,19 @@ class PublishedDrafter(Drafter):
     """What `load_drafter` returns for sources that read hidden states of the target.
 
     `params` are the drafter's own parameters.  It uses the target's embedding and head where the
-    folder has none, and does not copy them.
+    folder has none, and does not copy them.  On the target's mesh its parameters are split by
+    `rules`, like those of the target.
     """
 
-    source: Source | BlockSource
+    source: PublishedSource
     shares: tuple[str, ...] = ()  # of "embedding" and "head": those of the target that it uses
     sizes: Sizes  # of the target that it was loaded for
+    rules: Rules = dataclasses.field(default_factory=lambda: RULES)
 
     def check(self, target: LanguageModel) -> None:
         """Raises ValueError if the target has other sizes than the one that it was loaded for.
 
-        So does a target in int8 whose head would be used.
+        So does a target in int8 whose head would be used, and a target on another mesh.
         """
         theirs = sizes_of(target, self.name)
         if theirs != self.sizes:
@@ -42,6 +61,13 @@ class PublishedDrafter(Drafter):
                 f"the drafter {self.name} uses the head of its target, and that of {target.name} "
                 "is quantised: pass the target without int8"
             )
+        ours, mesh = mesh_of(self.params), mesh_of(target.params)
+        if ours not in (None, mesh):
+            raise ValueError(
+                f"the drafter {self.name} is on {described(ours)}, and {target.name} is on "
+                f"{described(mesh)}: load the drafter with specjax.load_drafter(path, target) for "
+                "this target"
+            )
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
         super().for_rows(target, adapter, rows)
@@ -50,12 +76,41 @@ class PublishedDrafter(Drafter):
             used = set(self.shares)
             if "head" in used and "head" not in laid.params:
                 used = {"embedding"}  # the target's head is its embedding
-            return SharedParams(self.params, {name: laid.params[name] for name in sorted(used)})
+            shared = {name: laid.params[name] for name in sorted(used)}
+            return SharedParams(self._own_on(mesh_of(laid.params)), shared)
 
         return make
 
+    def _own_on(self, mesh: Mesh | None) -> Arrays:
+        """The drafter's own parameters on a mesh; None leaves them where they are."""
+        if mesh is None or mesh_of(self.params) == mesh:
+            return self.params
+        at = own_shardings(self.source, self.params, mesh, self.rules)
+        return jax.tree.map(put, self.params, at)
+
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> PublishedDrafter:
         return dataclasses.replace(self, proposer=shape(self.source, **numbers))
+
+
+def own_shardings(source: PublishedSource, own: Arrays, mesh: Mesh, rules: Rules = RULES) -> Arrays:
+    """A tree of `NamedSharding` like a drafter's own parameters, which are arrays or shapes.
+
+    Raises:
+      ValueError: a dimension that the mesh does not divide, as for a target.
+    """
+    known: dict[str, Arrays] = {"embedding": PartitionSpec("vocab", "embed")}
+    known["head"] = {"kernel": PartitionSpec("embed", "vocab")}
+    if isinstance(source, BlockDraftSource):
+        layers, known["draft"] = source.net.config.layers, block_axes(source.net)
+        if (correction := source.correction) is not None:
+            axes = correction.axes()
+            specs = {path: PartitionSpec(*axes.get(path, ())) for path in correction.shapes()}
+            known["correction"] = unflatten_dict(specs)
+    else:
+        layers, known["network"] = source.network.layers, eagle3_axes(source.network)
+    names = {name: known.get(name) for name in own}
+    units = {"heads": layers.num_heads, "kv_heads": layers.num_kv_heads}
+    return named_shardings(names, own, mesh, rules, units)
 
 
 def sizes_of(target: LanguageModel, name: str) -> Sizes:

@@ -23,7 +23,7 @@ from specjax.files.hub import MEDUSA_WEIGHTS, find_folder
 from specjax.files.medusa import save_medusa
 from specjax.files.tensors import write_rows
 from specjax.models import Config, LanguageModel
-from specjax.parallel import leader
+from specjax.parallel import RULES, Rules, leader
 
 _MEDUSA = "official"
 _INSIDE = ("mtp.", "mtp_layers.", "model.mtp.")
@@ -35,10 +35,12 @@ def load_drafter(
     shape: Callable[..., Proposer] | None = None,
     *,
     revision: str | None = None,
+    rules: Rules = RULES,
     **numbers: object,
 ) -> Drafter:
     """Read a published drafter for `target`, in the dtype of the target's weights.
 
+    If the target is on a mesh, the drafter is split over it; Medusa heads are whole on each device.
     The format is recognised by the names of the tensors: see `specjax.files.drafters.FORMATS`.
 
     Args:
@@ -47,6 +49,7 @@ def load_drafter(
       shape: how the drafts are arranged, such as `Chain`, `StaticTree` or `DynamicTree`; by default
         as the folder says, or else as the method's authors do.
       revision: a branch, tag or commit on the Hub.
+      rules: as for `specjax.load`; {} keeps the whole drafter on each device.
       **numbers: arguments of `shape`.
 
     Raises:
@@ -60,7 +63,7 @@ def load_drafter(
         )
     folder = find_folder(path, revision)
     name, config, tensors = open_drafter(folder)
-    drafter = FORMATS[name].read(folder, config, tensors, target)
+    drafter = FORMATS[name].read(folder, config, tensors, target, rules)
     drafter.check(target)
     return drafter if shape is None else drafter.shaped(shape, **numbers)
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
+from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
@@ -100,14 +101,16 @@ def read_rows(
     shapes: dict[_Path, _Shape],
     stored: dict[str, Stored],
     dtype: DTypeLike,
+    placed: dict[_Path, NamedSharding] | None = None,
 ) -> Arrays:
     """Like `read_params`, by a table of one's own; `shapes` has the shape of each parameter.
 
-    Every tensor in `stored` must be in the table.
+    Every tensor in `stored` must be in the table.  `placed` has the sharding of each parameter;
+    None means the default device.
     """
     faults, named = _misfits(rows, shapes, stored), {row.name for row in rows}
     faults += [f"{name} is not a tensor of this format" for name in stored if name not in named]
-    return _read_leaves(folder, rows, shapes, stored, faults, dtype, {})
+    return _read_leaves(folder, rows, shapes, stored, faults, dtype, placed or {})
 
 
 def _read_leaves(
@@ -117,7 +120,7 @@ def _read_leaves(
     stored: dict[str, Stored],
     faults: list[str],
     dtype: DTypeLike,
-    placed: dict[_Path, Arrays],
+    placed: dict[_Path, NamedSharding],
 ) -> Arrays:
     if faults:
         raise ValueError(f"the weights in {folder} do not fit its config.json:\n  {listed(faults)}")

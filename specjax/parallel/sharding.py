@@ -42,13 +42,14 @@ RULES: Rules = {
     "kv_heads": "model",
     "mlp": ("model", "kv_copies"),
     "expert_mlp": ("model", "kv_copies"),
+    "features": ("model", "kv_copies"),
 }
 """Logical axis -> axis of the mesh; other axes are not split.
 
 This is Megatron's split (Shoeybi et al. 2019, arXiv 1909.08053, section 3): the first matrix of a
 branch is split by columns and the second by rows, so that a branch costs one sum over the devices.
 Devices along `kv_copies` have the same key heads, and other query heads: for a model with fewer key
-heads than devices.
+heads than devices.  `features` are hidden states of a target that a drafter reads.
 """
 
 TRAINING_RULES: Rules = {**RULES, "embed": "fsdp"}
@@ -60,7 +61,7 @@ the parameters of a layer when it reads them (Rajbhandari et al. 2019, arXiv 191
 """
 
 _AXES = ("data", "fsdp", "model", "kv_copies")
-_INDIVISIBLE = ("kv_heads", "vocab")
+_INDIVISIBLE = ("kv_heads", "vocab", "features")
 """Axes that are replicated if the mesh does not divide their size; other axes are then refused."""
 
 
@@ -153,13 +154,35 @@ def module_shardings(
     heads.
     """
     boxed = jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"]
+    return named_shardings(nn.get_partition_spec(boxed), nn.meta.unbox(boxed), mesh, rules, units)
+
+
+def named_shardings(
+    names: Arrays,
+    shapes: Arrays,
+    mesh: Mesh,
+    rules: Rules = RULES,
+    units: Mapping[str, int] | None = None,
+) -> Arrays:
+    """`shardings` of arrays whose axes are named.
+
+    Args:
+      names: a tree like `shapes` with a PartitionSpec of logical axes for each array; None, also in
+        place of a whole part, means replicated.
+      shapes: the arrays, or their shapes.
+      mesh, rules: as for `shardings`.
+      units: as for `module_shardings`.
+
+    Raises:
+      ValueError: a dimension that the mesh does not divide.
+    """
     parts_of = units or {}
 
     def sharding_of(
-        path: jax.tree_util.KeyPath, spec: PartitionSpec | None, leaf: jax.ShapeDtypeStruct
-    ) -> NamedSharding:
+        path: jax.tree_util.KeyPath, spec: PartitionSpec | None, leaf: Arrays
+    ) -> Arrays:
         if spec is None:
-            return NamedSharding(mesh, PartitionSpec())
+            return jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec()), leaf)
         axes: list[str | tuple[str, ...] | None] = []
         for name, size in zip(
             (*spec, *[None] * (len(leaf.shape) - len(spec))), leaf.shape, strict=True
@@ -177,11 +200,10 @@ def module_shardings(
             axes.append(_entry(axis) if count % parts == 0 else None)
         return NamedSharding(mesh, PartitionSpec(*axes))
 
-    leaves = nn.meta.unbox(boxed)
     return jax.tree_util.tree_map_with_path(
         sharding_of,
-        nn.get_partition_spec(boxed),
-        leaves,
+        names,
+        shapes,
         is_leaf=lambda x: x is None or isinstance(x, PartitionSpec),
     )
 
@@ -254,6 +276,16 @@ def mesh_of(arrays: Arrays) -> Mesh | None:
     shardings = map(_named, jax.tree.leaves(arrays))
     meshes = (at.mesh for at in shardings if at is not None and isinstance(at.mesh, Mesh))
     return next(meshes, None)
+
+
+def described(mesh: Mesh | None) -> str:
+    """A mesh in a message: "the mesh data=2, model=4 of the devices 0 ... 7"."""
+    if mesh is None:
+        return "no mesh"
+    ids = [device.id for device in mesh.devices.flat]
+    listed = ", ".join(map(str, ids)) if len(ids) < 5 else f"{ids[0]} ... {ids[-1]}"
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    return f"the mesh {sizes} of the devices {listed}"
 
 
 def is_split(arrays: Arrays) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import re
 
 import jax
 import mesh_cases
@@ -17,6 +19,7 @@ import toys
 
 import specjax
 from bench.tpu.chips import chip
+from bench.tpu.drafters import DRAFTERS
 from bench.tpu.hlo import parse
 from bench.tpu.programs import Compiled, compile_loop, devices_of
 from bench.tpu.sizes import shapes_of
@@ -156,6 +159,52 @@ def test_tensor_parallelism_sums_twice_a_layer(proposer):
     assert len(sums) <= passes + 4  # and those of the embedding, the logits and the draws
     smallest = min(CONFIG.hidden_size * 256 * 2 // 4, ROWS * CAPACITY * 64 * 2)
     assert max((size for _, size in counted.collectives), default=0) < smallest
+
+
+def test_few_key_heads_are_copied_and_not_gathered():
+    """With 2 key heads on 4 chips each chip holds one head's part of the cache: its bytes over the
+    chips, times the copies.  Nothing in the loop moves a cache, in memory or between chips."""
+    chips, heads = 4, 2
+    target = shapes_of(dataclasses.replace(CONFIG, num_kv_heads=heads))
+    decoder = Decoder(target.model, specjax.NGram(4), specjax.Match(), (2,), CAPACITY)
+    made = compile_loop(decoder, Params(target.params), devices_of(chip("v5e"), chips), ROWS)
+    assert made.state.cache.keys[0].shape[1] == heads
+    program = parse(made.text)
+    leaves = [
+        i.shapes[0]
+        for i in program.entry.parameters
+        if re.search(r"state\.cache\.(keys|values)\[\d+\]$", i.op_name)
+    ]
+    assert len(leaves) == 2 * CONFIG.num_layers
+    copies = chips // heads
+    for leaf, whole in zip(leaves, 2 * made.state.cache.keys, strict=True):
+        assert math.prod(leaf.sizes) == math.prod(whole.shape) // chips * copies
+    counted = traffic(program, (CONFIG.vocab_size, CONFIG.vocab_size // chips))
+    assert counted.copies == []
+    part = math.prod(leaves[0].sizes) * 2
+    assert counted.collectives and max(size for _, size in counted.collectives) < part
+
+
+@pytest.mark.parametrize("drafter", ("eagle3", "dspark"))
+def test_a_published_drafter_is_split(drafter):
+    """Each of 4 chips holds its share of the drafter, and a pass of it sums twice a layer."""
+    chips = 4
+    target = shapes_of(CONFIG)
+    sketch = DRAFTERS[drafter](target, target)
+    decoder = Decoder(target.model, sketch.proposer, specjax.Match(), (2,), CAPACITY)
+    made = compile_loop(
+        decoder, Params(target.params, sketch.params), devices_of(chip("v5e"), chips), 1
+    )
+    assert made.predicted_bytes == pytest.approx(made.argument_bytes, rel=0.1)
+    own = sketch.params.own
+    small = [own["correction"]["before"]] if drafter == "dspark" else [own["to_draft"]]
+    whole, copied = device_bytes(own, None), device_bytes(small, None)
+    held = made.argument_bytes - device_bytes(target.params, None) / chips
+    assert held < 1.1 * ((whole - copied) / chips + copied + device_bytes(made.state, None))
+    counted = traffic(parse(made.text), (CONFIG.vocab_size, CONFIG.vocab_size // chips))
+    assert counted.copies == []
+    smallest = CONFIG.hidden_size * 256 * 2 // chips
+    assert max(size for _, size in counted.collectives) < smallest
 
 
 def test_another_dtype_is_not_widened():

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
@@ -17,9 +16,9 @@ from specjax.drafters import PublishedDrafter, sizes_of
 from specjax.files.drafters.block_config import Fields, read_config, read_taps
 from specjax.files.drafters.format import Description, Tensors
 from specjax.files.drafters.layers import dense_rows, layer_rows
+from specjax.files.drafters.placing import read_placed
 from specjax.files.drafters.tables import EMBEDDING, HEAD, TABLES, repeats
 from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
-from specjax.files.tensors import read_rows
 from specjax.models import (
     BlockDraft,
     BlockDraftConfig,
@@ -29,6 +28,7 @@ from specjax.models import (
     Tensor,
     initial_block,
 )
+from specjax.parallel import Rules
 from specjax.proposers import BlockDraftSource, ChoiceTree
 
 _RENAMED = {"logit_head.": "", "encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
@@ -94,6 +94,7 @@ def read_block_draft(
     config: Config,
     tensors: Tensors,
     target: LanguageModel,
+    rules: Rules,
     method: Method,
 ) -> PublishedDrafter:
     """The drafter in a folder; the arguments are those of `Format.read`, and the method.
@@ -109,10 +110,8 @@ def read_block_draft(
             f"{method.name}: the tensors count",
             stacklevel=5,
         )
-    dtype = target.params["embedding"].dtype
-    params = read_rows(folder, plan.rows, plan.shapes, plan.stored, dtype)
-    if plan.to_draft is not None:
-        params["to_draft"] = jnp.asarray(plan.to_draft)
+    parts = plan.rows, plan.shapes, plan.stored, plan.to_draft
+    params = read_placed(folder, plan.source, *parts, target, rules)
     return PublishedDrafter(
         proposer=ChoiceTree(plan.source),
         params=params,
@@ -120,6 +119,7 @@ def read_block_draft(
         source=plan.source,
         shares=plan.shares,
         sizes=sizes_of(target, folder.name),
+        rules=rules,
     )
 
 

@@ -22,6 +22,7 @@ from specjax.models import (
     LanguageModel,
     Tensor,
 )
+from specjax.parallel import Rules
 from specjax.proposers import BlockDraftSource
 
 _SELECTOR = "candidate_selector"
@@ -31,13 +32,15 @@ def _matches(config: Config, names: set[str]) -> bool:
     return is_block_draft(names)
 
 
-def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+def _read(
+    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
+) -> Drafter:
     # Some files name the codebooks like embeddings.
     tensors = {
         name.removesuffix(".weight") if name.endswith("_codebook.weight") else name: tensor
         for name, tensor in tensors.items()
     }
-    return read_block_draft(folder, config, tensors, target, METHOD)
+    return read_block_draft(folder, config, tensors, target, rules, METHOD)
 
 
 def _selector(

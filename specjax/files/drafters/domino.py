@@ -22,6 +22,7 @@ from specjax.models import (
     PrefixGRU,
     Tensor,
 )
+from specjax.parallel import Rules
 from specjax.proposers import BlockDraftSource
 
 _TENSORS = {
@@ -41,8 +42,10 @@ def _first_slot(config: Config) -> int:
     return 0 if Fields(config).flag("shift_label", False) else 1
 
 
-def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
-    return read_block_draft(folder, config, tensors, target, METHOD)
+def _read(
+    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
+) -> Drafter:
+    return read_block_draft(folder, config, tensors, target, rules, METHOD)
 
 
 def _gru(

@@ -31,6 +31,7 @@ from specjax.models import (
     MarkovHead,
     Tensor,
 )
+from specjax.parallel import Rules
 from specjax.proposers import BlockDraftSource
 
 _MARKOV, _CONFIDENCE = "markov_head", "confidence_head.proj"
@@ -44,8 +45,10 @@ def _matches(config: Config, names: set[str]) -> bool:
     return is_block_draft(names) and (heads or "dspark" in labels_of(config))
 
 
-def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
-    return read_block_draft(folder, config, tensors, target, METHOD)
+def _read(
+    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
+) -> Drafter:
+    return read_block_draft(folder, config, tensors, target, rules, METHOD)
 
 
 def _markov(

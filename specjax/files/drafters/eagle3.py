@@ -20,26 +20,24 @@ import pathlib
 import warnings
 from typing import NamedTuple
 
-import jax.numpy as jnp
-from jax.typing import DTypeLike
-
 from specjax.contract import Proposer, Source
 from specjax.drafters import Drafter, PublishedDrafter, sizes_of
 from specjax.files.drafters.eagle3_layouts import EAGLE3_LAYOUTS
 from specjax.files.drafters.eagle3_rows import network_rows, network_shapes
 from specjax.files.drafters.format import Description, Format, Tensors, folder_of
 from specjax.files.drafters.layers import layer_prefixes, read_layers
+from specjax.files.drafters.placing import read_placed
 from specjax.files.drafters.tables import EMBEDDING, HEAD, TABLES, repeats
 from specjax.files.drafters.taps import check_taps, default_taps, is_model_opt, read_taps
 from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
-from specjax.files.tensors import read_rows
 from specjax.models import (
     Config,
     Eagle3Config,
     LanguageModel,
     Tensor,
 )
-from specjax.proposers import Chain, DynamicTree, Eagle3Source
+from specjax.parallel import Rules
+from specjax.proposers import Chain, DynamicTree, Eagle3Source, PEagleSource
 from specjax.types import Arrays
 
 _MAPS = ("d2t", "t2d")
@@ -150,8 +148,10 @@ def without_copies(
 def read_own(
     folder: pathlib.Path,
     parts: Parts,
+    source: Eagle3Source | PEagleSource,
     tensors: Tensors,
     target: LanguageModel,
+    rules: Rules,
     extra: tuple[Tensor, ...] = (),
     shapes: dict[tuple[str, ...], tuple[int, ...]] | None = None,
 ) -> Arrays:
@@ -181,8 +181,8 @@ def read_own(
         for name, tensor in tensors.items()
         if name not in (*_MAPS, *unread) and not name.endswith(_UNREAD)
     }
-    own = read_rows(folder, rows, {**wanted, **(shapes or {})}, stored, dtype_of(target))
-    return own if known is None else {**own, "to_draft": jnp.asarray(known)}
+    wanted |= shapes or {}
+    return read_placed(folder, source, rows, wanted, stored, known, target, rules)
 
 
 def proposal_depth(config: Config) -> int | None:
@@ -203,11 +203,6 @@ def packaging_of(config: Config) -> str:
     if "target_layer_ids" in config:
         return "DeepSpec"
     return _PLAIN
-
-
-def dtype_of(target: LanguageModel) -> DTypeLike:
-    """The dtype of a target's weights."""
-    return target.params["embedding"].dtype
 
 
 def details_of(config: Config, parts: Parts, tensors: Tensors) -> tuple[str, ...]:
@@ -234,11 +229,13 @@ def _matches(config: Config, names: set[str]) -> bool:
     return has_norm and "fc.weight" in names and "mask_hidden" not in names
 
 
-def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+def _read(
+    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
+) -> Drafter:
     parts = without_copies(folder, read_parts(folder, config, tensors, target), tensors, target)
     assert parts.taps is not None  # the target is known
-    own = read_own(folder, parts, tensors, target)
     source = Eagle3Source(parts.network, target.model.vocab_size, parts.taps)
+    own = read_own(folder, parts, source, tensors, target, rules)
     return PublishedDrafter(
         proposer=_shape(config, source, target),
         params=own,
@@ -246,6 +243,7 @@ def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: Langua
         source=source,
         shares=parts.shares,
         sizes=sizes_of(target, folder.name),
+        rules=rules,
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from specjax.drafters import Drafter, PublishedDrafter
 from specjax.files.headers import Stored
 from specjax.models import Config, LanguageModel, Tensor
+from specjax.parallel import Rules
 from specjax.types import Arrays
 
 Tensors = dict[str, Stored]
@@ -62,8 +63,9 @@ class Format:
 
     # By the names of the tensors.  The configuration only decides where the names leave it open.
     matches: Callable[[Config, set[str]], bool]
-    # Raises ValueError with everything that does not fit the configuration or the target.
-    read: Callable[[pathlib.Path, Config, Tensors, LanguageModel], Drafter]
+    # Raises ValueError with everything that does not fit the configuration or the target.  The
+    # parameters are split over the target's mesh by the rules.
+    read: Callable[[pathlib.Path, Config, Tensors, LanguageModel, Rules], Drafter]
     # The target is None, or a model whose parameters need not be there.
     describe: Callable[[Config, Tensors, LanguageModel | None], Description]
     # Is this drafter one of the format?

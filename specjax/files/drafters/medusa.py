@@ -9,6 +9,7 @@ from specjax.drafters import Drafter, MedusaAdapter
 from specjax.files.drafters.format import Description, Format, Tensors
 from specjax.files.medusa import load_medusa
 from specjax.models import Config, LanguageModel
+from specjax.parallel import Rules
 
 _BLOCK = re.compile(r"\d+\.\d+\.linear\.weight")
 
@@ -17,8 +18,10 @@ def _matches(config: Config, names: set[str]) -> bool:
     return any(map(_BLOCK.fullmatch, names))
 
 
-def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
-    return load_medusa(folder, target)
+def _read(
+    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
+) -> Drafter:
+    return load_medusa(folder, target)  # whole on each device
 
 
 def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:

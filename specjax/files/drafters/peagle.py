@@ -22,6 +22,7 @@ from specjax.files.drafters.eagle3_layouts import PEAGLE_LAYOUTS
 from specjax.files.drafters.eagle3_rows import mask_row
 from specjax.files.drafters.format import Description, Format, Tensors, folder_of
 from specjax.models import Config, LanguageModel
+from specjax.parallel import Rules
 from specjax.proposers import ChoiceTree, PEagleSource
 
 _DEPTH = 8
@@ -34,7 +35,9 @@ def _matches(config: Config, names: set[str]) -> bool:
     return {_MASK, "fc.weight", "layers.0.hidden_norm.weight"} <= names
 
 
-def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel) -> Drafter:
+def _read(
+    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
+) -> Drafter:
     if config.get("norm_output"):
         raise ValueError(
             f"{folder}: norm_output={config['norm_output']!r} has no meaning for a P-EAGLE head, "
@@ -56,8 +59,9 @@ def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: Langua
             f"{folder}: {_MASK} has shape {list(tensors[_MASK].shape)} instead of {[1, 1, wide]}"
         )
     row = dataclasses.replace(row, shape=tensors[_MASK].shape)
-    own = read_own(folder, parts, tensors, target, (row,), {row.path: (wide,)})
     source = PEagleSource(parts.network, size, mask, proposal_depth(config) or _DEPTH, parts.taps)
+    extra = (row,), {row.path: (wide,)}
+    own = read_own(folder, parts, source, tensors, target, rules, *extra)
     return PublishedDrafter(
         proposer=ChoiceTree(source),
         params=own,
@@ -65,6 +69,7 @@ def _read(folder: pathlib.Path, config: Config, tensors: Tensors, target: Langua
         source=source,
         shares=parts.shares,
         sizes=sizes_of(target, folder.name),
+        rules=rules,
     )
 
 

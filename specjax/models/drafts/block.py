@@ -18,6 +18,7 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
@@ -26,6 +27,7 @@ from specjax.caches import BranchCache, KVCache, Memory
 from specjax.models.attention import attend
 from specjax.models.config import TransformerConfig
 from specjax.models.drafts.convolution import Convolution
+from specjax.models.drafts.shared import by_row
 from specjax.models.layers import MLP, Dense, Norm, residual_scale
 from specjax.models.products import dot_general
 from specjax.models.rope import rotate
@@ -199,7 +201,7 @@ class BlockDraft(nn.Module):
 
     def context(self, features: Array, cache: _Cache) -> _Cache:
         """Stage the target's hidden states [B, T, F] of the next T tokens of the text."""
-        y = self.hidden_norm(self.fc(features))
+        y = self.hidden_norm(self.fc(by_row(features, cache)))
         rotations = self._rotations(cache, features.shape[1])
         return _with_layers(
             cache,
@@ -252,6 +254,15 @@ def read_block(net: BlockDraft, params: Arrays, x: Array, cache: _Cache) -> tupl
 
 def initial_block(net: BlockDraft, key: Array) -> Arrays:
     """Random parameters of both methods; under `jax.eval_shape` their shapes."""
+    return nn.meta.unbox(_boxed(net, key))
+
+
+def block_axes(net: BlockDraft) -> Arrays:
+    """The logical axes of every parameter, for `parallel.named_shardings`."""
+    return nn.get_partition_spec(jax.eval_shape(lambda: _boxed(net, jax.random.key(0))))
+
+
+def _boxed(net: BlockDraft, key: Array) -> Arrays:
     c, config = net.config.layers, net.config
     features = jnp.zeros((1, 1, config.feature_size))
     x = jnp.zeros((1, config.block_size, c.hidden_size))
@@ -261,4 +272,4 @@ def initial_block(net: BlockDraft, key: Array) -> Arrays:
         module.context(features, cache)
         module(x, cache)
 
-    return nn.meta.unbox(net.init(key, method=both))["params"]
+    return net.init(key, method=both)["params"]

@@ -24,6 +24,7 @@ from specjax.models.products import dot_general
 from specjax.types import Arrays
 
 Shapes = Mapping[tuple[str, ...], tuple[int, ...]]
+Axes = Mapping[tuple[str, ...], tuple[str | None, ...]]
 
 
 class Slot(NamedTuple):
@@ -47,6 +48,15 @@ class Correction(abc.ABC):
     @abc.abstractmethod
     def shapes(self) -> Shapes:
         """The shape of each parameter, by its path."""
+
+    def axes(self) -> Axes:
+        """The logical axes of the parameters that are split over a mesh, by their paths.
+
+        A matrix that makes logits is split by vocabulary, as logits are.  All others are read
+        whole: where a slot reads a few rows of a table, or a small matrix, a sum over the devices
+        would take longer than what it saves.
+        """
+        return {}
 
     @abc.abstractmethod
     def correct(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:

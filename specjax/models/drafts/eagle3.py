@@ -149,16 +149,23 @@ class Eagle3(nn.Module):
 
 def eagle3_shapes(config: Eagle3Config) -> Arrays:
     """The shape of every parameter of the network; nothing is computed."""
+    return nn.meta.unbox(_boxed(config))
+
+
+def eagle3_axes(config: Eagle3Config) -> Arrays:
+    """The logical axes of every parameter, for `parallel.named_shardings`."""
+    return nn.get_partition_spec(_boxed(config))
+
+
+def _boxed(config: Eagle3Config) -> Arrays:
     size = config.layers.hidden_size
     inputs = (
         jax.ShapeDtypeStruct((1, 1, config.num_taps * config.target_size), jnp.float32),
         jax.ShapeDtypeStruct((1, 1, size), jnp.float32),
         jax.ShapeDtypeStruct((1, 1), jnp.int32),
     )
-    made = jax.eval_shape(
-        functools.partial(Eagle3(config).init, method="everything"), jax.random.key(0), *inputs
-    )
-    return nn.meta.unbox(made)["params"]
+    init = functools.partial(Eagle3(config).init, method="everything")
+    return jax.eval_shape(init, jax.random.key(0), *inputs)["params"]
 
 
 def draft_logits(

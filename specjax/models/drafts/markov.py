@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.models.drafts.correction import Correction, Shapes, Slot, along_paths, multiply
+from specjax.models.drafts.correction import Axes, Correction, Shapes, Slot, along_paths, multiply
 from specjax.models.layers import look_up
 from specjax.types import Arrays
 
@@ -62,6 +62,9 @@ class MarkovHead(Correction):
             size = h + (r if self.confidence_head == "both" else 0)
             shapes |= {("confidence", "kernel"): (size, 1), ("confidence", "bias"): (1,)}
         return shapes
+
+    def axes(self) -> Axes:
+        return {("after",): (None, "vocab")} if self.rank else {}
 
     def correct(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
         logits = jnp.broadcast_to(

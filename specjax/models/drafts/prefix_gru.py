@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.models.drafts.correction import Correction, Shapes, Slot, along_paths, multiply
+from specjax.models.drafts.correction import Axes, Correction, Shapes, Slot, along_paths, multiply
 from specjax.types import Arrays
 
 
@@ -43,6 +43,9 @@ class PrefixGRU(Correction):
             ("inner",): (h + g, e),
             ("output",): (e, self.draft_vocab_size),
         }
+
+    def axes(self) -> Axes:
+        return {("output",): (None, "vocab")}
 
     def correct(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
         x = multiply(slot.embed(), params["input"])

@@ -1,10 +1,13 @@
-"""Parameters of a drafter: its own, and those of the target that it uses without a copy."""
+"""What a drafter has from its target: parameters that it uses without a copy, and features."""
 
 from __future__ import annotations
 
+import jax
 from flax import struct
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 
+from specjax.caches import BranchCache, KVCache
 from specjax.models.transformer import head_matrix
 from specjax.types import Arrays
 
@@ -24,3 +27,15 @@ def embedding_of(params: SharedParams) -> Array:
 def head_of(params: SharedParams) -> Array:
     """The output matrix [E, V]: the drafter's own `head`, or the target's."""
     return head_matrix(params.own if "head" in params.own else params.target)
+
+
+def by_row(features: Array, cache: KVCache | BranchCache) -> Array:
+    """`features` [B, T, F], split by row alone if `cache` is on a mesh.
+
+    The matrix that reads them is split by F.  XLA would split the features likewise, and with them
+    the target's hidden states, which every norm of the target needs whole.
+    """
+    if cache.sharding is None:
+        return features
+    rows = PartitionSpec(*cache.sharding.spec[:1])
+    return jax.lax.with_sharding_constraint(features, NamedSharding(cache.sharding.mesh, rows))

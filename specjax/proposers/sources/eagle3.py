@@ -15,6 +15,7 @@ from specjax.models import (
     Eagle3,
     Eagle3Config,
     SharedParams,
+    by_row,
     draft_logits,
     embedding_of,
     head_of,
@@ -81,7 +82,7 @@ class Eagle3Source(Source):
         self, params: SharedParams, state: Eagle3State, context: Context
     ) -> tuple[Eagle3State, _Reading, Array]:
         tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
-        features = fuse(self.network, params, state.features)
+        features = fuse(self.network, params, state.cache, state.features)
         fed, normed, cache = read_pairs(self.network, params, state.cache, tokens, features)
         last = jnp.maximum(state.count - 1, 0)[:, None]
         cache = cache.commit(state.count)
@@ -158,7 +159,7 @@ def begin_state(
         cache: KVCache, start: Array | int, pairs: tuple[Array, Array]
     ) -> tuple[KVCache, tuple[()]]:
         tokens, raw = pairs
-        staged = read_pairs(network, params, cache, tokens, fuse(network, params, raw))[-1]
+        staged = read_pairs(network, params, cache, tokens, fuse(network, params, cache, raw))[-1]
         return staged.commit(jnp.clip(last - start, 0, tokens.shape[1])), ()
 
     pairs = prompt.tokens[:, 1:], features[:, :-1]
@@ -181,9 +182,9 @@ def observe_features(state: Eagle3State, block: Block) -> Eagle3State:
     return dataclasses.replace(state, fresh=fresh, features=features, count=count)
 
 
-def fuse(network: Eagle3Config, params: SharedParams, features: Array) -> Array:
-    """[..., sum E] of the target -> [..., E] of the head."""
-    own = {"params": params.own["network"]}
+def fuse(network: Eagle3Config, params: SharedParams, cache: KVCache, features: Array) -> Array:
+    """[B, T, sum E] of the target -> [B, T, E] of the head that `cache` is of."""
+    own, features = {"params": params.own["network"]}, by_row(features, cache)
     return cast(Array, Eagle3(network).apply(own, features, method="fuse"))
 
 

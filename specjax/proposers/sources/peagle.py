@@ -75,7 +75,8 @@ class PEagleSource(BlockSource):
         tokens = jnp.where(real, jnp.pad(tokens, more), self.mask_token)
         features = jnp.pad(state.features, (*more, (0, 0)))
         mask = params.own["mask_hidden"].astype(features.dtype)
-        features = fuse(self.network, params, jnp.where(real[..., None], features, mask))
+        features = jnp.where(real[..., None], features, mask)
+        features = fuse(self.network, params, state.cache, features)
         _, normed, cache = read_pairs(self.network, params, state.cache, tokens, features)
         # The pair with the pending token predicts the first draft.
         at = jnp.maximum(state.count - 1, 0)[:, None] + jnp.arange(self.depth)

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.contract import Arrays, BlockSource, Source
+from specjax.contract import Arrays
+from specjax.drafters import PublishedSource
 from specjax.models import SharedParams, head_of
 
 
@@ -64,7 +65,7 @@ class Learner(abc.ABC):
       softcap: of the drafter's logits.
     """
 
-    source: Source | BlockSource
+    source: PublishedSource
     objective: str
     decay: float
     own_head: bool

@@ -26,10 +26,10 @@ from jax.sharding import Mesh
 
 from specjax.contract import Arrays, BlockSource, Proposer
 from specjax.decoding import Decoder
-from specjax.drafters import PublishedDrafter, sizes_of
+from specjax.drafters import PublishedDrafter, own_shardings, sizes_of
 from specjax.files import load, load_drafter, save_drafter
 from specjax.models import LanguageModel, LinenModel, SharedParams, head_matrix
-from specjax.parallel import TRAINING_RULES, row_parts, to_host
+from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
 from specjax.sampling import make_key
@@ -97,7 +97,14 @@ class TrainDrafter:
             matrix = matrix if self.known is None else jnp.take(matrix, self.known, axis=1)
             own["head"] = {"kernel": jnp.copy(matrix)}
         # The final norm feeds the target's matrix, so it starts as the target's own.
-        return self._with_norm(own)
+        return self._laid(self._with_norm(own))
+
+    def _laid(self, own: Arrays) -> Arrays:
+        """Parameters on the run's mesh."""
+        if self.mesh is None:
+            return own
+        at = own_shardings(self.learner.source, own, self.mesh, TRAINING_RULES)
+        return jax.tree.map(put, own, at)
 
     def _with_norm(self, own: Arrays) -> Arrays:
         part = "network" if "network" in own else "draft"
@@ -114,7 +121,7 @@ class TrainDrafter:
         Raises:
           ValueError: it holds a drafter of another kind or shape.
         """
-        loaded = load_drafter(folder, self.target)
+        loaded = load_drafter(folder, self.target, rules=TRAINING_RULES)
         mine = self.drafter(self.learner.init(jax.random.key(0)))
         if not isinstance(loaded, PublishedDrafter) or loaded.source != mine.source:
             theirs = loaded.source if isinstance(loaded, PublishedDrafter) else loaded.proposer
@@ -131,7 +138,7 @@ class TrainDrafter:
                 + "own-head"
             )
         own = {name: leaf for name, leaf in loaded.params.items() if name != "to_draft"}
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), own)
+        return self._laid(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), own))
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         return mixed_rows(self.options, step, self.material.text, self.written)[0]

@@ -1,0 +1,55 @@
+"""Reads a drafter's own parameters in the dtype of its target, and onto the target's mesh."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import NamedSharding
+
+from specjax.drafters import PublishedSource, own_shardings
+from specjax.files.drafters.format import Tensors
+from specjax.files.tensors import read_rows
+from specjax.models import LanguageModel, Tensor
+from specjax.parallel import Rules, beside, mesh_of
+from specjax.types import Arrays
+
+
+def read_placed(
+    folder: pathlib.Path,
+    source: PublishedSource,
+    rows: list[Tensor],
+    shapes: dict[tuple[str, ...], tuple[int, ...]],
+    stored: Tensors,
+    to_draft: np.ndarray | None,
+    target: LanguageModel,
+    rules: Rules,
+) -> Arrays:
+    """The parameters of a source, each device with its own part.
+
+    Args:
+      folder, rows, shapes, stored: as for `read_rows`.
+      source: names the axes of its parameters.
+      to_draft: [V] of a reduced vocabulary, or None.
+      target: gives the dtype and the mesh, if it is on one.
+      rules: as for `parallel.shardings`.
+
+    Raises:
+      ValueError: as `read_rows`, or the mesh does not divide a dimension.
+    """
+    dtype, mesh, placed = target.params["embedding"].dtype, mesh_of(target.params), None
+    if mesh is not None:
+        leaves = {path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()}
+        try:
+            at = own_shardings(source, unflatten_dict(leaves), mesh, rules)
+        except ValueError as error:
+            raise ValueError(f"{folder} onto {target.name}'s mesh: {error}") from None
+        placed = cast(dict[tuple[str, ...], NamedSharding], flatten_dict(at))
+    own = read_rows(folder, rows, shapes, stored, dtype, placed)
+    if to_draft is not None:
+        own["to_draft"] = beside(jnp.asarray(to_draft), mesh)
+    return own
