@@ -202,7 +202,7 @@ def test_a_run_learns_and_its_folder_drafts(kind, tmp_path):
         drafts = specjax.drafters.arrange(made, None if nodes else 2, nodes, 2)
         output = specjax.generate(target, prompts, drafter=drafts, max_new_tokens=16)
         assert output.tokens == plain.tokens
-        assert output.stats.accepted.sum() > 0
+        assert output.stats.accepted > 0
 
 
 def test_a_reduced_vocabulary_and_another_start(tmp_path, capsys):
@@ -229,8 +229,12 @@ def test_a_reduced_vocabulary_and_another_start(tmp_path, capsys):
         specjax.load_drafter(tmp_path / run / "model", target).params for run in ("one", "two")
     )
     jax.tree.map(np.testing.assert_array_equal, before, after)
-    with pytest.raises(ValueError, match="another drafter than these options describe"):
+    with pytest.raises(ValueError, match="knows 60 tokens"):
         train("eagle3", tmp_path / "three", *small[2:], "--initial", str(folder))
+    with pytest.raises(ValueError, match="mlp_size: 32 in the folder, 24 by the options"):
+        train("eagle3", tmp_path / "four", *again[:-2], "--mlp-size", "24")
+    with pytest.raises(ValueError, match="not a drafter of --kind dflash"):
+        train("dflash", tmp_path / "five", "--initial", str(folder))
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,7 @@ def _owns_head(options: Sizes, default: bool) -> bool:
 def _eagle3_config(
     options: Sizes, target: TransformerConfig, num_layers: int
 ) -> tuple[Eagle3Config, tuple[int, ...]]:
-    layers = layers_like(
-        target, options.num_layers or num_layers, options.mlp_size, _units(options, target), "llama"
-    )
+    layers = layers_like(target, options.num_layers or num_layers, options.mlp_size, "llama")
     taps = options.taps or taps_of(target.num_layers, 3)
     return Eagle3Config(layers, len(taps), target.hidden_size), taps
 
@@ -116,7 +114,7 @@ def _block(
     drafts, units = options.num_drafts, _units(options, target)
     first = 0 if corrects else 1
     taps = options.taps or taps_of(target.num_layers, 5)
-    layers = layers_like(target, options.num_layers or 2, options.mlp_size, units, "qwen3")
+    layers = layers_like(target, options.num_layers or 2, options.mlp_size, "qwen3")
     config = BlockDraftConfig(
         layers=layers,
         feature_size=len(taps) * target.hidden_size,

@@ -9,7 +9,6 @@ def layers_like(
     target: TransformerConfig,
     num_layers: int,
     mlp_size: int | None,
-    vocab_size: int,
     family: str,
 ) -> TransformerConfig:
     """Layers of the sizes of the target's, in the form of Llama or Qwen3.
@@ -20,12 +19,11 @@ def layers_like(
       target: the target's configuration.
       num_layers: of the drafter.
       mlp_size: None: the target's.
-      vocab_size: of the drafter's tokens.
       family: "llama", or "qwen3", which normalises queries and keys.
     """
     rope = target.rope_of(0)
     return TransformerConfig(
-        vocab_size=vocab_size,
+        vocab_size=target.vocab_size,
         hidden_size=target.embedding_size or target.hidden_size,
         mlp_size=mlp_size or target.mlp_size,
         num_layers=num_layers,

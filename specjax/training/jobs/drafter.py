@@ -122,12 +122,17 @@ class TrainDrafter:
           ValueError: it holds a drafter of another kind or shape.
         """
         loaded = load_drafter(folder, self.target, rules=TRAINING_RULES)
-        mine = self.drafter(self.learner.init(jax.random.key(0)))
-        if not isinstance(loaded, PublishedDrafter) or loaded.source != mine.source:
-            theirs = loaded.source if isinstance(loaded, PublishedDrafter) else loaded.proposer
+        mine = self.learner.source
+        if not isinstance(loaded, PublishedDrafter) or type(loaded.source) is not type(mine):
             raise ValueError(
-                f"--initial {folder} is another drafter than these options describe:\n"
-                f"  it holds  {theirs}\n  options   {mine.source}"
+                f"--initial {folder} is not a drafter of --kind {self.options.kind}: pass another "
+                "folder, or its kind"
+            )
+        faults = _differences(loaded.source, mine)
+        if faults:
+            raise ValueError(
+                f"--initial {folder} has another shape than these options describe:\n  "
+                + "\n  ".join(faults)
             )
         if ("head" in loaded.shares) == self.learner.own_head:
             raise ValueError(
@@ -137,7 +142,18 @@ class TrainDrafter:
                 + ("no-" if self.learner.own_head else "")
                 + "own-head"
             )
-        own = {name: leaf for name, leaf in loaded.params.items() if name != "to_draft"}
+        own = dict(loaded.params)
+        theirs = own.pop("to_draft", None)
+        if (theirs is None) != (self.known is None) or not np.array_equal(
+            np.arange(0) if theirs is None else theirs,
+            np.arange(0) if self.to_draft is None else self.to_draft,
+        ):
+            size = "all tokens" if theirs is None else f"{(np.asarray(theirs) >= 0).sum()} tokens"
+            raise ValueError(
+                f"--initial {folder} knows {size}, and --draft-vocab-size "
+                f"{self.options.draft_vocab_size} of this --data are others: pass the number and "
+                "the data that it was trained with"
+            )
         return self._laid(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), own))
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
@@ -283,6 +299,20 @@ class TrainDrafter:
 
     def export(self, params: Arrays, folder: pathlib.Path) -> None:
         save_drafter(folder, self.drafter(params), self.target, self.options.layout, jnp.bfloat16)
+
+
+def _differences(theirs: object, mine: object, name: str = "") -> list[str]:
+    """A line for each field in which two configurations differ."""
+    if type(theirs) is type(mine) and dataclasses.is_dataclass(mine):
+        return [
+            line
+            for field in dataclasses.fields(mine)
+            if field.compare
+            for line in _differences(
+                vars(theirs)[field.name], vars(mine)[field.name], f"{name}.{field.name}"
+            )
+        ]
+    return [] if theirs == mine else [f"{name[1:]}: {theirs} in the folder, {mine} by the options"]
 
 
 def _mean(x: Array, weight: Array) -> Array:
