@@ -20,8 +20,8 @@ PAIRS = [
     )
     for case, rule in toys.PAIRS
 ]
-"""Every proposer under `match`, and under `rejection` those of `toys.ALONE`: the others are sampled
-in `test_distribution.py`."""
+"""Every proposer under `match`, and under `rejection` those of `toys.ALONE`.  Of the others
+`test_distribution.py` samples the proposer, or its shape and its source apart."""
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
 
 
