@@ -24,6 +24,7 @@ def law(examples: int) -> Callable[[Any], Any]:
         max_examples=examples,
         derandomize=True,
         deadline=None,
+        report_multiple_bugs=False,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 

@@ -74,9 +74,9 @@ class Letters:
         return completion("".join(random.choice(list("abcd"), body["max_tokens"], p=self.weights)))
 
 
-def compared(answer, baseline, **changes):
+def compared(answer, baseline, samples=1024):
     with served(answer) as url, served(baseline) as other:
-        plan = Plan(PROMPTS, 8, 1024, 2, **changes)
+        plan = Plan(PROMPTS, 8, samples, 2)
         return audit_endpoint(Endpoint(url, "m"), Endpoint(other, "m"), plan)
 
 
@@ -96,6 +96,20 @@ def test_a_biased_server_fails():
     assert report.distributions[0].total_variation > 0.1
 
 
+def fixed(path, body):
+    """Ignores the temperature, as `transformers serve` does for a folder without `do_sample`."""
+    return completion("abcdefgh"[: body["max_tokens"]])
+
+
+def test_a_server_that_does_not_sample_is_named():
+    for sides, name in (((fixed, Letters()), "server"), ((Letters(), fixed), "baseline")):
+        report = compared(*sides, samples=128)
+        assert report.failures == ("distribution",)
+        assert f"the {name} wrote one text for each prompt: switch sampling on" in str(report)
+    with pytest.raises(ValueError, match=r"one text for each prompt, 32 times at temperature 1"):
+        compared(fixed, fixed, samples=128)
+
+
 def test_another_greedy_text_fails():
     report = compared(Letters(greedy="abcdXfgh"), Letters())
     assert report.failures == ("greedy",)
@@ -103,14 +117,14 @@ def test_another_greedy_text_fails():
 
 
 def test_texts_that_change_with_the_load_are_labelled():
-    """A server that differs from itself is not accused of the same difference to its baseline."""
+    """A server that differs from itself is labelled, and not accused."""
     calls, lock = [0], threading.Lock()
 
     def unstable(path, body):
         with lock:
             calls[0] += 1
-            odd = calls[0] % 2
-        return completion("abcd" if odd or body["temperature"] else "abce")
+            crowded = calls[0] > len(PROMPTS)  # each was asked alone before
+        return completion("abce" if crowded and body["prompt"] == PROMPTS[0] else "abcd")
 
     with served(unstable) as url:
         report = audit_endpoint(Endpoint(url, "m"), None, Plan(PROMPTS))

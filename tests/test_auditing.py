@@ -15,9 +15,13 @@ from specjax import Decoder, Match, Params, Typical, audit
 from specjax.audit import POWER, Check, Distribution, Report, chisquare
 
 SIZES = {"samples": 4096}
+NEIGHBOURS = ("block", "tree, match", "processor of a user")
+"""Decoders whose rule, tree or kind of processor another sound decoder has too."""
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in NEIGHBOURS else ()) for n in CLEAN]
+)
 def test_sound_decoders_pass(name):
     """All claims are checked, drafts were accepted and rejected, and a bias would have been seen.
 

@@ -112,3 +112,11 @@ def test_a_draft_that_is_named_is_read_once(tmp_path, monkeypatch):
     drafter(".")
     assert read[3:] == [".", "."]
     drafting._loaded.cache_clear()
+
+
+@pytest.mark.parametrize(("depth", "nodes"), [(1, 5), (2, 16)])
+def test_a_flat_dynamic_tree_has_the_nodes_that_fit(target, depth, nodes):
+    """One level of four children is a tree of five nodes, though a dynamic tree has sixteen."""
+    options = {"draft": target, "proposer": "dynamic-tree", "num_drafts": [1, depth]}
+    proposer = prepared(target, PROMPTS[:2], **options).decoder.proposer
+    assert (proposer.depth, proposer.num_nodes) == (depth, nodes)

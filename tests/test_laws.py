@@ -12,6 +12,16 @@ import toys
 
 from specjax import PROPOSERS, RULES, metrics
 
+PAIRS = [
+    pytest.param(
+        case,
+        rule,
+        marks=pytest.mark.slow if rule == "rejection" and (case, rule) not in toys.ALONE else (),
+    )
+    for case, rule in toys.PAIRS
+]
+"""Every proposer under `match`, and under `rejection` those of `toys.ALONE`.  Of the others
+`test_distribution.py` samples the proposer, or its shape and its source apart."""
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
 
 
@@ -39,7 +49,7 @@ def test_every_proposer_has_a_case():
     assert len([kind for kind in toys.KINDS if len(kind) == 2]) == 12
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_greedy_speculation_is_greedy_decoding(case, rule):
     """Greedy texts of ragged prompts equal those of a decoder without a cache."""
     texts, state = toys.decoded(case, rule)
@@ -51,7 +61,7 @@ def test_greedy_speculation_is_greedy_decoding(case, rule):
         assert 0 < state.stats.accepted.sum() < state.stats.tested.sum()
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_greedy_from_a_single_token(case, rule):
     """A prompt of one token has nothing to read before the first step."""
     prompts = np.zeros_like(toys.PROMPTS)
@@ -102,7 +112,7 @@ def test_same_key_same_tokens_under_filters(case, rule):
     assert texts[2] == naive()[2]
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_a_greedy_row_of_a_sampled_batch_is_greedy(case, rule):
     """Settings belong to a row."""
     texts = toys.texts(run(case, rule, temperature=[1.0, 0.0, 1.5, 0.0]))
@@ -110,7 +120,7 @@ def test_a_greedy_row_of_a_sampled_batch_is_greedy(case, rule):
     assert texts[0] == toys.decoded(case, rule, 1.0)[0][0]
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_keys_decide(case, rule):
     """Other keys give other texts, and the same keys the same texts."""
     again = toys.texts(run(case, rule, temperature=1.0))
@@ -119,7 +129,7 @@ def test_keys_decide(case, rule):
     assert all(x != y for x, y in zip(again, others, strict=True))
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_the_order_of_rows_does_not_matter(case, rule):
     """A permuted batch gives the permuted texts, also when sampled."""
     order = [2, 0, 3, 1]
@@ -161,7 +171,7 @@ def test_a_row_inserted_into_an_idle_batch(case, rule):
     assert toys.texts(state) == [*before[:3], naive()[0]]
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_a_step_commits_what_it_emits(case, rule):
     """After each step the cache holds all but the pending token; only live rows grow, by 1 to D
     + 1."""
@@ -183,7 +193,7 @@ def test_a_step_commits_what_it_emits(case, rule):
             )
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_the_cache_after_a_run_is_the_text_read_plainly(case, rule):
     """Committed keys and values are those of one pass over the final text."""
     texts, state = toys.decoded(case, rule)
@@ -206,7 +216,7 @@ def read_plainly(tokens):
     return jax.device_get(jax.jit(net.apply)(toys.weights(), tokens, positions, cache).cache)
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_the_whole_capacity_can_be_used(case, rule):
     """Rows that fill their buffers to the last slot are exact, though the last blocks reach
     beyond it."""
@@ -220,7 +230,7 @@ def full():
     return toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, np.full(toys.ROWS, toys.CAPACITY))
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_rows_that_are_done_at_the_start_stay_as_they_are(case, rule):
     """If the limits are already reached, there is no step, no token, and all figures are 0."""
     limits = toys.LENGTHS - np.array([0, 1, 0, 1], np.int32)
@@ -231,7 +241,7 @@ def test_rows_that_are_done_at_the_start_stay_as_they_are(case, rule):
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(state.stats))
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_figures_add_up(case, rule):
     """Emitted tokens are the new ones; a pass emits one more than it accepts, except for a cut
     at the end."""
@@ -249,7 +259,7 @@ def test_figures_add_up(case, rule):
         assert metrics.mean_accepted_length(stats) == 1
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.PAIRS)
+@pytest.mark.parametrize(("case", "rule"), PAIRS)
 def test_stream_equals_run(case, rule):
     """In chunks of three steps the text is the same, and tokens once streamed stay."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)

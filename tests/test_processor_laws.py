@@ -55,7 +55,9 @@ NEIGHBOURS = {
     ("none", "rejection"), ("ngram", "rejection"), ("universal", "match"),
     ("medusa tree", "rejection"), ("early exit tree", "match"),
     ("early exit dynamic tree", "rejection"), ("translated tree", "rejection"),
-    ("translated dynamic tree", "match"),
+    ("translated dynamic tree", "match"), ("eagle3 tree", "rejection"),
+    ("eagle3 dynamic tree", "match"), ("best first", "match"),
+    ("block draft best first", "rejection"),
 }  # fmt: skip
 """What settings do to a source or a shape does not depend on the other, nor on the rule."""
 

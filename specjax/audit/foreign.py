@@ -74,7 +74,7 @@ def audit_endpoint(endpoint: Endpoint, baseline: Writer | None, plan: Plan) -> R
     """Compare a server with a baseline, or with itself if there is none.
 
     Raises:
-      ValueError: as `Endpoint.__call__`, and if all texts are empty.
+      ValueError: as `Endpoint.__call__`, if all texts are empty, and if neither side samples.
     """
     greedy = {"temperature": 0.0, "max_tokens": plan.greedy_tokens}
     seeds = [plan.seed] * len(plan.prompts)
@@ -158,7 +158,27 @@ def _sampled(
             written = writer(prompts, seeds, settings)
             texts += [(prompt_of[n], *text) for n, text in zip(block, written, strict=True)]
         drawn.append(texts)
-    return two_samples(drawn[0], drawn[1], plan.significance)
+    found = two_samples(drawn[0], drawn[1], plan.significance)
+    frozen = [_is_frozen(texts) for texts in drawn]
+    if all(frozen) and each > 1:
+        raise ValueError(
+            f"both sides wrote one text for each prompt, {each} times at temperature "
+            f"{plan.temperature:g}, so there is nothing to compare: {_SAMPLE}, or pass prompts "
+            "after which the model is uncertain"
+        )
+    if any(frozen) and each > 1:
+        side = "the server" if frozen[0] else "the baseline"
+        detail = f"{found.detail}; {side} wrote one text for each prompt: {_SAMPLE}"
+        return dataclasses.replace(found, detail=detail)
+    return found
+
+
+_SAMPLE = "switch sampling on in the server (transformers: do_sample in generation_config.json)"
+
+
+def _is_frozen(texts: Sequence[tuple[Any, ...]]) -> bool:
+    """Is there one text for each prompt, whatever the seed?"""
+    return len(set(texts)) == len({text[0] for text in texts})
 
 
 def _blocks(size: int) -> list[range]:

@@ -97,7 +97,11 @@ def drafter_by_name(
     if name in SHAPES:
         assert draft is not None
         if name == "dynamic-tree" and "num_drafts" in settings:
-            settings["depth"] = settings.pop("num_drafts")
+            depth = settings["depth"] = settings.pop("num_drafts")
+            # A tree of one level has fewer candidates than a dynamic tree proposes by default.
+            width = settings.get("width", DynamicTree.width)
+            candidates = 1 + width + (depth - 1) * width**2
+            settings.setdefault("num_nodes", min(DynamicTree.num_nodes, candidates))
         return make_drafter(target, draft, SHAPES[name], dtype=dtype, **settings)
     if name == "first-of":
         assert draft is not None

@@ -7,13 +7,18 @@ import math
 import pathlib
 import random
 import struct
+from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 
 import specjax
 from tests.fuzz import bases, values
 from tests.fuzz.damaged import Damaged
 from tests.fuzz.law import Case
+
+LARGE = 1e6
+"""Honest weights are smaller by far, and larger ones may overflow in a product of two."""
 
 _SINGLE = "model.safetensors"
 _CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json")
@@ -33,17 +38,35 @@ _OWN = {
 
 
 def check_model(model: object) -> None:
-    """Every parameter is there, and now and then that the logits are finite."""
+    """Every parameter is there."""
     assert isinstance(model, specjax.LanguageModel)
     assert model.num_params > 0
-    config = model.model.module.config
-    if hash(repr(config)) % 16:
+
+
+def check_logits(model: object) -> None:
+    """The logits are finite too.
+
+    Loading takes a weight of 3e38, which is a number like any other.  A product with it may
+    overflow, so such a model is left out.
+    """
+    check_model(model)
+    assert isinstance(model, specjax.LanguageModel)
+    if any(bool((jnp.abs(leaf) > LARGE).any()) for leaf in jax.tree.leaves(model.params)):
         return
+    config = model.model.module.config
     tokens = jnp.arange(6, dtype=jnp.int32)[None] % config.vocab_size
     tokens = tokens[:, : config.max_positions]
     logits = model.model.apply(model.params, tokens, jnp.arange(tokens.shape[1])[None]).logits
     assert logits.shape[-1] == config.vocab_size, "the logits have another shape"
     assert bool(jnp.isfinite(logits).all()), "the logits are not finite"
+
+
+def check_of(rng: random.Random) -> Callable[[object], None]:
+    """How a model is checked: now and then by its logits, which takes longer.
+
+    The seed of the case decides, so that the case can be repeated.
+    """
+    return check_logits if rng.random() < 1 / 16 else check_model
 
 
 class Configurations:
@@ -76,7 +99,7 @@ class Configurations:
                     )
             config = values.changed(rng, config, rng.choice((0, 1, 1, 2, 3)))
             home.put(name, values.text_of(rng, config))
-        return Case(lambda: specjax.load(home.folder), (str(home.folder),), check_model, refused)
+        return Case(lambda: specjax.load(home.folder), (str(home.folder),), check_of(rng), refused)
 
 
 def _parts(content: bytes) -> tuple[dict, bytes]:
@@ -154,7 +177,7 @@ class Headers:
             refused = home.strange(rng, _SINGLE)
         else:
             home.put(_SINGLE, changed_weights(rng, home.files[_SINGLE]))
-        return Case(lambda: specjax.load(home.folder), (str(home.folder),), check_model, refused)
+        return Case(lambda: specjax.load(home.folder), (str(home.folder),), check_of(rng), refused)
 
 
 class Indices:
@@ -207,4 +230,4 @@ class Indices:
             refused = home.strange(rng, rng.choice((shard, self.index)))
         if act < 0.7:
             home.put(self.index, values.text_of(rng, index))
-        return Case(lambda: specjax.load(home.folder), (str(home.folder),), check_model, refused)
+        return Case(lambda: specjax.load(home.folder), (str(home.folder),), check_of(rng), refused)
