@@ -93,6 +93,8 @@ whole = specjax.load(folder, mesh=wide, rules={**RULES, "heads": None})
 message = refused(lambda: specjax.load_drafter(eagle, whole))
 assert str(eagle) in message and "has 4 heads" in message and "use 4 devices" in message, message
 assert "rules={**RULES, 'heads': None}" in message, message
+message = refused(lambda: specjax.generate(whole, prompts, drafter=elsewhere))
+assert "the drafter eagle on the mesh data=1, model=8" in message and "4 heads" in message, message
 made = specjax.load_drafter(eagle, whole, rules={**RULES, "heads": None})
 assert held(made.params["network"]["layers_0"]["attention"]["q"]["kernel"]) == (96, 48)
 assert held(made.params["network"]["layers_0"]["mlp"]["up"]["kernel"]) == (48, 7)

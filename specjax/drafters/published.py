@@ -85,7 +85,10 @@ class PublishedDrafter(Drafter):
         """The drafter's own parameters on a mesh; None leaves them where they are."""
         if mesh is None or mesh_of(self.params) == mesh:
             return self.params
-        at = own_shardings(self.source, self.params, mesh, self.rules)
+        try:
+            at = own_shardings(self.source, self.params, mesh, self.rules)
+        except ValueError as error:
+            raise ValueError(f"the drafter {self.name} on {described(mesh)}: {error}") from None
         return jax.tree.map(put, self.params, at)
 
     def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> PublishedDrafter:

@@ -15,7 +15,6 @@ different model from the original, and writes a different text.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from typing import NoReturn
 
@@ -73,7 +72,7 @@ class _Kernel:
 
 
 def _round(x: Array) -> tuple[Array, Array]:
-    """[M, K] -> int8 [M, K] and float32 [M, 1], one scale per row."""
+    """[..., K] -> int8 [..., K] and float32 [..., 1], one scale per row."""
     x = x.astype(jnp.float32)
     scale = jnp.abs(x).max(-1, keepdims=True) / _LARGEST
     scale = jnp.where(scale == 0, 1, scale)
@@ -86,20 +85,21 @@ def int8_dot_general(x: Array, kernel: Array | _Kernel, dimensions: DotDimension
         return dot_general(x, kernel, dimensions)
     if dimensions != (((x.ndim - 1,), (0,)), ((), ())):
         raise ValueError(f"an int8 kernel contracts x's last axis with its first, not {dimensions}")
-    rows, scale = _round(x.reshape(-1, x.shape[-1]))
-    product = functools.partial(
-        jax.lax.dot_general,
-        dimension_numbers=(((1,), (1,)), ((), ())),
-        preferred_element_type=jnp.int32,
-    )
+    rounded, scale = _round(x)
 
-    def padded(rows: Array, values: Array) -> Array:
-        return product(jnp.pad(rows, ((0, 1), (0, 0))), values)[:1]
+    def product(x: Array, values: Array) -> Array:
+        # With its axes kept.  A TPU would write the logits of flat rows again to part the axes.
+        summed = ((x.ndim - 1,), (1,)), ((), ())
+        return jax.lax.dot_general(x, values, summed, preferred_element_type=jnp.int32)
 
-    values = kernel.stored.values
-    summed = on_cpu(padded, product, rows, values) if len(rows) == 1 else product(rows, values)
+    def flat(x: Array, values: Array) -> Array:
+        rows = x.reshape(-1, x.shape[-1])
+        padding = ((0, 1 if len(rows) == 1 else 0), (0, 0))
+        return product(jnp.pad(rows, padding), values)[: len(rows)].reshape(*x.shape[:-1], -1)
+
+    summed = on_cpu(flat, product, rounded, kernel.stored.values)
     y = summed.astype(jnp.float32) * scale * kernel.stored.scale
-    return y.reshape(*x.shape[:-1], -1).astype(x.dtype)
+    return y.astype(x.dtype)
 
 
 _made: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKeyDictionary()

@@ -15,7 +15,7 @@ from specjax.drafters import PublishedSource, own_shardings
 from specjax.files.drafters.format import Tensors
 from specjax.files.tensors import read_rows
 from specjax.models import LanguageModel, Tensor
-from specjax.parallel import Rules, beside, mesh_of
+from specjax.parallel import Rules, beside, described, mesh_of
 from specjax.types import Arrays
 
 
@@ -47,7 +47,7 @@ def read_placed(
         try:
             at = own_shardings(source, unflatten_dict(leaves), mesh, rules)
         except ValueError as error:
-            raise ValueError(f"{folder} onto {target.name}'s mesh: {error}") from None
+            raise ValueError(f"{folder} on {described(mesh)}: {error}") from None
         placed = cast(dict[tuple[str, ...], NamedSharding], flatten_dict(at))
     own = read_rows(folder, rows, shapes, stored, dtype, placed)
     if to_draft is not None:
