@@ -15,7 +15,7 @@ import numpy as np
 
 import specjax
 from specjax.parallel.sharding import TRAINING_RULES, mesh_of
-from specjax.training.jobs import distill, medusa, pretrain
+from specjax.training.jobs import distill, drafter, medusa, pretrain
 from specjax.training.lora import initial_lora
 from specjax.training.mesh import lay_batch
 from specjax.training.options import run
@@ -61,6 +61,9 @@ DRAFT = (
 )
 HEADS = (*COMMON, "--steps", "4", "--num-heads", "1", "--own-heads", "--lora-rank", "2",
          "--written-sequences", "3", "--written-prompt", "8")  # fmt: skip
+READER = (*COMMON, "--kind", "dspark", "--steps", "4", "--num-drafts", "3", "--num-layers", "1",
+          "--mlp-size", "32", "--taps", "0", "1", "--markov-rank", "4", "--anchors", "6",
+          "--sampled-prompt", "8")  # fmt: skip
 PROMPTS = ["import os", "def f(", "the values of the values"]
 DECODED = {
     "proposer": specjax.NGram(3, min_ngram=1),
@@ -77,6 +80,7 @@ def main() -> None:
     distill.main([*given, *DRAFT, "--out", f"{out}/draft-two", "--mesh", "data=2,fsdp=2", *joined])
     medusa.main([*given, *HEADS, "--out", f"{out}/heads-two", "--mesh", mesh])
     medusa.main([*given, *HEADS, "--out", f"{out}/heads-two", "--show-mask"])
+    drafter.main([*given, *READER, "--out", f"{out}/reader-two", "--mesh", mesh])
 
     model = specjax.load(f"{out}/one/best", mesh=specjax.make_mesh(**MESH), rules=TRAINING_RULES)
     check_parts(model)

@@ -17,7 +17,7 @@ import pytest
 
 import specjax
 from specjax.parallel import processes
-from specjax.training.jobs import distill, medusa, pretrain
+from specjax.training.jobs import distill, drafter, medusa, pretrain
 from specjax.training.mesh import mesh_of_run
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -71,6 +71,7 @@ def test_two_processes(tmp_path, capsys):
     )
     distill.main([*given, *in_processes.DRAFT, "--out", str(tmp_path / "draft-one")])
     medusa.main([*given, *in_processes.HEADS, "--out", str(tmp_path / "heads-one")])
+    drafter.main([*given, *in_processes.READER, "--out", str(tmp_path / "reader-one")])
     capsys.readouterr()
     medusa.main([*given, *in_processes.HEADS, "--out", str(tmp_path / "heads-one"), "--show-mask"])
     mask = capsys.readouterr().out
@@ -115,7 +116,7 @@ def test_two_processes(tmp_path, capsys):
     assert "Check failure stack trace" not in message
 
     same(metrics(two), metrics(one))
-    for job in ("draft", "heads"):
+    for job in ("draft", "heads", "reader"):
         same(metrics(tmp_path / f"{job}-two"), metrics(tmp_path / f"{job}-one"))
     told, silent = files[0].read_text(), files[2].read_text()
     assert silent == ""
