@@ -2,7 +2,7 @@
 
     python -m tests.kills --kills 100 --seed 1
 
-The jobs are `pretrain`, `distill`, `medusa`, and a `pretrain` of two processes.  Each is run once
+The jobs are `pretrain`, `distill`, `medusa`, `drafter`, and a `pretrain` of two processes.  Each is run once
 without a disturbance.  Then it is run again, and SIGKILL ends it at a random moment, again and
 again.  The last call is left alone.  Then the models, the last checkpoint and the metrics must have
 the bytes of the undisturbed run.
@@ -39,6 +39,8 @@ JOBS = {
                 "--sampled-prompt", "8"),
     "medusa": ("medusa", *LOOP, "--num-heads", "2", "--written-sequences", "4",
                "--written-prompt", "8"),
+    "drafter": ("drafter", *LOOP, "--kind", "dspark", "--num-drafts", "3", "--num-layers", "1",
+                "--mlp-size", "32", "--taps", "0", "1", "--markov-rank", "4"),
     "two processes": ("pretrain", *LOOP, *SIZES, "--vocab-size", "300", "--mesh", "data=2,fsdp=2"),
 }  # fmt: skip
 KILLS_PER_RUN = 4
