@@ -226,6 +226,16 @@ def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
     assert json.loads(run(capsys, *arguments).out)["stats"]["tested"] > 0
 
 
+@pytest.mark.parametrize("more", [["--num-drafts", "3"], ["--num-nodes", "8", "--width", "3"]])
+def test_the_shipped_drafter_drafts_a_chain_or_a_tree(more, capsys):
+    """`--proposer drafter` is the shipped EAGLE-3 head, which changes no token."""
+    out = run(
+        capsys, "generate", "import os\nimport ", "--proposer", "drafter", *more, *SHORT, "--json"
+    ).out
+    stats = json.loads(out)["stats"]
+    assert stats["same_tokens"] and stats["accepted"] > 0
+
+
 def test_the_shipped_pair_is_the_default(capsys):
     """Without --target the shipped target and draft are used."""
     stats = json.loads(run(capsys, "generate", "def fibonacci(n):", *SHORT, "--json").out)["stats"]

@@ -12,7 +12,7 @@ import specjax
 from specjax.contract import Rule
 from specjax.drafters import arrange, drafter_by_name
 
-DRAFTERS = {"drafter": "drafter", "medusa": "medusa"}
+DRAFTERS = {"drafter": "eagle3", "medusa": "medusa"}
 """The kinds whose weights are in a folder of their own, `--drafter`, with the shipped folder."""
 
 KINDS = sorted({*specjax.PROPOSERS, *DRAFTERS} - {"universal"})
