@@ -37,10 +37,16 @@ class SpeculationOptions(MeshOptions):
         "proposer; default: drafter with --drafter, draft with --draft, else ngram",
         choices=KINDS,
     )
-    num_drafts: int = option(4, "draft tokens per step (gamma), or depth of a tree")
+    num_drafts: int | None = option(
+        None, "draft tokens per step (gamma), or depth of a tree; default: 4, or as --drafter says"
+    )
     branching: tuple[int, ...] = option((3, 2, 1), "tree: children of a node, by level")
-    width: int = option(4, "dynamic-tree: nodes that are expanded per level, and children of each")
-    num_nodes: int = option(16, "dynamic-tree: nodes of the proposal, root included")
+    width: int | None = option(
+        None, "dynamic-tree, drafter: nodes that are expanded per level, and children of each"
+    )
+    num_nodes: int | None = option(
+        None, "dynamic-tree, drafter: nodes of the tree, root included; default: 16, or a chain"
+    )
     exit_layer: int | None = option(
         None, "early-exit: how many of the target's layers draft; default: half of them"
     )
@@ -57,7 +63,10 @@ class SpeculationOptions(MeshOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "num_drafts", "max_new_tokens")
+        at_least(self, 1, "max_new_tokens")
+        for name in ("num_drafts", "width", "num_nodes"):
+            if getattr(self, name) is not None:
+                at_least(self, 1, name)
         within(self, 0, 2**32 - 1, "seed")
         Sampling.create(1, **self.settings)
 
@@ -83,10 +92,9 @@ def load_speculation(
       ValueError: models, proposer and prompts do not fit together; the message has the cure.
     """
     # A number at its default counts as not given, since it may belong to another proposer.
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
     fields = dataclasses.asdict(options).items()
-    asked = argparse.Namespace(
-        **{k: v for k, v in fields if k not in NUMBERS or v != NUMBERS[k].default}
-    )
+    asked = argparse.Namespace(**{k: v for k, v in fields if k not in NUMBERS or v != defaults[k]})
     asked.mesh = mesh_sizes(options)
     kind = choose(asked)
     target, draft = load_models(asked, [kind])
