@@ -34,8 +34,13 @@ def test_medusa_heads_load_through_the_same_door():
     made = specjax.load_drafter(PYCODE / "medusa", loaded)
     assert isinstance(made, specjax.MedusaAdapter)
     assert made.choices == specjax.load_medusa(PYCODE / "medusa", loaded).choices
-    with pytest.raises(ValueError, match="'medusa', whose tree is in the folder"):
+    with pytest.raises(ValueError, match="source is a MedusaSource"):
         specjax.load_drafter(PYCODE / "medusa", loaded, Chain)
+    tree = specjax.load_drafter(PYCODE / "medusa", loaded, specjax.BestFirst, num_nodes=6, width=3)
+    prompt, options = "import os\n", {"max_new_tokens": 12}
+    drafted = specjax.generate(loaded, prompt, drafter=tree, **options)
+    assert drafted.tokens == specjax.generate(loaded, prompt, **options).tokens
+    assert drafted.stats.accepted > 0
 
 
 def test_a_saved_bank_of_heads_is_recognised(tmp_path):

@@ -1,6 +1,6 @@
 """Drafters: a proposer together with its weights, for one target."""
 
-from specjax.drafters.arrange import arrange
+from specjax.drafters.arranging import arrange
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
 from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays, first_of
