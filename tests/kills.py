@@ -3,9 +3,9 @@
     python -m tests.kills --kills 100 --seed 1
 
 The jobs are `pretrain`, `distill`, `medusa`, `drafter`, and a `pretrain` of two processes.  Each
-is run once without a disturbance.  Then it is run again, and SIGKILL ends it at a random moment, again and
-again.  The last call is left alone.  Then the models, the last checkpoint and the metrics must have
-the bytes of the undisturbed run.
+is run once without a disturbance.  Then it is run again, and SIGKILL ends it at a random moment,
+again and again.  The last call is left alone.  Then the models, the last checkpoint and the metrics
+must have the bytes of the undisturbed run.
 """
 
 from __future__ import annotations

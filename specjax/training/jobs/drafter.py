@@ -87,7 +87,7 @@ class TrainDrafter:
     def init(self) -> Arrays:
         if self.options.initial is not None:
             return self._initial(self.options.initial)
-        return self.fresh()
+        return self._laid(self.fresh())
 
     def fresh(self) -> Arrays:
         """Random parameters from `--seed`; an output matrix starts as the target's."""
@@ -97,14 +97,14 @@ class TrainDrafter:
             matrix = matrix if self.known is None else jnp.take(matrix, self.known, axis=1)
             own["head"] = {"kernel": jnp.copy(matrix)}
         # The final norm feeds the target's matrix, so it starts as the target's own.
-        return self._laid(self._with_norm(own))
+        return self._with_norm(own)
 
     def _laid(self, own: Arrays) -> Arrays:
         """Parameters on the run's mesh."""
         if self.mesh is None:
             return own
         at = own_shardings(self.learner.source, own, self.mesh, TRAINING_RULES)
-        return jax.tree.map(put, own, at)
+        return jax.tree.map(put, to_host(own), at)
 
     def _with_norm(self, own: Arrays) -> Arrays:
         part = "network" if "network" in own else "draft"
