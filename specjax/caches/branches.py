@@ -78,11 +78,10 @@ class BranchCache:
         """For a single layer: keys and values [B, K, S + N, D], with new ones [B, K, N, D] last."""
         if not self.keys:
             return keys, values
-        joined = (
+        keys, values = (
             jnp.concatenate([old[0], new.astype(old[0].dtype)], axis=2)
             for old, new in ((self.keys, keys), (self.values, values))
         )
-        keys, values = joined
         return keys, values
 
     def visible(

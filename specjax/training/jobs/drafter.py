@@ -203,8 +203,7 @@ class TrainDrafter:
             label = jnp.take_along_axis(tokens, at + 1, axis=1).reshape(-1)
             label = label if self.to_draft is None else jnp.asarray(self.to_draft)[label]
             teacher = jnp.take_along_axis(hidden, at[..., None], axis=1)
-            flat = (x.reshape(-1, x.shape[-1]) for x in (guess.hidden, teacher))
-            mine, theirs = flat
+            mine, theirs = (x.reshape(-1, x.shape[-1]) for x in (guess.hidden, teacher))
             total, alpha = loss(mine, head, (guess.weight.reshape(-1), label, theirs), shared)
             measured.append((guess, guess.weight.sum(), total, alpha.reshape(guess.weight.shape)))
         return measured
