@@ -51,4 +51,4 @@ def test_what_a_killed_run_must_equal(tmp_path):
     found = differences(one, other)
     for name in ("model/x.npy", "best/x.npy", "metrics.jsonl", "state/params/x"):
         assert name in found
-    assert set(kills.JOBS) == {"pretrain", "distill", "medusa", "two processes"}
+    assert set(kills.JOBS) == {"pretrain", "distill", "medusa", "drafter", "two processes"}

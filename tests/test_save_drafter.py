@@ -209,7 +209,7 @@ def test_kernels_that_are_held_turned_are_written(tmp_path):
 
 
 ON_A_MESH = """
-import pathlib, sys
+import dataclasses, pathlib, sys
 import jax, specjax
 from exports import make
 from published_target import target
@@ -222,12 +222,13 @@ def split(leaf):
     return jax.device_put(leaf, jax.NamedSharding(mesh, jax.P(*names)))
 
 folder = pathlib.Path(sys.argv[1])
+there = dataclasses.replace(target(), params=jax.tree.map(split, target().params))
 for name in ("eagle3, reduced", "dspark"):
     made = make(name)
     specjax.save_drafter(folder / name / "whole", made, target())
     object.__setattr__(made, "params", jax.tree.map(split, made.params))
     assert not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(made.params))
-    specjax.save_drafter(folder / name / "split", made, target())
+    specjax.save_drafter(folder / name / "split", made, there)
 """
 
 
