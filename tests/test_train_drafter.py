@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import pathlib
 from typing import Any
 
 import jax
@@ -18,11 +19,15 @@ from trained import metrics
 
 import specjax
 from specjax.contract import Context, Lookahead
+from specjax.decoding import Decoder
 from specjax.models import SharedParams, dot_general, head_matrix
 from specjax.proposers import Eagle3Source
+from specjax.rules import Match
+from specjax.sampling import Sampling
+from specjax.training import features
 from specjax.training.drafters import KINDS, Learner, Lesson, draw_anchors, plan
 from specjax.training.jobs import drafter
-from specjax.types import Block
+from specjax.types import Block, Params
 
 VOCAB, LENGTH, DRAFTS, MASK = 13, 12, 3, 5
 
@@ -237,9 +242,125 @@ def test_a_reduced_vocabulary_and_another_start(tmp_path, capsys):
         train("dflash", tmp_path / "five", "--initial", str(folder))
 
 
+def weights(run: pathlib.Path) -> bytes:
+    return next((run / "model").glob("*.safetensors")).read_bytes()
+
+
+def test_hidden_states_are_read_once(tmp_path, capsys, monkeypatch):
+    """Sequences that come again are read from disk.  An interrupted run, a damaged file and a
+    smaller bound change no byte of the drafter."""
+    written = ["--sampled-fraction", "1", "--sampled-sequences", "9", "--sampled-prompt", "8"]
+    small = [*written, "--keep-features", "0.001"]
+    reads: list[int] = []
+    of = features.Features.of
+
+    def counted(self: features.Features, tokens: np.ndarray) -> np.ndarray:
+        inner = self._read
+        self._read = lambda tokens: reads.append(1) or inner(tokens)
+        try:
+            return of(self, tokens)
+        finally:
+            self._read = inner
+
+    monkeypatch.setattr(features.Features, "of", counted)
+    train("dflash", tmp_path / "whole", *small)
+    assert "0.00 MB a sequence" in capsys.readouterr().out
+    # 9 sequences in batches of 4, 16 steps: the third batch has the last new ones.
+    assert len(reads) == 3
+    files = sorted((tmp_path / "whole" / "features").glob("*/*.safetensors"))
+    assert len(files) == 9
+    assert features.read_shard(files[0])["states"].shape == (32, 3 * 16)
+
+    train("dflash", tmp_path / "parts", *small, "--stop-at", "8")
+    kept = sorted((tmp_path / "parts" / "features").glob("*/*.safetensors"))
+    kept[0].write_bytes(kept[0].read_bytes()[:-1] + b"?")
+    kept[1].unlink()
+    train("dflash", tmp_path / "parts", *small)
+    assert "these hidden states are computed again" in capsys.readouterr().out
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+    reads.clear()
+    some = [*written, "--keep-features", f"{4 * files[0].stat().st_size / 1e9:.9f}"]
+    train("dflash", tmp_path / "some", *some)
+    assert len(list((tmp_path / "some" / "features").glob("*/*.safetensors"))) == 4
+    assert len(reads) > 3
+
+    with pytest.raises(
+        ValueError, match=r"--keep-features 1e\+09 needs .* GB more in .*the disk has"
+    ):
+        train("dflash", tmp_path / "huge", "--keep-features", "1e9")
+
+
+def test_states_depend_on_the_target(tmp_path):
+    """States of another target, or of other layers, are not found; no state is given twice."""
+    tokens = np.arange(6).reshape(2, 3)
+
+    def states(depends: dict[str, object], fill: float) -> np.ndarray:
+        made = features.Features(
+            tmp_path, depends, (3, 2), 10**6, lambda t: np.full((*t.shape, 2), fill)
+        )
+        return made.of(tokens).astype(np.float32)
+
+    assert (states({"target": "a", "taps": [1]}, 0.1) == np.float32(jnp.bfloat16(0.1))).all()
+    assert (states({"target": "a", "taps": [1]}, 7.0) == np.float32(jnp.bfloat16(0.1))).all()
+    assert (states({"target": "b", "taps": [1]}, 7.0) == 7.0).all()
+    assert (states({"target": "a", "taps": [2]}, 8.0) == 8.0).all()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dspark"])
+def test_a_drafter_learns_inside_speculation(kind, tmp_path):
+    """With `--online` its text is what the target writes, and its drafts start where they start
+    when the target decodes with it; an interrupted run ends with the same bytes."""
+    more = ["--online", "--sampled-prompt", "8", "--temperature", "0.8"]
+    train(kind, tmp_path / "whole", *more)
+    lines = [line for line in metrics(tmp_path / "whole") if "loss" in line]
+    assert lines[-1]["loss"] < 0.95 * lines[0]["loss"]
+    assert all(1 <= line["online_tau"] <= 4 for line in lines)
+    train(kind, tmp_path / "parts", *more, "--stop-at", "8")
+    train(kind, tmp_path / "parts", *more)
+    assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
+
+
+def test_drafts_of_a_step_are_those_of_a_decoder(tmp_path, monkeypatch):
+    """The texts, anchors and learned positions of `--online`, against `Decoder.step`."""
+    made: list[drafter.TrainDrafter] = []
+    monkeypatch.setattr(drafter, "fit", lambda job, options: made.append(job))
+    train("eagle3", tmp_path / "run", "--online", "--sampled-prompt", "8", "--temperature", "0.8")
+    job = made[0]
+    own, batch = job.init(), job.batch(3)
+    drafts = jax.jit(job._speculated)(own, job.frozen, batch)
+
+    drafting = job.drafter(own)
+    decoder = Decoder(job.target.model, drafting.proposer, Match(), (), 33)
+    params = Params(job.frozen, job.shared(drafting.params, job.frozen))
+    state = decoder.prefill(
+        params,
+        batch["tokens"][:, :8],
+        np.full(4, 8, np.int32),
+        limit=np.full(4, 33, np.int32),
+        sampling=Sampling.create(4, temperature=0.8, top_k=0, top_p=1.0),
+        key=job._keys(batch),
+    )
+    pending = []
+    for _ in range((33 - 8) // 4):
+        pending.append(np.asarray(state.length) - 1)
+        state, _ = jax.jit(decoder.step)(params, state)
+    np.testing.assert_array_equal(drafts.anchors, np.stack(pending, axis=1))
+    np.testing.assert_array_equal(drafts.tokens, state.tokens[:, :33])
+    at = np.arange(32) + 1
+    np.testing.assert_array_equal(
+        drafts.learned, (at >= 8) & (at < np.asarray(state.length)[:, None])
+    )
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        (["--online", "--sampled-fraction", "0.5"], ["--online", "leave out --sampled-fraction"]),
+        (["--online", "--keep-features", "1"], ["--online", "leave out --keep-features"]),
+        (["--online", "--sampled-prompt", "30"], ["no room for --num-drafts 3"]),
+        (["--online", "--sampled-prompt", "8", "--show-mask"], ["--show-mask: with --online"]),
+        (["--keep-features", "-1"], ["--keep-features is -1"]),
         (["--taps", "9"], ["--taps names 9", "layers"]),
         (["--taps", "1", "1"], ["distinct and ascending"]),
         (["--mask-token", "5000"], ["--mask-token is 5000", "must lie in"]),

@@ -3,6 +3,15 @@
 from specjax.training.drafters.anchors import draw_anchors
 from specjax.training.drafters.kinds import KINDS, plan
 from specjax.training.drafters.learner import Guess, Learner, Lesson
-from specjax.training.drafters.vocabulary import draft_vocabulary
+from specjax.training.drafters.vocabulary import draft_vocabulary, mask_token
 
-__all__ = ["KINDS", "Guess", "Learner", "Lesson", "draft_vocabulary", "draw_anchors", "plan"]
+__all__ = [
+    "KINDS",
+    "Guess",
+    "Learner",
+    "Lesson",
+    "draft_vocabulary",
+    "draw_anchors",
+    "mask_token",
+    "plan",
+]

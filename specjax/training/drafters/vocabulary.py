@@ -1,16 +1,19 @@
-"""The tokens of a drafter with a reduced vocabulary: the most frequent ones of the data."""
+"""The tokens of a drafter: those that it knows, and the one that stands for tokens to come."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from specjax.models import LanguageModel
 from specjax.training.material import Material
+
+_PLACEHOLDERS = ("[PAD]", "<pad>", "<|pad|>", "<|mask|>", "[MASK]", "<mask>", "<|endoftext|>")
 
 
 def draft_vocabulary(
     material: Material, size: int, vocab_size: int, needed: tuple[int, ...]
 ) -> np.ndarray:
-    """[U] int32 ids of the target, ascending.
+    """The most frequent tokens of the data: [U] int32 ids of the target, ascending.
 
     Args:
       material: counted are the tokens of the text, and the learned ones of sequences.
@@ -35,3 +38,25 @@ def draft_vocabulary(
     counts[list(needed)] = counts.max() + 1
     # A stable order, so that equal counts give the same vocabulary on every machine.
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+
+
+def mask_token(target: LanguageModel, asked: int | None) -> int:
+    """The id that stands for a token that is not there yet: `asked`, or one of the target's.
+
+    Raises:
+      ValueError: the id is none of the target's, or the target has no token that could be it.
+    """
+    size = target.model.vocab_size
+    if asked is not None:
+        if not 0 <= asked < size:
+            raise ValueError(f"--mask-token is {asked}; it must lie in [0, {size - 1}]")
+        return asked
+    assert target.tokenizer is not None  # `gather` has checked it
+    ids = (target.tokenizer.token_to_id(name) for name in _PLACEHOLDERS)
+    found = [*(number for number in ids if number is not None), *target.eos]
+    if not found:
+        raise ValueError(
+            "the target's tokenizer has no padding, mask or EOS token: name an id that its texts "
+            "rarely hold, with --mask-token"
+        )
+    return found[0]

@@ -21,22 +21,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
+from flax import struct
 from jax import Array
 from jax.sharding import Mesh
 
 from specjax.contract import Arrays, BlockSource, Proposer
 from specjax.decoding import Decoder
 from specjax.drafters import PublishedDrafter, own_shardings, sizes_of
-from specjax.files import load, load_drafter, save_drafter
+from specjax.files import load, save_drafter
 from specjax.models import LanguageModel, LinenModel, SharedParams, head_matrix
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
-from specjax.sampling import make_key
+from specjax.sampling import Sampling, make_key
 from specjax.training import dataset
 from specjax.training.dataset import Written, initial_hash, model_hashes
-from specjax.training.drafters import Guess, Learner, Lesson, draft_vocabulary, draw_anchors, plan
+from specjax.training.drafters import (
+    Guess,
+    Learner,
+    Lesson,
+    draft_vocabulary,
+    draw_anchors,
+    mask_token,
+    plan,
+)
+from specjax.training.features import Features
 from specjax.training.jobs import distill, medusa
+from specjax.training.jobs.drafter_initial import initial_params
 from specjax.training.jobs.drafter_options import DrafterOptions
 from specjax.training.lock import alone
 from specjax.training.loop import fit
@@ -45,6 +56,7 @@ from specjax.training.material import Material, gather, held_out_prompts, held_o
 from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.objectives import OBJECTIVES, per_row
+from specjax.training.online import roll_out
 from specjax.training.options import parse, run
 from specjax.training.precision import mixed_dot_general
 from specjax.training.sources import mixed_rows, sample
@@ -56,7 +68,15 @@ Batch = Mapping[str, Array]
 FRONT_DOORS = {"model": distill.main, "medusa": medusa.main}
 """Kinds that have a job of their own."""
 
-_PLACEHOLDERS = ("[PAD]", "<pad>", "<|pad|>", "<|mask|>", "[MASK]", "<mask>", "<|endoftext|>")
+
+@struct.dataclass
+class Drafts:
+    """Texts, and the positions at which drafts start."""
+
+    tokens: Array  # [B, T + 1]
+    learned: Array  # [B, T] 1 where the next token is learned
+    anchors: Array  # [B, A]
+    present: Array  # [B, A] 1, or 0 for an anchor that only fills a row up
 
 
 @dataclasses.dataclass(eq=False)
@@ -86,7 +106,8 @@ class TrainDrafter:
 
     def init(self) -> Arrays:
         if self.options.initial is not None:
-            return self._initial(self.options.initial)
+            own = initial_params(self.options, self.target, self.learner, self.to_draft)
+            return self._laid(own)
         return self._laid(self.fresh())
 
     def fresh(self) -> Arrays:
@@ -115,90 +136,103 @@ class TrainDrafter:
         weight = jnp.copy(theirs.astype(jnp.float32)) + offset
         return {**own, part: {**own[part], "norm": {"weight": weight}}}
 
-    def _initial(self, folder: str) -> Arrays:
-        """The parameters of the folder `--initial`.
-
-        Raises:
-          ValueError: it holds a drafter of another kind or shape.
-        """
-        loaded = load_drafter(folder, self.target, rules=TRAINING_RULES)
-        mine = self.learner.source
-        if not isinstance(loaded, PublishedDrafter) or type(loaded.source) is not type(mine):
-            raise ValueError(
-                f"--initial {folder} is not a drafter of --kind {self.options.kind}: pass another "
-                "folder, or its kind"
-            )
-        faults = _differences(loaded.source, mine)
-        if faults:
-            raise ValueError(
-                f"--initial {folder} has another shape than these options describe:\n  "
-                + "\n  ".join(faults)
-            )
-        if ("head" in loaded.shares) == self.learner.own_head:
-            raise ValueError(
-                f"--initial {folder} has "
-                + ("no output matrix" if self.learner.own_head else "an output matrix")
-                + " of its own: pass --"
-                + ("no-" if self.learner.own_head else "")
-                + "own-head"
-            )
-        own = dict(loaded.params)
-        theirs = own.pop("to_draft", None)
-        if (theirs is None) != (self.known is None) or not np.array_equal(
-            np.arange(0) if theirs is None else theirs,
-            np.arange(0) if self.to_draft is None else self.to_draft,
-        ):
-            size = "all tokens" if theirs is None else f"{(np.asarray(theirs) >= 0).sum()} tokens"
-            raise ValueError(
-                f"--initial {folder} knows {size}, and --draft-vocab-size "
-                f"{self.options.draft_vocab_size} of this --data are others: pass the number and "
-                "the data that it was trained with"
-            )
-        return self._laid(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), own))
-
     def batch(self, step: int) -> dict[str, np.ndarray]:
-        return mixed_rows(self.options, step, self.material.text, self.written)[0]
+        made = mixed_rows(self.options, step, self.material.text, self.written)[0]
+        if self.features is not None:
+            made["states"] = self.features.of(made["tokens"][:, :-1])
+        return made
+
+    @functools.cached_property
+    def features(self) -> Features | None:
+        """The target's states on disk, with `--keep-features`."""
+        o, config = self.options, self.target.model.module.config
+        if not o.keep_features:
+            return None
+        taps = self.learner.source.taps
+        depends = {**model_hashes(o.target), "taps": taps, "sequence_length": o.sequence_length}
+        read = jax.jit(self._states)
+
+        def compute(tokens: np.ndarray) -> np.ndarray:
+            return to_host(read(self.frozen, lay_batch(tokens, self.mesh)))
+
+        shape = (o.sequence_length, config.hidden_size * (1 + len(taps)))
+        folder = pathlib.Path(o.out) / "features"
+        return Features(folder, depends, shape, round(o.keep_features * 10**9), compute)
 
     def show(self, batch: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens, and which of them are learned, for --show-mask."""
+        """The tokens, and which of them are learned, for --show-mask.
+
+        Raises:
+          ValueError: with --online there are no tokens yet.
+        """
+        if self.options.online:
+            raise ValueError(
+                "--show-mask: with --online the target writes the tokens during the step"
+            )
         return batch["tokens"], np.asarray(learned(batch["drawn"]))
 
     def shared(self, own: Arrays, frozen: Arrays) -> SharedParams:
         """The parameters as the drafter's network takes them."""
         return SharedParams(own, {name: frozen[name] for name in self.used})
 
-    def _guesses(
-        self, params: SharedParams, frozen: Arrays, batch: Batch
-    ) -> tuple[list[Guess], Array]:
-        """The drafter's guesses, and the target's last hidden states [B, T, E]."""
-        tokens, mask = batch["tokens"], learned(batch["drawn"])
-        inputs = tokens[:, :-1]
+    def _states(self, frozen: Arrays, inputs: Array) -> Array:
+        """[B, T, E + F] the target's last hidden states and its features, of tokens [B, T]."""
         positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
         out = self.reader.apply(frozen, inputs, positions, taps=self.learner.source.taps)
-        out = jax.lax.stop_gradient((out.hidden, out.features))
-        keys = jax.vmap(lambda n: jax.random.fold_in(make_key(self.options.seed), n))(
+        assert out.features is not None  # every learner reads taps
+        return jax.lax.stop_gradient(jnp.concatenate([out.hidden, out.features], axis=-1))
+
+    def _keys(self, batch: Batch) -> Array:
+        return jax.vmap(lambda n: jax.random.fold_in(make_key(self.options.seed), n))(
             batch["number"]
         )
-        anchors, present = draw_anchors(keys, mask, self.options.num_anchors)
-        hidden, features = out
-        assert features is not None  # every learner reads taps
-        lesson = Lesson(tokens, mask, features, anchors, present)
-        return self.learner.guesses(params, lesson), hidden
+
+    def _chosen(self, batch: Batch) -> Drafts:
+        """Drafts that start at random positions of a batch."""
+        mask = learned(batch["drawn"])
+        anchors = draw_anchors(self._keys(batch), mask, self.options.num_anchors)
+        return Drafts(batch["tokens"], mask, *anchors)
+
+    def _speculated(self, own: Arrays, frozen: Arrays, batch: Batch) -> Drafts:
+        """Drafts that the drafter makes while the target continues the texts of a batch with it."""
+        o, tokens = self.options, batch["tokens"]
+        rows, room = tokens.shape
+        made = self.drafter(jax.lax.stop_gradient(own))
+        decoder = Decoder(self.target.model, made.proposer, Match(), (), room)
+        arrays = Params(frozen, self.shared(made.params, frozen))
+        state = decoder.prefill(
+            arrays,
+            tokens[:, : o.sampled_prompt],
+            np.full(rows, o.sampled_prompt, np.int32),
+            limit=np.full(rows, room, np.int32),
+            sampling=Sampling.create(rows, **o.settings),
+            key=self._keys(batch),
+        )
+        rolled = roll_out(decoder, arrays, state, o.online_steps)
+        end = o.sampled_prompt + rolled.emitted[:, None]
+        at = jnp.arange(room - 1) + 1
+        mask = jnp.where((at >= o.sampled_prompt) & (at < end), 1.0, 0.0)
+        return Drafts(rolled.text, mask, rolled.root, jnp.ones(rolled.root.shape))
 
     def _measured(
-        self, params: SharedParams, frozen: Arrays, batch: Batch
+        self, own: Arrays, frozen: Arrays, batch: Batch, drafts: Drafts
     ) -> list[tuple[Guess, Array, Array, Array]]:
         """For each depth the guess, its total weight, its summed loss, and alpha [B, A]."""
-        o, tokens = self.options, batch["tokens"]
-        guesses, hidden = self._guesses(params, frozen, batch)
+        o, params = self.options, self.shared(own, frozen)
+        config, tokens = self.target.model.module.config, drafts.tokens
+        states = batch.get("states")
+        states = self._states(frozen, tokens[:, :-1]) if states is None else states
+        states = states.astype(jnp.float32)
+        hidden, features = states[..., : config.hidden_size], states[..., config.hidden_size :]
+        lesson = Lesson(tokens, drafts.learned, features, drafts.anchors, drafts.present)
         objective = OBJECTIVES[o.loss or self.learner.objective]
-        cap = self.target.model.module.config.logit_softcap
         loss = chunked_with_rows(
-            per_row(objective, self.learner.softcap, cap), trains_head=self.learner.trains_head
+            per_row(objective, self.learner.softcap, config.logit_softcap),
+            trains_head=self.learner.trains_head,
         )
         shared, head = (head_matrix(frozen), self.known), self.learner.head(params)
         measured = []
-        for guess in guesses:
+        for guess in self.learner.guesses(params, lesson):
             at = jnp.minimum(guess.at, hidden.shape[1] - 1)
             label = jnp.take_along_axis(tokens, at + 1, axis=1).reshape(-1)
             label = label if self.to_draft is None else jnp.asarray(self.to_draft)[label]
@@ -212,9 +246,8 @@ class TrainDrafter:
         o, metrics = self.options, {}
         decay = self.learner.decay if o.depth_decay is None else o.depth_decay
         total, whole, sure, counted = jnp.float32(0), 0.0, jnp.float32(0), jnp.float32(0)
-        for guess, weight, value, alpha in self._measured(
-            self.shared(params, frozen), frozen, batch
-        ):
+        drafts = self._speculated(params, frozen, batch) if o.online else self._chosen(batch)
+        for guess, weight, value, alpha in self._measured(params, frozen, batch, drafts):
             share = decay**guess.depth
             total, whole = total + share * value / jnp.maximum(weight, 1), whole + share
             metrics[f"alpha_{guess.depth}"] = _mean(alpha, guess.weight)
@@ -224,6 +257,8 @@ class TrainDrafter:
                 )
                 counted = counted + share * weight
         total = total / whole
+        if o.online:
+            metrics["online_tau"] = drafts.learned.sum() / drafts.present.sum()
         # All rows have the same number of anchors, so parts of a batch count by their rows.
         metrics["weight"] = jnp.float32(len(batch["tokens"]))
         if self.learner.estimates:
@@ -255,7 +290,7 @@ class TrainDrafter:
     def _measure(self) -> Callable[..., Array]:
         def alphas(params: Arrays, frozen: Arrays, batch: Batch) -> Array:
             """[2, D] sums of weight * alpha, and of weights."""
-            measured = self._measured(self.shared(params, frozen), frozen, batch)
+            measured = self._measured(params, frozen, batch, self._chosen(batch))
             sums = [(jnp.sum(g.weight * alpha), weight) for g, weight, _, alpha in measured]
             return jnp.array(sums).T
 
@@ -300,20 +335,6 @@ class TrainDrafter:
         save_drafter(folder, self.drafter(params), self.target, self.options.layout, jnp.bfloat16)
 
 
-def _differences(theirs: object, mine: object, name: str = "") -> list[str]:
-    """A line for each field in which two configurations differ."""
-    if type(theirs) is type(mine) and dataclasses.is_dataclass(mine):
-        return [
-            line
-            for field in dataclasses.fields(mine)
-            if field.compare
-            for line in _differences(
-                vars(theirs)[field.name], vars(mine)[field.name], f"{name}.{field.name}"
-            )
-        ]
-    return [] if theirs == mine else [f"{name[1:]}: {theirs} in the folder, {mine} by the options"]
-
-
 def _mean(x: Array, weight: Array) -> Array:
     return jnp.sum(weight * x) / jnp.maximum(weight.sum(), 1)
 
@@ -321,30 +342,6 @@ def _mean(x: Array, weight: Array) -> Array:
 def _binary_cross_entropy(estimate: Array, alpha: Array) -> Array:
     estimate = jnp.clip(estimate, 1e-6, 1 - 1e-6)
     return -(alpha * jnp.log(estimate) + (1 - alpha) * jnp.log1p(-estimate))
-
-
-def mask_token_of(options: DrafterOptions, target: LanguageModel) -> int:
-    """The id that stands for a token that is not there yet.
-
-    Raises:
-      ValueError: the id is none of the target's, or the target has no token that could be it.
-    """
-    size = target.model.vocab_size
-    if options.mask_token is not None:
-        if not 0 <= options.mask_token < size:
-            raise ValueError(
-                f"--mask-token is {options.mask_token}; it must lie in [0, {size - 1}]"
-            )
-        return options.mask_token
-    assert target.tokenizer is not None  # `gather` has checked it
-    ids = (target.tokenizer.token_to_id(name) for name in _PLACEHOLDERS)
-    found = [*(number for number in ids if number is not None), *target.eos]
-    if not found:
-        raise ValueError(
-            "the target's tokenizer has no padding, mask or EOS token: name an id that its texts "
-            "rarely hold, with --mask-token"
-        )
-    return found[0]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -364,10 +361,15 @@ def train(options: DrafterOptions) -> None:
     target = load(options.target, "float32", mesh=mesh, rules=TRAINING_RULES)
     material = gather(options, target)
     config, known = target.model.module.config, None
-    learner = plan(options.kind, options, config, mask_token_of(options, target))
+    learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
     if options.draft_vocab_size:
         known = draft_vocabulary(material, options.draft_vocab_size, config.vocab_size, target.eos)
     written = material.written
+    if options.online and material.text is None:
+        raise ValueError(
+            "--data holds only sequences of prompts and answers, and --online continues windows of "
+            "text: add a folder of text"
+        )
     if options.sampled_fraction and written is None and material.text is not None:
         hashes, folder = model_hashes(options.target), pathlib.Path(options.out) / "sampled"
         sample(target, material.text, options, folder, hashes)
@@ -381,6 +383,8 @@ def train(options: DrafterOptions) -> None:
         "drafter": sum(x.size for x in jax.tree.leaves(jax.eval_shape(job.fresh))),
     }
     print(f"parameters: {json.dumps(counts)}; taps {learner.source.taps}", flush=True)
+    if job.features is not None:
+        print(job.features, flush=True)
     fit(job, options)
 
 

@@ -67,6 +67,15 @@ class DrafterOptions(LoopOptions, TextOptions):
     sampled_prompt: int = option(32, "tokens of text that the target continues")
     sampled_batch: int = option(16, "sequences that the target writes at once")
     temperature: float = option(1.0, "temperature at which it writes them")
+    online: bool = option(
+        False,
+        "learn from the drafts that the drafter makes while the target continues the texts with it",
+    )
+    keep_features: float = option(
+        0.0,
+        "gigabytes of the target's hidden states that are kept in OUT/features, so that a sequence "
+        "that comes again is not read again; 0: none",
+    )
     layout: str | None = option(
         None, "layout of the exported folder; by default that of the method's authors"
     )
@@ -85,7 +94,7 @@ class DrafterOptions(LoopOptions, TextOptions):
         at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_prompt", "sampled_batch")
         at_least(self, 1, "eval_batches", "eval_tokens")
         at_least(self, 0, "anchors", "draft_vocab_size", "markov_rank", "eval_prompts")
-        at_least(self, 0, "confidence_weight", "temperature")
+        at_least(self, 0, "confidence_weight", "temperature", "keep_features")
         within(self, 0, 1, "sampled_fraction")
         for name in ("num_layers", "mlp_size"):
             if getattr(self, name) is not None:
@@ -118,6 +127,20 @@ class DrafterOptions(LoopOptions, TextOptions):
                 f"together are more than --sequence-length {self.sequence_length}"
             )
 
+        if self.online and (self.sampled_fraction or self.keep_features):
+            other = "sampled-fraction" if self.sampled_fraction else "keep-features"
+            raise ValueError(f"--online learns from new text in every step: leave out --{other}")
+        if self.online and not self.online_steps:
+            raise ValueError(
+                f"--sequence-length {self.sequence_length} has no room for --num-drafts "
+                f"{self.num_drafts} after --sampled-prompt {self.sampled_prompt}"
+            )
+
+    @property
+    def online_steps(self) -> int:
+        """Steps of speculation that fit into a sequence even if every draft is accepted."""
+        return (self.sequence_length + 1 - self.sampled_prompt) // (self.num_drafts + 1)
+
     @property
     def num_anchors(self) -> int:
         return self.anchors or max(1, self.sequence_length // 8)
@@ -129,6 +152,5 @@ class DrafterOptions(LoopOptions, TextOptions):
 
     # A drafter is not trained on its own text, and documents are packed.
     draft_fraction = 0.0
-    online = False
     mix = "sequence"
     isolate_documents = False
