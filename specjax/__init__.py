@@ -12,6 +12,7 @@ from specjax.drafters import (
     MedusaAdapter,
     MedusaBank,
     PublishedDrafter,
+    cost_aware,
     first_of,
     make_drafter,
 )
@@ -36,6 +37,7 @@ from specjax.proposers import (
     BlockDraftSource,
     Chain,
     ChoiceTree,
+    CostAware,
     DraftModel,
     DraftSource,
     DraftTree,
@@ -60,6 +62,7 @@ from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold,
 from specjax.sampling import Sampling, make_key, warp
 from specjax.text import Translation, translate
 from specjax.tree import Tree
+from specjax.tune import step_costs
 from specjax.types import Block, DecodeState, ModelOutput, Params, Proposal, StepInfo, Verdict
 
 __version__ = "0.1.0"
@@ -74,6 +77,7 @@ __all__ = [
     "BlockVerification",
     "Chain",
     "ChoiceTree",
+    "CostAware",
     "DecodeState",
     "Decoder",
     "DraftModel",
@@ -124,6 +128,7 @@ __all__ = [
     "Verdict",
     "audit",
     "clear_programs",
+    "cost_aware",
     "eos_of_rows",
     "first_of",
     "generate",
@@ -138,6 +143,7 @@ __all__ = [
     "save",
     "save_drafter",
     "save_medusa",
+    "step_costs",
     "translate",
     "warp",
 ]

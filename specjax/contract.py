@@ -178,13 +178,16 @@ class Proposer(Part):
 
     Its only randomness is `context.noise`.  Whether a node is present may depend on the text and on
     nodes drawn before it, but not on its own token: that would bias `Rejection`.
+    If all drafts of a step are among the first w nodes, for a w in `narrower`, the target reads w
+    tokens of each row instead of `num_nodes`.
     """
 
     num_nodes: int  # N of its proposals, the root included
     max_depth: int  # D
     is_chain: bool
     taps: tuple[int, ...] = ()  # layers of the target whose hidden states it gets, `Block.features`
-    may_abstain: bool = False  # it often has no draft: the target then reads the roots only
+    narrower: tuple[int, ...] = ()  # ascending, below num_nodes; (1,) if it often has no draft
+    estimates: bool = False  # its proposals have a `chance`
     shares_cache: bool = False  # it drafts in the target's cache: see `propose`
     scratch: int = 0  # slots of the target's cache that `propose` writes, if more than num_nodes
     point_mass: bool = False  # for a rule that wants logits, every draft is a function of the text

@@ -54,6 +54,9 @@ class Proposal:
     # True if nothing was sampled: each draft is a function of the text, so its distribution is a
     # point mass.
     point_mass: bool = struct.field(pytree_node=False, default=False)
+    # [B, N] the proposer's estimate of the probability that a node is accepted; at most that of its
+    # parent, and of the siblings before it.
+    chance: Array | None = None
 
 
 class Draw(Protocol):

@@ -37,7 +37,8 @@ def read_proposal(
 ) -> ModelOutput:
     """The target's pass over a proposal.
 
-    If no row has a draft, it reads the roots only, and the results of the other nodes are 0.
+    It reads the narrowest of the proposer's widths that holds the drafts of all rows; the results
+    of the other nodes are 0.
     """
     num_nodes, taps = proposal.tokens.shape[1], proposer.taps
     positions = cache.length[:, None] + tree.depth
@@ -58,10 +59,12 @@ def read_proposal(
         return ModelOutput(padded[0], padded[1], out.cache, padded[2])
 
     # Without scratch the shape of a cache depends on the width of the last pass.
-    if not (proposer.may_abstain and cache.keeps_scratch):
+    if not (proposer.narrower and cache.keeps_scratch):
         return read(num_nodes, cache)
-    drafted = (proposal.parent != ABSENT).any()
-    shapes = jax.eval_shape(functools.partial(read, 1), cache)
+    widths = (*proposer.narrower, num_nodes)
+    last = jnp.max(jnp.where(proposal.parent != ABSENT, jnp.arange(num_nodes), 0))
+    chosen = jnp.searchsorted(jnp.array(widths), last + 1)
+    shapes = jax.eval_shape(functools.partial(read, widths[0]), cache)
     logits, hidden, features = jax.tree.map(
         lambda x: jnp.zeros(x.shape, x.dtype), (shapes.logits, shapes.hidden, shapes.features)
     )
@@ -75,6 +78,8 @@ def read_proposal(
 
         return jax.lax.while_loop(lambda carry: carry[0], turn, (wanted, before))[1]
 
-    with jax.named_scope("no_drafts"):
-        plain = read_if(~drafted, 1, empty)
-    return read_if(drafted, num_nodes, plain)
+    output = empty
+    for index, width in enumerate(proposer.narrower):
+        with jax.named_scope("fewer_drafts"):
+            output = read_if(chosen == index, width, output)
+    return read_if(chosen == len(proposer.narrower), num_nodes, output)

@@ -159,7 +159,7 @@ def test_a_weight_that_was_laid_anew_is_a_weight():
 
 
 @pytest.mark.parametrize(
-    ("scope", "turns", "blocks"), [("no_drafts", 0, 1), ("blocks", 5, 5), ("other", 1, 5)]
+    ("scope", "turns", "blocks"), [("fewer_drafts", 0, 1), ("blocks", 5, 5), ("other", 1, 5)]
 )
 def test_loops_count_by_their_scope(scope, turns, blocks):
     """The pass of rows without drafts runs instead of another, and blocks as often as is said."""

@@ -19,7 +19,7 @@ from enumeration import prefix as way
 from specjax import RULES, Decoder, Params, sampling
 from specjax.contract import BlockSource, Context, Corrected
 from specjax.models import MedusaHeads
-from specjax.proposers import BestFirst, MedusaSource, best_first
+from specjax.proposers import BestFirst, CostAware, CostAwareParams, MedusaSource, best_first
 from specjax.types import ABSENT
 
 CALLS = []
@@ -77,7 +77,7 @@ class Forced:
         return self.gumbel[node]
 
 
-def propose(proposer, gumbel, shared=False, warp=None):
+def propose(proposer, gumbel, shared=False, warp=None, params=None):
     CALLS.clear()
     rows = len(gumbel)
 
@@ -92,7 +92,7 @@ def propose(proposer, gumbel, shared=False, warp=None):
         not shared,
         None,
     )
-    proposal, _ = proposer.propose(None, (), context)
+    proposal, _ = proposer.propose(params, (), context)
     return jax.device_get(proposal)
 
 
@@ -107,15 +107,18 @@ def chance_of(order, chances):
     return product
 
 
-def enumerate_proposals(proposer):
-    """{parents: {tokens: probability}} of all proposals under independent draws."""
+def enumerate_proposals(proposer, outer=None, params=None):
+    """{parents: {tokens: probability}} of all proposals under independent draws.
+
+    `outer` is a proposer that wraps the `BestFirst`, with its parameters.
+    """
     source, size = proposer.source, proposer.source.vocab_size
     orders = list(itertools.permutations(range(size)))
     expanded = [count for count, _ in proposer._levels]
     keys = sum(expanded) if source.corrects else proposer.max_depth
     picks = np.array(list(itertools.product(range(len(orders)), repeat=keys)))
     ranks = np.argsort(np.array(orders), axis=1)  # of each token in an order
-    proposal = propose(proposer, -1000.0 * ranks[picks])
+    proposal = propose(outer or proposer, -1000.0 * ranks[picks], params=params)
     weight = np.ones(len(picks))
     if not source.corrects:
         assert not CALLS
@@ -196,6 +199,19 @@ def test_values_of_tokens_would_be_biased(name, monkeypatch):
 
     monkeypatch.setattr(best_first, "_offer", faulty)
     assert bias(SMALL[name], enumerate_proposals(SMALL[name])) > 0.003
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_leaving_out_what_does_not_pay_keeps_the_joint_distribution(name):
+    """`CostAware` under `rejection`, where the trees of other draws have other widths."""
+    inner, widths = SMALL[name], (1, 3, SMALL[name].num_nodes)
+    outer = CostAware(inner, widths)
+    sizes = set()
+    for seconds in ([1.0, 1.45, 1.6], [1.0, 1.3, 1.9], [1.0, 1.58, 1.85]):
+        cases = enumerate_proposals(inner, outer, CostAwareParams(None, jnp.array(seconds)))
+        sizes |= {1 + sum(up != ABSENT for up in parent) for parent in cases}
+        assert bias(inner, cases) < 1e-6
+    assert len(sizes) > 1
 
 
 def test_chains_only_is_refused():

@@ -30,8 +30,8 @@ ATTRIBUTES = {
     Model: {"vocab_size": 5, "max_positions": 9, "reads_trees": True},
 }
 DEFAULTS = {
-    Proposer: {"taps": (), "may_abstain": False, "shares_cache": False, "scratch": 0,
-        "point_mass": False,
+    Proposer: {"taps": (), "narrower": (), "estimates": False, "shares_cache": False, "scratch": 0,
+               "point_mass": False,
                "asks_draft": False},
     Source: {"taps": (), "shares_cache": False, "asks_draft": False},
     BlockSource: {"taps": ()},

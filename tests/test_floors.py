@@ -24,7 +24,7 @@ FLOORS = [
     ["specjax.proposers", "specjax.prefilling"],
     ["specjax.decoding"],
     ["specjax.drafters", "specjax.audit", "specjax.measure"],
-    ["specjax.files"],
+    ["specjax.files", "specjax.tune"],
     ["specjax.request"],
     ["specjax.drafting", "specjax.prompts"],
     ["specjax.call"],

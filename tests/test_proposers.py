@@ -390,7 +390,7 @@ def test_a_narrow_proposal_is_padded():
 def test_two_proposers_that_may_abstain():
     """If no row has a draft of either, the target reads the pending tokens only."""
     both = FirstOf(NGram(2), NGram(2, min_ngram=1))
-    assert both.may_abstain
+    assert both.narrower == (1,)
     for first, second in ((True, False), (False, True), (False, False)):
         parts = NGram(2, may_abstain=first), NGram(2, may_abstain=second)
-        assert not FirstOf(*parts).may_abstain
+        assert not FirstOf(*parts).narrower

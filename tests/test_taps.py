@@ -98,7 +98,7 @@ class Recorder(Proposer):
             num_nodes=inner.num_nodes,
             max_depth=inner.max_depth,
             is_chain=inner.is_chain,
-            may_abstain=inner.may_abstain,
+            narrower=inner.narrower,
             point_mass=inner.point_mass,
             taps=TAPS,
         )

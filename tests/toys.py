@@ -49,6 +49,8 @@ from specjax.proposers import (
     BestFirst,
     Chain,
     ChoiceTree,
+    CostAware,
+    CostAwareParams,
     DraftSource,
     DynamicTree,
     Eagle3Source,
@@ -138,6 +140,10 @@ CASES: dict[str, tuple[Proposer, Any]] = {
     "peagle tree": (ChoiceTree(_peagle()[0], CHOICES), _peagle()[1]),
     "tree": (SampledTree(model(), SHAPES), weights(noise=NOISE)),
     "best first": (BestFirst(MedusaSource(SHARED), 9, 4), medusa_params(own=False)),
+    "best first, cost-aware": (
+        CostAware(BestFirst(MedusaSource(SHARED), 9, 4), (1, 4, 9)),
+        CostAwareParams(medusa_params(own=False), jnp.array([1.0, 1.3, 1.7])),
+    ),
     "block draft": (ChoiceTree(block_toys.PLAIN), block_toys.plain_params()),
     "block draft tree": (
         ChoiceTree(block_toys.CORRECTED, ((0,), (1,), (0, 0), (1, 0), (1, 1), (0, 0, 0))),
@@ -210,6 +216,8 @@ ALONE = [
     ("medusa tree", "rejection"),
     ("best first", "match"),
     ("best first", "rejection"),
+    ("best first, cost-aware", "match"),
+    ("best first, cost-aware", "rejection"),
     ("block draft", "rejection"),
     ("block draft tree", "rejection"),
     ("block draft best first", "match"),

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from bench.tpu.traffic import BLOCKS, NO_DRAFTS
+from bench.tpu.traffic import BLOCKS, FEWER_DRAFTS
 from specjax.types import Arrays
 
 
@@ -23,7 +23,7 @@ def product_flops(
     The kinds are "int8", for products of two int8 arrays, and "float" for all others.
 
     A loop whose number of turns depends on data counts once, and a branch counts as the largest.
-    Passes in the scope `no_drafts` run instead of others, and do not count.
+    Passes in the scope `fewer_drafts` run instead of others, and do not count.
 
     Args:
       function: traced, not run.
@@ -42,7 +42,7 @@ def _of(jaxpr: Jaxpr, blocks: int) -> Counter[str]:
 
 def _of_equation(equation: JaxprEqn, blocks: int) -> Counter[str]:
     scopes = str(equation.source_info.name_stack).split("/")
-    if NO_DRAFTS in scopes:
+    if FEWER_DRAFTS in scopes:
         return Counter()
     name, given = equation.primitive.name, equation.params
     if name in ("dot_general", "ragged_dot", "ragged_dot_general"):

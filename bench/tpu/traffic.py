@@ -21,8 +21,8 @@ KINDS = (
 """`cache_written` are new tokens, `cache_copied` is all else that is written to a cache, `logits`
 is what is outside the models: logits, noise, sampling and verification."""
 
-NO_DRAFTS = "no_drafts"
-"""The scope of the pass for steps without a draft, which runs instead of the wide one."""
+FEWER_DRAFTS = "fewer_drafts"
+"""The scope of passes for steps with fewer drafts, which run instead of the widest one."""
 
 BLOCKS = "blocks"
 """The scope of loops over the filled blocks of a long cache."""
@@ -131,7 +131,7 @@ def _body(program: Program, loop: Instruction) -> Computation:
 class _Counter:
     def __init__(self, program: Program, vocab_sizes: frozenset[int], blocks: int) -> None:
         self.program = program
-        self.turns = {NO_DRAFTS: 0, BLOCKS: blocks}
+        self.turns = {FEWER_DRAFTS: 0, BLOCKS: blocks}
         self.vocab_sizes = vocab_sizes
         self.origins: _Origins = {}
         self.caches = {

@@ -174,7 +174,7 @@ class _Audit:
             checks.layout(texts, self.runner.run(rows.shuffled(order)), order, self.rounding)
         )
         proposer = self.decoder.proposer
-        if self.exact and proposer.is_chain and not proposer.may_abstain:
+        if self.exact and proposer.is_chain and not proposer.narrower:
             own = checks.next_logits(target, width, self.params.target, texts.state)
             made.append(checks.same_bits(texts, plain, own, wide))
         if width > 1:

@@ -48,7 +48,7 @@ class Recorder(Proposer):
         own = self.inner
         self.declare(
             num_nodes=own.num_nodes, max_depth=own.max_depth, is_chain=own.is_chain,
-            taps=own.taps, may_abstain=own.may_abstain, shares_cache=own.shares_cache,
+            taps=own.taps, narrower=own.narrower, shares_cache=own.shares_cache,
             scratch=own.scratch, point_mass=own.point_mass, asks_draft=own.asks_draft,
         )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from specjax.drafters.arranging import arrange
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
+from specjax.drafters.costs import cost_aware
 from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays, first_of
 from specjax.drafters.pairing import make_drafter, with_draft
 from specjax.drafters.published import (
@@ -26,6 +27,7 @@ __all__ = [
     "PublishedSource",
     "Sizes",
     "arrange",
+    "cost_aware",
     "drafter_by_name",
     "first_of",
     "make_drafter",

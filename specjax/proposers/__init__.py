@@ -18,6 +18,7 @@ from specjax.proposers.choices import (
     measure_ranks,
     node_acceptance,
 )
+from specjax.proposers.cost_aware import CostAware, CostAwareParams
 from specjax.proposers.dynamic_tree import DynamicTree
 from specjax.proposers.first_of import FirstOf
 from specjax.proposers.named import DraftModel, DraftTree, EarlyExit, Medusa, Universal
@@ -59,6 +60,8 @@ __all__ = [
     "Chain",
     "ChoiceTree",
     "Choices",
+    "CostAware",
+    "CostAwareParams",
     "DraftModel",
     "DraftSource",
     "DraftTree",

@@ -60,7 +60,8 @@ class BestFirst(Proposer):
             raise ValueError(
                 f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 2"
             )
-        self.declare(max_depth=min(self.source.depth, self.num_nodes - 1), taps=self.source.taps)
+        depth = min(self.source.depth, self.num_nodes - 1)
+        self.declare(max_depth=depth, taps=self.source.taps, estimates=True)
         most = 1 + sum(kept for _, kept in self._levels)
         if self.num_nodes > most:
             raise ValueError(
@@ -152,7 +153,9 @@ class BestFirst(Proposer):
         present = known[:, None] & (_take(value, chosen) > -jnp.inf)
         parents = jnp.where(present, parents, ABSENT).at[:, 0].set(ABSENT)
         logits = self._drawn_from(drawn, chosen) if context.wants_logits else None
-        return Proposal(_take(tokens, chosen), parents, logits), source.end(reading)
+        chance = jnp.exp(_take(value, chosen))
+        proposal = Proposal(_take(tokens, chosen), parents, logits, chance=chance)
+        return proposal, source.end(reading)
 
     def _drawn_from(self, drawn: list[Array], chosen: Array) -> Array:
         """[B, N, V] the logits from which the children of each chosen candidate were drawn.

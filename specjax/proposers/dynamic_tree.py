@@ -35,6 +35,7 @@ class DynamicTree(Shape):
     num_nodes: int = 16  # proposed nodes, the root included
     is_chain = False
     point_mass = True
+    estimates = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -106,7 +107,8 @@ class DynamicTree(Shape):
         known = self.source.known(params, reading, nodes)
         if known is not None:
             parent = jax.vmap(tree.prune)(parent, known)
-        proposal = Proposal(nodes, parent, point_mass=not context.shared_noise)
+        chance = jnp.exp(_take(value, chosen))
+        proposal = Proposal(nodes, parent, point_mass=not context.shared_noise, chance=chance)
         return proposal, self.source.end(params, state, reading, proposal)
 
 

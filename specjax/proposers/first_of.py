@@ -58,7 +58,7 @@ class FirstOf(Proposer):
             taps=self.first.taps or self.second.taps,
             point_mass=all(part.point_mass for part in parts),
             asks_draft=any(part.asks_draft for part in parts),
-            may_abstain=all(part.may_abstain for part in parts),
+            narrower=tuple(sorted(set(self.first.narrower) & set(self.second.narrower))),
         )
 
     def check(self, rule: Rule) -> None:

@@ -46,7 +46,8 @@ class NGram(Proposer):
 
     def __post_init__(self) -> None:
         check_num_drafts(self.num_drafts)
-        self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts)
+        narrower = (1,) if self.may_abstain else ()
+        self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts, narrower=narrower)
         counts(min_ngram=self.min_ngram, max_ngram=self.max_ngram)
         flag("may_abstain", self.may_abstain)
         if not 1 <= self.min_ngram <= self.max_ngram:

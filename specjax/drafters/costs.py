@@ -1,0 +1,67 @@
+"""`cost_aware`: a drafter of trees that leaves out drafts which do not pay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax.numpy as jnp
+
+from specjax.arguments import shown
+from specjax.contract import Proposer
+from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
+from specjax.models import LanguageModel
+from specjax.proposers import CostAware, CostAwareParams
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class CostAwareDrafter(Drafter):
+    """What `cost_aware` returns."""
+
+    inner: Drafter
+    seconds: tuple[float, ...]  # of a step at each of the proposer's widths
+
+    @property
+    def reader(self) -> LanguageModel | None:
+        return self.inner.reader
+
+    @property
+    def has_adapters(self) -> bool:
+        return self.inner.has_adapters
+
+    def check(self, target: LanguageModel) -> None:
+        self.inner.check(target)
+
+    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
+        make = self.inner.for_rows(target, adapter, rows)
+        return lambda laid: CostAwareParams(make(laid), jnp.array(self.seconds, jnp.float32))
+
+
+def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:
+    """A drafter whose trees have only the drafts that make decoding faster.
+
+    In every step each row keeps as many of its best drafts as give the most tokens a second: one
+    more is added only while what it is expected to gain exceeds what it costs.  The text stays
+    the same (`match`), or keeps its distribution (`rejection`).
+
+    Args:
+      drafter: one of trees: `specjax.drafters.arrange(specjax.load_drafter(...), num_nodes=32)`.
+      seconds: the time of a step by the number of nodes that the target reads, the root included;
+        the greatest number is that of the drafter.  `specjax.step_costs` measures it.  Other times
+        for the same numbers of nodes do not recompile.
+
+    Raises:
+      ValueError: a drafter that does not estimate the chances of its drafts, or numbers of nodes
+        or seconds that cannot be.
+    """
+    if not isinstance(drafter, Drafter):
+        raise ValueError(
+            f"drafter={shown(drafter)} is not a drafter; pass what load_drafter returns"
+        )
+    for nodes, cost in seconds.items():
+        if not 0 < cost < float("inf"):
+            raise ValueError(f"seconds[{nodes}]={shown(cost)}; the time of a step is above 0")
+    widths = tuple(sorted(seconds))
+    proposer: Proposer = CostAware(drafter.proposer, widths)
+    times = tuple(float(seconds[width]) for width in widths)
+    return CostAwareDrafter(proposer=proposer, name=drafter.name, inner=drafter, seconds=times)

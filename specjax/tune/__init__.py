@@ -1,0 +1,5 @@
+"""What speculation costs on this device, measured."""
+
+from specjax.tune.costs import step_costs
+
+__all__ = ["step_costs"]
