@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from typing import cast
 
 import jax
@@ -48,8 +49,7 @@ class LinenModel(Model):
 
     def init(self, key: Array) -> Arrays:
         """Random parameters: a plain dict of arrays, without partitioning metadata."""
-        tokens = jnp.zeros((1, 1), jnp.int32)
-        return nn.meta.unbox(jax.jit(self.module.init)(key, tokens, tokens))["params"]
+        return _init(self.module, key)
 
     def init_cache(self, batch: int, size: int) -> Cache:
         return self.module.init_cache(batch, size, self.dtype)
@@ -68,3 +68,9 @@ class LinenModel(Model):
                 stack.enter_context(jax.default_matmul_precision(self.precision))
             out = self.module.apply({"params": params}, tokens, positions, cache, mask, taps)
         return cast(ModelOutput, out)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _init(module: nn.Module, key: Array) -> Arrays:
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return nn.meta.unbox(module.init(key, tokens, tokens))["params"]
