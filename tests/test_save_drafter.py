@@ -1,6 +1,7 @@
 """`save_drafter`: what it writes is read back as the same drafter, and what it refuses."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -148,13 +149,19 @@ def test_layers_are_named_as_the_layout_counts_them(name, layout, tmp_path):
     assert found == TAPS[name, layout]
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def step(dec, params, state):
+    """The drafts of a step, and the state after it."""
+    return dec.propose(params, state)[0].tokens, dec.step(params, state)[0]
+
+
 def drafts(drafter):
     """The proposals of three steps."""
     dec, found = decoder(drafter), []
     params, state = start(dec, drafter)
     for _ in range(3):
-        found.append(np.asarray(dec.propose(params, state)[0].tokens))
-        state, _ = dec.step(params, state)
+        tokens, state = step(dec, params, state)
+        found.append(np.asarray(tokens))
     return np.stack(found)
 
 
