@@ -9,9 +9,10 @@ import toys
 
 from bench.tpu import command
 from bench.tpu.best import best, tokens_per_second
-from bench.tpu.chips import CHIPS, chip, slice_of
+from bench.tpu.chips import CHIPS, Chip, chip, slice_of
 from bench.tpu.flops import product_flops
 from bench.tpu.hlo import parse
+from bench.tpu.measured import beside
 from bench.tpu.programs import devices_of
 from bench.tpu.published import TOKENS, compare
 from bench.tpu.roofline import least_seconds, table, tokens_per_step
@@ -297,6 +298,23 @@ def test_published_cases_are_compared_without_a_fit():
     ]  # fmt: skip
 
 
+def test_cells_are_measured_beside_their_prediction():
+    """Tiny cells run here with random weights; shared parts of the target are used once."""
+    common = {
+        "size": "tiny", "dtype": "float32", "draft": "tiny", "vocab_size": 512, "chips": 1,
+        "batch": 2, "capacity": 256, "filled": 100, "flops": 10**6, "int8_operations": 0,
+        "collectives": [], "bytes_per_step": {"weights": 10**6, "collectives": 0},
+    }  # fmt: skip
+    cells = [{**common, "drafter": name} for name in ("none", "draft", "dflash")]
+    here = Chip("here", 1e12, 1e9, 1e12, 1e12, 1e9)
+    rows = [line.split("|")[1:-1] for line in beside(cells, here).splitlines()[2:]]
+    assert [row[2].strip() for row in rows] == ["none", "draft", "dflash"]
+    for row in rows:
+        if row[4].strip() != "disturbed":
+            assert float(row[4]) == 1.0  # 1 MB at 1 GB/s
+            assert float(row[5]) > 0
+
+
 def test_slices_hold_the_chips():
     assert slice_of(CHIPS["v5e"], 1) == "v5e:2x2" and slice_of(CHIPS["v5e"], 8) == "v5e:2x4"
     assert slice_of(CHIPS["v5p"], 8) == "v5p:2x2x2"
@@ -326,6 +344,8 @@ def failure(capsys, *argv):
         (["--expect", "draft=2"], ["'draft=2'", "[0, 1]"]),
         (["--expect", "what=0.5"], ["'what=0.5'", "ngram"]),
         (["--read", "nowhere.json"], ["--read nowhere.json"]),
+        (["--measure", "--chips", "4"], ["--measure", "1b on 4", "--chips 1"]),
+        (["--measure", "--target-config", "x"], ["--measure", "not x on 1"]),
     ],
 )
 def test_bad_input_is_named(capsys, argv, words):

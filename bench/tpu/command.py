@@ -24,6 +24,7 @@ from bench.tpu.best import best
 from bench.tpu.cells import HEADER, Cell, draw, line, measure
 from bench.tpu.chips import CHIPS, Chip, chip
 from bench.tpu.drafters import DRAFTERS
+from bench.tpu.measured import beside
 from bench.tpu.programs import compile_loop, devices_of, prepare_environment
 from bench.tpu.published import compare
 from bench.tpu.roofline import table
@@ -47,6 +48,22 @@ def main(argv: list[str] | None = None) -> None:
     alphas = dict(map(_expected, arguments.expect))
     others = [_chip(name, arguments.dtype) for name in [*arguments.chip, *arguments.also]]
     cells = [cell for path in arguments.read for cell in _read(path)]
+    if arguments.measure:
+        asked = (
+            [(cell["size"], cell["chips"]) for cell in cells]
+            if arguments.read
+            else [
+                (arguments.target_config or size, count)
+                for size in arguments.size
+                for count in arguments.chips
+            ]
+        )
+        for size, count in asked:
+            if size not in SIZES or count > 1:
+                raise ValueError(
+                    f"--measure runs one of --size on one device, and not {size} on {count}: leave "
+                    "it out, or pass --chips 1"
+                )
     if not arguments.read:
         cells = _compile_all(arguments)
     if arguments.plot:
@@ -55,6 +72,8 @@ def main(argv: list[str] | None = None) -> None:
     print(f"\n{_LEAST}\n\n{table(cells, others, tuple(arguments.alpha))}")
     rates = ", ".join(f"{alpha:g} ({name})" for name, alpha in alphas.items())
     print(f"\n{_BEST} {rates}.\n\n{best(cells, others, alphas)}")
+    if arguments.measure:
+        print(f"\n{_MEASURED}\n\n{beside(cells, _chip('here', cells[0]['dtype']))}")
     if (published := compare(cells)) is not None:
         print(f"\n{_PUBLISHED}\n\n{published}")
 
@@ -97,6 +116,7 @@ def _compile_all(arguments: argparse.Namespace) -> list[Cell]:
             {
                 "size": size, "dtype": arguments.dtype, "drafter": drafter, "chip": name,
                 "chips": count, "batch": batch, "capacity": capacity, "filled": filled,
+                "vocab_size": vocab_size, "draft": named,
                 "lookahead": lookahead,
                 **measure(compiled, vocab_size, count, chip(name).memory, filled),
             }
@@ -154,6 +174,10 @@ _PUBLISHED = (
 _LEAST = (
     "Least milliseconds of a step, by the chips' published figures and these bytes, and the "
     "speed-up over no drafts on the first chip, at an acceptance rate."
+)
+_MEASURED = (
+    "Steps on this machine's CPU with random weights, beside the prediction from the bytes of the "
+    "TPU's program and the bandwidth and products that were measured here."
 )
 _BEST = (
     "The fastest case for one row, and the one with most tokens per second and chip, by these "
@@ -218,6 +242,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="print the tables of cells that --json wrote, and compile nothing",
     )
+    made.add_argument(
+        "--measure", action="store_true", help="also run the cells on this machine's CPU, with "
+        "random weights, and compare with what their bytes predict for it"
+    )  # fmt: skip
     made.add_argument("--json", help="write the list of cells to this file")
     made.add_argument("--plot", help="draw the bytes of a step to this file")
     made.add_argument("--keep", help="write the optimised programs to this folder")
