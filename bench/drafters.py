@@ -175,6 +175,7 @@ def accepted(
     a, made = arguments, specjax.RULES[rule]()
     room = max(map(len, prompts)) + a.max_new_tokens
     for kind in a.kinds:
+        print(f"counting {kind}, {rule}, temperature {temperature:g}", flush=True)
         found: dict[Form, list[Any]] = {}
         for seed in range(a.seeds):
             for form, drafter in drafters(kind, out / f"{kind}-{seed}", target, a.num_drafts):
