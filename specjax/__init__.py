@@ -6,6 +6,7 @@ accepts a path from its root.  Autoregressive decoding is the special case of a 
 
 from specjax.audit import Report, audit
 from specjax.caches import KVCache, RecurrentCache
+from specjax.datastores import Datastore, load_datastore, save_datastore
 from specjax.decoding import Decoder
 from specjax.drafters import (
     Drafter,
@@ -36,6 +37,8 @@ from specjax.proposers import (
     BlockDraftSource,
     Chain,
     ChoiceTree,
+    DatastoreLookup,
+    DatastoreSource,
     DraftModel,
     DraftSource,
     DraftTree,
@@ -74,6 +77,9 @@ __all__ = [
     "BlockVerification",
     "Chain",
     "ChoiceTree",
+    "Datastore",
+    "DatastoreLookup",
+    "DatastoreSource",
     "DecodeState",
     "Decoder",
     "DraftModel",
@@ -129,6 +135,7 @@ __all__ = [
     "generate",
     "keep_programs",
     "load",
+    "load_datastore",
     "load_drafter",
     "load_medusa",
     "make_drafter",
@@ -136,6 +143,7 @@ __all__ = [
     "make_mesh",
     "quantise",
     "save",
+    "save_datastore",
     "save_drafter",
     "save_medusa",
     "translate",

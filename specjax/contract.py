@@ -189,6 +189,7 @@ class Proposer(Part):
     scratch: int = 0  # slots of the target's cache that `propose` writes, if more than num_nodes
     point_mass: bool = False  # for a rule that wants logits, every draft is a function of the text
     asks_draft: bool = False  # its parameters are those of a draft model
+    reads_documents: bool = False  # `init` uses `Block.documents`
 
     def check(self, rule: Rule) -> None:
         """Raises ValueError if it does not work with `rule`.  Building a decoder calls this."""
@@ -242,6 +243,8 @@ class Source(Part):
     taps: tuple[int, ...] = ()
     shares_cache: bool = False
     asks_draft: bool = False
+    may_abstain: bool = False  # `known` often leaves out all drafts
+    reads_documents: bool = False
 
     @abc.abstractmethod
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:

@@ -2,7 +2,7 @@
 
 A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges the drafts of a source, which predicts one
 token at a time.  `ChoiceTree` and `BestFirst` arrange the drafts of a block source, which predicts
-several tokens in one pass.  `NGram` and `NoProposer` need no model.
+several tokens in one pass.  `NGram`, `NoProposer` and `DatastoreLookup` need no model.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from specjax.proposers.choices import (
     measure_ranks,
     node_acceptance,
 )
+from specjax.proposers.datastore import DatastoreLookup
 from specjax.proposers.dynamic_tree import DynamicTree
 from specjax.proposers.first_of import FirstOf
 from specjax.proposers.named import DraftModel, DraftTree, EarlyExit, Medusa, Universal
@@ -25,7 +26,10 @@ from specjax.proposers.ngram import NGram
 from specjax.proposers.none import NoProposer
 from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
+    DEPTH,
     BlockDraftSource,
+    DatastoreParams,
+    DatastoreSource,
     DraftSource,
     Eagle3Source,
     EarlyExitSource,
@@ -39,6 +43,7 @@ from specjax.proposers.static_tree import StaticTree
 
 PROPOSERS: dict[str, Callable[..., Proposer]] = {
     "none": NoProposer,
+    "datastore": DatastoreLookup,
     "draft": DraftModel,
     "tree": DraftTree,
     "dynamic-tree": DynamicTree,
@@ -53,12 +58,16 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {
 UniversalParams = TranslatedParams
 
 __all__ = [
+    "DEPTH",
     "PROPOSERS",
     "BestFirst",
     "BlockDraftSource",
     "Chain",
     "ChoiceTree",
     "Choices",
+    "DatastoreLookup",
+    "DatastoreParams",
+    "DatastoreSource",
     "DraftModel",
     "DraftSource",
     "DraftTree",
