@@ -91,7 +91,7 @@ def test_the_ranges_are_those_of_a_scan(size):
 
 
 def mixed(store_places, own, some, prior):
-    """The distribution after the context `some`, as the docstring of `predict` says."""
+    """The distribution after the context `some`, as the docstring of `look_up` says."""
     p = prior.copy()
     for n in range(1, lookup._OWN_LONGEST + 1):
         votes = []
@@ -119,7 +119,7 @@ def test_votes_are_mixed_as_documented(seed):
     text[: len(own)] = own
     for drafts in ([], [2], [0, 5, 1]):
         some = (*drafts, *own[::-1])
-        made = jax.jit(lookup.predict)(arrays, padded(some), text, np.int32(len(own)))
+        made = jax.jit(lookup.look_up)(arrays, padded(some), text, np.int32(len(own)))
         places = [(c, t) for c, t in contexts([own]) if c]
         wanted = mixed(contexts(texts), places, some, prior)
         np.testing.assert_allclose(np.exp(made), wanted, rtol=1e-4, atol=1e-7)
@@ -244,6 +244,7 @@ REFUSED = {
     "no tokenizer": (lambda: Datastore.build(["a"], vocab_size=5), ["texts need a tokenizer"]),
     "no vocabulary": (lambda: Datastore.build([[1]]), ["vocab_size="]),
     "a great token": (lambda: Datastore.build([[1, 9]], vocab_size=5), ["text 0", "1 to 9", "5"]),
+    "a number": (lambda: Datastore.build([5], vocab_size=5), ["text 0 is 5", "lists of token ids"]),
     "a fraction": (lambda: Datastore.build([[1.5]], vocab_size=5), ["text 0", "[1.5]"]),
     "capacity": (
         lambda: Datastore.build([[1, 2, 3, 4]], vocab_size=5, capacity=4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Sequence
+from typing import TypeGuard
 
 import numpy as np
 import tokenizers
@@ -75,7 +76,7 @@ def predict_size(
       ValueError: as `read_tokens`.
     """
     width = token_dtype(vocab_size).itemsize
-    known = [_size(entry, width) for entry in entries]
+    known = [_size(index, entry, width) for index, entry in enumerate(entries)]
     texts = [entry for entry, (_, is_text) in zip(entries, known, strict=True) if is_text]
     rate = 1.0
     if texts:
@@ -142,10 +143,13 @@ def _ids(
     elif isinstance(entry, str):
         return _encode(entry, tokenizer)
     else:
-        name, listed = f"text {index}", items(entry)
-        if listed is None or any(not isinstance(number(token), int) for token in listed):
-            raise ValueError(f"{name} is {shown(entry)}; {_KINDS}")
-        ids = np.array(listed, np.int64)
+        name, ids = f"text {index}", entry
+        if not _is_tokens(entry):
+            listed = items(entry)
+            if listed is None or any(not isinstance(number(token), int) for token in listed):
+                raise ValueError(f"{name} is {shown(entry)}; {_KINDS}")
+            ids = np.array(listed, np.int64)
+        ids = np.asarray(ids)
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         raise ValueError(
             f"{name} has token ids from {ids.min()} to {ids.max()}, and the vocabulary has "
@@ -187,7 +191,11 @@ def _text(path: pathlib.Path) -> str | None:
         return None
 
 
-def _size(entry: Entry, width: int) -> tuple[int, bool]:
+def _is_tokens(entry: Entry) -> TypeGuard[np.ndarray]:
+    return isinstance(entry, np.ndarray) and entry.ndim == 1 and entry.dtype.kind in "iu"
+
+
+def _size(index: int, entry: Entry, width: int) -> tuple[int, bool]:
     """Bytes of an entry and True, or its tokens and False."""
     if isinstance(entry, pathlib.Path):
         size = entry.stat().st_size
@@ -195,6 +203,8 @@ def _size(entry: Entry, width: int) -> tuple[int, bool]:
         return (size if is_text else size // width), is_text
     if isinstance(entry, str):
         return len(entry.encode(errors="replace")), True
+    if not _is_tokens(entry) and items(entry) is None:
+        raise ValueError(f"text {index} is {shown(entry)}; {_KINDS}")
     return len(entry), False
 
 

@@ -2,7 +2,7 @@
 
 A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges the drafts of a source, which predicts one
 token at a time.  `ChoiceTree` and `BestFirst` arrange the drafts of a block source, which predicts
-several tokens in one pass.  `NGram`, `NoProposer` and `DatastoreLookup` need no model.
+several tokens in one pass.  `NGram`, `DatastoreLookup` and `NoProposer` need no model.
 """
 
 from collections.abc import Callable
@@ -38,6 +38,7 @@ from specjax.proposers.sources import (
     PEagleSource,
     TranslatedParams,
     TranslatedSource,
+    look_up,
 )
 from specjax.proposers.static_tree import StaticTree
 
@@ -90,6 +91,7 @@ __all__ = [
     "UniversalParams",
     "best_tree",
     "expected_length",
+    "look_up",
     "measure_ranks",
     "node_acceptance",
 ]

@@ -13,7 +13,7 @@ from jax import Array
 from specjax.arguments import counts, number, shown
 from specjax.contract import Arrays, Context, Loaded, Lookahead, Source
 from specjax.proposers.own_text import OwnText
-from specjax.proposers.sources.lookup import DEPTH, NONE, DatastoreParams, predict
+from specjax.proposers.sources.lookup import DEPTH, NONE, DatastoreParams, look_up
 from specjax.types import Block, Proposal
 
 
@@ -134,6 +134,5 @@ class DatastoreSource(Source):
 
 def _predict(params: DatastoreParams, text: OwnText, context: Array) -> Array:
     """[B, M, DEPTH] -> logits [B, M, V]."""
-    look_up = functools.partial(predict, params)
-    each = jax.vmap(jax.vmap(look_up, (0, None, None)))
+    each = jax.vmap(jax.vmap(functools.partial(look_up, params), (0, None, None)))
     return each(context, text.tokens, text.length)

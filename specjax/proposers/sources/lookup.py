@@ -55,7 +55,7 @@ class DatastoreParams:
     prior: Array  # [V] float32; the probability of a token without any context
 
 
-def predict(store: DatastoreParams, context: Array, text: Array, length: Array) -> Array:
+def look_up(store: DatastoreParams, context: Array, text: Array, length: Array) -> Array:
     """Log-probabilities [V] of the token after a context.
 
     For n = 1, 2, ... tokens that agree, the votes of such places give a distribution, which is
