@@ -14,6 +14,7 @@ places around the one where the context itself belongs are those that agree with
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -33,7 +34,7 @@ _LONG = (4, 8)  # the votes of so many tokens come from the window
 _WINDOW = 64  # places around that of the context
 _OWN = 16  # places of the row's own text
 _OWN_LONGEST = 8  # tokens by which places of the own text are compared
-_PIVOTS = 40  # places with which each round of the search compares
+_PIVOTS = 32  # places with which each round of the search compares; XLA:CPU adds up 32 at once
 _DOUBT = 6.0  # how much more a kind of token weighs in the datastore than in the own text
 _TABLE = 1024  # for counting distinct tokens; two of them may fall on one entry
 
@@ -133,7 +134,7 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
     ranges = 2 * (_SHORT - 1)
     low, high = jnp.full(1 + ranges, first), jnp.full(1 + ranges, end)
     is_end = jnp.arange(1 + ranges) > _SHORT - 1
-    part, most = jnp.arange(1, _PIVOTS + 1), len(store.order)
+    most = len(store.order)
     # The first token that differs decides, so its sign weighs more than those of all others.
     weight = 1 << jnp.arange(DEPTH - 2, -1, -1)
     in_range = jnp.arange(_SHORT - 1) <= jnp.tile(jnp.arange(_SHORT - 1), 2)[:, None]
@@ -147,25 +148,35 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
         sign = (token > ours).astype(jnp.int32) - (token < ours).astype(jnp.int32)
         return jnp.sum(sign * weight, axis=-1)
 
+    def between(low: Array, width: Array, part: Array) -> Array:
+        return _divided(low, width, part, jnp.int32(_PIVOTS + 1))
+
     while most > 0:
         most //= _PIVOTS + 1
-        width = (high - low)[:, None]
-        # low + part * width / parts, without a product beyond 32 bits.
-        pivot = low[:, None] + part * (width // (_PIVOTS + 1))
-        pivot += part * (width % (_PIVOTS + 1)) // (_PIVOTS + 1)
-        pivot = jnp.minimum(pivot, len(store.order) - 1)
-        place = store.order[pivot] + (DEPTH - 1)
-        order = jnp.concatenate([
-            compare(place[:1], weight),
-            compare(place[1:], jnp.where(in_range, weight[: _SHORT - 1], 0)[:, None]),
-        ])  # fmt: skip
+        width = high - low
+        pivot = between(low[:, None], width[:, None], jnp.arange(1, _PIVOTS + 1, dtype=jnp.int32))
+        place = store.order[jnp.minimum(pivot, len(store.order) - 1)] + (DEPTH - 1)
+        order = jnp.concatenate(
+            [
+                compare(place[:1], weight),
+                compare(place[1:], jnp.where(in_range, weight[: _SHORT - 1], 0)[:, None]),
+            ]
+        )
         passed = ((order < 0) | ((order == 0) & is_end[:, None])) & (pivot < high[:, None])
         # Pivots ascend, so those that are passed are the first ones.
-        low = jnp.maximum(low, jnp.max(jnp.where(passed, pivot + 1, 0), axis=1))
-        high = jnp.minimum(high, jnp.min(jnp.where(passed, high[:, None], pivot), axis=1))
-        high = jnp.maximum(high, low)
+        number = passed.sum(1, dtype=jnp.int32)
+        above = jnp.where(number < _PIVOTS, between(low, width, number + 1), high)
+        low = jnp.where(number > 0, between(low, width, number) + 1, low)
+        high = jnp.maximum(jnp.minimum(above, high), low)
     at, lows, ends = jnp.split(low, (1, _SHORT))
     return jnp.append(first, lows), jnp.append(end, ends), at[0]
+
+
+def _divided(low: Array, width: Array, part: Array, parts: Array) -> Array:
+    """low + width * part / parts, without a product beyond 32 bits.  No number is negative."""
+    step = jax.lax.div(width, jnp.broadcast_to(parts, width.shape))
+    rest = part * (width - step * parts)
+    return low + part * step + jax.lax.div(rest, jnp.broadcast_to(parts, rest.shape))
 
 
 def _places(
@@ -177,9 +188,8 @@ def _places(
       Those at `number` [_SHORT] equal distances in each range [_SHORT, _SAMPLE], those around `at`
       [_WINDOW], and how many tokens agree there [_WINDOW].
     """
-    parts, part = jnp.maximum(number, 1)[:, None], jnp.arange(_SAMPLE)
-    width = (high - low)[:, None]
-    spread = low[:, None] + part * (width // parts) + part * (width % parts) // parts
+    parts, part = jnp.maximum(number, 1)[:, None], jnp.arange(_SAMPLE, dtype=jnp.int32)
+    spread = _divided(low[:, None], (high - low)[:, None], part, parts)
     around = jnp.clip(at - _WINDOW // 2, low[0], jnp.maximum(high[0] - _WINDOW, low[0]))
     around += jnp.arange(_WINDOW)
     index = jnp.concatenate([spread.ravel(), around])
