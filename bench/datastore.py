@@ -94,7 +94,7 @@ def acceptance(
         row: Report = {"name": name}
         for temperature in arguments.temperatures:
             write = functools.partial(
-                specjax.generate, target, prompts, temperature=temperature, eos=[],
+                specjax.generate, target, prompts, temperature=temperature,
                 max_new_tokens=arguments.max_new_tokens,
             )  # fmt: skip
             if temperature not in plain:
