@@ -6,6 +6,7 @@ accepts a path from its root.  Autoregressive decoding is the special case of a 
 
 from specjax.audit import Report, audit
 from specjax.caches import KVCache, RecurrentCache
+from specjax.datastores import Datastore, load_datastore, save_datastore
 from specjax.decoding import Decoder
 from specjax.drafters import (
     Drafter,
@@ -38,6 +39,8 @@ from specjax.proposers import (
     Chain,
     ChoiceTree,
     CostAware,
+    DatastoreLookup,
+    DatastoreSource,
     DraftModel,
     DraftSource,
     DraftTree,
@@ -78,6 +81,9 @@ __all__ = [
     "Chain",
     "ChoiceTree",
     "CostAware",
+    "Datastore",
+    "DatastoreLookup",
+    "DatastoreSource",
     "DecodeState",
     "Decoder",
     "DraftModel",
@@ -134,6 +140,7 @@ __all__ = [
     "generate",
     "keep_programs",
     "load",
+    "load_datastore",
     "load_drafter",
     "load_medusa",
     "make_drafter",
@@ -141,6 +148,7 @@ __all__ = [
     "make_mesh",
     "quantise",
     "save",
+    "save_datastore",
     "save_drafter",
     "save_medusa",
     "step_costs",

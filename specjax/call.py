@@ -22,7 +22,7 @@ from specjax.models import LanguageModel
 from specjax.parallel import beside, lay, mesh_of, row_parts
 from specjax.prefilling import eos_of_rows, slots_ahead
 from specjax.processors import Processors, tokens_of, word_list
-from specjax.prompts import conversations, encode, text_ids
+from specjax.prompts import conversations, documents_of, encode, text_ids
 from specjax.proposers import MedusaParams
 from specjax.request import Request
 from specjax.rules import RULES, Match
@@ -52,6 +52,7 @@ class Call:
     lengths: np.ndarray  # [B] int32
     new: int  # the most new tokens of a row
     num_drafts: np.ndarray | None  # [B] int32; None: no limit below that of the proposer
+    documents: np.ndarray | None  # [B, X] int32, as in `Block.documents`
     eos: np.ndarray  # [B, ids] int32
     seeds: tuple[np.ndarray, np.ndarray]  # as `seeds_of` returns them
     sampling: Sampling
@@ -93,6 +94,7 @@ class Call:
             "sampling": self.sampling,
             "key": jax.vmap(lambda seed, row: jax.random.fold_in(make_key(seed), row))(seeds, rows),
             "num_drafts": self.num_drafts,
+            "documents": self.documents,
             "processors": self.processors,
             "eos": self.eos,
         }
@@ -163,6 +165,7 @@ def check(
         check_length("draft", drafter.reader, ids, new)
     make_arrays = drafter.for_rows(target, request.adapter, rows)
     proposer = drafter.proposer
+    documents = documents_of(target, request.documents, rows, proposer)
     width = _SMALLEST_BUCKET
     while width < longest:
         width *= 2
@@ -188,6 +191,7 @@ def check(
         lengths=np.array([len(row) for row in ids], np.int32),
         new=new,
         num_drafts=drafts,
+        documents=documents,
         eos=eos_of_rows(ends),
         seeds=seeds,
         sampling=sampling,

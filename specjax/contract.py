@@ -192,6 +192,7 @@ class Proposer(Part):
     scratch: int = 0  # slots of the target's cache that `propose` writes, if more than num_nodes
     point_mass: bool = False  # for a rule that wants logits, every draft is a function of the text
     asks_draft: bool = False  # its parameters are those of a draft model
+    reads_documents: bool = False  # `init` uses `Block.documents`
 
     def check(self, rule: Rule) -> None:
         """Raises ValueError if it does not work with `rule`.  Building a decoder calls this."""
@@ -203,7 +204,6 @@ class Proposer(Part):
         Raises:
           ValueError: it was made for other models, needs a draft model, or has its own weights.
         """
-        del target, draft
         return None
 
     @abc.abstractmethod
@@ -245,6 +245,8 @@ class Source(Part):
     taps: tuple[int, ...] = ()
     shares_cache: bool = False
     asks_draft: bool = False
+    may_abstain: bool = False  # `known` often leaves out all drafts
+    reads_documents: bool = False
 
     @abc.abstractmethod
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
@@ -299,7 +301,6 @@ class Source(Part):
 
         The shape drops the other nodes with their descendants.
         """
-        del params, reading, tokens
         return None
 
 
@@ -349,7 +350,6 @@ class BlockSource(Part):
           previous: [B, M] the last token of each path; at depth 0 the pending one.
           memory: what the call for the depth before returned for each path; None at depth 0.
         """
-        del params, reading, depth, previous, memory
         raise NotImplementedError(f"{type(self).__name__} has corrects=True and no method correct")
 
     def end(self, reading: Arrays) -> Arrays:

@@ -141,6 +141,7 @@ class Decoder:
         num_drafts: Array | np.ndarray | None = None,
         processors: Processors | None = None,
         eos: Array | np.ndarray | None = None,
+        documents: Array | np.ndarray | None = None,
     ) -> DecodeState:
         """Read the prompts.
 
@@ -158,6 +159,7 @@ class Decoder:
             drops no drafts.
           processors: penalties and similar settings, from `Processors.create`; None if all are off.
           eos: [B, ids] int32, the EOS ids of each row (`eos_of_rows`); by default the decoder's.
+          documents: [B, X] int32, as in `Block.documents`; another X is another compilation.
 
         Raises:
           ValueError: a prompt or a limit does not fit, or the devices have too little free memory
@@ -180,7 +182,18 @@ class Decoder:
         rule = None
         if not jax.tree_util.all_leaves([self.rule]):  # its numbers are traced, one per row
             rule = jax.tree.map(lambda x: np.full(len(prompt), x, np.float32), self.rule)
-        inputs = prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule
+        inputs = (
+            prompt,
+            prompt_length,
+            limit,
+            num_drafts,
+            sampling,
+            key,
+            processors,
+            eos,
+            rule,
+            documents,
+        )
         placed = mesh, is_split(params.target), is_split(params.proposer)
         check_memory(start, self, placed, params, *inputs)
         return start(self, placed, params, *inputs)

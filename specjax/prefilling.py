@@ -72,6 +72,7 @@ def start(
     processors: Processors | None,
     eos: Array | np.ndarray,
     rule: Rule | None,
+    documents: Array | np.ndarray | None = None,
 ) -> DecodeState:
     """Run both programs; the arguments are those of `Decoder.prefill`.
 
@@ -83,7 +84,7 @@ def start(
     *states, cache = _read_prompts(
         decoder.target, (sizes, taps), target_placed, params.target, prompt, prompt_length
     )
-    settings = limit, num_drafts, sampling, key, processors, eos, rule
+    settings = limit, num_drafts, sampling, key, processors, eos, rule, documents
     return _begin(decoder, placed, cache, params.proposer, states, prompt, prompt_length, *settings)
 
 
@@ -129,8 +130,10 @@ def _kind(
     processors: Processors | None,
     eos: Array | np.ndarray,
     rule: object,
+    documents: Array | np.ndarray | None,
 ) -> tuple[object, ...]:
-    return prompt.shape, eos.shape, jax.tree.structure(processors)
+    looked_up = None if documents is None else documents.shape
+    return prompt.shape, eos.shape, jax.tree.structure(processors), looked_up
 
 
 @programs(static=2, shape=_kind, donate=(2,))
@@ -149,6 +152,7 @@ def _begin(
     processors: Processors | None,
     eos: Array,
     rule: Rule | None,
+    documents: Array | None,
 ) -> DecodeState:
     """The state of rows whose prompts the target has read.
 
@@ -181,7 +185,8 @@ def _begin(
         logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
         stats=Stats(zero, zero, zero, zero, zero),
     )
-    block = Block(prompt, hidden, prompt_length - 1, features)
+    documents = None if documents is None else spread(documents, mesh, False)
+    block = Block(prompt, hidden, prompt_length - 1, features, documents)
     begun = decoder.proposer.init(params, block, decoder.capacity)
     state, begun = spread(state, mesh, split_target), spread(begun, mesh, split_proposer)
     return dataclasses.replace(state, proposer=begun)

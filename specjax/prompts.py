@@ -7,12 +7,18 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from specjax.arguments import items, number, shown
+from specjax.contract import Proposer
 from specjax.models import LanguageModel
 from specjax.request import Prompts
 from specjax.text import no_panic, render
+from specjax.types import ABSENT
 
 _JSON_LINES = (".jsonl", ".json", ".ndjson")
+_FEWEST, _MOST = 16, 2**20
+"""Tokens of a row's documents, which are padded to a power of two: few shapes are compiled."""
 
 Conversation = list[Mapping[str, Any]]
 """Turns like {"role": "user", "content": "..."}."""
@@ -97,8 +103,8 @@ def encode_file(target: LanguageModel, path: pathlib.Path) -> list[list[int]]:
     ]
 
 
-def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
-    """The token ids of each prompt.
+def encode(target: LanguageModel, prompts: Prompts, called: str = "prompt") -> list[list[int]]:
+    """The token ids of each prompt, or of each text that is `called` something else.
 
     Raises:
       ValueError: an empty prompt, ids outside the vocabulary, or a text without a tokenizer.
@@ -106,7 +112,7 @@ def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
     rows = [prompts] if isinstance(prompts, str) else items(prompts)
     kinds = "pass a text, a list of texts, or a list of lists of token ids"
     if rows is None:
-        raise ValueError(f"prompts={shown(prompts)} is not allowed; {kinds}")
+        raise ValueError(f"{called}s={shown(prompts)} is not allowed; {kinds}")
     if not rows:
         raise ValueError("prompts is empty; pass at least one prompt, or messages=")
     encoded = []
@@ -115,29 +121,81 @@ def encode(target: LanguageModel, prompts: Prompts) -> list[list[int]]:
             if target.tokenizer is None:
                 raise ValueError(
                     f"{target.name} has no tokenizer.json; "
-                    "pass token ids in prompts instead of text"
+                    f"pass token ids in {called}s instead of text"
                 )
-            row = text_ids(f"prompt {index}", target, row, special=True) if row else []
+            row = text_ids(f"{called} {index}", target, row, special=True) if row else []
         tokens = items(row)
         if tokens is None:
-            raise ValueError(f"prompts holds {shown(row)}; {kinds}")
+            raise ValueError(f"{called}s holds {shown(row)}; {kinds}")
         if not tokens:
-            raise ValueError(f"prompt {index} is empty; a prompt needs at least one token")
+            raise ValueError(f"{called} {index} is empty; a {called} needs at least one token")
         ids = []
         for token in tokens:
             value = number(token)
             if not isinstance(value, int):
                 raise ValueError(
-                    f"prompt {index} holds {shown(token)}; token ids are whole numbers: {kinds}"
+                    f"{called} {index} holds {shown(token)}; token ids are whole numbers: {kinds}"
                 )
             ids.append(value)
         if not 0 <= min(ids) <= max(ids) < target.model.vocab_size:
             raise ValueError(
-                f"prompt {index} holds token ids from {shown(min(ids))} to {shown(max(ids))}; "
+                f"{called} {index} holds token ids from {shown(min(ids))} to {shown(max(ids))}; "
                 f"the vocabulary of {target.name} has {target.model.vocab_size}"
             )
         encoded.append(ids)
     return encoded
+
+
+def documents_of(
+    target: LanguageModel, documents: object, rows: int, proposer: Proposer
+) -> np.ndarray | None:
+    """The documents of each row [B, X] int32, as in `Block.documents`; X is a power of two.
+
+    Args:
+      target: the model whose tokenizer is used.
+      documents: one list of documents for all rows, a list of such lists, or None.
+      rows: B.
+      proposer: the one that will look up in them.
+
+    Raises:
+      ValueError: the proposer does not use documents, or one of them is neither a text nor a list
+        of token ids.
+    """
+    if documents is None:
+        return None
+    if not proposer.reads_documents:
+        raise ValueError(
+            f"documents= is not used by a {type(proposer).__name__}: pass proposer=NGram(), or a "
+            "datastore's drafter"
+        )
+    listed = items(documents)
+    if listed is None:
+        raise ValueError(f"documents={shown(documents)}; pass a list of texts or token-id lists")
+    nested = [None if isinstance(entry, str) else items(entry) for entry in listed]
+    is_each = bool(listed) and all(
+        entry is not None and all(isinstance(x, str) or items(x) is not None for x in entry)
+        for entry in nested
+    )
+    if is_each and len(listed) != rows:
+        raise ValueError(
+            f"documents has {len(listed)} lists for {rows} prompts; pass one list of documents, or "
+            "one per prompt"
+        )
+    each = [entry or [] for entry in nested] if is_each else [listed] * rows
+    width, made = _FEWEST, []
+    for entries in each:
+        tokens = [ABSENT]
+        for ids in encode(target, entries, "document") if entries else []:
+            tokens += [*ids, ABSENT]
+        if len(tokens) > _MOST:
+            raise ValueError(
+                f"the documents of a prompt have {len(tokens)} tokens, and may have {_MOST}: build "
+                "a specjax.Datastore of them"
+            )
+        made.append(tokens)
+        while width < len(tokens):
+            width *= 2
+    return np.array([[ABSENT] * (width - len(tokens)) + tokens for tokens in made], np.int32)
 
 
 def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list[int]:

@@ -13,6 +13,7 @@ from specjax.models import LanguageModel
 from specjax.processors import LogitsProcessor
 from specjax.text import Messages
 
+Documents = Sequence[str | Sequence[int]]
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
 
 
@@ -39,6 +40,9 @@ class Request:
         target with its weights in int8.  Without drafter, draft and proposer, decoding is plain.
       speculative_config: drafter, draft, proposer and num_drafts in vLLM's form, such as
         {"method": "ngram", "num_speculative_tokens": 4}.
+      documents: texts, or token-id lists, in which prompt lookup and the proposer `datastore` look
+        up what followed the last tokens; the target does not read them.  One list for all prompts,
+        or a list of such lists with one per prompt.
       adapter: the name of a bank's adapter for all prompts, or a list with a name or None for each
         prompt; None is plain decoding.
       rule: a rule or its name.  `Match()`, the default, makes the text depend on the seed alone and
@@ -79,6 +83,7 @@ class Request:
     draft_dtype: Literal["int8"] | None = None
     proposer: Proposer | Drafter | str | None = None
     speculative_config: Mapping[str, Any] | None = None
+    documents: Documents | Sequence[Documents] | None = None
     adapter: Adapter = None
     rule: Rule | str | None = None
     num_drafts: int | Sequence[int] | None = None
@@ -110,6 +115,7 @@ class Options(TypedDict, total=False):
     draft_dtype: Literal["int8"] | None
     proposer: Proposer | Drafter | str | None
     speculative_config: Mapping[str, Any] | None
+    documents: Documents | Sequence[Documents] | None
     adapter: Adapter
     rule: Rule | str | None
     num_drafts: int | Sequence[int] | None

@@ -116,6 +116,9 @@ class Block:
     hidden: Array  # [B, T, E] the target's last hidden states at those tokens
     count: Array  # [B] int32
     features: Array | None = None  # [B, T, sum E] hidden states after the proposer's `taps`
+    # Of a prompt: [B, X] int32 texts to look up in, which the target does not read.  Each of them
+    # has ABSENT before and behind it; padded with ABSENT on the left.
+    documents: Array | None = None
 
 
 @struct.dataclass

@@ -19,6 +19,7 @@ from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads
 from specjax.parallel.sharding import beside, lay, make_mesh
 from specjax.proposers import (
+    DatastoreParams,
     DraftSource,
     EarlyExitSource,
     MedusaParams,
@@ -152,11 +153,18 @@ def proposers(target: specjax.LinenModel, weights: Any) -> dict[str, tuple[Propo
         ),
         "medusa": medusa(config, weights),
         "ngram": (specjax.NGram(2), None),
+        "datastore": (specjax.DatastoreLookup(VOCAB, 2), datastore()),
         "universal": (
             specjax.Universal(other, VOCAB, 2),
             TranslatedParams(respelt(small), translation()),
         ),
     }
+
+
+def datastore() -> DatastoreParams:
+    """A datastore of random texts: few of its drafts are accepted."""
+    texts = np.random.default_rng(6).integers(0, VOCAB, (8, 60)).tolist()
+    return specjax.Datastore.build(texts, vocab_size=VOCAB).arrays()
 
 
 def medusa(config: specjax.TransformerConfig, weights: Any) -> tuple[Proposer, MedusaParams]:

@@ -249,7 +249,8 @@ def test_every_command_has_help(capsys):
         with pytest.raises(SystemExit) as exit_:
             main([name, "--help"])
         assert exit_.value.code == 0
-        assert ("JOB" if name == "train" else "--target") in capsys.readouterr().out
+        wanted = {"train": "JOB", "datastore": "action"}.get(name, "--target")
+        assert wanted in capsys.readouterr().out
 
 
 def test_python_m_specjax():

@@ -20,6 +20,8 @@ import trees
 
 from specjax import (
     RULES,
+    Datastore,
+    DatastoreLookup,
     Decoder,
     DraftModel,
     DraftTree,
@@ -41,6 +43,7 @@ from specjax.models import MedusaHeads, SharedParams
 from specjax.proposers import (
     BestFirst,
     Chain,
+    DatastoreSource,
     DraftSource,
     Eagle3Source,
     EarlyExitSource,
@@ -101,6 +104,11 @@ def eagle3_params(reduced=False):
     return SharedParams(own, params.target)
 
 
+def datastore():
+    texts = np.random.default_rng(5).integers(0, VOCAB, (4, 40)).tolist()
+    return Datastore.build(texts, vocab_size=VOCAB).arrays()
+
+
 EAGLE3 = Eagle3Source(toys.EAGLE3, VOCAB, taps=(1, 0))
 
 CASES = {
@@ -139,6 +147,9 @@ CASES = {
     "medusa": (Medusa(HEADS, ((0,), (1,), (0, 0))), medusa_params),
     "best first": (BestFirst(MedusaSource(HEADS), 5, 2), medusa_params),
     "ngram": (NGram(num_drafts=2), lambda: None),
+    "datastore": (DatastoreLookup(VOCAB, 2, min_share=0.25), lambda: datastore()),
+    "datastore tree": (DatastoreLookup(VOCAB, branching=(2, 1)), lambda: datastore()),
+    "datastore dynamic tree": (DynamicTree(DatastoreSource(VOCAB), 2, 2, 4), lambda: datastore()),
     "universal": (Universal(NET, VOCAB, 2), lambda: UniversalParams(weights(0.05), TRANSLATION)),
     "translated tree": (
         StaticTree(TranslatedSource(NET, VOCAB), (2, 1)),
@@ -240,7 +251,7 @@ def test_the_settings_are_worth_testing():
 
 PRODUCTS = {
     "early exit tree", "early exit dynamic tree", "translated tree", "translated dynamic tree",
-    "eagle3 dynamic tree",
+    "eagle3 dynamic tree", "datastore dynamic tree",
 }  # fmt: skip
 """Their shape is sampled over a draft model, and their source in a chain."""
 

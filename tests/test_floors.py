@@ -25,7 +25,7 @@ FLOORS = [
     ["specjax.decoding"],
     ["specjax.drafters", "specjax.audit", "specjax.measure"],
     ["specjax.files", "specjax.tune"],
-    ["specjax.request"],
+    ["specjax.datastores", "specjax.request"],
     ["specjax.drafting", "specjax.prompts"],
     ["specjax.call"],
     ["specjax.generate"],

@@ -97,7 +97,7 @@ def test_a_name_takes_the_draft(target, draft, name):
 
 
 REFUSED = {
-    "no proposer": ({"proposer": "prompt lookup"}, "pass one of draft, dynamic-tree"),
+    "no proposer": ({"proposer": "prompt lookup"}, "pass one of datastore, draft"),
     "no rule": ({"rule": "lossy"}, "pass one of match, rejection"),
     "no method": ({"speculative_config": {"method": "telepathy"}}, "it takes ngram, draft_model"),
     "a method without its model": ({"speculative_config": {"method": "medusa"}}, 'needs a "model"'),

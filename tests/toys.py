@@ -42,7 +42,7 @@ from toy_models import (  # noqa: F401 - the tests use these names as toys.X
 )
 from trees import SampledTree
 
-from specjax import RULES, Decoder, Params, Sampling
+from specjax import RULES, Datastore, Decoder, Params, Sampling
 from specjax.contract import Proposer, Source
 from specjax.proposers import (
     PROPOSERS,
@@ -51,6 +51,7 @@ from specjax.proposers import (
     ChoiceTree,
     CostAware,
     CostAwareParams,
+    DatastoreSource,
     DraftSource,
     DynamicTree,
     Eagle3Source,
@@ -89,6 +90,13 @@ def _peagle() -> tuple[PEagleSource, Any]:
     return PEagleSource(EAGLE3, VOCAB, 3, depth=3, taps=(0, 2)), params.replace(own=own)
 
 
+@functools.cache
+def datastore() -> Any:
+    """The parameters of a datastore of texts that the target wrote after other prompts."""
+    texts = greedy_texts()[:8].tolist()
+    return Datastore.build(texts, vocab_size=VOCAB, capacity=512).arrays()
+
+
 TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
     "none": {
         "none": (PROPOSERS["none"](), None),
@@ -118,6 +126,10 @@ TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
         "medusa chain": (PROPOSERS["medusa"](OWN), medusa_params(own=True)),
         "medusa tree": (PROPOSERS["medusa"](SHARED, CHOICES), medusa_params(own=False)),
     },
+    "datastore": {
+        "datastore": (PROPOSERS["datastore"](VOCAB, 3, min_share=0.2), datastore()),
+        "datastore tree": (PROPOSERS["datastore"](VOCAB, branching=(3, 2)), datastore()),
+    },
     "ngram": {"ngram": (PROPOSERS["ngram"](num_drafts=3, min_ngram=1), None)},
     "universal": {
         "universal": (
@@ -130,6 +142,7 @@ TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
 
 CASES: dict[str, tuple[Proposer, Any]] = {
     **{name: case for cases in TABLE.values() for name, case in cases.items()},
+    "datastore dynamic tree": (DynamicTree(DatastoreSource(VOCAB), 2, 2, 5), datastore()),
     "early exit tree": (StaticTree(EarlyExitSource(model(), 1), (2, 1)), weights()),
     "early exit dynamic tree": (DynamicTree(EarlyExitSource(model(), 1), 2, 2, 5), weights()),
     "translated tree": (StaticTree(_translated()[0], (2, 1)), _translated()[1]),
@@ -208,6 +221,9 @@ ALONE = [
     ("early exit dynamic tree", "rejection"),
     ("translated tree", "rejection"),
     ("translated dynamic tree", "match"),
+    ("datastore", "match"),
+    ("datastore tree", "rejection"),
+    ("datastore dynamic tree", "match"),
     ("first of", "rejection"),
     ("eagle3", "match"),
     ("eagle3 tree", "rejection"),

@@ -38,6 +38,7 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     "first-of": ("num_drafts", "confidence_threshold"),
     "ngram": ("num_drafts", "max_ngram", "min_ngram"),
     "medusa": (),
+    "datastore": (),
 }
 """The names of the settings that each proposer takes."""
 
@@ -85,6 +86,11 @@ def drafter_by_name(
         raise ValueError(
             'proposer="medusa" comes without its weights: '
             "pass drafter=specjax.load_medusa(folder, target)"
+        )
+    if name == "datastore":
+        raise ValueError(
+            'proposer="datastore" comes without its datastore: '
+            "pass drafter=specjax.load_datastore(folder).drafter(target)"
         )
     asks_draft = name in SHAPES or name == "first-of"
     if asks_draft and draft is None:

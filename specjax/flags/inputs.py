@@ -43,6 +43,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         "--adapter",
         help="folder of a drafter that was trained for the target (Medusa, EAGLE-3, DFlash, ...), "
+        "of a datastore, "
         "or org/name on the Hub; default: the shipped one, with the shipped target",
     )
     parser.add_argument(
@@ -276,9 +277,11 @@ def load_models(
         raise ValueError(f"--draft is not used by --proposer {asked}; leave one of them out")
     if own_weights and arguments.drafter is None:
         none = f"; there is none at {_SHIPPED / DRAFTERS[own_weights[0]]}" if shipped else ""
+        made = "trained for this target (python -m train.drafter)"
+        if own_weights[0] == "datastore":
+            made = "built for this target (specjax datastore build)"
         raise ValueError(
-            f"--proposer {own_weights[0]} needs --drafter with a folder that was trained for this "
-            f"target (python -m train.drafter){none}"
+            f"--proposer {own_weights[0]} needs --drafter with a folder that was {made}{none}"
         )
     if not own_weights and arguments.drafter is not None:
         raise ValueError(f"--drafter is not used by --proposer {asked}; leave one of them out")

@@ -6,14 +6,15 @@ import argparse
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import specjax
 from specjax.contract import Rule
 from specjax.drafters import arrange, drafter_by_name
 
-DRAFTERS = {"drafter": "eagle3", "medusa": "medusa"}
-"""The kinds whose weights are in a folder of their own, `--drafter`, with the shipped folder."""
+DRAFTERS = {"datastore": "datastore", "drafter": "eagle3", "medusa": "medusa"}
+"""The kinds whose arrays are in a folder of their own, `--drafter`, with the shipped folder; no
+datastore is shipped."""
 
 KINDS = sorted({*specjax.PROPOSERS, *DRAFTERS} - {"universal"})
 """Names of proposers; `draft` becomes `universal` if the draft has another tokenizer."""
@@ -46,11 +47,14 @@ class Number:
 
 NUMBERS = {
     "num_drafts": Number(
-        4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram", "drafter"),
+        4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram", "drafter", "datastore"),
         "draft tokens per target pass (gamma), or depth of a tree; 0 is plain decoding",
         ("--num-speculative-tokens",),
     ),
-    "branching": Number((3, 2, 1), ("tree",), "children per node, for each level"),
+    "branching": Number(
+        (3, 2, 1), ("tree", "datastore"),
+        "children per node, for each level; a datastore drafts a chain without it",
+    ),
     "width": Number(
         4, ("dynamic-tree", "drafter"), "nodes expanded per level, and children of each"
     ),
@@ -59,6 +63,9 @@ NUMBERS = {
     "confidence_threshold": Number(
         0.0, ("draft", "early-exit", "first-of"),
         "end a chain after a draft token with a lower probability than this",
+    ),
+    "min_share": Number(
+        0.0, ("datastore",), "no drafts where the most probable token has a lower probability"
     ),
 }  # fmt: skip
 """The options of proposers."""
@@ -161,6 +168,13 @@ def make_drafter(
     draft: specjax.LanguageModel | None,
 ) -> specjax.Drafter:
     """The proposer of this kind, with its weights and the options that were given."""
+    if kind == "datastore":
+        given = _given(arguments, NUMBERS)
+        if given.get("num_drafts") == 0:
+            return drafter_by_name("none", target)
+        store = specjax.load_datastore(arguments.drafter)
+        own = {name: value for name, value in given.items() if reads(kind, name)}
+        return store.drafter(target, **cast(dict[str, Any], own))
     if kind in DRAFTERS:
         given = _given(arguments, NUMBERS)
         loaded = specjax.load_drafter(arguments.drafter, target)

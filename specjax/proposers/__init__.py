@@ -2,7 +2,7 @@
 
 A shape (`Chain`, `StaticTree`, `DynamicTree`) arranges the drafts of a source, which predicts one
 token at a time.  `ChoiceTree` and `BestFirst` arrange the drafts of a block source, which predicts
-several tokens in one pass.  `NGram` and `NoProposer` need no model.
+several tokens in one pass.  `NGram`, `DatastoreLookup` and `NoProposer` need no model.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,7 @@ from specjax.proposers.choices import (
     node_acceptance,
 )
 from specjax.proposers.cost_aware import CostAware, CostAwareParams
+from specjax.proposers.datastore import DatastoreLookup
 from specjax.proposers.dynamic_tree import DynamicTree
 from specjax.proposers.first_of import FirstOf
 from specjax.proposers.named import DraftModel, DraftTree, EarlyExit, Medusa, Universal
@@ -26,7 +27,10 @@ from specjax.proposers.ngram import NGram
 from specjax.proposers.none import NoProposer
 from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
+    DEPTH,
     BlockDraftSource,
+    DatastoreParams,
+    DatastoreSource,
     DraftSource,
     Eagle3Source,
     EarlyExitSource,
@@ -35,11 +39,13 @@ from specjax.proposers.sources import (
     PEagleSource,
     TranslatedParams,
     TranslatedSource,
+    look_up,
 )
 from specjax.proposers.static_tree import StaticTree
 
 PROPOSERS: dict[str, Callable[..., Proposer]] = {
     "none": NoProposer,
+    "datastore": DatastoreLookup,
     "draft": DraftModel,
     "tree": DraftTree,
     "dynamic-tree": DynamicTree,
@@ -54,6 +60,7 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {
 UniversalParams = TranslatedParams
 
 __all__ = [
+    "DEPTH",
     "PROPOSERS",
     "BestFirst",
     "BlockDraftSource",
@@ -62,6 +69,9 @@ __all__ = [
     "Choices",
     "CostAware",
     "CostAwareParams",
+    "DatastoreLookup",
+    "DatastoreParams",
+    "DatastoreSource",
     "DraftModel",
     "DraftSource",
     "DraftTree",
@@ -84,6 +94,7 @@ __all__ = [
     "UniversalParams",
     "best_tree",
     "expected_length",
+    "look_up",
     "measure_ranks",
     "node_acceptance",
 ]

@@ -59,6 +59,7 @@ class FirstOf(Proposer):
             point_mass=all(part.point_mass for part in parts),
             asks_draft=any(part.asks_draft for part in parts),
             narrower=tuple(sorted(set(self.first.narrower) & set(self.second.narrower))),
+            reads_documents=any(part.reads_documents for part in parts),
         )
 
     def check(self, rule: Rule) -> None:

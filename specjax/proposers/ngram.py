@@ -6,20 +6,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import Array
 
 from specjax import tree
 from specjax.arguments import counts, flag
 from specjax.contract import Arrays, Context, Proposer
 from specjax.proposers.chain import check_num_drafts
+from specjax.proposers.own_text import OwnText
 from specjax.types import ABSENT, Block, Proposal
-
-
-@struct.dataclass
-class NGramState:
-    tokens: Array  # [B, capacity + N] the text so far, without the pending token
-    length: Array  # [B] its length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +23,9 @@ class NGram(Proposer):
     Suffixes of `max_ngram` tokens are tried first, then shorter ones down to `min_ngram`.  A
     continuation that reaches the end of the text starts again after the match: after "a b a b" the
     drafts are "a b a ...".
+
+    The documents of a row (`Block.documents`) are looked up in as well, like earlier parts of its
+    text.
 
     Rows without a match have no drafts.  If no row has a match, the target reads the pending tokens
     alone, as in plain decoding.  With `may_abstain=False` every pass has the same width, so that
@@ -43,6 +40,7 @@ class NGram(Proposer):
     may_abstain: bool = True
     is_chain = True
     point_mass = True
+    reads_documents = True
 
     def __post_init__(self) -> None:
         check_num_drafts(self.num_drafts)
@@ -56,24 +54,15 @@ class NGram(Proposer):
                 "1 <= min_ngram <= max_ngram must hold"
             )
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> NGramState:
-        rows, width = prompt.tokens.shape
-        tokens = (
-            jnp.zeros((rows, capacity + self.num_nodes), jnp.int32).at[:, :width].set(prompt.tokens)
-        )
-        return NGramState(tokens, prompt.count)
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> OwnText:
+        return OwnText.of(prompt, capacity, self.num_nodes)
 
-    def propose(
-        self, params: Arrays, state: NGramState, context: Context
-    ) -> tuple[Proposal, NGramState]:
+    def propose(self, params: Arrays, state: OwnText, context: Context) -> tuple[Proposal, OwnText]:
         tokens, parent = jax.vmap(self._look_up)(state.tokens, state.length, context.pending)
         return Proposal(tokens, parent, point_mass=True), state
 
-    def observe(self, params: Arrays, state: NGramState, block: Block) -> NGramState:
-        tokens = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))(
-            state.tokens, block.tokens, state.length
-        )
-        return NGramState(tokens, state.length + block.count)
+    def observe(self, params: Arrays, state: OwnText, block: Block) -> OwnText:
+        return state.append(block)
 
     def _look_up(self, text: Array, length: Array, pending: Array) -> tuple[Array, Array]:
         """One row: tokens and parents [N].
@@ -85,14 +74,16 @@ class NGram(Proposer):
         # same[i]: how many tokens up to slot i agree with the end of the text, at most max_ngram.
         same, still = jnp.zeros_like(slot), jnp.ones_like(slot, bool)
         for back in range(self.max_ngram):
-            here = jnp.roll(text, back) == text[length - back]
+            wanted = text[length - back]
+            here = (jnp.roll(text, back) == wanted) & (wanted != ABSENT)
             still = still & here & (slot >= back) & (length >= back)
             same = same + still
         same = jnp.where((slot < length) & (same >= self.min_ngram), same, 0)
         # The longest match, and the most recent one of equal length.
         at = jnp.max(jnp.where((same == same.max()) & (same > 0), slot, -1))
         drafts = text[at + 1 + jnp.arange(self.num_drafts) % jnp.maximum(length - at, 1)]
-        parent = jnp.where(
-            (jnp.arange(self.num_nodes) > 0) & (at >= 0), tree.chain(self.num_nodes), ABSENT
-        )
-        return jnp.concatenate([pending[None], drafts]), parent
+        # Drafts end where a document does.
+        goes_on = jnp.cumprod(drafts != ABSENT, dtype=jnp.int32) > 0
+        present = jnp.append(False, goes_on & (at >= 0))
+        parent = jnp.where(present, tree.chain(self.num_nodes), ABSENT)
+        return jnp.append(pending, jnp.maximum(drafts, 0)), parent

@@ -36,6 +36,8 @@ class Shape(Proposer):
             taps=self.source.taps,
             shares_cache=self.source.shares_cache,
             asks_draft=self.source.asks_draft,
+            narrower=(1,) if self.source.may_abstain else (),
+            reads_documents=self.source.reads_documents,
             scratch=staged if self.source.shares_cache else 0,
         )
         object.__setattr__(self, "_lookahead", Lookahead(max_depth, staged, self.is_chain))

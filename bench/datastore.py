@@ -1,0 +1,175 @@
+"""python -m bench.datastore: tokens a pass from a datastore of Python code, and a lookup's cost.
+
+The corpus is the Python files of this machine without those that the prompts are from.
+Every row is measured with the target: `specjax.generate` with the rule `match`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import pathlib
+import sysconfig
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specjax
+from bench.command import Report, run
+from bench.prompts import SHIPPED
+from specjax.contract import Proposer
+from specjax.datastores import predict_size
+from specjax.flags import say
+from specjax.prompts import encode_file
+from specjax.proposers import DEPTH, DatastoreParams, look_up
+from specjax.training.corpus import Source, prepare
+
+_EXCLUDED = ("site-packages", "transformers", "sympy", "test", "tests")
+_TREE = (3, 2, 1)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.datastore", description=__doc__)
+    paths = sysconfig.get_paths()
+    parser.add_argument(
+        "--data", nargs="+", default=[paths["stdlib"], paths["purelib"]],
+        help="folders of Python files; default: this Python's library and packages",
+    )  # fmt: skip
+    parser.add_argument("--exclude", nargs="+", default=_EXCLUDED, help="folders to leave out")
+    parser.add_argument(
+        "--corpus", type=pathlib.Path, default=pathlib.Path("runs/datastore"),
+        help="folder for the tokenised corpus; one that is there is read",
+    )  # fmt: skip
+    parser.add_argument("--tokens", type=pathlib.Path, help="a train.bin, instead of --data")
+    parser.add_argument("--target", default=str(SHIPPED.parent / "target"))
+    parser.add_argument("--prompt-file", type=pathlib.Path, default=SHIPPED)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--lookups", type=int, default=200, help="how many are timed at once")
+    parser.add_argument("--rounds", type=int, default=15, help="of timing; 0 times nothing")
+    parser.add_argument("--json", type=pathlib.Path, help="write the figures to this file")
+    arguments = parser.parse_args(argv)
+    target = specjax.load(arguments.target, "float32")
+    file = arguments.tokens
+    if file is None:
+        source = Source(tuple(arguments.data), exclude=tuple(arguments.exclude))
+        tokenizer = str(pathlib.Path(arguments.target) / "tokenizer.json")
+        size = target.model.vocab_size
+        file = prepare(source, arguments.corpus, size, tokenizer)[1].path
+    say(f"building a datastore: {predict_size([file], None, target.model.vocab_size)}")
+    started = time.perf_counter()
+    store = specjax.Datastore.build([file], target, name="Python code")
+    report: Report = {
+        "tokens": store.size,
+        "bytes_per_token": store.tokens.itemsize + 4,
+        "build_seconds": time.perf_counter() - started,
+        "rows": acceptance(target, store, arguments),
+    }
+    if arguments.rounds:
+        report["lookup_microseconds"] = lookups(store, arguments.lookups, arguments.rounds)
+    print(table(report, arguments.temperatures))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report))
+
+
+def acceptance(
+    target: specjax.LanguageModel, store: specjax.Datastore, arguments: argparse.Namespace
+) -> list[Report]:
+    """Tokens a pass of each proposer at each temperature, over all prompts."""
+    chain = store.drafter(target)
+    tree = chain.shaped(specjax.StaticTree, branching=_TREE)
+    contestants: dict[str, Proposer | specjax.Drafter] = {
+        "prompt lookup, 4 drafts": specjax.NGram(4),
+        "datastore, 4 drafts": chain,
+        "datastore, 8 drafts": chain.shaped(specjax.Chain, num_drafts=8),
+        f"datastore, tree {' '.join(map(str, _TREE))}": tree,
+    }
+    prompts = encode_file(target, arguments.prompt_file)
+    plain: dict[float, list[list[int]]] = {}
+    rows: list[Report] = []
+    for name, proposer in contestants.items():
+        row: Report = {"name": name}
+        for temperature in arguments.temperatures:
+            write = functools.partial(
+                specjax.generate, target, prompts, temperature=temperature,
+                max_new_tokens=arguments.max_new_tokens,
+            )  # fmt: skip
+            if temperature not in plain:
+                plain[temperature] = write().tokens
+            made = write(proposer=proposer)
+            if made.tokens != plain[temperature]:
+                raise ValueError(f"{name} wrote another text than plain decoding: this is a bug")
+            row[str(temperature)] = made.stats.mean_accepted_length
+        rows.append(row)
+        say(f"{name}: {row}")
+    return rows
+
+
+def lookups(store: specjax.Datastore, count: int, rounds: int) -> dict[str, float]:
+    """Microseconds of a lookup in a datastore of the first million tokens, and in all of it.
+
+    One lookup is the distribution after one context, with a text of 512 tokens of the row's own;
+    the least of all rounds.
+    """
+    million = DEPTH + min(store.size, 10**6)
+    small = specjax.Datastore.build(
+        [np.asarray(store.tokens[DEPTH:million][store.tokens[DEPTH:million] < store.vocab_size])],
+        vocab_size=store.vocab_size,
+    )
+    times = {}
+    for one in (small, store):
+        params = one.arrays()
+        contexts = np.stack([
+            one.tokens[at : at + DEPTH][::-1].astype(np.int32)
+            for at in np.random.default_rng(0).integers(DEPTH, one.size - 1, 1024)
+        ])  # fmt: skip
+        times[f"{one.size} tokens"] = _seconds(params, contexts, count, rounds) * 1e6
+    return times
+
+
+def _seconds(params: DatastoreParams, contexts: np.ndarray, count: int, rounds: int) -> float:
+    text = jnp.asarray(np.resize(contexts[:32, 0], 512))
+
+    @jax.jit
+    def many(params: DatastoreParams, contexts: jax.Array, text: jax.Array) -> jax.Array:
+        def body(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+            total, text = carry
+            made = look_up(params, contexts[index % len(contexts)], text, jnp.int32(len(text)))
+            # Each lookup depends on the one before.
+            best = jnp.argmax(made).astype(jnp.int32)
+            return total + made[best], text.at[index % len(text)].set(best)
+
+        return jax.lax.fori_loop(0, count, body, (jnp.float32(0), text))[0]
+
+    arrays = jnp.asarray(contexts)
+    jax.block_until_ready(many(params, arrays, text))
+    least = np.inf
+    for _ in range(rounds):
+        started = time.perf_counter()
+        jax.block_until_ready(many(params, arrays, text))
+        least = min(least, time.perf_counter() - started)
+    return least / count
+
+
+def table(report: Report, temperatures: list[float]) -> str:
+    """The report as text."""
+    lines = [
+        f"{report['tokens']:,} tokens, {report['bytes_per_token']} bytes a token, built in "
+        f"{report['build_seconds']:.0f} s",
+        "",
+        "| tokens a pass | " + " | ".join(f"temperature {t:g}" for t in temperatures) + " |",
+        "|" + "---|" * (1 + len(temperatures)),
+    ]
+    for row in report["rows"]:
+        figures = " | ".join(f"{row[str(t)]:.2f}" for t in temperatures)
+        lines.append(f"| {row['name']} | {figures} |")
+    for name, value in report.get("lookup_microseconds", {}).items():
+        lines += ["", f"a lookup in {name}: {value:.1f} microseconds"]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run(main)
