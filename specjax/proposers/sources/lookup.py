@@ -109,14 +109,20 @@ def _distinct(
     row = jnp.arange(_SHORT)[:, None]
     at = [(row * _TABLE + short % _TABLE).ravel()]
     at += [_SHORT * _TABLE + near % _TABLE, (_SHORT + 1) * _TABLE + own % _TABLE]
-    value = jnp.concatenate([is_short.ravel().astype(jnp.int32), agree, same])
-    table = jnp.zeros((_SHORT + 2) * _TABLE, jnp.int32).at[jnp.concatenate(at)].max(value)
-    *ranges, window, text = table.reshape(-1, _TABLE)
-    return jnp.concatenate([
-        jnp.stack(ranges).sum(1),
-        (window >= jnp.array(_LONG)[:, None]).sum(1),
-        (text >= _OWN_LEVELS[:, None]).sum(1),
-    ]).astype(jnp.float32)  # fmt: skip
+    at = jnp.concatenate(at)
+    agreement = jnp.concatenate([is_short.ravel().astype(jnp.int32), agree, same])
+    # Of the votes for one token, that of the greatest agreement counts, and of equal ones the last.
+    value = agreement * len(at) + jnp.arange(len(at), dtype=jnp.int32)
+    table = jnp.zeros((_SHORT + 2) * _TABLE, jnp.int32).at[at].max(value)
+    counts = table[at] == value
+    ranges, window, text = jnp.split(counts, (short.size, short.size + _WINDOW))
+    return jnp.concatenate(
+        [
+            (ranges.reshape(short.shape) & is_short).sum(1),
+            (window & (agree >= jnp.array(_LONG)[:, None])).sum(1),
+            (text & (same >= _OWN_LEVELS[:, None])).sum(1),
+        ]
+    ).astype(jnp.float32)
 
 
 def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array]:
