@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
-from specjax.files import load
+from specjax.files import TOKENIZER, load
 from specjax.models import LanguageModel, LinenModel, head_matrix
 from specjax.parallel import TRAINING_RULES, row_parts, to_host
 from specjax.proposers import DraftModel, NoProposer
@@ -32,6 +32,7 @@ from specjax.training import accepted, dataset, online
 from specjax.training.corpus import Tokens, starts_of_documents
 from specjax.training.dataset import Written, initial_hash, model_hashes
 from specjax.training.divergences import DIVERGENCES, blend
+from specjax.training.early_exit import exit_of
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions, annealing
 from specjax.training.lock import alone
 from specjax.training.loop import fit
@@ -65,12 +66,16 @@ class Distill:
     end: int | None  # the token that starts a document, if documents are isolated; else None
     inputs: dict[str, str]
     mesh: Mesh | None = None
+    trained: tuple[str, ...] | None = None  # which of the draft's parameters; None: all
 
     def __post_init__(self):
         # The settings are constants of the compiled program, so filters that are off cost nothing.
         plain = self.options.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
         self.serving = None if plain else Sampling.create(1, **self.options.settings)
         self.reader = LinenModel(self.target.model.module.clone(dot_general=mixed_dot_general))
+        # Of an early exit the other parameters are the target's.
+        names = jax.eval_shape(self.draft.init, jax.random.key(0)) if self.trained else ()
+        self.shared = tuple(name for name in names if name not in (self.trained or ()))
 
     @property
     def frozen(self) -> Arrays:
@@ -82,7 +87,16 @@ class Distill:
         return self.target.tokenizer
 
     def init(self) -> Arrays:
-        return initial_params(self.draft, self.options, self.mesh)
+        if self.trained is None:
+            return initial_params(self.draft, self.options, self.mesh)
+        return {
+            name: jax.tree.map(lambda leaf: jnp.copy(leaf.astype(jnp.float32)), self.frozen[name])
+            for name in self.trained
+        }
+
+    def whole(self, params: Arrays, frozen: Arrays) -> Arrays:
+        """All parameters of the draft: those that are trained, and the target's."""
+        return {**{name: frozen[name] for name in self.shared}, **params}
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         o, rows = self.options, self.options.batch_size
@@ -95,7 +109,7 @@ class Distill:
         }
 
     def loss(self, params: Arrays, frozen: Arrays, batch: Batch) -> tuple[Array, dict[str, Array]]:
-        o = self.options
+        o, params = self.options, self.whole(params, frozen)
         if o.online:
             return self._online(params, frozen, batch)
         tokens = self._continue(params, batch) if o.draft_fraction else batch["tokens"]
@@ -230,7 +244,7 @@ class Distill:
         return jax.jit(mean)
 
     def evaluate(self, params: Arrays) -> dict[str, float]:
-        o = self.options
+        o, params = self.options, self.whole(params, self.frozen)
         means = []
         for i in range(o.eval_batches):
             tokens, drawn = held_out_rows(self.held_out, i, _ROWS, o.sequence_length)
@@ -274,7 +288,16 @@ class Distill:
 
     def export(self, params: Arrays, folder: pathlib.Path) -> None:
         # The target's EOS tokens may differ from the corpora's, and there may be several.
-        save_student(folder, self.draft, params, self.tokenizer, self.target.eos)
+        files = {} if self.options.initial else self.target.files
+        save_student(
+            folder,
+            self.draft,
+            self.whole(params, self.frozen),
+            self.tokenizer,
+            self.target.eos,
+            {name: files[name] for name in TOKENIZER if name in files},
+            self.options.start,
+        )
 
 
 def filled(arrays: Arrays, parts: int) -> Arrays:
@@ -302,7 +325,7 @@ def distill(options: DistillOptions) -> None:
     out, mesh = pathlib.Path(options.out), mesh_of_run(options)
     target = load(options.target, "float32", mesh=mesh, rules=TRAINING_RULES)
     check_initial(
-        options, target.tokenizer, target.model.vocab_size, f"--target {options.target}",
+        options.start, target.tokenizer, target.model.vocab_size, f"--target {options.target}",
         "a draft must share the target's tokens: pass one that was trained for this target",
     )  # fmt: skip
     exact = options.settings if options.loss == ACCEPTED_LENGTH else None
@@ -324,15 +347,27 @@ def distill(options: DistillOptions) -> None:
         written = Written.of(rows, options.sequence_length)
     if written is not None and options.loss == ACCEPTED_LENGTH:
         written = with_starts(written, options.num_drafts)
-    draft = make_model(options, target.model.vocab_size)
+    draft = make_model(options, target.model.vocab_size, target.model.max_positions)
+    trained = None
+    if options.early_exit is not None:
+        draft, trained = exit_of(draft, target, options.early_exit)
     shapes = jax.eval_shape(draft.init, jax.random.key(0))
-    sizes = {"target": target.num_params, "draft": sum(x.size for x in jax.tree.leaves(shapes))}
+    sizes = {"target": target.num_params, "draft": _count(shapes)}
+    if trained:
+        sizes["trained"] = _count({name: shapes[name] for name in trained})
     print(f"parameters: {json.dumps(sizes)}", flush=True)
     assert target.tokenizer is not None  # `gather` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     held_out = material.held_out
-    inputs = {**material.inputs, **initial_hash(options.initial)}
-    fit(Distill(options, draft, target, text, held_out, written, end, inputs, mesh), options)
+    start = options.start
+    weights = start.folder if start is not None and start.has_weights else None
+    inputs = {**material.inputs, **initial_hash(weights)}
+    job = Distill(options, draft, target, text, held_out, written, end, inputs, mesh, trained)
+    fit(job, options)
+
+
+def _count(shapes: Arrays) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
+from typing import ClassVar
 
 from specjax.sampling import Sampling
 from specjax.training.checkpoints import saved_steps
@@ -12,7 +14,7 @@ from specjax.training.divergences import DIVERGENCES
 from specjax.training.loop import LoopOptions
 from specjax.training.options import REQUIRED, at_least, option, within
 from specjax.training.record import RUN, read_run
-from specjax.training.student import ModelOptions
+from specjax.training.student import SIZES, ModelOptions, Start
 
 ACCEPTED_LENGTH = "accepted-length"
 _FLAT = ("total-variation", ACCEPTED_LENGTH)
@@ -60,11 +62,23 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
         0, "held-out prompts on which tau is measured with the decoder; 0: none"
     )
     eval_tokens: int = option(64, "new tokens for each of them")
-    hidden_size: int = option(128, "hidden size")
-    mlp_size: int = option(352, "hidden size of the MLP")
-    num_layers: int = option(1, "layers")
-    num_heads: int = option(2, "query heads")
-    num_kv_heads: int = option(1, "key and value heads")
+    like: str | None = option(
+        None,
+        "target, or the folder of a model whose family, positions and sizes a student with random "
+        "weights has",
+    )
+    from_layers: tuple[int, ...] = option(
+        (),
+        "start from these layers of --like (default: the target), with its embedding, final norm "
+        "and output matrix",
+    )
+    early_exit: int | None = option(
+        None,
+        "the draft is the first so many layers of the target with its output matrix, which all "
+        "stay; a final norm for the exit is trained",
+    )
+
+    new_sizes: ClassVar[Mapping[str, int]] = dict(zip(SIZES, (128, 352, 1, 2, 1), strict=True))
 
     def __post_init__(self):
         super().__post_init__()
@@ -73,6 +87,8 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
         at_least(self, 0, "eval_prompts")
         if self.anneal_steps is not None:
             at_least(self, 0, "anneal_steps")
+        if self.early_exit is not None:
+            at_least(self, 1, "early_exit")
         within(self, 0, 1, "sampled_fraction", "draft_fraction")
         Sampling.create(1, **self.settings)
         if not 0 < self.sampled_prompt < self.sequence_length:
@@ -107,6 +123,23 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
                 f"--sampled-prompt {self.sampled_prompt} and --eval-tokens {self.eval_tokens} "
                 f"together are more than --sequence-length {self.sequence_length}"
             )
+
+    @property
+    def sources(self) -> dict[str, object]:
+        given = {**super().sources, "early_exit": self.early_exit}
+        return {name: value for name, value in given.items() if value}
+
+    @property
+    def model_like(self) -> str | None:
+        by_default = self.like is None and self.from_layers
+        return self.target if by_default or self.like == "target" else self.like
+
+    @property
+    def start(self) -> Start | None:
+        if self.early_exit is None:
+            return super().start
+        layers = tuple(range(self.early_exit))
+        return Start(self.target, f"--early-exit {self.early_exit}", layers=layers)
 
     @property
     def settings(self) -> dict[str, float]:
