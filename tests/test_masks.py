@@ -179,7 +179,7 @@ def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setenv("NO_COLOR", "1")
     command = ["--target", str(model), "--data", str(chats), "--out", str(tmp_path / "run"),
-               "--sampled-prompt", "8", "--sampled-fraction", "1",
+               "--sampled-prompt", "8",
                *trained.DRAFT_SIZES]  # fmt: skip
     distill.main([*command, "--show-mask"])
     out = capsys.readouterr().out

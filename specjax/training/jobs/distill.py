@@ -22,9 +22,9 @@ from jax.sharding import Mesh
 
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
-from specjax.files import TOKENIZER, load
+from specjax.files import TOKENIZER
 from specjax.models import LanguageModel, LinenModel, head_matrix
-from specjax.parallel import TRAINING_RULES, row_parts, to_host
+from specjax.parallel import row_parts, to_host
 from specjax.proposers import DraftModel, NoProposer
 from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
@@ -36,14 +36,22 @@ from specjax.training.early_exit import exit_of
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions, annealing
 from specjax.training.lock import alone
 from specjax.training.loop import fit
-from specjax.training.losses import against, agreement, chunked, chunked_rows, log_draft
+from specjax.training.losses import (
+    Teacher,
+    against,
+    agreement,
+    chunked,
+    chunked_rows,
+    log_draft,
+    with_cap,
+)
 from specjax.training.material import gather, held_out_prompts, held_out_rows, learned
 from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import parse, run
-from specjax.training.precision import mixed_dot_general
-from specjax.training.sources import DRAFT, mixed_rows, sample, with_starts
+from specjax.training.sources import DRAFT, mixed_rows, sample, share_of_target, with_starts
 from specjax.training.student import check_initial, initial_params, make_model, read, save_student
+from specjax.training.targets import load_target, reader
 from specjax.types import DecodeState, Params
 
 Batch = Mapping[str, Array]
@@ -72,7 +80,8 @@ class Distill:
         # The settings are constants of the compiled program, so filters that are off cost nothing.
         plain = self.options.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
         self.serving = None if plain else Sampling.create(1, **self.options.settings)
-        self.reader = LinenModel(self.target.model.module.clone(dot_general=mixed_dot_general))
+        self.reader = reader(self.target)
+        self.cap = self.draft.module.config.logit_softcap
         # Of an early exit the other parameters are the target's.
         names = jax.eval_shape(self.draft.init, jax.random.key(0)) if self.trained else ()
         self.shared = tuple(name for name in names if name not in (self.trained or ()))
@@ -117,8 +126,8 @@ class Distill:
             return self._accepted_length(params, frozen, batch, tokens)
         weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
         hidden, rows = self._read(params, frozen, tokens)
-        shared = (head_matrix(frozen), self.serving, self._share(batch))
-        total = chunked(against(DIVERGENCES[o.loss]))(
+        shared = (self._teacher(frozen), self.serving, self._share(batch))
+        total = chunked(with_cap(against(DIVERGENCES[o.loss]), self.cap))(
             hidden, head_matrix(params), (weight, rows), shared
         )
         return total / jnp.maximum(weight.sum(), 1), {"weight": weight.sum()}
@@ -144,6 +153,9 @@ class Distill:
         expected = jnp.sum(counts * length) / jnp.maximum(weight, 1)
         return mean, {"weight": weight, "expected_accepted_length": expected}
 
+    def _teacher(self, frozen: Arrays) -> Teacher:
+        return Teacher(head_matrix(frozen), self.target.model.module.config.logit_softcap)
+
     def _share(self, batch: Batch) -> Array | None:
         """The weight of `--loss` against forward KL; None where nothing is annealed."""
         return batch["share"][0] if self.options.anneal_steps else None
@@ -165,8 +177,10 @@ class Distill:
         """The statistics of every token, [S, B, T]; `labelled` ones also read the next token."""
         hidden, target = self._read(params, frozen, tokens)
         rows = (tokens[:, 1:].reshape(-1), target) if labelled else (target,)
-        shared = (head_matrix(frozen), self.serving)
-        values = chunked_rows(statistics)(hidden, head_matrix(params), rows, shared)
+        shared = (self._teacher(frozen), self.serving)
+        values = chunked_rows(with_cap(statistics, self.cap))(
+            hidden, head_matrix(params), rows, shared
+        )
         return jnp.moveaxis(values.reshape(len(tokens), -1, values.shape[-1]), -1, 0)
 
     def _keys(self, batch: Batch) -> Array:
@@ -223,7 +237,7 @@ class Distill:
 
         target = rollout.logits.reshape(-1, rollout.logits.shape[-1])
         weight = jnp.ones(len(target))
-        total = chunked(loss)(
+        total = chunked(with_cap(loss, self.cap))(
             hidden.reshape(len(target), -1),
             head_matrix(params),
             (weight, target),
@@ -323,15 +337,16 @@ def distill(options: DistillOptions) -> None:
             flush=True,
         )
     out, mesh = pathlib.Path(options.out), mesh_of_run(options)
-    target = load(options.target, "float32", mesh=mesh, rules=TRAINING_RULES)
+    target = load_target(options, options.dtype, mesh)
     check_initial(
         options.start, target.tokenizer, target.model.vocab_size, f"--target {options.target}",
         "a draft must share the target's tokens: pass one that was trained for this target",
     )  # fmt: skip
-    exact = options.settings if options.loss == ACCEPTED_LENGTH else None
-    material = gather(options, target, exact)
+    material = gather(options, target, options.settings, options.loss == ACCEPTED_LENGTH)
     text, written = material.text, material.written
-    needs_text = options.online or options.sampled_fraction < 1
+    share = share_of_target(options.sampled_fraction, options.share_beside_text, material)
+    options = dataclasses.replace(options, sampled_fraction=share)
+    needs_text = options.online or share < 1
     if needs_text and text is None:
         cure = "" if options.online else ", or pass --sampled-fraction 1"
         raise ValueError(
@@ -339,9 +354,9 @@ def distill(options: DistillOptions) -> None:
             + ", and --online continues windows of text" * options.online
             + f": add a folder of text{cure}"
         )
-    samples = bool(options.sampled_fraction) and not options.online
+    samples = bool(share) and not options.online
     if written is None and text is not None and samples:
-        hashes = model_hashes(options.target)
+        hashes = model_hashes(options.target, options.lora)
         sample(target, text, options, out / "sampled", hashes)
         rows = dataset.read_masked(out / "sampled", hashes)
         written = Written.of(rows, options.sequence_length)

@@ -21,7 +21,7 @@ from specjax.training.corpus import TextOptions, Tokens, end_of_text, prepare, s
 from specjax.training.dataset import initial_hash
 from specjax.training.lock import alone
 from specjax.training.loop import LoopOptions, fit
-from specjax.training.losses import chunked, cross_entropy
+from specjax.training.losses import chunked, cross_entropy, with_cap
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import at_least, option, parse, run
 from specjax.training.student import (
@@ -92,7 +92,8 @@ class Pretrain:
         del frozen
         hidden = read(self.model, params, batch[:, :-1], self.end)
         labels = batch[:, 1:].reshape(-1)
-        total = chunked(cross_entropy)(hidden, head_matrix(params), (jnp.ones(len(labels)), labels))
+        loss = with_cap(cross_entropy, self.model.module.config.logit_softcap)
+        total = chunked(loss)(hidden, head_matrix(params), (jnp.ones(len(labels)), labels))
         return total / len(labels), {}
 
     @functools.cached_property
