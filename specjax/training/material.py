@@ -14,9 +14,10 @@ from jax import Array
 
 from specjax.models import LanguageModel
 from specjax.training import dataset
-from specjax.training.conversations import SUFFIX, read_conversations
-from specjax.training.corpus import Source, Tokens, digest, prepare
+from specjax.training.conversations import read_conversations
+from specjax.training.corpus import Source, Tokens, digest, files_of, prepare
 from specjax.training.dataset import Written, model_hashes
+from specjax.training.rows import has_rows, holds_conversations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,8 @@ def gather(
 ) -> Material:
     """Read `options.data`.
 
-    It may name folders and files of text, datasets of train.generate, and conversations (.jsonl).
+    It may name folders and files of text, datasets of train.generate, and files of rows with texts
+    or conversations (`rows.py`).
 
     Args:
       options: the options of the job.
@@ -86,14 +88,15 @@ def gather(
             f"--sequence-length is {length}; the target reads at most {target.model.max_positions}"
         )
     made = [path for path in map(pathlib.Path, options.data) if (path / dataset.MANIFEST).exists()]
-    chats = [
-        path for path in map(pathlib.Path, options.data) if path.suffix == SUFFIX and path.is_file()
-    ]
+    folders = tuple(path for path in options.data if pathlib.Path(path) not in made)
+    source = dataclasses.replace(options.source, folders=folders)
+    files, column = files_of(source), options.source.column
+    chats = [path for path in files if has_rows(path) and holds_conversations(path, column)]
     text = written = held_out = None
     hashes = model_hashes(options.target, options.lora)
     inputs = dict(hashes)
-    if folders := tuple(path for path in options.data if pathlib.Path(path) not in made + chats):
-        source = dataclasses.replace(options.source, folders=folders)
+    if folders and (len(files) > len(chats) or not files):
+        source = dataclasses.replace(source, conversations=tuple(map(str, chats)))
         _, text, held_out = prepare(
             source, out / "corpus", target.model.vocab_size, options.tokenizer_file
         )
@@ -106,7 +109,7 @@ def gather(
     if made or chats:
         rows = [row for path in made for row in dataset.read_masked(path, hashes, settings, exact)]
         cuts = [cut for path in made for cut in dataset.cuts(path)]
-        answers = [row for path in chats for row in read_conversations(target, path)]
+        answers = [row for path in chats for row in read_conversations(target, path, column)]
         written = Written.of(rows + answers, length, cuts + [length + 1] * len(answers))
         inputs["dataset"] = digest(
             *(shard for path in made for shard in sorted(path.glob("*.safetensors"))), *chats

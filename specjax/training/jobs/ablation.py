@@ -178,8 +178,10 @@ def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> s
 def _text(options: AblationOptions) -> list[str]:
     """The options of the source of text, as a command line."""
     o = options
-    exclude = ["--exclude", *o.exclude] if o.exclude else []
-    return ["--pattern", o.pattern, "--max-bytes", str(o.max_bytes), *exclude]
+    more = ["--exclude", *o.exclude] if o.exclude else []
+    more += [] if o.pattern is None else ["--pattern", o.pattern]
+    more += [] if o.column is None else ["--column", o.column]
+    return ["--max-bytes", str(o.max_bytes), *more]
 
 
 def _mesh(options: AblationOptions) -> list[str]:
