@@ -14,7 +14,7 @@ from test_families import CONFIGS, make
 
 import specjax
 from specjax.training.dataset import model_hashes, read_masked
-from specjax.training.jobs import distill, generate
+from specjax.training.jobs import ablation, distill, generate
 
 NAMES = {  # family -> modules of layer 1 that change, and whether each is stored as [in, out]
     "qwen3": {"self_attn.q_proj": False, "mlp.down_proj": False},
@@ -242,3 +242,12 @@ def test_a_target_as_it_is_served(tmp_path, dtype):
     assert losses[-1] < losses[0] - 0.1
     manifest = json.loads((tmp_path / "run" / "sampled" / "dataset.json").read_text())
     assert manifest["request"]["dtype"] == dtype
+
+
+def test_an_ablation_measures_the_target_without_a_lora(tmp_path):
+    """It would measure another model than the drafts were trained for."""
+    with pytest.raises(ValueError, match=r"--lora there: an ablation .*merge the LoRA first"):
+        ablation.main([
+            "--target", str(folders.target()), "--data", str(tmp_path), "--prompts", "none",
+            "--out", str(tmp_path / "run"), "--", "--lora", "there",
+        ])  # fmt: skip
