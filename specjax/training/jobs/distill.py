@@ -338,8 +338,11 @@ def distill(options: DistillOptions) -> None:
         )
     out, mesh = pathlib.Path(options.out), mesh_of_run(options)
     target = load_target(options, options.dtype, mesh)
+    start = options.start
+    # The target's own layers have its tokens, also if a LoRA brings a tokenizer.
+    foreign = None if start is None or start.folder == options.target else start
     check_initial(
-        options.start, target.tokenizer, target.model.vocab_size, f"--target {options.target}",
+        foreign, target.tokenizer, target.model.vocab_size, f"--target {options.target}",
         "a draft must share the target's tokens: pass one that was trained for this target",
     )  # fmt: skip
     material = gather(options, target, options.settings, options.loss == ACCEPTED_LENGTH)
@@ -374,7 +377,6 @@ def distill(options: DistillOptions) -> None:
     assert target.tokenizer is not None  # `gather` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     held_out = material.held_out
-    start = options.start
     weights = start.folder if start is not None and start.has_weights else None
     inputs = {**material.inputs, **initial_hash(weights)}
     job = Distill(options, draft, target, text, held_out, written, end, inputs, mesh, trained)
