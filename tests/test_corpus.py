@@ -72,7 +72,7 @@ def test_data_without_text_is_refused(tmp_path, files):
     needed."""
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=r"UTF-8 text files.*at least two"):
+    with pytest.raises(ValueError, match=r"UTF-8 texts.*at least two"):
         prepare(Source((str(tmp_path),)), tmp_path / "out", 300, None)
 
 
@@ -81,9 +81,9 @@ def test_other_text_than_the_pattern_is_named(tmp_path):
     for name in ("a.txt", "b.txt", "c.txt", "more/c.md", "more/d.md", "more/README"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
-    message = r"0 UTF-8 .* --pattern '\*\.py' .*: 3 of \.txt, 2 of \.md, 1 of no ending\. "
+    message = r"0 different .* --pattern '\*\.py' .*: 3 of \.txt, 2 of \.md, 1 of no ending\. "
     with pytest.raises(ValueError, match=message):
-        prepare(Source((str(tmp_path),)), tmp_path / "out", 300, None)
+        prepare(Source((str(tmp_path),), "*.py"), tmp_path / "out", 300, None)
     prepare(Source((str(tmp_path),), "*.txt"), tmp_path / "out", 300, None)
 
 
@@ -96,9 +96,9 @@ def test_large_files_are_left_out_aloud(tmp_path, capsys):
     assert capsys.readouterr().out == ""
     assert len(list(read_documents(Source((str(tmp_path),), max_bytes=200)))) == 2
     said = capsys.readouterr().out
-    assert "files larger than --max-bytes 200, left out: 2" in said and "d.py, 500 bytes" in said
+    assert "texts larger than --max-bytes 200, left out: 2" in said and "d.py, 500 bytes" in said
     one = Source((str(tmp_path / "d.py"),), max_bytes=200)
-    with pytest.raises(ValueError, match=r"0 UTF-8 .*; files larger than --max-bytes 200: 1"):
+    with pytest.raises(ValueError, match=r"0 different .*; texts larger than --max-bytes 200: 1"):
         prepare(one, tmp_path / "out", 300, None)
     assert "left out: 1" in capsys.readouterr().out
 

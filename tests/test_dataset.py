@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import shutil
 
 import jax
@@ -32,7 +33,8 @@ def prompts(tmp_path_factory):
 
 def write(out, prompts, *more):
     generate.main(["--target", str(trained.target()), "--prompts", str(prompts), "--out", str(out),
-                   "--batch-size", "2", "--max-new-tokens", "12", *more])  # fmt: skip
+                   "--batch-size", "2", "--max-new-tokens", "12", "--temperature", "0",
+                   *more])  # fmt: skip
     return out
 
 
@@ -110,7 +112,7 @@ def test_likeliest_tokens_are_the_targets(tmp_path, prompts):
             assert not shard["top_log_probs"][row, :start].any()
 
 
-def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
+def test_a_draft_is_distilled_from_a_dataset(written, tmp_path, capsys):
     """The folder alone is enough; another target, an incomplete dataset and a need for text are
     refused."""
     data = [
@@ -124,11 +126,20 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
         "2",
     ]
     sizes = [*trained.DRAFT_SIZES, "--eval-batches", "1"]
-    distill.main([*data, "--out", str(tmp_path / "run"), "--sampled-fraction", "1", "--loss",
-                  "accepted-length", "--temperature", "0", *sizes])  # fmt: skip
+    distill.main([*data, "--out", str(tmp_path / "run"), "--loss", "accepted-length",
+                  "--temperature", "0", "--log-every", "1", *sizes])  # fmt: skip
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    options = json.loads((tmp_path / "run" / "run.json").read_text())["options"]
+    assert options["sampled_fraction"] == 1.0, "there is no text"
+    said = capsys.readouterr().out
+    assert "note: " not in said
+    lines = re.findall(r"step (\d) of 2: loss \S+ .*tokens_per_second \d+  left (\S+)", said)
+    assert [step for step, _ in lines] == ["1", "2"] and lines[1][1] == "0:00:00"
+    part = ["--sampled-fraction", "0.5"]
     with pytest.raises(ValueError, match="add a folder of text, or pass --sampled-fraction 1"):
-        distill.main([*data, "--out", str(tmp_path / "other"), *sizes])
+        distill.main([*data, "--out", str(tmp_path / "other"), *part, *sizes])
+    said = capsys.readouterr().out
+    assert "data was drawn with temperature 0, not 1, for which this run learns" in said
     online = ["--online", "--sampled-fraction", "1", "--sampled-prompt", "8"]
     with pytest.raises(ValueError, match=r"--online continues .*: add a folder of text$"):
         distill.main([*data, "--out", str(tmp_path / "other"), *online, *sizes])
@@ -145,7 +156,7 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path):
     with pytest.raises(ValueError, match="--num-drafts 13: every text of the target"):
         sources.with_starts(rows, 13)
     with pytest.raises(ValueError, match="drawn with temperature 0, not 1, and this loss"):
-        dataset.read_masked(written, {}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
+        dataset.read_masked(written, {}, {"temperature": 1.0, "top_k": 0, "top_p": 1.0}, exact=True)
     with pytest.raises(ValueError, match="another target"):
         dataset.read_masked(written, {"target": "0" * 64})
     manifest = json.loads((written / "dataset.json").read_text())
@@ -208,6 +219,14 @@ def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
     )
     report = json.loads(out.read_text())
     assert report["alpha_by_depth"] == [[1, 1, 1], [1, 1, 1]]
+    assert report["tokens_per_second"][1] is not None, "two batches"
+    assert "single sample" not in capsys.readouterr().out
+    evaluate.main([*common, "--batch-size", "3"])
+    report = json.loads(out.read_text())
+    assert None not in report["tau"] and report["tokens_per_second"][1:] == [None, None]
+    table = capsys.readouterr().out
+    assert re.search(r"tokens/s \| \d+ \| none: a single sample", table)
+    assert table.count("single sample") == 1
 
 
 def test_any_proposer_is_evaluated(tmp_path, prompts):
@@ -217,7 +236,8 @@ def test_any_proposer_is_evaluated(tmp_path, prompts):
     evaluate.main(["--target", target, "--draft", target, "--proposer", "tree", "--branching", "2",
                    "1", "--prompts", str(prompts), "--limit-prompts", "1", "--max-new-tokens", "6",
                    "--out", str(out)])  # fmt: skip
-    assert json.loads(out.read_text())["alpha_by_depth"] == [[1, 1, 1], [1, 1, 1]]
+    one = [1, None, None]  # a single prompt has no interval
+    assert json.loads(out.read_text())["alpha_by_depth"] == [one, one]
 
 
 def test_heads_are_evaluated_on_several_prompts_at_once(tmp_path, prompts):

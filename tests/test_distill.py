@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import folders
@@ -18,11 +19,13 @@ from specjax import LanguageModel, load
 from specjax.models.transformer import head_matrix
 from specjax.text import vocabulary_digest
 from specjax.training import online
+from specjax.training.corpus import Tokens
 from specjax.training.dataset import Written
 from specjax.training.jobs import distill
 from specjax.training.jobs.distill import Distill, DistillOptions
+from specjax.training.material import Material
 from specjax.training.optimizer import gradient
-from specjax.training.sources import DRAFT, TARGET, TEXT, sources
+from specjax.training.sources import DRAFT, TARGET, TEXT, share_of_target, sources
 from specjax.training.student import make_model
 
 LENGTH = 15
@@ -205,12 +208,31 @@ def test_shares_hold_over_steps(rows, target, draft):
     assert ((total > 0) == (wanted > 1e-9)).all()
 
 
+def test_the_share_of_the_target_is_inferred(capsys):
+    """It is 1 without text and for the loss that needs it; a share of 0 beside data is said."""
+    written = Written(TOKENS, DRAWN.astype(np.float32), np.full(8, LENGTH, np.int32))
+
+    def share(text, data, **changes):
+        options = DistillOptions(**{**SMALL, **changes})
+        material = Material(text, data, written, {})
+        return share_of_target(options.sampled_fraction, options.share_beside_text, material)
+
+    text = Tokens(pathlib.Path("none"))
+    assert share(None, written) == 1
+    assert share(text, None) == share(text, written) == 0.5
+    assert share(text, written, draft_fraction=0.75) == 0.25
+    assert share(text, None, loss="accepted-length") == 1
+    assert share(text, None, sampled_fraction=0.0) == 0 and not capsys.readouterr().out
+    assert share(text, written, sampled_fraction=0.0) == 0
+    assert "leaves the 8 sequences with answers in --data unused" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"loss": "reverse-kl", "top_k": 5}, "reverse-kl is infinite"),
         ({"loss": "reverse-kl", "temperature": 0.0}, "reverse-kl is infinite"),
-        ({"loss": "accepted-length"}, "pass --sampled-fraction 1"),
+        ({"loss": "accepted-length", "sampled_fraction": 0.5}, "pass --sampled-fraction 1"),
         ({"loss": "accepted-length", "sampled_fraction": 1.0, "online": True}, "neither --online"),
         ({"sampled_fraction": 0.7, "draft_fraction": 0.4}, "add up to more than 1"),
         ({"temperature": -1.0}, "temperature=-1"),

@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from specjax.models import Int8
 from specjax.sampling import Sampling, warp
 from specjax.training import accepted
 from specjax.training.divergences import DIVERGENCES, acceptance, blend
 from specjax.training.losses import (
+    Teacher,
     against,
     agreement,
     chunked,
@@ -21,6 +23,7 @@ from specjax.training.losses import (
     cross_entropy,
     log_draft,
     log_target,
+    with_cap,
 )
 from specjax.training.objectives import OBJECTIVES, per_row
 from specjax.training.precision import mixed_dot_general
@@ -31,6 +34,7 @@ TARGET_HIDDEN, TARGET_HEAD = (
     jax.random.normal(KEYS[2], (37, 6)),
     jax.random.normal(KEYS[3], (6, 11)),
 )
+TEACHER = Teacher(TARGET_HEAD)
 LABELS = jax.random.randint(KEYS[4], (37,), 0, 11)
 WEIGHT = (jnp.arange(37) % 3 > 0).astype(jnp.float32)
 LAST_FIRST = (((1,), (0,)), ((), ()))
@@ -41,14 +45,11 @@ LOGITS, TARGET_LOGITS = (
 WARM = Sampling.create(1, 0.7, top_k=6, top_p=0.9)
 LOSSES = {
     "cross-entropy": (cross_entropy, (WEIGHT, LABELS), ()),
-    **{
-        name: (against(d), (WEIGHT, TARGET_HIDDEN), (TARGET_HEAD,))
-        for name, d in DIVERGENCES.items()
-    },
+    **{name: (against(d), (WEIGHT, TARGET_HIDDEN), (TEACHER,)) for name, d in DIVERGENCES.items()},
     "warped": (
         against(DIVERGENCES["jensen-shannon"]),
         (WEIGHT, TARGET_HIDDEN),
-        (TARGET_HEAD, WARM, jnp.float32(0.3)),
+        (TEACHER, WARM, jnp.float32(0.3)),
     ),
 }
 FILTERED = [name for name in DIVERGENCES if name != "reverse-kl"]
@@ -137,7 +138,7 @@ def test_chunked_rows_are_the_whole_ones(sampling):
     """The statistics of each token agree, and so does the gradient of any function of them."""
     rows, shared, mix = (
         (LABELS, TARGET_HIDDEN),
-        (TARGET_HEAD, sampling),
+        (TEACHER, sampling),
         jax.random.normal(KEYS[0], (37, 3)),
     )
 
@@ -168,10 +169,12 @@ def test_chunks_keep_no_logits(kind):
         if kind == "sum":
             rows = (jnp.ones(tokens), target_hidden)
             return chunked(against(DIVERGENCES["total-variation"]), chunk)(
-                hidden, head, rows, (target_head,)
+                hidden, head, rows, (Teacher(target_head),)
             )
         rows = (jnp.zeros(tokens, jnp.int32), target_hidden)
-        return chunked_rows(accepted.statistics, chunk)(hidden, head, rows, (target_head,)).sum()
+        return chunked_rows(accepted.statistics, chunk)(
+            hidden, head, rows, (Teacher(target_head),)
+        ).sum()
 
     def memory(chunk):
         function = jax.jit(jax.grad(functools.partial(total, chunk), (0, 1)))
@@ -241,10 +244,10 @@ def test_statistics_against_float64():
     alpha, same = np.minimum(p, q).sum(1), p.argmax(1) == q.argmax(1)
     kl = written_out("forward-kl", p, q)
     np.testing.assert_allclose(
-        agreement(LOGITS, TARGET_HIDDEN, TARGET_HEAD), np.stack([kl, alpha, same], 1), rtol=1e-4
+        agreement(LOGITS, TARGET_HIDDEN, TEACHER), np.stack([kl, alpha, same], 1), rtol=1e-4
     )
     ratio = np.minimum(1, (q / p)[np.arange(37), LABELS])
-    statistics = accepted.statistics(LOGITS, LABELS, TARGET_HIDDEN, TARGET_HEAD)
+    statistics = accepted.statistics(LOGITS, LABELS, TARGET_HIDDEN, TEACHER)
     np.testing.assert_allclose(statistics, np.stack([kl, ratio, alpha], 1), rtol=1e-4)
 
 
@@ -293,3 +296,27 @@ def test_mixed_products_round_and_sum_as_they_say(axis):
     )
     for a, b in zip(gradients, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=0.05, atol=0.2)
+
+
+def test_a_softcap_is_applied_on_both_sides():
+    """Capped logits of the target and of the draft give the loss of these logits."""
+    capped = [3 * np.tanh(np.asarray(x) / 3) for x in (LOGITS, TARGET_LOGITS)]
+    wanted = against(DIVERGENCES["forward-kl"])(
+        jnp.asarray(capped[0]), WEIGHT, jnp.asarray(capped[1]), Teacher(jnp.eye(11))
+    )
+    loss = with_cap(against(DIVERGENCES["forward-kl"]), 3.0)
+    actual = chunked(loss, 8)(HIDDEN, HEAD, (WEIGHT, TARGET_HIDDEN), (Teacher(TARGET_HEAD, 3.0),))
+    close(actual, wanted, 2e-2)  # the reference rounds the target's logits to bfloat16
+    loss, rows, shared = LOSSES["forward-kl"]
+    assert abs(float(actual) - float(loss(LOGITS, *rows, *shared))) > 1, "without a cap it differs"
+
+
+def test_an_int8_teacher():
+    """Its logits are those of the product in int8, which differ from the rounded ones."""
+    matrix = Int8.quantise(TARGET_HEAD)
+    logits = Teacher(matrix).logits(TARGET_HIDDEN)
+    scale = np.abs(TARGET_HIDDEN).max(1, keepdims=True) / 127
+    rounded = np.round(np.asarray(TARGET_HIDDEN) / scale)
+    weights = np.asarray(matrix.values, np.float64).T * np.asarray(matrix.scale)
+    close(logits, rounded * scale @ weights, 1e-4)
+    assert np.abs(logits - TARGET_LOGITS).max() > 1e-3

@@ -74,7 +74,7 @@ def test_no_prompt_token_is_learned(name, chat):
     messages = [{"role": role, "content": content} for role, content in turns]
     made = target({**TEMPLATES, **SIMPLE}[name], [ENDS[name]])
     assert made.tokenizer is not None
-    ids, mask = encode_conversation(made, messages)
+    ((ids, mask),) = encode_conversation(made, messages)
     text, spans, after = render(made.files, messages, add_generation_prompt=False), [], 0
     for role, content in turns:
         begin = text.index(content, after)
@@ -92,21 +92,19 @@ def test_no_prompt_token_is_learned(name, chat):
 
 
 def test_a_boundary_that_is_not_certain_is_refused(tmp_path):
-    """Some templates write a turn differently once another follows, or write the end after the
-    whole text."""
+    """Some templates write a turn differently once another follows."""
     later = "{% for m in messages %}[{{ m.content if loop.last else '' }}]{% endfor %}"
     chat = [{"role": role, "content": content} for role, content in CHATS["turns"]]
     with pytest.raises(ValueError, match="where message 1 begins cannot be told"):
         encode_conversation(target(later), chat)
-    with pytest.raises(ValueError, match="where message 1 ends cannot be told"):
-        encode_conversation(target(SIMPLE["phi"]), chat)
+    assert len(encode_conversation(target(SIMPLE["phi"]), chat)) == 2, "a row for each answer"
     path = tmp_path / "chats.jsonl"
     for text, message in [
         (
             '{"messages": [{"role": "user", "content": "x"}]}\n',
             "line 1: no message has the role assistant",
         ),
-        ('\n{"prompt": "x"}\n', 'line 2: it must be an object like {"messages"'),
+        ('\n{"prompt": "x"}\n', "line 2: .*chats.jsonl has the columns prompt, and none of mess"),
         ("5\n", 'line 1: it must be an object like {"messages"'),
         ('{"messages": 5}\n', "line 1: messages is 5; it must be a list of turns"),
         ('{"messages": ["x"]}\n', r"line 1: messages is \['x'\]; it must be a list of turns"),
@@ -179,7 +177,7 @@ def test_show_mask_of_conversations(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setenv("NO_COLOR", "1")
     command = ["--target", str(model), "--data", str(chats), "--out", str(tmp_path / "run"),
-               "--sampled-prompt", "8", "--sampled-fraction", "1",
+               "--sampled-prompt", "8",
                *trained.DRAFT_SIZES]  # fmt: skip
     distill.main([*command, "--show-mask"])
     out = capsys.readouterr().out

@@ -94,5 +94,5 @@ def test_files_that_are_not_held_out_are_refused(tmp_path, capsys):
         prompts.main(["--data", folder, *out, "--count", "2", "--like", "x"])
     assert "--count 2 and --like x both choose files" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="0 UTF-8 text files"):
+    with pytest.raises(ValueError, match="0 different UTF-8 texts"):
         prompts.main(["--data", str(tmp_path / "empty"), *out])

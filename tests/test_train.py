@@ -130,29 +130,21 @@ def test_an_interrupt_saves(tmp_path):
 
 
 def test_training_goes_on_from_a_folder(tmp_path):
-    """`--initial` starts from another run's model; if the sizes differ, the error names just
-    those."""
+    """`--initial` starts from another run's model, with its tokenizer; other sizes and other
+    tokens are refused by name."""
     folder = str(trained.target())
-    run(
-        tmp_path / "run",
-        "--initial",
-        folder,
-        "--tokenizer",
-        folder + "/tokenizer.json",
-        "--steps",
-        "1",
-    )
+    run(tmp_path / "run", "--initial", folder, "--steps", "1")
     assert (
         metrics(tmp_path / "run")[-1]["held_out_loss"]
         < metrics(trained.run())[-1]["held_out_loss"] + 0.3
     )
-    other = ("--initial", folder, "--tokenizer", folder + "/tokenizer.json", "--num-layers", "2")
     with pytest.raises(ValueError, match=r"does not fit --num-layers 2: pass --num-layers 1$"):
-        run(tmp_path / "other", *other)
+        run(tmp_path / "other", "--initial", folder, "--num-layers", "2")
+    other = str(trained.SOURCE / "checkpoints" / "tiny" / "draft" / "tokenizer.json")
     with pytest.raises(
-        ValueError, match=r"\(300, in .*\) than the tokenizer of this run \(280, .*pass --tokenizer"
+        ValueError, match=r"\(300, in .*\) than the tokenizer of this run .*leave out --tokenizer"
     ):
-        run(tmp_path / "words", "--initial", folder, "--vocab-size", "280")
+        run(tmp_path / "words", "--initial", folder, "--tokenizer", other)
 
 
 def saved_model(folder, **changes):

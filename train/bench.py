@@ -43,7 +43,7 @@ from specjax.training.jobs.distill import Distill
 from specjax.training.jobs.distill_options import DistillOptions
 from specjax.training.jobs.medusa import TrainMedusa
 from specjax.training.jobs.medusa_options import MedusaOptions
-from specjax.training.losses import against, chunked, chunked_rows, cross_entropy
+from specjax.training.losses import Teacher, against, chunked, chunked_rows, cross_entropy
 from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer, start, update
 from specjax.training.options import Options, at_least, option, parse, run
@@ -276,7 +276,7 @@ def _row(timed: Timed, job: str, options: BenchOptions, flops: float, peak: floa
     }
 
 
-Args = tuple[jax.ShapeDtypeStruct, ...]
+Args = tuple[jax.ShapeDtypeStruct | Teacher, ...]
 Loss = Callable[..., Array]
 
 
@@ -290,8 +290,8 @@ def memory(vocab: int, size: int, tokens: int) -> list[Memory]:
     head = array(size, vocab)
     losses: dict[str, tuple[Loss, Args, Args]] = {
         "cross-entropy": (cross_entropy, (weight, labels), ()),
-        "forward-kl": (against(forward_kl), (weight, rows), (head,)),
-        "accepted-length": (accepted.statistics, (labels, rows), (head,)),
+        "forward-kl": (against(forward_kl), (weight, rows), (Teacher(head),)),
+        "accepted-length": (accepted.statistics, (labels, rows), (Teacher(head),)),
     }
     measured = []
     for name, (loss, each, shared) in losses.items():

@@ -1,6 +1,6 @@
 """Reading and writing files: model folders, Medusa folders, the Hub, Orbax."""
 
-from specjax.files.checkpoint import load, read_config, save
+from specjax.files.checkpoint import Outline, load, read_config, read_outline, save
 from specjax.files.drafter import load_drafter, open_drafter, save_drafter
 from specjax.files.drafters import FORMATS, Description
 from specjax.files.folder import SINGLE, read_json, weight_files
@@ -13,6 +13,7 @@ __all__ = [
     "SINGLE",
     "TOKENIZER",
     "Description",
+    "Outline",
     "find_folder",
     "load",
     "load_drafter",
@@ -20,6 +21,7 @@ __all__ = [
     "open_drafter",
     "read_config",
     "read_json",
+    "read_outline",
     "read_tokenizer",
     "save",
     "save_drafter",

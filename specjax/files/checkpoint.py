@@ -7,21 +7,24 @@ before a tensor is read, and one error lists everything that does not fit.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import jax.numpy as jnp
 import numpy as np
+import tokenizers
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax.arguments import shown
+from specjax.arguments import items, shown, whole
 from specjax.files.folder import CONFIG, SINGLE, named, read_bytes, read_json, replacing
 from specjax.files.hub import TOKENIZER, find_folder
+from specjax.files.lora import Lora, open_lora
 from specjax.files.tensors import read_params, write_params
 from specjax.files.tokenizer import find_tokenizer
 from specjax.models import (
@@ -38,6 +41,7 @@ from specjax.models import (
 )
 from specjax.parallel import RULES, Rules, leader, shardings
 from specjax.platforms import default_platform
+from specjax.types import Arrays
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))
 _GENERATION = "generation_config.json"
@@ -62,6 +66,8 @@ def load(
     revision: str | None = None,
     mesh: Mesh | None = None,
     rules: Rules = RULES,
+    lora: str | os.PathLike[str] | None = None,
+    layers: Sequence[int] | None = None,
 ) -> LanguageModel:
     """Read a model.
 
@@ -78,6 +84,9 @@ def load(
       mesh: split the parameters over its devices; each device reads its own part.
       rules: how to split them, like `specjax.parallel.sharding.RULES`; {} replicates the model on
         every device, as for a small draft model.
+      lora: the folder of a LoRA in PEFT's format, or `org/name`, which is merged into the weights.
+        A tokenizer in it replaces the model's.
+      layers: read only these layers, in this order; the model then has no others.
 
     Raises:
       ValueError: with everything that does not fit, and the fix.
@@ -90,24 +99,13 @@ def load(
     if not isinstance(precision, str | None) or precision not in (None, *PRECISIONS):
         raise ValueError(f"precision={shown(precision)}; it must be one of {PRECISIONS}, or None")
     folder = find_folder(path, revision)
+    adapter = None if lora is None else open_lora(lora)
     with named(folder):
-        return _load(path, folder, platform, dtype, precision, mesh, rules)
-
-
-def _load(
-    path: str | os.PathLike[str],
-    folder: pathlib.Path,
-    platform: str,
-    dtype: np.dtype,
-    precision: str | None,
-    mesh: Mesh | None,
-    rules: Rules,
-) -> LanguageModel:
-    config, family, ours = read_config(folder)
-    files = {name: read_bytes(folder / name) for name in _FILES if (folder / name).exists()}
-    generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
-    eos, defaults = _eos(folder, generation, config), _defaults(folder, generation)
-    tokenizer = find_tokenizer(folder, ours.vocab_size)
+        outline = _outline(path, folder, adapter)
+    config = ours = outline.config
+    if layers is not None:
+        layers = check_layers(layers, config.num_layers)
+        ours = config.keep(layers)
     # A CPU multiplies bfloat16 fastest with kernels [out, in], the layout of the file and of a tied
     # embedding, and float32 with kernels [in, out].  In float32 on a CPU a transposed copy of a
     # tied embedding is worth its memory; on other devices it is not.
@@ -115,15 +113,72 @@ def _load(
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
     network = Transformer(ours, separate_head=separate, transposed=transposed)
     model = LinenModel(network, dtype, precision)
-    params = read_params(
-        folder,
-        family,
-        model,
-        dtype,
-        None if mesh is None else functools.partial(shardings, model, mesh, rules),
-    )
+    with named(folder):
+        params = read_params(
+            folder,
+            FAMILIES[config.family],
+            model,
+            dtype,
+            None if mesh is None else functools.partial(shardings, model, mesh, rules),
+            config=config,
+            layers=layers,
+            lora=adapter,
+        )
+    return outline.with_weights(model, params)
+
+
+@dataclasses.dataclass(frozen=True)
+class Outline:
+    """A model's folder without its weights; the fields are those of `LanguageModel`."""
+
+    config: TransformerConfig
+    tokenizer: tokenizers.Tokenizer | None
+    eos: tuple[int, ...]
+    name: str
+    defaults: Mapping[str, float]
+    files: Mapping[str, bytes]
+
+    def with_weights(self, model: LinenModel, params: Arrays) -> LanguageModel:
+        return LanguageModel(
+            model, params, self.tokenizer, self.eos, self.name, self.defaults, self.files
+        )
+
+
+def read_outline(path: str | os.PathLike[str]) -> Outline:
+    """What `load` reads of a folder before the weights.
+
+    Raises:
+      ValueError, OSError: as `load`.
+    """
+    folder = find_folder(path)
+    with named(folder):
+        return _outline(path, folder, None)
+
+
+def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | None) -> Outline:
+    config, _, ours = read_config(folder)
+    words = folder
+    if lora is not None and (lora.folder / "tokenizer.json").exists():
+        words = lora.folder
+    places = {CONFIG: folder, _GENERATION: folder, **dict.fromkeys(TOKENIZER, words)}
+    files = {
+        name: read_bytes(place / name) for name, place in places.items() if (place / name).exists()
+    }
+    generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
+    eos, defaults = _eos(folder, generation, config), _defaults(folder, generation)
+    tokenizer = find_tokenizer(words, ours.vocab_size)
     name = folder.name if pathlib.Path(path).is_dir() else str(path)
-    return LanguageModel(model, params, tokenizer, eos, name, defaults, files)
+    name = name if lora is None else f"{name} with {lora.folder.name}"
+    return Outline(ours, tokenizer, eos, name, defaults, files)
+
+
+def check_layers(layers: object, most: int) -> Sequence[int]:
+    """The layers that `load` is asked for.  Raises ValueError unless each is there, and once."""
+    wanted = f"a list of layers, each once, in [0, {most - 1}]"
+    asked = items(layers)
+    if not asked or len(set(map(str, asked))) < len(asked):
+        raise ValueError(f"layers={shown(layers)}; it must be {wanted}")
+    return [whole("layers", layer, 0, most - 1, wanted) for layer in asked]
 
 
 def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig]:

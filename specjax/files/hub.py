@@ -21,6 +21,8 @@ SLOW_TOKENIZER = (
 """Tokenizers in older formats, which are refused by name."""
 
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""The files of a LoRA, as PEFT names them."""
 
 
 def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pathlib.Path:
@@ -81,10 +83,11 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
     try:
         # Fetch the small files first: some models have several sets of weights, and the index says
         # which files are needed.
-        folder = fetch(
-            ["config.json", "generation_config.json", INDEX, *TOKENIZER, *SLOW_TOKENIZER], revision
-        )
+        small = ("config.json", "generation_config.json", ADAPTER_CONFIG, INDEX)
+        folder = fetch([*small, *TOKENIZER, *SLOW_TOKENIZER], revision)
         weights = shard_names(folder / INDEX) if (folder / INDEX).exists() else [SINGLE]
+        if (folder / ADAPTER_CONFIG).exists() and not (folder / "config.json").exists():
+            weights = [ADAPTER_WEIGHTS]
         return (
             folder
             if all((folder / file).exists() for file in weights)

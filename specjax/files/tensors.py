@@ -13,7 +13,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar, cast
 
 import jax
@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from specjax.files.folder import listed, weight_files
 from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
+from specjax.files.lora import Lora
 from specjax.models import Family, LinenModel, Tensor, TransformerConfig
 from specjax.parallel import devices_of, leader, require, to_host
 from specjax.types import Arrays
@@ -46,6 +47,10 @@ def read_params(
     model: LinenModel,
     dtype: DTypeLike,
     shardings: Callable[[], Arrays] | None = None,
+    *,
+    config: TransformerConfig | None = None,
+    layers: Sequence[int] | None = None,
+    lora: Lora | None = None,
 ) -> Arrays:
     """The parameters of `model`, in `dtype`.
 
@@ -57,6 +62,9 @@ def read_params(
       shardings: makes a tree like the parameters; each device reads its own slice of each tensor.
         None means the default device.  It is called after the files' headers were checked, since
         it traces the model.
+      config: of the model in the files; None: that of `model`.
+      layers: the layers of `config` that are layers 0, 1, ... of the model; None: all.
+      lora: changes that are merged into the tensors.
 
     Raises:
       ValueError: with every tensor that is missing, unexpected, stored twice, or of another shape
@@ -64,8 +72,9 @@ def read_params(
         infinities in `dtype` (each process reports those that it reads).
     """
     stored, faults = open_tensors(weight_files(folder))
+    config = config or cast(TransformerConfig, model.module.config)
     # Tracing a model of very many layers takes minutes, and its table of experts gigabytes.
-    if (least := model.module.config.least_tensors) > len(stored):
+    if (least := config.least_tensors) > len(stored):
         raise ValueError(
             f"the weights in {folder} do not fit its config.json, which describes a model of at "
             f"least {least} tensors: the files hold {len(stored)}. A file belongs to another model "
@@ -76,8 +85,11 @@ def read_params(
         for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()
     }
     placed = {} if shardings is None else _flat(shardings())
-    rows = _as_held(_rows(family, model.module.config, stored), shapes)
-    faults += _misfits(rows, shapes, stored) + _leftovers(rows, family, model.module.config, stored)
+    table = _rows(family, config, stored)
+    if lora is not None:
+        stored = lora.onto(folder, stored, table, family.prefix, config.tied_embeddings)
+    rows = _as_held(table if layers is None else _cut(table, layers), shapes)
+    faults += _misfits(rows, shapes, stored) + _leftovers(table, family, config, stored)
     if model.module.separate_head:
         tied = [
             dataclasses.replace(row, path=_HEAD, transpose=True)
@@ -238,6 +250,16 @@ def _rows(family: Family, config: TransformerConfig, stored: Iterable[str]) -> l
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
         rows = [dataclasses.replace(row, name=row.name.removeprefix(family.prefix)) for row in rows]
     return rows
+
+
+def _cut(rows: Iterable[Tensor], layers: Sequence[int]) -> list[Tensor]:
+    """The rows outside the layers, and those of `layers`, which become layers 0, 1, ..."""
+    names = {f"layer_{old}": f"layer_{new}" for new, old in enumerate(layers)}
+    return [
+        dataclasses.replace(row, path=(names.get(row.path[0], row.path[0]), *row.path[1:]))
+        for row in rows
+        if row.path[0] in names or not row.path[0].startswith("layer_")
+    ]
 
 
 def _as_held(rows: Iterable[Tensor], held: Iterable[_Path]) -> list[Tensor]:

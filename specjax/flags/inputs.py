@@ -289,8 +289,12 @@ def load_models(
     if whole and (not sizes or not drafted):
         raise ValueError("--whole-draft is used with --mesh and a draft; leave it out, or add them")
     mesh, split = sizes and make_mesh(**sizes), {} if whole else RULES
+    # Jobs of training have a LoRA and int8.
+    lora, in_int8 = vars(arguments).get("lora"), arguments.dtype == "int8"
+    dtype = None if in_int8 else arguments.dtype
     with progress("loading"):
-        target = specjax.load(arguments.target, arguments.dtype, mesh=mesh)
+        target = specjax.load(arguments.target, dtype, mesh=mesh, lora=lora)
+        target = specjax.quantise(target) if in_int8 else target
         if arguments.draft is None:
             return target, None
-        return target, specjax.load(arguments.draft, arguments.dtype, mesh=mesh, rules=split)
+        return target, specjax.load(arguments.draft, dtype, mesh=mesh, rules=split)

@@ -33,7 +33,7 @@ from specjax.models.language_model import OFF, LanguageModel
 from specjax.models.layers import look_up
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
 from specjax.models.products import dot_general, float32_dot_general
-from specjax.models.quantised import Int8, quantise, quantised_form
+from specjax.models.quantised import Int8, int8_dot_general, quantise, quantised_form
 from specjax.models.rope import Rope
 from specjax.models.transformer import Transformer, head_matrix
 
@@ -80,6 +80,7 @@ __all__ = [
     "head_of",
     "initial_block",
     "initial_medusa",
+    "int8_dot_general",
     "look_up",
     "medusa_hidden",
     "medusa_logits",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from specjax.arguments import number, shown, whole
 from specjax.models.rope import Rope
@@ -188,10 +189,21 @@ class TransformerConfig:
         if not isinstance(self.family, str):
             raise ValueError(f"family={shown(self.family)}; it must be a name, such as 'llama'")
 
+    def keep(self, layers: Sequence[int]) -> TransformerConfig:
+        """The configuration of these layers alone, in this order."""
+        own = {
+            name: tuple(entries[i] for i in layers) if (entries := getattr(self, name)) else ()
+            for name in ("ropes", "windows", "sparse")
+        }
+        if not any(own["windows"]):  # alike, as a family reads them
+            own["windows"] = ()
+        if all(own["sparse"]):
+            own["sparse"] = ()
+        return dataclasses.replace(self, num_layers=len(layers), **own)
+
     def truncated(self, num_layers: int) -> TransformerConfig:
         """The configuration of the first `num_layers` layers alone."""
-        own = {name: getattr(self, name)[:num_layers] for name in ("ropes", "windows", "sparse")}
-        return dataclasses.replace(self, num_layers=num_layers, **own)
+        return self.keep(range(num_layers))
 
     @property
     def least_tensors(self) -> int:

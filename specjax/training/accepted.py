@@ -23,8 +23,7 @@ from jax import Array
 
 from specjax.sampling import Sampling
 from specjax.training.divergences import acceptance, forward_kl
-from specjax.training.losses import log_draft, log_target
-from specjax.training.precision import mixed_dot_general
+from specjax.training.losses import Teacher, log_draft, log_target
 
 ArrayT = TypeVar("ArrayT", Array, np.ndarray)
 
@@ -33,16 +32,14 @@ def statistics(
     logits: Array,
     labels: Array,
     target_hidden: Array,
-    target_head: Array,
+    teacher: Teacher,
     sampling: Sampling | None = None,
 ) -> Array:
     """For `chunked_rows`: the forward KL, min(1, q/p) of the label, and alpha, as [C, 3].
 
     Shapes are those of `losses.against`; labels are [C].
     """
-    target = log_target(
-        mixed_dot_general(target_hidden, target_head, (((1,), (0,)), ((), ()))), sampling
-    )
+    target = log_target(teacher.logits(target_hidden), sampling)
     draft = log_draft(logits, sampling)
     p, q = (jnp.take_along_axis(x, labels[:, None], axis=1)[:, 0] for x in (target, draft))
     return jnp.stack(

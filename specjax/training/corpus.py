@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import tokenizers
@@ -24,6 +24,7 @@ from specjax.parallel import leader
 from specjax.training.mesh import together
 from specjax.training.options import REQUIRED, Options, at_least, option
 from specjax.training.record import write
+from specjax.training.rows import has_rows, holds_conversations, read_texts
 
 END_OF_TEXT = "<|endoftext|>"
 _HELD_OUT_OF = 100  # one file in a hundred
@@ -33,24 +34,39 @@ _HELD_OUT_OF = 100  # one file in a hundred
 class Source:
     """Where text comes from: the files below `folders` that match `pattern`.
 
-    Files in a folder whose name is in `exclude` are left out.
+    Without a pattern these are the files of rows in a folder, or if it has none, all of its files
+    that are not hidden.  Files in a folder whose name is in `exclude` are left out.
     """
 
     folders: tuple[str, ...]
-    pattern: str = "*.py"
+    pattern: str | None = None
     exclude: tuple[str, ...] = ()
     max_bytes: int = 200_000
+    column: str | None = None  # of files of rows
+    conversations: tuple[str, ...] = ()  # files that hold no text, and are left out
 
 
 @dataclasses.dataclass(frozen=True)
 class TextOptions(Options):
     """The options that describe a source of text."""
 
-    data: tuple[str, ...] = option(REQUIRED, "folders (or files) of text")
-    pattern: str = option("*.py", "glob pattern of the files below a folder")
+    data: tuple[str, ...] = option(
+        REQUIRED,
+        "folders or files: text of any ending, JSON lines, parquet, or datasets of Hugging Face",
+    )
+    pattern: str | None = option(
+        None,
+        "glob pattern of the files below a folder; by default its JSON lines, parquet and arrow "
+        "files, or if it has none, all texts",
+    )
+    column: str | None = option(
+        None,
+        "column of such a file with a text or a conversation; default: messages, conversations, "
+        "text or content",
+    )
     exclude: tuple[str, ...] = option((), "names of folders to leave out")
     max_bytes: int = option(
-        200_000, "bytes of the largest file that is read; larger ones are mostly tables"
+        200_000, "bytes of the largest text that is read; larger ones are mostly tables"
     )
 
     def __post_init__(self) -> None:
@@ -59,25 +75,24 @@ class TextOptions(Options):
 
     @property
     def source(self) -> Source:
-        return Source(self.data, self.pattern, self.exclude, self.max_bytes)
+        return Source(self.data, self.pattern, self.exclude, self.max_bytes, self.column)
 
 
 def read_documents(source: Source) -> Iterator[tuple[pathlib.Path, str]]:
-    """The distinct text files of a source, in sorted order.
+    """The distinct texts of a source, in sorted order: of a file, or of each row of a file.
 
-    Binary, empty and large files are skipped.  The number of large files is printed.
+    Binary, empty and large texts are skipped.  The number of large ones is printed.
 
     Raises:
-      ValueError: a folder does not exist.
+      ValueError: a folder does not exist, or a file holds conversations or a broken row.
     """
     seen, large = set(), []
-    for path in _files(source, source.pattern):
-        size = path.stat().st_size
+    for path, size, read in _texts(source):
         if size > source.max_bytes:
             large.append((size, path))
         if not 0 < size <= source.max_bytes:
             continue
-        raw = path.read_bytes()
+        raw = read()
         digest = hashlib.sha256(raw).digest()
         if digest in seen or b"\0" in raw:
             continue
@@ -89,31 +104,71 @@ def read_documents(source: Source) -> Iterator[tuple[pathlib.Path, str]]:
     if large:
         size, path = max(large)
         print(
-            f"files larger than --max-bytes {source.max_bytes}, left out: {len(large)} "
+            f"texts larger than --max-bytes {source.max_bytes}, left out: {len(large)} "
             f"(the largest is {path}, {size} bytes)",
             flush=True,
         )
 
 
-def _files(source: Source, pattern: str) -> Iterator[pathlib.Path]:
-    """The files of a source that match `pattern`, and those that `folders` names itself."""
+def _texts(source: Source) -> Iterator[tuple[pathlib.Path, int, Callable[[], bytes]]]:
+    """The name and the size of each text of a source, and a function that reads it."""
+    for path in files_of(source):
+        if str(path) in source.conversations:
+            continue
+        if not has_rows(path):
+            yield path, path.stat().st_size, path.read_bytes
+            continue
+        if holds_conversations(path, source.column):
+            raise ValueError(
+                f"{path} holds conversations, which only a target's chat template turns into text: "
+                "pass it to train.distill, or name a column of texts with --column"
+            )
+        for where, text in read_texts(path, source.column):
+            raw = text.encode(errors="surrogatepass")  # half a pair is no UTF-8, and is skipped
+            yield path / where, len(raw), functools.partial(bytes, raw)
+
+
+def files_of(source: Source) -> list[pathlib.Path]:
+    """The files of a source.
+
+    Raises:
+      ValueError: a folder does not exist.
+    """
+    found = []
     for root in map(pathlib.Path, source.folders):
-        if not root.exists():
-            raise ValueError(f"--data: {root} does not exist")
-        for path in [root] if root.is_file() else sorted(root.rglob(pattern)):
-            excluded = any(part in source.exclude for part in path.relative_to(root).parts[:-1])
-            if path.is_file() and not excluded:
-                yield path
+        files = list(_below(root, source, source.pattern))
+        rows = [path for path in files if has_rows(path)]
+        if source.pattern is None and root.is_dir() and 0 < len(rows) < len(files):
+            print(
+                f"{root}: reading its {len(rows)} files of rows; --pattern reads others", flush=True
+            )
+            files = rows
+        found += files
+    return found
+
+
+def _below(root: pathlib.Path, source: Source, pattern: str | None) -> Iterator[pathlib.Path]:
+    """The file `root`, or the files below it that match `pattern`; by default, all but hidden."""
+    if not root.exists():
+        raise ValueError(f"--data: {root} does not exist")
+    for path in [root] if root.is_file() else sorted(root.rglob(pattern or "*")):
+        parts = path.relative_to(root).parts
+        hidden = pattern is None and any(part.startswith((".", "cache-")) for part in parts)
+        excluded = any(part in source.exclude for part in parts[:-1])
+        if path.is_file() and not excluded and not hidden:
+            yield path
 
 
 def too_few(source: Source, count: int) -> str:
     """The error message for a source with too few texts; it counts the files that are there."""
-    large = sum(path.stat().st_size > source.max_bytes for path in _files(source, source.pattern))
-    endings = collections.Counter(path.suffix or "no ending" for path in _files(source, "*"))
+    large = sum(size > source.max_bytes for _, size, _ in _texts(source))
+    below = [path for root in source.folders for path in _below(pathlib.Path(root), source, "*")]
+    endings = collections.Counter(path.suffix or "no ending" for path in below)
+    asked = "" if source.pattern is None else f" match --pattern {source.pattern!r}"
     kinds = ", ".join(f"{number} of {ending}" for ending, number in endings.most_common(5))
     return (
-        f"--data: {count} UTF-8 text files match --pattern {source.pattern!r} below "
-        f"{', '.join(source.folders)}; files larger than --max-bytes {source.max_bytes}: {large}; "
+        f"--data: {count} different UTF-8 texts{asked} below "
+        f"{', '.join(source.folders)}; texts larger than --max-bytes {source.max_bytes}: {large}; "
         f"all files there: {kinds or 'none'}"
     )
 

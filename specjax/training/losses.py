@@ -12,9 +12,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 from jax import Array
 
 from specjax.contract import Arrays
+from specjax.models import Int8, int8_dot_general
 from specjax.sampling import Sampling, warp
 from specjax.training import divergences
 from specjax.training.divergences import Divergence, blend
@@ -24,6 +26,32 @@ Operands = tuple[Arrays, ...]
 Saved = tuple[Array, Array, Operands, Operands]
 
 _LAST_FIRST = (((1,), (0,)), ((), ()))
+
+
+@struct.dataclass
+class Teacher:
+    """How a target maps its hidden states to logits; it has no gradient."""
+
+    matrix: Arrays  # [E, V], an array or Int8
+    softcap: float | None = struct.field(pytree_node=False, default=None)
+
+    def logits(self, hidden: Array) -> Array:
+        """[C, E] -> [C, V] float32, in int8 as the target multiplies, else in bfloat16."""
+        if isinstance(self.matrix, Int8):
+            product = int8_dot_general(hidden, self.matrix.unbox(), _LAST_FIRST)
+        else:
+            product = mixed_dot_general(hidden, self.matrix, _LAST_FIRST)
+        return capped(product.astype(jnp.float32), self.softcap)
+
+
+def capped(logits: Array, cap: float | None) -> Array:
+    """c tanh(logits / c) for a softcap c; None is no cap."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+def with_cap(loss: Callable[..., Array], cap: float | None) -> Callable[..., Array]:
+    """A loss on logits, for a model whose logits have a softcap."""
+    return loss if cap is None else lambda logits, *others: loss(capped(logits, cap), *others)
 
 
 def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array]:
@@ -188,7 +216,7 @@ def cross_entropy(logits: Array, weight: Array, labels: Array) -> Array:
 def against(divergence: Divergence) -> Callable[..., Array]:
     """A loss for `chunked`: the sum over rows of weight * divergence(target, draft).
 
-    Shapes are logits [C, V], weight [C], target_hidden [C, E] and target_head [E, V].  The loss
+    Shapes are logits [C, V], weight [C] and target_hidden [C, E].  The loss
     computes the target's logits itself, so that they too exist for one chunk at a time.  With a
     `share`, the divergence is blended with forward KL.
     """
@@ -197,11 +225,11 @@ def against(divergence: Divergence) -> Callable[..., Array]:
         logits: Array,
         weight: Array,
         target_hidden: Array,
-        target_head: Array,
+        teacher: Teacher,
         sampling: Sampling | None = None,
         share: Array | None = None,
     ) -> Array:
-        target = log_target(mixed_dot_general(target_hidden, target_head, _LAST_FIRST), sampling)
+        target = log_target(teacher.logits(target_hidden), sampling)
         return jnp.sum(weight * blend(divergence, share)(target, log_draft(logits, sampling)))
 
     return loss
@@ -211,14 +239,14 @@ forward_kl = against(divergences.forward_kl)
 
 
 def agreement(
-    logits: Array, target_hidden: Array, target_head: Array, sampling: Sampling | None = None
+    logits: Array, target_hidden: Array, teacher: Teacher, sampling: Sampling | None = None
 ) -> Array:
     """For `chunked_rows`: forward KL, alpha, and whether both have the same argmax, as [C, 3].
 
     Shapes are those of `against`.  Alpha is the acceptance rate of the rule `rejection` if target
     and draft are both sampled with these settings, filters included.
     """
-    logits_target = mixed_dot_general(target_hidden, target_head, _LAST_FIRST)
+    logits_target = teacher.logits(target_hidden)
     target = log_target(logits_target, sampling)
     kl = divergences.forward_kl(target, log_draft(logits, sampling))
     alpha = divergences.acceptance(target, log_target(logits, sampling))

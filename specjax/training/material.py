@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.files import find_folder
 from specjax.models import LanguageModel
 from specjax.training import dataset
-from specjax.training.conversations import SUFFIX, read_conversations
-from specjax.training.corpus import Source, Tokens, digest, prepare
+from specjax.training.conversations import read_conversations
+from specjax.training.corpus import Source, Tokens, digest, files_of, prepare
 from specjax.training.dataset import Written, model_hashes
+from specjax.training.rows import has_rows, holds_conversations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,12 @@ class DataOptions(Protocol):
     def target(self) -> str: ...
 
     @property
+    def lora(self) -> str | None: ...
+
+    @property
+    def tokenizer_file(self) -> str: ...
+
+    @property
     def data(self) -> tuple[str, ...]: ...
 
     @property
@@ -50,17 +56,23 @@ class DataOptions(Protocol):
 
 
 def gather(
-    options: DataOptions, target: LanguageModel, settings: Mapping[str, float] | None = None
+    options: DataOptions,
+    target: LanguageModel,
+    settings: Mapping[str, float] | None = None,
+    exact: bool = False,
 ) -> Material:
     """Read `options.data`.
 
-    It may name folders and files of text, datasets of train.generate, and conversations (.jsonl).
+    It may name folders and files of text, datasets of train.generate, and files of rows with texts
+    or conversations (`rows.py`).
 
     Args:
       options: the options of the job.
       target: the model in `options.target`.
-      settings: the sampling settings with which the target must have drawn the datasets;
-        conversations are then refused.  With None any settings and conversations are accepted.
+      settings: the sampling settings that the run learns for; datasets that were drawn with others
+        are named.  None: with any.
+      exact: the loss is a mean over text drawn with these settings, so datasets with others and
+        conversations are refused.
 
     Raises:
       ValueError: sequences longer than the target can read, data of another target, or a malformed
@@ -76,26 +88,28 @@ def gather(
             f"--sequence-length is {length}; the target reads at most {target.model.max_positions}"
         )
     made = [path for path in map(pathlib.Path, options.data) if (path / dataset.MANIFEST).exists()]
-    chats = [
-        path for path in map(pathlib.Path, options.data) if path.suffix == SUFFIX and path.is_file()
-    ]
+    folders = tuple(path for path in options.data if pathlib.Path(path) not in made)
+    source = dataclasses.replace(options.source, folders=folders)
+    files, column = files_of(source), options.source.column
+    chats = [path for path in files if has_rows(path) and holds_conversations(path, column)]
     text = written = held_out = None
-    hashes = model_hashes(options.target)
+    hashes = model_hashes(options.target, options.lora)
     inputs = dict(hashes)
-    if folders := tuple(path for path in options.data if pathlib.Path(path) not in made + chats):
-        source = dataclasses.replace(options.source, folders=folders)
-        tokenizer = str(find_folder(options.target) / "tokenizer.json")
-        _, text, held_out = prepare(source, out / "corpus", target.model.vocab_size, tokenizer)
+    if folders and (len(files) > len(chats) or not files):
+        source = dataclasses.replace(source, conversations=tuple(map(str, chats)))
+        _, text, held_out = prepare(
+            source, out / "corpus", target.model.vocab_size, options.tokenizer_file
+        )
         inputs = {**text.inputs, **hashes}
-    if chats and settings is not None:
+    if chats and exact:
         raise ValueError(
             f"the target did not draw the answers in {chats[0]}, and this loss is a mean over text "
             "that it drew: let the target answer these prompts with train.generate --prompts"
         )
     if made or chats:
-        rows = [row for path in made for row in dataset.read_masked(path, hashes, settings)]
+        rows = [row for path in made for row in dataset.read_masked(path, hashes, settings, exact)]
         cuts = [cut for path in made for cut in dataset.cuts(path)]
-        answers = [row for path in chats for row in read_conversations(target, path)]
+        answers = [row for path in chats for row in read_conversations(target, path, column)]
         written = Written.of(rows + answers, length, cuts + [length + 1] * len(answers))
         inputs["dataset"] = digest(
             *(shard for path in made for shard in sorted(path.glob("*.safetensors"))), *chats

@@ -38,7 +38,8 @@ class Measured:
     """The measurements of `measure`, in the order of the prompts."""
 
     counts: Counts  # NumPy arrays, a row for each prompt
-    seconds: np.ndarray  # [B] time of prefill and decoding
+    seconds: np.ndarray  # [B] time of prefill and decoding, an equal part of its batch's
+    batch: np.ndarray  # [B] the number of its batch, whose prompts were timed together
     tokens: list[list[int]]  # the new tokens
 
 
@@ -125,7 +126,8 @@ def measure(
         counts.append(jax.tree.map(lambda x, rows=rows: x[:rows], to_host(batch_counts)))
         written, ends = to_host((state.tokens, state.length))
         tokens += [written[row, lengths[row] : ends[row]].tolist() for row in range(rows)]
-    return Measured(jax.tree.map(lambda *x: np.concatenate(x), *counts), np.array(seconds), tokens)
+    joined = jax.tree.map(lambda *x: np.concatenate(x), *counts)
+    return Measured(joined, np.array(seconds), np.arange(len(prompts)) // batch, tokens)
 
 
 def measure_tau(
@@ -135,11 +137,15 @@ def measure_tau(
     new_tokens: int,
     settings: Mapping[str, float],
 ) -> dict[str, float]:
-    """The metrics tau, the tokens per pass of the target, and its interval tau_low, tau_high."""
+    """The metrics tau, the tokens per pass of the target, and its interval tau_low, tau_high.
+
+    One prompt has no interval.
+    """
     rows = min(len(prompts), 8)
     counts = measure(
         decoder, params, prompts, new_tokens, batch=rows, settings=settings, seed=0
     ).counts
     tau = interval(counts.emitted, counts.passes)
     assert tau is not None
-    return dict(zip(("tau", "tau_low", "tau_high"), tau, strict=True))
+    value, low, high = tau
+    return {"tau": value} | ({"tau_low": low, "tau_high": high} if len(prompts) > 1 else {})

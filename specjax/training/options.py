@@ -100,6 +100,8 @@ def as_argument(name: str, value: object) -> str:
     """An option with its value, as written on a command line."""
     if isinstance(value, bool):
         return flag(name) if value else "--no-" + flag(name)[2:]
+    if isinstance(value, tuple):
+        value = " ".join(map(str, value))
     return f"{flag(name)} {value}"
 
 

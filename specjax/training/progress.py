@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
+import time
 from collections.abc import Callable
 
 from tqdm import tqdm
@@ -22,27 +24,41 @@ class Progress:
 
     def __init__(self, steps: int, step: int) -> None:
         self.closed: OSError | None = None
+        self._steps, self._step = steps, step
+        self._before = step, time.perf_counter()
         disable = None if leader() else True  # None: shown at a terminal
         self._bar = tqdm(total=steps, initial=step, unit="step", disable=disable)
 
     def advance(self, **values: str) -> None:
-        """One step more; `values` are shown beside the bar."""
+        """One step more; `values` are shown beside the bar, or without a terminal as a line."""
+        self._step += 1
 
         def show() -> None:
             self._bar.update()
-            if values:
+            if values and self._bar.disable:
+                figures = "  ".join(f"{name} {value}" for name, value in values.items())
+                self._print(f"step {self._step} of {self._steps}: {figures}  left {self._left()}")
+            elif values:
                 self._bar.set_postfix(values)
 
         self._try(show)
 
+    def _left(self) -> str:
+        """The time that the remaining steps take at the speed since the line before."""
+        (step, began), now = self._before, time.perf_counter()
+        self._before = self._step, now
+        seconds = (now - began) / (self._step - step) * (self._steps - self._step)
+        return str(datetime.timedelta(seconds=round(seconds)))
+
     def say(self, text: str) -> None:
         """Print a line."""
 
-        def show() -> None:
+        self._try(lambda: self._print(text))
+
+    def _print(self, text: str) -> None:
+        if leader():
             self._bar.write(text)
             sys.stdout.flush()
-
-        self._try(show)
 
     def close(self) -> None:
         self._try(self._bar.close)

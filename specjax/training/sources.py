@@ -18,6 +18,8 @@ from specjax.rules import Match
 from specjax.training import accepted, dataset
 from specjax.training.corpus import Tokens
 from specjax.training.dataset import Request, Written
+from specjax.training.material import Material
+from specjax.training.targets import dtype_of
 from specjax.types import Params
 
 TEXT, TARGET, DRAFT = range(3)
@@ -30,7 +32,7 @@ class MixOptions(Protocol):
     def batch_size(self) -> int: ...
 
     @property
-    def sampled_fraction(self) -> float: ...
+    def sampled_fraction(self) -> float | None: ...
 
     @property
     def draft_fraction(self) -> float: ...
@@ -76,6 +78,28 @@ class SampleOptions(Protocol):
     @property
     def seed(self) -> int: ...
 
+    @property
+    def dtype(self) -> str | None: ...
+
+
+def share_of_target(asked: float | None, default: float, material: Material) -> float:
+    """The fraction of the sequences that the target wrote, for a run with this data.
+
+    Args:
+      asked: the option, or None.
+      default: the fraction beside text.
+      material: the data.  Without text the fraction is 1.
+    """
+    if asked is None:
+        return 1.0 if material.text is None else default
+    if not asked and material.written is not None:
+        print(
+            f"note: --sampled-fraction 0 leaves the {len(material.written.tokens)} sequences with "
+            "answers in --data unused",
+            flush=True,
+        )
+    return asked
+
 
 def sources(options: MixOptions, step: int) -> tuple[list[int], list[int]]:
     """The rows that the batch of a step reads from TEXT, TARGET and DRAFT.
@@ -83,7 +107,7 @@ def sources(options: MixOptions, step: int) -> tuple[list[int], list[int]]:
     Returns:
       For each source the number of its first row, and the number of rows.
     """
-    rows, shares = options.batch_size, (options.sampled_fraction, options.draft_fraction)
+    rows, shares = options.batch_size, (options.sampled_fraction or 0.0, options.draft_fraction)
     if options.online or options.mix == "batch":
         drawn = np.random.default_rng((options.seed, 2, step)).random()
         source = TARGET if drawn < shares[0] else DRAFT if drawn < sum(shares) else TEXT
@@ -159,6 +183,7 @@ def sample(
         seed=o.seed,
         top=0,
         prompts=f"{o.sampled_prompt} tokens of {text.inputs['text']}",
+        dtype=dtype_of(o.dtype),
     )
 
     def prompts(number: int) -> list[list[int]]:

@@ -14,23 +14,26 @@ from specjax.models import LanguageModel
 from specjax.rules import RULES
 from specjax.sampling import Sampling
 from specjax.training.mesh import MeshOptions, mesh_sizes
-from specjax.training.options import REQUIRED, at_least, option, within
+from specjax.training.options import at_least, option, within
+from specjax.training.targets import TargetOptions
 from specjax.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
-class SpeculationOptions(MeshOptions):
+class SpeculationOptions(MeshOptions, TargetOptions):
     """The models, and how they decode; the options are named as in `specjax bench`."""
 
-    target: str = option(REQUIRED, "folder of the target, or org/name on the Hub")
     draft: str | None = option(
         None, "folder of the draft, or org/name; other tokens than the target's are translated"
     )
     drafter: str | None = option(
         None, "folder of a drafter that was trained for the target (Medusa, EAGLE-3, DFlash, ...)"
     )
-    dtype: str = option(
-        "float32", "type of both models", choices=("float32", "bfloat16", "float16")
+    dtype: str | None = option(
+        None,
+        "type of both models; in int8 the draft keeps the default, which is float32 on a CPU, else "
+        "bfloat16",
+        choices=("float32", "bfloat16", "float16", "int8"),
     )
     proposer: str | None = option(
         None,

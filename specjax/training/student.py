@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import Protocol
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,69 +14,146 @@ from jax import Array
 from jax.sharding import Mesh
 
 from specjax.contract import Arrays
-from specjax.files import find_folder, load, read_config, read_json, read_tokenizer, save
+from specjax.files import (
+    find_folder,
+    load,
+    read_config,
+    read_json,
+    read_outline,
+    read_tokenizer,
+    save,
+)
 from specjax.models import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.parallel import TRAINING_RULES, shardings
 from specjax.text import vocabulary_digest
-from specjax.training.options import Options, at_least, matching, option
+from specjax.training.families import alike, cut, stretched
+from specjax.training.options import Options, as_argument, at_least, matching, option
 from specjax.training.precision import mixed_dot_general
+
+SIZES = ("hidden_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads")
+_ORIGINAL = ", or as the model that it starts from or is like"
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions(Options):
-    """The sizes of a Llama-type model."""
+    """Where a student comes from, and its sizes.  Without a source it is a Llama-type model."""
 
-    hidden_size: int = option(256, "size of the hidden states")
-    mlp_size: int = option(688, "size of the hidden layer of an MLP")
-    num_layers: int = option(6, "layers")
-    num_heads: int = option(4, "query heads")
-    num_kv_heads: int = option(2, "key and value heads")
+    hidden_size: int | None = option(None, "size of the hidden states; default: 256" + _ORIGINAL)
+    mlp_size: int | None = option(None, "size of an MLP's hidden layer; default: 688" + _ORIGINAL)
+    num_layers: int | None = option(None, "layers; default: 6" + _ORIGINAL)
+    num_heads: int | None = option(None, "query heads; default: 4" + _ORIGINAL)
+    num_kv_heads: int | None = option(None, "key and value heads; default: 2" + _ORIGINAL)
     initial: str | None = option(
-        None, "folder of a model to start from, of these sizes and any family; by default random"
+        None, "folder of a model of any family that training continues; by default random weights"
+    )
+    like: str | None = option(
+        None,
+        "folder of a model whose family, positions and sizes a student with random weights has",
+    )
+    from_layers: tuple[int, ...] = option(
+        (), "start from these layers of --like, with its embedding, final norm and output matrix"
     )
     isolate_documents: bool = option(
         False, "tokens do not attend to other documents packed into the same sequence"
     )
     remat: bool = option(False, "recompute layers in the backward pass, to save memory")
 
+    new_sizes: ClassVar[Mapping[str, int]] = dict(zip(SIZES, (256, 688, 6, 4, 2), strict=True))
+    """The sizes of a student without a source."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "hidden_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads")
-        if self.initial is not None:  # its head size may differ from hidden_size / num_heads
-            return
-        if self.num_heads % self.num_kv_heads:
-            heads = f"--num-heads {self.num_heads}"
-            raise ValueError(f"--num-kv-heads is {self.num_kv_heads}; it must divide {heads}")
-        if self.hidden_size % (2 * self.num_heads):
+        at_least(self, 1, *(name for name in SIZES if getattr(self, name) is not None))
+        chosen = [as_argument(name, value) for name, value in self.sources.items()]
+        if len(chosen) > 1:
+            raise ValueError(f"{' and '.join(chosen)} exclude each other: leave out all but one")
+        if self.from_layers and self.model_like is None:
             raise ValueError(
-                f"--hidden-size is {self.hidden_size}; twice --num-heads {self.num_heads} must "
-                "divide it, since rotary positions rotate pairs of a head's dimensions"
+                f"{as_argument('from_layers', self.from_layers)} needs --like with the folder of "
+                "the model that has these layers"
+            )
+        if min(self.from_layers, default=0) < 0 or len(set(self.from_layers)) < len(
+            self.from_layers
+        ):
+            raise ValueError(
+                f"{as_argument('from_layers', self.from_layers)}: name layers from 0, each once"
+            )
+        sizes = self.new_model
+        if chosen or self.model_like is not None:  # the sizes are those of a model that exists
+            return
+        if sizes["num_heads"] % sizes["num_kv_heads"]:
+            heads = f"--num-heads {sizes['num_heads']}"
+            raise ValueError(f"--num-kv-heads is {sizes['num_kv_heads']}; it must divide {heads}")
+        if sizes["hidden_size"] % (2 * sizes["num_heads"]):
+            raise ValueError(
+                f"--hidden-size is {sizes['hidden_size']}; twice --num-heads {sizes['num_heads']} "
+                "must divide it, since rotary positions rotate pairs of a head's dimensions"
             )
 
+    @property
+    def sources(self) -> dict[str, object]:
+        """The options that say where weights come from, of which there may be one."""
+        given = {"initial": self.initial, "from_layers": self.from_layers}
+        return {name: value for name, value in given.items() if value}
 
-SIZES = ("hidden_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads")
+    @property
+    def new_model(self) -> dict[str, int]:
+        """The sizes of a model without a source."""
+        return {name: getattr(self, name) or size for name, size in self.new_sizes.items()}
+
+    @property
+    def model_like(self) -> str | None:
+        """The folder that `--like` names."""
+        return self.like
+
+    @property
+    def start(self) -> Start | None:
+        """Where the student's configuration or weights come from; None: it is a new Llama."""
+        if self.initial is not None:
+            return Start(self.initial, f"--initial {self.initial}")
+        folder = self.model_like
+        if folder is None:
+            return None
+        if self.from_layers:
+            name = as_argument("from_layers", self.from_layers)
+            return Start(folder, f"{name} of {folder}", layers=self.from_layers)
+        return Start(folder, f"--like {folder}", has_weights=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A folder that a student comes from."""
+
+    folder: str
+    name: str  # the option that names it, for messages
+    has_weights: bool = True  # the student starts with its weights; else it is only alike
+    layers: tuple[int, ...] | None = None  # of the folder; None: all
+    lora: str | None = None  # a LoRA that is merged into the weights
 
 
 class StudentOptions(Protocol):
     """The options of a job that trains a model: `ModelOptions` and two of the loop's options."""
 
     @property
-    def hidden_size(self) -> int: ...
+    def hidden_size(self) -> int | None: ...
 
     @property
-    def mlp_size(self) -> int: ...
+    def num_heads(self) -> int | None: ...
 
     @property
-    def num_layers(self) -> int: ...
+    def num_kv_heads(self) -> int | None: ...
 
     @property
-    def num_heads(self) -> int: ...
+    def mlp_size(self) -> int | None: ...
 
     @property
-    def num_kv_heads(self) -> int: ...
+    def num_layers(self) -> int | None: ...
 
     @property
-    def initial(self) -> str | None: ...
+    def new_model(self) -> dict[str, int]: ...
+
+    @property
+    def start(self) -> Start | None: ...
 
     @property
     def remat(self) -> bool: ...
@@ -87,58 +165,60 @@ class StudentOptions(Protocol):
     def seed(self) -> int: ...
 
 
-def make_model(options: StudentOptions, vocab_size: int) -> LinenModel:
-    """The model in the folder `--initial`, or a new Llama-type model with tied embeddings.
-
-    It multiplies in bfloat16.
-
-    Raises:
-      ValueError: the folder's model has other sizes, or cannot read `--sequence-length` tokens.
-    """
-    if options.initial is None:
-        config = _new(options, vocab_size)
-    else:
-        config = _initial(options, options.initial)
-    return LinenModel(Transformer(config, mixed_dot_general, remat=options.remat))
-
-
-def _new(options: StudentOptions, vocab_size: int) -> TransformerConfig:
-    return TransformerConfig(
-        vocab_size=vocab_size,
-        hidden_size=options.hidden_size,
-        mlp_size=options.mlp_size,
-        num_layers=options.num_layers,
-        num_heads=options.num_heads,
-        num_kv_heads=options.num_kv_heads,
-        head_dim=options.hidden_size // options.num_heads,
-        max_positions=options.sequence_length,
-        tied_embeddings=True,
-    )
-
-
-def _initial(options: StudentOptions, initial: str) -> TransformerConfig:
-    """The configuration in the folder `--initial`, with room for `--sequence-length` tokens."""
-    origin, config = f"--initial {initial}", read_config(find_folder(initial))[2]
-    matching(options, config, origin, *SIZES)
-    if options.sequence_length <= config.max_positions:
-        return config
-    ropes = [config.rope_of(layer) for layer in range(config.num_layers)]
-    # Learned positions end with their table, and a RoPE scaling is made for one context length.
-    if config.position_offset is not None or any(rope and rope.kind != "default" for rope in ropes):
-        raise ValueError(
-            f"--sequence-length is {options.sequence_length}; {origin} reads at most "
-            f"{config.max_positions} tokens, and its positions cannot be extended"
-        )
-    return dataclasses.replace(config, max_positions=options.sequence_length)
-
-
-def check_initial(
-    options: ModelOptions, words: tokenizers.Tokenizer | None, size: int, whose: str, cure: str
-) -> None:
-    """Check that the folder `--initial` has the vocabulary of the job, before it is loaded.
+def make_model(options: StudentOptions, vocab_size: int, context: int | None = None) -> LinenModel:
+    """The model that a job trains, which multiplies in bfloat16.
 
     Args:
       options: the options of the job.
+      vocab_size: of the job's vocabulary, padding included.
+      context: tokens that the model should read, as the target does; by default
+        `--sequence-length`.  A folder's own context stays, unless it is shorter and its positions
+        can be extended.
+
+    Raises:
+      ValueError: the sizes do not fit the folder or its family, or the model cannot read
+        `--sequence-length` tokens.
+    """
+    context = max(options.sequence_length, context or 0)
+    start = options.start
+    if start is None:
+        sizes = options.new_model
+        config = TransformerConfig(
+            vocab_size=vocab_size,
+            hidden_size=sizes["hidden_size"],
+            mlp_size=sizes["mlp_size"],
+            num_layers=sizes["num_layers"],
+            num_heads=sizes["num_heads"],
+            num_kv_heads=sizes["num_kv_heads"],
+            head_dim=sizes["hidden_size"] // sizes["num_heads"],
+            max_positions=context,
+            tied_embeddings=True,
+        )
+    else:
+        config = read_config(find_folder(start.folder))[2]
+        if start.layers is not None:
+            config = cut(config, start.layers, start.name)
+        if start.has_weights:
+            given = tuple(name for name in SIZES if getattr(options, name) is not None)
+            matching(options, config, start.name, *given)
+            config = stretched(config, context)
+        else:
+            config = alike(options, config, vocab_size, context, start.name)
+        if config.max_positions < options.sequence_length:
+            raise ValueError(
+                f"--sequence-length is {options.sequence_length}; {start.name} reads at most "
+                f"{config.max_positions} tokens, and its positions cannot be extended"
+            )
+    return LinenModel(Transformer(config, mixed_dot_general, remat=options.remat))
+
+
+def check_initial(
+    start: Start | None, words: tokenizers.Tokenizer | None, size: int, whose: str, cure: str
+) -> None:
+    """Check that a folder with weights has the vocabulary of the job, before it is loaded.
+
+    Args:
+      start: where the student comes from; without weights nothing is checked.
       words: the job's tokenizer; None: nothing is checked.
       size: size of the job's vocabulary, padding included.
       whose: for the message, what the job's vocabulary belongs to.
@@ -147,29 +227,32 @@ def check_initial(
     Raises:
       ValueError: the folder has other tokens, or another number of them.
     """
-    if options.initial is None or words is None:
+    if start is None or not start.has_weights or words is None:
         return
-    folder = find_folder(options.initial)
+    folder = find_folder(start.folder)
     path, own_size = folder / "tokenizer.json", read_json(folder / "config.json").get("vocab_size")
     own = read_tokenizer(path) if path.exists() else words
     if own_size != size or vocabulary_digest(own) != vocabulary_digest(words):
         raise ValueError(
-            f"--initial {options.initial} has other tokens ({own.get_vocab_size()}, in a "
+            f"{start.name} has other tokens ({own.get_vocab_size()}, in a "
             f"vocabulary of {own_size}) than {whose} ({words.get_vocab_size()}, in one of {size}): "
             f"{cure}, or leave it out"
         )
 
 
 def initial_params(model: LinenModel, options: StudentOptions, mesh: Mesh | None = None) -> Arrays:
-    """The parameters in the folder `--initial`, or random ones from `--seed`.
+    """The parameters that the student starts with: a folder's, or random ones from `--seed`.
 
     On a mesh, each device makes or reads its own part.
     """
-    key = jax.random.key(options.seed)
-    if options.initial is None:
+    key, start = jax.random.key(options.seed), options.start
+    if start is None or not start.has_weights:
         at = None if mesh is None else shardings(model, mesh, TRAINING_RULES)
         return jax.jit(model.init, out_shardings=at)(key)
-    loaded = load(options.initial, "float32", mesh=mesh, rules=TRAINING_RULES)
+    loaded = load(
+        start.folder, "float32", mesh=mesh, rules=TRAINING_RULES, lora=start.lora,
+        layers=start.layers,
+    )  # fmt: skip
     return {name: loaded.params[name] for name in jax.eval_shape(model.init, key)}
 
 
@@ -205,6 +288,8 @@ def save_student(
     params: Arrays,
     words: tokenizers.Tokenizer,
     eos: tuple[int, ...],
+    files: Mapping[str, bytes] | None = None,
+    start: Start | None = None,
 ) -> None:
     """Write a Hugging Face folder in bfloat16.
 
@@ -214,5 +299,15 @@ def save_student(
       params: its parameters.
       words: its tokenizer.
       eos: its EOS ids; () for none.
+      files: files of the tokenizer, by name, that are written as they are.
+      start: where the model comes from.  With the folder's weights it keeps the folder's other
+        files, too: the configuration as far as it is the same, the sampling defaults, and the
+        tokenizer unless `files` has one.
     """
-    save(LanguageModel(model, params, words, eos, folder.name), folder, dtype=jnp.bfloat16)
+    made = LanguageModel(model, params, words, eos, folder.name, files=files or {})
+    if start is not None and start.has_weights:
+        origin = read_outline(start.folder)
+        made = dataclasses.replace(
+            made, defaults=origin.defaults, files={**origin.files, **made.files}
+        )
+    save(made, folder, dtype=jnp.bfloat16)

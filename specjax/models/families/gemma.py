@@ -58,7 +58,7 @@ def _write_later(c: TransformerConfig, **changes: object) -> Config:
         query_pre_attn_scalar=round(c.query_scale**-2),
         attn_logit_softcapping=c.attention_softcap,
         final_logit_softcapping=c.logit_softcap,
-        **write_windows(c.windows),
+        **write_windows(c.windows or (None,) * c.num_layers),  # by default layers slide in turn
         **changes,
     )
 

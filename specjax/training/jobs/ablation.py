@@ -178,8 +178,10 @@ def train(options: AblationOptions, cell: tuple[str, str], more: list[str]) -> s
 def _text(options: AblationOptions) -> list[str]:
     """The options of the source of text, as a command line."""
     o = options
-    exclude = ["--exclude", *o.exclude] if o.exclude else []
-    return ["--pattern", o.pattern, "--max-bytes", str(o.max_bytes), *exclude]
+    more = ["--exclude", *o.exclude] if o.exclude else []
+    more += [] if o.pattern is None else ["--pattern", o.pattern]
+    more += [] if o.column is None else ["--column", o.column]
+    return ["--max-bytes", str(o.max_bytes), *more]
 
 
 def _mesh(options: AblationOptions) -> list[str]:
@@ -294,7 +296,13 @@ def compare(options: AblationOptions, more: list[str]) -> None:
             raise ValueError(f"{name} belongs before the --, since it is the same for all cells")
     o, out = options, pathlib.Path(options.out)
     # A mistake behind the -- is reported now, and not after the target has written its text.
-    initial = parse(DistillOptions, distillation(o, BASELINE, more), distill.__doc__).initial
+    asked = parse(DistillOptions, distillation(o, BASELINE, more), distill.__doc__)
+    if asked.lora is not None:
+        raise ValueError(
+            f"--lora {asked.lora}: an ablation measures --target as it is; merge the LoRA first, "
+            "with specjax.save(specjax.load(target, lora=...), folder)"
+        )
+    initial = asked.initial
     out.mkdir(parents=True, exist_ok=True)
     _check_asked(options, more)
     generate.main(

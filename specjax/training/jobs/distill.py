@@ -22,9 +22,9 @@ from jax.sharding import Mesh
 
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
-from specjax.files import load
+from specjax.files import TOKENIZER
 from specjax.models import LanguageModel, LinenModel, head_matrix
-from specjax.parallel import TRAINING_RULES, row_parts, to_host
+from specjax.parallel import row_parts, to_host
 from specjax.proposers import DraftModel, NoProposer
 from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
@@ -32,17 +32,26 @@ from specjax.training import accepted, dataset, online
 from specjax.training.corpus import Tokens, starts_of_documents
 from specjax.training.dataset import Written, initial_hash, model_hashes
 from specjax.training.divergences import DIVERGENCES, blend
+from specjax.training.early_exit import exit_of
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions, annealing
 from specjax.training.lock import alone
 from specjax.training.loop import fit
-from specjax.training.losses import against, agreement, chunked, chunked_rows, log_draft
+from specjax.training.losses import (
+    Teacher,
+    against,
+    agreement,
+    chunked,
+    chunked_rows,
+    log_draft,
+    with_cap,
+)
 from specjax.training.material import gather, held_out_prompts, held_out_rows, learned
 from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import parse, run
-from specjax.training.precision import mixed_dot_general
-from specjax.training.sources import DRAFT, mixed_rows, sample, with_starts
+from specjax.training.sources import DRAFT, mixed_rows, sample, share_of_target, with_starts
 from specjax.training.student import check_initial, initial_params, make_model, read, save_student
+from specjax.training.targets import load_target, reader
 from specjax.types import DecodeState, Params
 
 Batch = Mapping[str, Array]
@@ -65,12 +74,17 @@ class Distill:
     end: int | None  # the token that starts a document, if documents are isolated; else None
     inputs: dict[str, str]
     mesh: Mesh | None = None
+    trained: tuple[str, ...] | None = None  # which of the draft's parameters; None: all
 
     def __post_init__(self):
         # The settings are constants of the compiled program, so filters that are off cost nothing.
         plain = self.options.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
         self.serving = None if plain else Sampling.create(1, **self.options.settings)
-        self.reader = LinenModel(self.target.model.module.clone(dot_general=mixed_dot_general))
+        self.reader = reader(self.target)
+        self.cap = self.draft.module.config.logit_softcap
+        # Of an early exit the other parameters are the target's.
+        names = jax.eval_shape(self.draft.init, jax.random.key(0)) if self.trained else ()
+        self.shared = tuple(name for name in names if name not in (self.trained or ()))
 
     @property
     def frozen(self) -> Arrays:
@@ -82,7 +96,16 @@ class Distill:
         return self.target.tokenizer
 
     def init(self) -> Arrays:
-        return initial_params(self.draft, self.options, self.mesh)
+        if self.trained is None:
+            return initial_params(self.draft, self.options, self.mesh)
+        return {
+            name: jax.tree.map(lambda leaf: jnp.copy(leaf.astype(jnp.float32)), self.frozen[name])
+            for name in self.trained
+        }
+
+    def whole(self, params: Arrays, frozen: Arrays) -> Arrays:
+        """All parameters of the draft: those that are trained, and the target's."""
+        return {**{name: frozen[name] for name in self.shared}, **params}
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         o, rows = self.options, self.options.batch_size
@@ -95,7 +118,7 @@ class Distill:
         }
 
     def loss(self, params: Arrays, frozen: Arrays, batch: Batch) -> tuple[Array, dict[str, Array]]:
-        o = self.options
+        o, params = self.options, self.whole(params, frozen)
         if o.online:
             return self._online(params, frozen, batch)
         tokens = self._continue(params, batch) if o.draft_fraction else batch["tokens"]
@@ -103,8 +126,8 @@ class Distill:
             return self._accepted_length(params, frozen, batch, tokens)
         weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
         hidden, rows = self._read(params, frozen, tokens)
-        shared = (head_matrix(frozen), self.serving, self._share(batch))
-        total = chunked(against(DIVERGENCES[o.loss]))(
+        shared = (self._teacher(frozen), self.serving, self._share(batch))
+        total = chunked(with_cap(against(DIVERGENCES[o.loss]), self.cap))(
             hidden, head_matrix(params), (weight, rows), shared
         )
         return total / jnp.maximum(weight.sum(), 1), {"weight": weight.sum()}
@@ -130,6 +153,9 @@ class Distill:
         expected = jnp.sum(counts * length) / jnp.maximum(weight, 1)
         return mean, {"weight": weight, "expected_accepted_length": expected}
 
+    def _teacher(self, frozen: Arrays) -> Teacher:
+        return Teacher(head_matrix(frozen), self.target.model.module.config.logit_softcap)
+
     def _share(self, batch: Batch) -> Array | None:
         """The weight of `--loss` against forward KL; None where nothing is annealed."""
         return batch["share"][0] if self.options.anneal_steps else None
@@ -151,8 +177,10 @@ class Distill:
         """The statistics of every token, [S, B, T]; `labelled` ones also read the next token."""
         hidden, target = self._read(params, frozen, tokens)
         rows = (tokens[:, 1:].reshape(-1), target) if labelled else (target,)
-        shared = (head_matrix(frozen), self.serving)
-        values = chunked_rows(statistics)(hidden, head_matrix(params), rows, shared)
+        shared = (self._teacher(frozen), self.serving)
+        values = chunked_rows(with_cap(statistics, self.cap))(
+            hidden, head_matrix(params), rows, shared
+        )
         return jnp.moveaxis(values.reshape(len(tokens), -1, values.shape[-1]), -1, 0)
 
     def _keys(self, batch: Batch) -> Array:
@@ -209,7 +237,7 @@ class Distill:
 
         target = rollout.logits.reshape(-1, rollout.logits.shape[-1])
         weight = jnp.ones(len(target))
-        total = chunked(loss)(
+        total = chunked(with_cap(loss, self.cap))(
             hidden.reshape(len(target), -1),
             head_matrix(params),
             (weight, target),
@@ -230,7 +258,7 @@ class Distill:
         return jax.jit(mean)
 
     def evaluate(self, params: Arrays) -> dict[str, float]:
-        o = self.options
+        o, params = self.options, self.whole(params, self.frozen)
         means = []
         for i in range(o.eval_batches):
             tokens, drawn = held_out_rows(self.held_out, i, _ROWS, o.sequence_length)
@@ -274,7 +302,16 @@ class Distill:
 
     def export(self, params: Arrays, folder: pathlib.Path) -> None:
         # The target's EOS tokens may differ from the corpora's, and there may be several.
-        save_student(folder, self.draft, params, self.tokenizer, self.target.eos)
+        files = {} if self.options.initial else self.target.files
+        save_student(
+            folder,
+            self.draft,
+            self.whole(params, self.frozen),
+            self.tokenizer,
+            self.target.eos,
+            {name: files[name] for name in TOKENIZER if name in files},
+            self.options.start,
+        )
 
 
 def filled(arrays: Arrays, parts: int) -> Arrays:
@@ -300,15 +337,19 @@ def distill(options: DistillOptions) -> None:
             flush=True,
         )
     out, mesh = pathlib.Path(options.out), mesh_of_run(options)
-    target = load(options.target, "float32", mesh=mesh, rules=TRAINING_RULES)
+    target = load_target(options, options.dtype, mesh)
+    start = options.start
+    # The target's own layers have its tokens, also if a LoRA brings a tokenizer.
+    foreign = None if start is None or start.folder == options.target else start
     check_initial(
-        options, target.tokenizer, target.model.vocab_size, f"--target {options.target}",
+        foreign, target.tokenizer, target.model.vocab_size, f"--target {options.target}",
         "a draft must share the target's tokens: pass one that was trained for this target",
     )  # fmt: skip
-    exact = options.settings if options.loss == ACCEPTED_LENGTH else None
-    material = gather(options, target, exact)
+    material = gather(options, target, options.settings, options.loss == ACCEPTED_LENGTH)
     text, written = material.text, material.written
-    needs_text = options.online or options.sampled_fraction < 1
+    share = share_of_target(options.sampled_fraction, options.share_beside_text, material)
+    options = dataclasses.replace(options, sampled_fraction=share)
+    needs_text = options.online or share < 1
     if needs_text and text is None:
         cure = "" if options.online else ", or pass --sampled-fraction 1"
         raise ValueError(
@@ -316,23 +357,34 @@ def distill(options: DistillOptions) -> None:
             + ", and --online continues windows of text" * options.online
             + f": add a folder of text{cure}"
         )
-    samples = bool(options.sampled_fraction) and not options.online
+    samples = bool(share) and not options.online
     if written is None and text is not None and samples:
-        hashes = model_hashes(options.target)
+        hashes = model_hashes(options.target, options.lora)
         sample(target, text, options, out / "sampled", hashes)
         rows = dataset.read_masked(out / "sampled", hashes)
         written = Written.of(rows, options.sequence_length)
     if written is not None and options.loss == ACCEPTED_LENGTH:
         written = with_starts(written, options.num_drafts)
-    draft = make_model(options, target.model.vocab_size)
+    draft = make_model(options, target.model.vocab_size, target.model.max_positions)
+    trained = None
+    if options.early_exit is not None:
+        draft, trained = exit_of(draft, target, options.early_exit)
     shapes = jax.eval_shape(draft.init, jax.random.key(0))
-    sizes = {"target": target.num_params, "draft": sum(x.size for x in jax.tree.leaves(shapes))}
+    sizes = {"target": target.num_params, "draft": _count(shapes)}
+    if trained:
+        sizes["trained"] = _count({name: shapes[name] for name in trained})
     print(f"parameters: {json.dumps(sizes)}", flush=True)
     assert target.tokenizer is not None  # `gather` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     held_out = material.held_out
-    inputs = {**material.inputs, **initial_hash(options.initial)}
-    fit(Distill(options, draft, target, text, held_out, written, end, inputs, mesh), options)
+    weights = start.folder if start is not None and start.has_weights else None
+    inputs = {**material.inputs, **initial_hash(weights)}
+    job = Distill(options, draft, target, text, held_out, written, end, inputs, mesh, trained)
+    fit(job, options)
+
+
+def _count(shapes: Arrays) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Mapping
+from typing import ClassVar
 
 from specjax.sampling import Sampling
 from specjax.training.checkpoints import saved_steps
 from specjax.training.corpus import TextOptions
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.loop import LoopOptions
-from specjax.training.options import REQUIRED, at_least, option, within
+from specjax.training.options import at_least, option, within
 from specjax.training.record import RUN, read_run
-from specjax.training.student import ModelOptions
+from specjax.training.student import SIZES, ModelOptions, Start
+from specjax.training.targets import ServedOptions
 
 ACCEPTED_LENGTH = "accepted-length"
 _FLAT = ("total-variation", ACCEPTED_LENGTH)
@@ -20,10 +23,9 @@ _FLAT = ("total-variation", ACCEPTED_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillOptions(LoopOptions, ModelOptions, TextOptions):
+class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
     """The target, the data, the draft's sizes, and the loop."""
 
-    target: str = option(REQUIRED, "folder of the target")
     loss: str = option("forward-kl", "training loss", choices=(*DIVERGENCES, ACCEPTED_LENGTH))
     anneal_steps: int | None = option(
         None,
@@ -38,7 +40,11 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
     )
     top_k: int = option(0, "top-k that the target will be served with; 0: off")
     top_p: float = option(1.0, "top-p that the target will be served with; 1: off")
-    sampled_fraction: float = option(0.5, "fraction of the sequences that the target wrote")
+    sampled_fraction: float | None = option(
+        None,
+        "fraction of the sequences with answers: those in --data, else those that the target then "
+        "writes; default: 1 without text and for accepted-length, else 0.5",
+    )
     draft_fraction: float = option(
         0.0, "fraction of the sequences that the draft writes during the training step"
     )
@@ -60,11 +66,23 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
         0, "held-out prompts on which tau is measured with the decoder; 0: none"
     )
     eval_tokens: int = option(64, "new tokens for each of them")
-    hidden_size: int = option(128, "hidden size")
-    mlp_size: int = option(352, "hidden size of the MLP")
-    num_layers: int = option(1, "layers")
-    num_heads: int = option(2, "query heads")
-    num_kv_heads: int = option(1, "key and value heads")
+    like: str | None = option(
+        None,
+        "target, or the folder of a model whose family, positions and sizes a student with random "
+        "weights has",
+    )
+    from_layers: tuple[int, ...] = option(
+        (),
+        "start from these layers of --like (default: the target), with its embedding, final norm "
+        "and output matrix",
+    )
+    early_exit: int | None = option(
+        None,
+        "the draft is the first so many layers of the target with its output matrix, which all "
+        "stay; a final norm for the exit is trained",
+    )
+
+    new_sizes: ClassVar[Mapping[str, int]] = dict(zip(SIZES, (128, 352, 1, 2, 1), strict=True))
 
     def __post_init__(self):
         super().__post_init__()
@@ -73,14 +91,24 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
         at_least(self, 0, "eval_prompts")
         if self.anneal_steps is not None:
             at_least(self, 0, "anneal_steps")
-        within(self, 0, 1, "sampled_fraction", "draft_fraction")
+        if self.early_exit is not None:
+            at_least(self, 1, "early_exit")
+            if self.dtype == "int8":
+                raise ValueError(
+                    "--early-exit writes the target's layers into a folder, which --dtype int8 "
+                    "has rounded: pass float32 or bfloat16"
+                )
+        within(self, 0, 1, "draft_fraction")
+        if self.sampled_fraction is not None:
+            within(self, 0, 1, "sampled_fraction")
         Sampling.create(1, **self.settings)
         if not 0 < self.sampled_prompt < self.sequence_length:
             raise ValueError(
                 f"--sampled-prompt is {self.sampled_prompt}; it must be at least 1 and "
                 f"shorter than a sequence (--sequence-length {self.sequence_length})"
             )
-        if self.sampled_fraction + self.draft_fraction > 1:
+        share = self.sampled_fraction
+        if share is not None and share + self.draft_fraction > 1:
             raise ValueError(
                 f"--sampled-fraction {self.sampled_fraction} and --draft-fraction "
                 f"{self.draft_fraction} add up to more than 1"
@@ -90,7 +118,9 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
                 "--loss reverse-kl is infinite where the target gives a token no probability "
                 "(--temperature 0, --top-k, --top-p): take jensen-shannon or total-variation"
             )
-        if self.loss == ACCEPTED_LENGTH and (self.online or self.sampled_fraction < 1):
+        if self.loss == ACCEPTED_LENGTH and (
+            self.online or self.draft_fraction or (share is not None and share < 1)
+        ):
             raise ValueError(
                 "--loss accepted-length is a mean over text that the target wrote: pass "
                 "--sampled-fraction 1, and neither --online nor --draft-fraction"
@@ -107,6 +137,32 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions):
                 f"--sampled-prompt {self.sampled_prompt} and --eval-tokens {self.eval_tokens} "
                 f"together are more than --sequence-length {self.sequence_length}"
             )
+
+    @property
+    def sources(self) -> dict[str, object]:
+        given = {**super().sources, "early_exit": self.early_exit}
+        return {name: value for name, value in given.items() if value}
+
+    @property
+    def model_like(self) -> str | None:
+        by_default = self.like is None and self.from_layers
+        return self.target if by_default or self.like == "target" else self.like
+
+    @property
+    def start(self) -> Start | None:
+        if self.early_exit is None:
+            start = super().start
+            if start is not None and self.from_layers and start.folder == self.target:
+                start = dataclasses.replace(start, lora=self.lora)
+            return start
+        layers = tuple(range(self.early_exit))
+        name = f"--early-exit {self.early_exit}"
+        return Start(self.target, name, layers=layers, lora=self.lora)
+
+    @property
+    def share_beside_text(self) -> float:
+        """The default of `--sampled-fraction` if there is text."""
+        return 1.0 if self.loss == ACCEPTED_LENGTH else min(0.5, 1 - self.draft_fraction)
 
     @property
     def settings(self) -> dict[str, float]:

@@ -28,8 +28,8 @@ from jax.sharding import Mesh
 from specjax.contract import Arrays, BlockSource, Proposer
 from specjax.decoding import Decoder
 from specjax.drafters import PublishedDrafter, own_shardings, sizes_of
-from specjax.files import load, save_drafter
-from specjax.models import LanguageModel, LinenModel, SharedParams, head_matrix
+from specjax.files import save_drafter
+from specjax.models import LanguageModel, SharedParams, head_matrix
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
@@ -58,8 +58,8 @@ from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.objectives import OBJECTIVES, per_row
 from specjax.training.online import roll_out
 from specjax.training.options import parse, run
-from specjax.training.precision import mixed_dot_general
-from specjax.training.sources import mixed_rows, sample
+from specjax.training.sources import mixed_rows, sample, share_of_target
+from specjax.training.targets import load_target, reader
 from specjax.types import Params
 
 Batch = Mapping[str, Array]
@@ -93,7 +93,7 @@ class TrainDrafter:
 
     def __post_init__(self) -> None:
         self.frozen: Arrays = self.target.params
-        self.reader = LinenModel(self.target.model.module.clone(dot_general=mixed_dot_general))
+        self.reader = reader(self.target)
         self.inputs = {**self.material.inputs, **initial_hash(self.options.initial)}
         self.tokenizer: tokenizers.Tokenizer | None = self.target.tokenizer
         # The target's output matrix may be its embedding.
@@ -149,7 +149,12 @@ class TrainDrafter:
         if not o.keep_features:
             return None
         taps = self.learner.source.taps
-        depends = {**model_hashes(o.target), "taps": taps, "sequence_length": o.sequence_length}
+        depends = {
+            **model_hashes(o.target, o.lora),
+            "dtype": str(self.target.model.dtype),
+            "taps": taps,
+            "sequence_length": o.sequence_length,
+        }
         read = jax.jit(self._states)
 
         def compute(tokens: np.ndarray) -> np.ndarray:
@@ -358,25 +363,28 @@ def main(argv: list[str] | None = None) -> None:
 def train(options: DrafterOptions) -> None:
     """Run the job in a folder that the caller holds."""
     mesh = mesh_of_run(options)
-    target = load(options.target, "float32", mesh=mesh, rules=TRAINING_RULES)
-    material = gather(options, target)
-    config, known = target.model.module.config, None
-    learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
-    if options.draft_vocab_size:
-        known = draft_vocabulary(material, options.draft_vocab_size, config.vocab_size, target.eos)
-    written = material.written
+    target = load_target(options, options.dtype, mesh)
+    material = gather(options, target, options.settings)
     if options.online and material.text is None:
         raise ValueError(
             "--data holds only sequences of prompts and answers, and --online continues windows of "
             "text: add a folder of text"
         )
-    if options.sampled_fraction and written is None and material.text is not None:
-        hashes, folder = model_hashes(options.target), pathlib.Path(options.out) / "sampled"
+    default = 0.0 if options.online or material.written is None else 0.5
+    share = share_of_target(options.sampled_fraction, default, material)
+    config, known = target.model.module.config, None
+    learner = plan(options.kind, options, config, mask_token(target, options.mask_token))
+    if options.draft_vocab_size:
+        known = draft_vocabulary(material, options.draft_vocab_size, config.vocab_size, target.eos)
+    written = material.written
+    if share and written is None and material.text is not None:
+        hashes = model_hashes(options.target, options.lora)
+        folder = pathlib.Path(options.out) / "sampled"
         sample(target, material.text, options, folder, hashes)
         rows = dataset.read_masked(folder, hashes)
         written = Written.of(rows, options.sequence_length)
-    if material.text is None:
-        options = dataclasses.replace(options, sampled_fraction=1.0)
+    share = 1.0 if material.text is None else share
+    options = dataclasses.replace(options, sampled_fraction=share)
     job = TrainDrafter(options, target, learner, material, written, known, mesh)
     counts = {
         "target": target.num_params,

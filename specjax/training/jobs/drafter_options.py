@@ -10,14 +10,19 @@ from specjax.training.drafters import KINDS
 from specjax.training.loop import LoopOptions
 from specjax.training.objectives import OBJECTIVES
 from specjax.training.options import REQUIRED, at_least, option, within
+from specjax.training.targets import ServedOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterOptions(LoopOptions, TextOptions):
+class DrafterOptions(LoopOptions, TextOptions, ServedOptions):
     """The target, the data, the drafter's network, and the loop."""
 
     kind: str = option(REQUIRED, "kind of drafter", choices=tuple(KINDS))
-    target: str = option(REQUIRED, "folder of the target")
+    dtype: str | None = option(
+        None,
+        "type of the target's weights; by default float32 on a CPU, else bfloat16",
+        choices=("float32", "bfloat16"),  # it shares matrices with the drafter
+    )
     num_drafts: int = option(7, "depth of the drafts that are learned")
     num_layers: int | None = option(
         None, "layers; by default 1 for eagle3 and 2 for the other kinds"
@@ -62,7 +67,11 @@ class DrafterOptions(LoopOptions, TextOptions):
         "positions of a sequence from which drafts are learned (eagle3 and peagle learn the first "
         "depth at every position); 0: an eighth of --sequence-length",
     )
-    sampled_fraction: float = option(0.0, "fraction of the sequences that the target wrote")
+    sampled_fraction: float | None = option(
+        None,
+        "fraction of the sequences with answers: those in --data, else those that the target then "
+        "writes; default: 1 without text, 0.5 if --data has both, else 0",
+    )
     sampled_sequences: int = option(1024, "how many sequences the target writes")
     sampled_prompt: int = option(32, "tokens of text that the target continues")
     sampled_batch: int = option(16, "sequences that the target writes at once")
@@ -95,7 +104,8 @@ class DrafterOptions(LoopOptions, TextOptions):
         at_least(self, 1, "eval_batches", "eval_tokens")
         at_least(self, 0, "anchors", "draft_vocab_size", "markov_rank", "eval_prompts")
         at_least(self, 0, "confidence_weight", "temperature", "keep_features")
-        within(self, 0, 1, "sampled_fraction")
+        if self.sampled_fraction is not None:
+            within(self, 0, 1, "sampled_fraction")
         for name in ("num_layers", "mlp_size"):
             if getattr(self, name) is not None:
                 at_least(self, 1, name)

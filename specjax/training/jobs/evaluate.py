@@ -7,7 +7,8 @@ N                accepted drafts per pass of the target
 tau              mean accepted length: new tokens per pass of the target.  This is N + 1, or less
                  where an EOS or a limit ends a step early.
 
-Each figure has a 95 % interval from a bootstrap over prompts.
+Each figure has a 95 % interval from a bootstrap over prompts, and tokens/s over batches, whose
+prompts are timed together.  A single prompt or batch has no interval.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import pathlib
 from typing import TypedDict
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from specjax.measure import Interval, interval
+from specjax.measure import interval
 from specjax.models import LanguageModel
 from specjax.parallel import leader
 from specjax.prompts import encode_file
@@ -47,14 +49,18 @@ class EvaluateOptions(SpeculationOptions):
         at_least(self, 0, "limit_prompts")
 
 
+Figure = tuple[float, float | None, float | None]
+"""A value and the ends of its interval, which are None if there is no interval."""
+
+
 class Figures(TypedDict):
     """The results, named as in the `--out` file; None where there was nothing to count."""
 
-    alpha: Interval | None
-    alpha_by_depth: list[Interval | None]
-    accepted_per_pass: Interval | None
-    tau: Interval | None
-    tokens_per_second: Interval | None
+    alpha: Figure | None
+    alpha_by_depth: list[Figure | None]
+    accepted_per_pass: Figure | None
+    tau: Figure | None
+    tokens_per_second: Figure | None
     new_tokens: int
     target_passes: int
 
@@ -62,23 +68,32 @@ class Figures(TypedDict):
 def summarise(measured: Measured) -> Figures:
     """The figures of all prompts together."""
     c = measured.counts
+    emitted, seconds = (np.bincount(measured.batch, x) for x in (c.emitted, measured.seconds))
     return {
-        "alpha": interval(c.accepted.sum(1), c.tested.sum(1)),
-        "alpha_by_depth": [interval(a, t) for a, t in zip(c.accepted.T, c.tested.T, strict=True)],
-        "accepted_per_pass": interval(c.accepted.sum(1), c.passes),
-        "tau": interval(c.emitted, c.passes),
-        "tokens_per_second": interval(c.emitted, measured.seconds),
+        "alpha": figure(c.accepted.sum(1), c.tested.sum(1)),
+        "alpha_by_depth": [figure(a, t) for a, t in zip(c.accepted.T, c.tested.T, strict=True)],
+        "accepted_per_pass": figure(c.accepted.sum(1), c.passes),
+        "tau": figure(c.emitted, c.passes),
+        "tokens_per_second": figure(emitted, seconds),
         "new_tokens": int(c.emitted.sum()),
         "target_passes": int(c.passes.sum()),
     }
 
 
+def figure(above: ArrayLike, below: ArrayLike) -> Figure | None:
+    """`measure.interval`, without ends for a single sample, which shows no spread."""
+    made = interval(above, below)
+    return made if made is None or np.size(below) > 1 else (made[0], None, None)
+
+
 def table(figures: Figures) -> str:
     """The figures as Markdown."""
 
-    def row(name: str, value: Interval | None, digits: int) -> str:
+    def row(name: str, value: Figure | None, digits: int) -> str:
         if value is None:
             return f"| {name} | | |"
+        if value[1] is None:
+            return f"| {name} | {value[0]:.{digits}f} | none: a single sample |"
         middle, low, high = (f"{x:.{digits}f}" for x in value)
         return f"| {name} | {middle} | {low} to {high} |"
 
@@ -95,14 +110,15 @@ def plot(figures: Figures, path: str) -> None:
     """Draw alpha by depth."""
     plt = pyplot()
     points = [(k, *v) for k, v in enumerate(figures["alpha_by_depth"], start=1) if v is not None]
-    depth, value, low, high = np.array(points).reshape(-1, 4).T
-    figure, panel = plt.subplots(figsize=(5, 3.2))
-    panel.errorbar(depth, value, yerr=[value - low, high - value], marker="o", capsize=3)
+    depth, value, low, high = np.array(points, float).reshape(-1, 4).T
+    drawing, panel = plt.subplots(figsize=(5, 3.2))
+    ends = None if np.isnan(low).any() else [value - low, high - value]
+    panel.errorbar(depth, value, yerr=ends, marker="o", capsize=3)
     panel.set(xlabel="depth of the draft", ylabel="alpha", ylim=(0, 1), xticks=depth)
     panel.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    drawing.tight_layout()
+    drawing.savefig(path, dpi=120)
+    plt.close(drawing)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -134,7 +150,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.out is not None and leader():
         facts = {
             "options": dataclasses.asdict(options),
-            "hashes": model_hashes(options.target),
+            "hashes": model_hashes(options.target, options.lora),
             "versions": versions(),
         }
         pathlib.Path(options.out).write_text(

@@ -11,7 +11,6 @@ import hashlib
 import json
 import pathlib
 
-from specjax.files import find_folder
 from specjax.models import LanguageModel
 from specjax.parallel import leader
 from specjax.prompts import encode_file
@@ -23,6 +22,7 @@ from specjax.training.lock import alone
 from specjax.training.options import at_least, option, parse, run
 from specjax.training.record import versions, write
 from specjax.training.speculation import SpeculationOptions, load_speculation
+from specjax.training.targets import dtype_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,9 @@ class GenerateOptions(SpeculationOptions, TextOptions):
     )
     data: tuple[str, ...] = option(
         (), "folders (or files) of text whose windows are continued, instead of --prompts"
+    )
+    temperature: float = option(
+        1.0, "sampling temperature, by default the one that train.distill learns for; 0: greedy"
     )
     sequences: int = option(1024, "number of windows to continue")
     prompt_tokens: int = option(32, "tokens per window")
@@ -68,8 +71,9 @@ def generate(options: GenerateOptions) -> None:
     out, rows = pathlib.Path(options.out), options.batch_size
 
     def windows(target: LanguageModel) -> list[list[int]]:
-        tokenizer = str(find_folder(options.target) / "tokenizer.json")
-        _, text, _ = prepare(options.source, out / "corpus", target.model.vocab_size, tokenizer)
+        _, text, _ = prepare(
+            options.source, out / "corpus", target.model.vocab_size, options.tokenizer_file
+        )
         shards = range(-(-options.sequences // rows))
         batches = (text.batch(n, rows, options.prompt_tokens - 1, options.seed) for n in shards)
         return [row for batch in batches for row in batch.tolist()][: options.sequences]
@@ -84,7 +88,7 @@ def generate(options: GenerateOptions) -> None:
     for ids in prompts:
         origin.update(json.dumps(ids).encode())
     request = Request(
-        model_hashes(options.target),
+        model_hashes(options.target, options.lora),
         len(prompts),
         rows,
         options.max_new_tokens,
@@ -92,7 +96,7 @@ def generate(options: GenerateOptions) -> None:
         options.seed,
         options.top_log_probs,
         origin.hexdigest(),
-        options.dtype,
+        dtype_of(options.dtype),
     )
     dataset.write(
         out,

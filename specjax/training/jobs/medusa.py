@@ -26,7 +26,7 @@ from jax.sharding import Mesh
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.drafters import MedusaAdapter
-from specjax.files import load, load_medusa, save, save_medusa
+from specjax.files import load_medusa, save, save_medusa
 from specjax.models import LanguageModel, LinenModel, MedusaHeads, head_matrix, medusa_hidden
 from specjax.parallel import TRAINING_RULES, hold, layout, module_shardings, put, row_parts, to_host
 from specjax.proposers import (
@@ -54,6 +54,7 @@ from specjax.training.options import matching, parse, run
 from specjax.training.precision import mixed_dot_general
 from specjax.training.recipes import PRESETS
 from specjax.training.student import read
+from specjax.training.targets import load_target
 from specjax.types import Params
 
 Batch = Mapping[str, Array]
@@ -345,7 +346,7 @@ def main(argv: list[str] | None = None) -> None:
 def train_heads(options: MedusaOptions) -> None:
     """Run the job in a folder that the caller holds."""
     mesh = mesh_of_run(options)
-    target = load(options.target, "float32", mesh=mesh, rules=TRAINING_RULES)
+    target = load_target(options, "float32", mesh)
     material = gather(options, target)
     if material.text is not None and material.written is not None:
         raise ValueError(

@@ -6,14 +6,14 @@ import dataclasses
 
 from specjax.training.corpus import TextOptions
 from specjax.training.loop import LoopOptions
-from specjax.training.options import REQUIRED, above, at_least, option, within
+from specjax.training.options import above, at_least, option, within
+from specjax.training.targets import TargetOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaOptions(LoopOptions, TextOptions):
+class MedusaOptions(LoopOptions, TextOptions, TargetOptions):
     """The target, the data, the shape of the heads, and the loop."""
 
-    target: str = option(REQUIRED, "folder of the target")
     num_heads: int = option(4, "heads")
     num_layers: int = option(1, "residual blocks per head")
     own_heads: bool = option(

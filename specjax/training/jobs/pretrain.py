@@ -15,12 +15,13 @@ from jax import Array
 from jax.sharding import Mesh
 
 from specjax.contract import Arrays
+from specjax.files import find_folder, read_config, read_outline
 from specjax.models import LinenModel, head_matrix
 from specjax.training.corpus import TextOptions, Tokens, end_of_text, prepare, starts_of_documents
 from specjax.training.dataset import initial_hash
 from specjax.training.lock import alone
 from specjax.training.loop import LoopOptions, fit
-from specjax.training.losses import chunked, cross_entropy
+from specjax.training.losses import chunked, cross_entropy, with_cap
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import at_least, option, parse, run
 from specjax.training.student import (
@@ -38,7 +39,12 @@ class PretrainOptions(LoopOptions, ModelOptions, TextOptions):
     """The data, the model's sizes, and the loop."""
 
     tokenizer: str | None = option(
-        None, "an existing tokenizer.json; without it a new one is trained"
+        None,
+        "an existing tokenizer.json; by default that of a model whose weights are taken, else a "
+        "new one is trained",
+    )
+    max_positions: int | None = option(
+        None, "tokens that a new model reads at most; default: --sequence-length, or as --like"
     )
     vocab_size: int = option(4096, "vocabulary size of a new tokenizer")
     eval_batches: int = option(32, "held-out batches per evaluation")
@@ -46,6 +52,8 @@ class PretrainOptions(LoopOptions, ModelOptions, TextOptions):
     def __post_init__(self):
         super().__post_init__()
         at_least(self, 1, "eval_batches")
+        if self.max_positions is not None:
+            at_least(self, self.sequence_length, "max_positions")
         if self.tokenizer is None:  # a byte-level BPE has 256 bytes and the end-of-text token
             at_least(self, 257, "vocab_size")
 
@@ -65,7 +73,9 @@ class Pretrain:
 
     @property
     def inputs(self) -> dict[str, str]:
-        return {**self.train.inputs, **initial_hash(self.options.initial)}
+        start = self.options.start
+        weights = start.folder if start is not None and start.has_weights else None
+        return {**self.train.inputs, **initial_hash(weights)}
 
     def init(self) -> Arrays:
         return initial_params(self.model, self.options, self.mesh)
@@ -82,7 +92,8 @@ class Pretrain:
         del frozen
         hidden = read(self.model, params, batch[:, :-1], self.end)
         labels = batch[:, 1:].reshape(-1)
-        total = chunked(cross_entropy)(hidden, head_matrix(params), (jnp.ones(len(labels)), labels))
+        loss = with_cap(cross_entropy, self.model.module.config.logit_softcap)
+        total = chunked(loss)(hidden, head_matrix(params), (jnp.ones(len(labels)), labels))
         return total / len(labels), {}
 
     @functools.cached_property
@@ -101,8 +112,18 @@ class Pretrain:
         return -report["held_out_loss"]
 
     def export(self, params: Arrays, folder: pathlib.Path) -> None:
-        end = end_of_text(self.tokenizer)
-        save_student(folder, self.model, params, self.tokenizer, () if end is None else (end,))
+        start, end = self.options.start, end_of_text(self.tokenizer)
+        eos = () if end is None else (end,)
+        if start is not None and start.has_weights:
+            eos = read_outline(start.folder).eos or eos
+        save_student(folder, self.model, params, self.tokenizer, eos, start=start)
+
+
+def _tokenizer(options: PretrainOptions) -> str | None:
+    """The file of the tokenizer; None: a new one is trained."""
+    if options.tokenizer is not None or options.start is None or not options.start.has_weights:
+        return options.tokenizer
+    return str(find_folder(options.start.folder) / "tokenizer.json")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -116,17 +137,19 @@ def pretrain(options: PretrainOptions) -> None:
     mesh = mesh_of_run(options)
     out = pathlib.Path(options.out)
     tokenizer, train, held_out = prepare(
-        options.source, out / "corpus", options.vocab_size, options.tokenizer
+        options.source, out / "corpus", options.vocab_size, _tokenizer(options)
     )
+    start, size = options.start, tokenizer.get_vocab_size()
+    if start is not None and start.has_weights:  # its vocabulary may have padding
+        size = max(size, read_config(find_folder(start.folder))[2].vocab_size)
     check_initial(
-        options,
+        start,
         tokenizer,
-        tokenizer.get_vocab_size(),
+        size,
         "the tokenizer of this run",
-        f"pass --tokenizer {options.initial}/tokenizer.json and another --out, "
-        "to go on with its tokens",
+        "leave out --tokenizer and pass another --out, to go on with its tokens",
     )
-    model = make_model(options, tokenizer.get_vocab_size())
+    model = make_model(options, size, options.max_positions)
     end = starts_of_documents(tokenizer, options.isolate_documents)
     fit(Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh), options)
 

@@ -1,0 +1,130 @@
+"""Files with a row for each document: JSON lines, parquet, and the arrow files of Hugging Face.
+
+A folder that `datasets.Dataset.save_to_disk` has written holds arrow files, and a dataset that was
+cloned from the Hub holds parquet or JSON lines.  The column with a text or a conversation is found
+by its name, or named with --column.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import pathlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from specjax.prompts import read_lines
+
+_LINES = (".jsonl", ".ndjson")
+_COLUMNS = (".parquet", ".arrow")
+NAMES = ("messages", "conversations", "text", "content")
+"""Columns that are read by default; the first of them that is there."""
+
+Fields = dict[str, Any]
+
+
+def has_rows(path: pathlib.Path) -> bool:
+    """Is it a file of rows, by its ending?  `datasets` keeps its caches in such files, too."""
+    return path.suffix in _LINES + _COLUMNS and not path.name.startswith("cache-")
+
+
+def read_rows(path: pathlib.Path) -> Iterator[tuple[str, Fields]]:
+    """The rows of a file, each with its place for messages, such as "line 3".
+
+    Raises:
+      ValueError: a row is not an object, the file is damaged, or a package is missing.
+      OSError: the file cannot be read.
+    """
+    if path.suffix in _LINES:
+        for number, line in read_lines(path):
+            try:
+                fields = json.loads(line)
+                if not isinstance(fields, dict):
+                    raise ValueError(
+                        "it must be an object like "
+                        '{"messages": [{"role": "user", "content": "..."}, ...]} or {"text": "..."}'
+                    )
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+            yield f"line {number}", fields
+        return
+    number = 0
+    for batch in _batches(path):
+        for fields in batch.to_pylist():
+            number += 1
+            yield f"row {number}", fields
+
+
+def column_of(path: pathlib.Path, fields: Fields, asked: str | None) -> str:
+    """The column of a file with a text or a conversation.
+
+    Args:
+      path: the file, for messages.
+      fields: its first row.
+      asked: `--column`; None: the first of `NAMES` that is there.
+
+    Raises:
+      ValueError: there is no such column; the message names the nearest one.
+    """
+    there = f"{path} has the columns {', '.join(fields)}"
+    if asked is None:
+        found = next((name for name in NAMES if name in fields), None)
+        if found is None:
+            raise ValueError(f"{there}, and none of {', '.join(NAMES)}: name one with --column")
+        return found
+    if asked not in fields:
+        near = difflib.get_close_matches(asked, fields, 1, cutoff=0.5)
+        raise ValueError(
+            f"--column {asked}: {there}" + "".join(f"; the nearest one is {name}" for name in near)
+        )
+    return asked
+
+
+def holds_conversations(path: pathlib.Path, asked: str | None) -> bool:
+    """Does the column of a file hold lists of turns, and not texts?  An empty file holds texts."""
+    for _, fields in read_rows(path):
+        return isinstance(fields[column_of(path, fields, asked)], list)
+    return False
+
+
+def read_texts(path: pathlib.Path, asked: str | None) -> Iterator[tuple[str, str]]:
+    """The texts of a file, each with its place.
+
+    Raises:
+      ValueError: a row has no text in the column.
+    """
+    column = None
+    for where, fields in read_rows(path):
+        column = column or column_of(path, fields, asked)
+        text = fields.get(column)
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{path}, {where}: {column} holds {type(text).__name__}; it must be a text: "
+                "correct the row, or name another column with --column"
+            )
+        yield where, text
+
+
+def _batches(path: pathlib.Path) -> Iterator[Any]:
+    """The record batches of a parquet or arrow file, which are read one after the other."""
+    try:
+        if path.suffix == ".parquet":
+            with _pyarrow("pyarrow.parquet", path).ParquetFile(path) as file:
+                yield from file.iter_batches()
+            return
+        arrow = _pyarrow("pyarrow", path)
+        with arrow.memory_map(str(path)) as source:
+            yield from _pyarrow("pyarrow.ipc", path).open_stream(source)
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
+        if "pyarrow" in str(error) or isinstance(error, FileNotFoundError):
+            raise
+        raise ValueError(f"{path} cannot be read ({error}): write or download it again") from None
+
+
+def _pyarrow(name: str, path: pathlib.Path) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        raise ValueError(f"reading {path} needs the package pyarrow: pip install pyarrow") from None

@@ -1,0 +1,81 @@
+"""The target of a training job: its options, and loading it as it will be served."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from specjax.files import find_folder, load
+from specjax.models import LanguageModel, LinenModel, quantise, quantised_form
+from specjax.parallel import TRAINING_RULES
+from specjax.platforms import default_platform
+from specjax.training.options import REQUIRED, Options, option
+from specjax.training.precision import mixed_dot_general
+
+_INT8 = "int8"
+DTYPES = ("float32", "bfloat16", _INT8)
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetOptions(Options):
+    """The target, and a LoRA of it."""
+
+    target: str = option(REQUIRED, "folder of the target, or org/name on the Hub")
+    lora: str | None = option(
+        None, "folder of a LoRA for the target, as PEFT writes it, which is merged into the weights"
+    )
+
+    @property
+    def tokenizer_file(self) -> str:
+        """The tokenizer.json of the target, or of the LoRA if it has one."""
+        folders = [find_folder(path) for path in (self.lora, self.target) if path is not None]
+        files = [folder / "tokenizer.json" for folder in folders]
+        return str(next((file for file in files if file.exists()), files[-1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedOptions(TargetOptions):
+    """The target in the type that it is served in."""
+
+    dtype: str | None = option(
+        None,
+        "type of the target's weights, as it will be served; by default float32 on a CPU, else "
+        "bfloat16",
+        choices=DTYPES,
+    )
+
+
+def dtype_of(dtype: str | None) -> str:
+    """The name of the type in which a target is loaded for `--dtype`."""
+    return dtype or ("float32" if default_platform() == "cpu" else "bfloat16")
+
+
+def load_target(
+    options: TargetOptions, dtype: str | None, mesh: Mesh | None = None
+) -> LanguageModel:
+    """The target of a job, in one of `DTYPES`; None is the default of this machine.
+
+    Raises:
+      ValueError, OSError: as `load`.
+    """
+    loaded = load(
+        options.target,
+        None if dtype == _INT8 else dtype,
+        mesh=mesh,
+        rules=TRAINING_RULES,
+        lora=options.lora,
+    )
+    return quantise(loaded) if dtype == _INT8 else loaded
+
+
+def reader(target: LanguageModel) -> LinenModel:
+    """The network of a target as losses read it.
+
+    A target in float32 multiplies in bfloat16, which is fast.  In another type it computes as it
+    is served.
+    """
+    if quantised_form(target) is target or target.model.dtype != jnp.float32:
+        return target.model
+    return LinenModel(target.model.module.clone(dot_general=mixed_dot_general))
