@@ -70,12 +70,17 @@ def plain(tokens):
 @functools.cache
 def warped(logits, temperature):
     logits = np.frombuffer(logits, np.float32)[None, None]
-    return np.asarray(warp(jnp.array(logits), Sampling.create(1, temperature)))[0, 0]
+    return np.asarray(jax.jit(warp)(logits, Sampling.create(1, temperature)))[0, 0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def drawn(dec, state):
+    return dec._draw(state)
 
 
 def noise(state, rule, row, node, depth):
     """[V]: the noise with which the children of a node are drawn."""
-    draw = toys.decoder("none", rule)._draw(state)
+    draw = drawn(toys.decoder("none", rule), state)
     if not RULES[rule].shared_noise:
         at = jnp.array([node]), jnp.array([depth])
         return np.asarray(jax.tree.map(lambda x: x[row], draw).noise(*at)[0])
