@@ -261,9 +261,9 @@ def test_presets(tmp_path):
 
 
 def test_other_data_for_heads(text, tmp_path):
-    """Text together with answers, and initial heads of another form, are refused."""
+    """A file without rows, and initial heads of another form, are refused."""
     (tmp_path / "chats.jsonl").write_text("")
-    with pytest.raises(ValueError, match="holds no conversation"):
+    with pytest.raises(ValueError, match=r"0 different UTF-8 texts below .*chats\.jsonl"):
         run(tmp_path / "run", tmp_path / "chats.jsonl")
     made = job()[0]
     specjax.save_medusa(tmp_path / "heads", made.adapter, "tiny")

@@ -46,7 +46,7 @@ from specjax.training.jobs.medusa_options import MedusaOptions
 from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.lora import initial_lora, merge
-from specjax.training.losses import against, chunked, cross_entropy
+from specjax.training.losses import Teacher, against, chunked, cross_entropy
 from specjax.training.material import Material, gather, held_out_prompts, held_out_rows, learned
 from specjax.training.measure import measure_tau, pad
 from specjax.training.mesh import lay_batch, mesh_of_run
@@ -206,7 +206,7 @@ class TrainMedusa:
         if self.options.self_distil:
             before = read(self.reader, frozen, tokens[:, :-1], self.end)
             total = chunked(against(forward_kl))(
-                hidden, matrix, (weight, before), (head_matrix(frozen),)
+                hidden, matrix, (weight, before), (Teacher(head_matrix(frozen)),)
             )
         else:
             total = chunked(cross_entropy)(hidden, matrix, (weight, tokens[:, 1:].reshape(-1)))
