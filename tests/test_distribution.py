@@ -43,6 +43,8 @@ from specjax.models import MedusaHeads, SharedParams
 from specjax.proposers import (
     BestFirst,
     Chain,
+    CostAware,
+    CostAwareParams,
     DatastoreSource,
     DraftSource,
     Eagle3Source,
@@ -146,6 +148,10 @@ CASES = {
     ),
     "medusa": (Medusa(HEADS, ((0,), (1,), (0, 0))), medusa_params),
     "best first": (BestFirst(MedusaSource(HEADS), 5, 2), medusa_params),
+    "best first, cost-aware": (
+        CostAware(BestFirst(MedusaSource(HEADS), 5, 2), (1, 3, 5)),
+        lambda: CostAwareParams(medusa_params(), jnp.array([1.0, 1.3, 1.6])),
+    ),
     "ngram": (NGram(num_drafts=2), lambda: None),
     "datastore": (DatastoreLookup(VOCAB, 2, min_share=0.25), lambda: datastore()),
     "datastore tree": (DatastoreLookup(VOCAB, branching=(2, 1)), lambda: datastore()),
