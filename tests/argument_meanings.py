@@ -202,6 +202,7 @@ MEANINGS = {
     "draft_dtype": (only(None), anything),
     "proposer": (only(None), lambda c, w: c.decoder.proposer == specjax.NoProposer()),
     "adapter": (only(None), anything),
+    "documents": (only(None), anything),
     "drafter": (only(None), anything),
     "speculative_config": (only(None), anything),
     "chat_template_kwargs": (only(None), anything),
