@@ -1,17 +1,17 @@
 """`CostAware` keeps the drafts that pay, and the target reads no more tokens than it must."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from watched import Watched
 
 import specjax
 from specjax import RULES, BestFirst, Decoder
-from specjax.contract import Context, Model, Proposer
+from specjax.contract import Context, Proposer
 from specjax.proposers import CostAware, CostAwareParams
 from specjax.types import ABSENT, Proposal
 
@@ -96,52 +96,24 @@ def test_the_width_of_most_tokens_a_second(seconds):
     assert len(sizes) > 1 or seconds[1] == 3
 
 
-TRACED = []
-
-
-@dataclasses.dataclass(frozen=True)
-class Watched(Model):
-    """The toy target; the widths of its passes are noted."""
-
-    inner: Any
-    seen: list = dataclasses.field(compare=False)
-    vocab_size = toys.VOCAB
-    max_positions = 64
-    reads_trees = True
-
-    def init_cache(self, batch, size):
-        return self.inner.init_cache(batch, size)
-
-    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
-        TRACED.append(tokens.shape)
-        jax.debug.callback(lambda width=tokens.shape[1]: self.seen.append(width))
-        return self.inner.apply(params, tokens, positions, cache, mask, taps)
-
-
 def test_the_target_reads_the_narrowest_width():
     """Costs choose the widths, other costs need no other program, and the text stays the same."""
     proposer, widths = INNER[0], (1, 2, 5, 9)
-    seen: list[int] = []
-    dec = Decoder(
-        Watched(toys.model(), seen),
-        CostAware(proposer, widths),
-        RULES["match"](),
-        (),
-        toys.CAPACITY,
-    )
+    target = Watched(toys.model())
+    dec = Decoder(target, CostAware(proposer, widths), RULES["match"](), (), toys.CAPACITY)
     chosen, texts = [], []
     for seconds in ([1, 1.3, 1.6, 2.2], [1, 9, 9, 9], [1, 1, 1, 1], [9, 1, 1, 9]):
         arrays = specjax.Params(
             toys.weights(), CostAwareParams(INNER[1], jnp.array(seconds, jnp.float32))
         )
-        traced = len(TRACED)
+        traced = len(target.traced)
         state = toys.prefill(dec, arrays, rows=[0])
-        seen.clear()
+        target.widths.clear()
         state = dec.run(arrays, state)
         jax.effects_barrier()
-        chosen.append(set(seen))
+        chosen.append(set(target.widths))
         texts.append(toys.texts(state))
-        assert not chosen[1:] or len(TRACED) == traced
+        assert not chosen[1:] or len(target.traced) == traced
     assert chosen[0] <= set(widths) and len(chosen[0]) > 1
     assert chosen[1:3] == [{1}, {9}]
     assert chosen[3] <= {2, 5}

@@ -3,6 +3,11 @@
 Eight devices need a process of their own.
 """
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import eagle3_folders
 import published
 import published_target
@@ -125,3 +130,39 @@ def test_a_drafter_follows_its_target_onto_a_mesh(tmp_path):
     block = published_target.write_fixture(tmp_path / "block", "dspark_gated")
     folders = eagle3_folders.target("llama"), eagle, parallel, block
     on_eight("-c", _EIGHT, *map(str, folders))
+
+
+_WRITTEN = """
+import dataclasses, pathlib, sys
+import jax, specjax
+from exports import make
+from published_target import target
+
+mesh = specjax.make_mesh(model=2)
+
+def split(leaf):
+    even = [i for i, size in enumerate(leaf.shape) if size % 2 == 0]
+    names = ["model" if i in even[:1] else None for i in range(leaf.ndim)]
+    return jax.device_put(leaf, jax.NamedSharding(mesh, jax.P(*names)))
+
+folder = pathlib.Path(sys.argv[1])
+there = dataclasses.replace(target(), params=jax.tree.map(split, target().params))
+for name in ("eagle3, reduced", "dspark"):
+    made = make(name)
+    specjax.save_drafter(folder / name / "whole", made, target())
+    object.__setattr__(made, "params", jax.tree.map(split, made.params))
+    assert not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(made.params))
+    specjax.save_drafter(folder / name / "split", made, there)
+"""
+
+
+def test_parameters_on_a_mesh_are_gathered(tmp_path):
+    """`save_drafter` writes the file of the same drafter on one device."""
+    flags = "--xla_force_host_platform_device_count=2"
+    tests = pathlib.Path(__file__).parent
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment["PYTHONPATH"] = f"{tests.parent}:{tests}"
+    subprocess.run([sys.executable, "-c", _WRITTEN, tmp_path], env=environment, check=True)
+    for name in ("eagle3, reduced", "dspark"):
+        whole, split = (tmp_path / name / x / "model.safetensors" for x in ("whole", "split"))
+        assert whole.read_bytes() == split.read_bytes()

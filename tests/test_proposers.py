@@ -1,8 +1,6 @@
 """What the proposers draft, against drafting without caches, masks and batches."""
 
-import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +8,7 @@ import numpy as np
 import pytest
 import toys
 import trees
+from watched import Watched
 
 from specjax import (
     RULES,
@@ -25,7 +24,6 @@ from specjax import (
     Universal,
     warp,
 )
-from specjax.contract import Model
 from specjax.proposers import (
     Chain,
     ChoiceTree,
@@ -273,28 +271,14 @@ def test_a_draft_reads_no_token_twice(case, own):
 def test_where_nobody_drafts_the_pass_is_plain():
     """A prompt without repetition is read in passes of width 1; wide passes wait for a match.
     Texts agree."""
-    widths = []
-
-    @dataclasses.dataclass(frozen=True)
-    class Watched(Model):
-        inner: Any
-        vocab_size = toys.VOCAB
-        max_positions = 64
-        reads_trees = True
-
-        def init_cache(self, batch, size):
-            return self.inner.init_cache(batch, size)
-
-        def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
-            jax.debug.callback(lambda width=tokens.shape[1]: widths.append(width))
-            return self.inner.apply(params, tokens, positions, cache, mask, taps)
+    target = Watched(toys.model())
 
     def run(proposer):
-        widths.clear()
-        dec = Decoder(Watched(toys.model()), proposer, RULES["match"](), (), toys.CAPACITY)
+        target.widths.clear()
+        dec = Decoder(target, proposer, RULES["match"](), (), toys.CAPACITY)
         state = dec.run(toys.params("ngram"), toys.prefill(dec, toys.params("ngram"), rows=[0]))
         jax.effects_barrier()
-        return toys.texts(state), widths[1:], int(state.stats.target_passes[0])
+        return toys.texts(state), target.widths[1:], int(state.stats.target_passes[0])
 
     sparing, seen, passes = run(NGram(3, min_ngram=1))
     always, wide, as_many = run(NGram(3, min_ngram=1, may_abstain=False))

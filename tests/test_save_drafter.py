@@ -3,10 +3,7 @@
 import dataclasses
 import functools
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import warnings
 
 import exports
@@ -213,42 +210,6 @@ def test_kernels_that_are_held_turned_are_written(tmp_path):
     params["draft"]["fc"] = {"weight": made.params["draft"]["fc"]["kernel"].T}
     specjax.save_drafter(tmp_path, dataclasses.replace(made, params=params), target())
     jax.tree.map(np.testing.assert_array_equal, load(tmp_path).params, made.params)
-
-
-ON_A_MESH = """
-import dataclasses, pathlib, sys
-import jax, specjax
-from exports import make
-from published_target import target
-
-mesh = specjax.make_mesh(model=2)
-
-def split(leaf):
-    even = [i for i, size in enumerate(leaf.shape) if size % 2 == 0]
-    names = ["model" if i in even[:1] else None for i in range(leaf.ndim)]
-    return jax.device_put(leaf, jax.NamedSharding(mesh, jax.P(*names)))
-
-folder = pathlib.Path(sys.argv[1])
-there = dataclasses.replace(target(), params=jax.tree.map(split, target().params))
-for name in ("eagle3, reduced", "dspark"):
-    made = make(name)
-    specjax.save_drafter(folder / name / "whole", made, target())
-    object.__setattr__(made, "params", jax.tree.map(split, made.params))
-    assert not all(leaf.is_fully_replicated for leaf in jax.tree.leaves(made.params))
-    specjax.save_drafter(folder / name / "split", made, there)
-"""
-
-
-def test_parameters_on_a_mesh_are_gathered(tmp_path):
-    """The file is that of the same drafter on one device."""
-    flags = "--xla_force_host_platform_device_count=2"
-    tests = pathlib.Path(__file__).parent
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = f"{tests.parent}:{tests}"
-    subprocess.run([sys.executable, "-c", ON_A_MESH, tmp_path], env=environment, check=True)
-    for name in ("eagle3, reduced", "dspark"):
-        whole, split = (tmp_path / name / x / "model.safetensors" for x in ("whole", "split"))
-        assert whole.read_bytes() == split.read_bytes()
 
 
 def test_a_verifier_on_the_hub_is_named(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -103,7 +104,10 @@ def test_an_interrupt_before_the_loop(tmp_path, monkeypatch, capsys):
         os.kill(os.getpid(), signal.SIGINT)
         return documents
 
-    with monkeypatch.context() as context:
+    # A shell that runs the tests in the background has them ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with monkeypatch.context() as context, contextlib.ExitStack() as after:
+        after.callback(signal.signal, signal.SIGINT, before)
         context.setattr("specjax.training.corpus.tqdm", interrupted)
         context.setattr(sys, "argv", ["train.pretrain"])
         with pytest.raises(SystemExit) as caught:

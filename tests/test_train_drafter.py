@@ -27,6 +27,7 @@ from specjax.sampling import Sampling
 from specjax.training import features
 from specjax.training.drafters import KINDS, Learner, Lesson, draw_anchors, plan
 from specjax.training.jobs import drafter
+from specjax.training.online import row_keys
 from specjax.types import Block, Params
 
 VOCAB, LENGTH, DRAFTS, MASK = 13, 12, 3, 5
@@ -339,7 +340,7 @@ def test_drafts_of_a_step_are_those_of_a_decoder(tmp_path, monkeypatch):
         np.full(4, 8, np.int32),
         limit=np.full(4, 33, np.int32),
         sampling=Sampling.create(4, temperature=0.8, top_k=0, top_p=1.0),
-        key=job._keys(batch),
+        key=row_keys(0, batch["number"]),
     )
     pending = []
     for _ in range((33 - 8) // 4):

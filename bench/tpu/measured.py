@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import statistics
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import specjax
 from bench.tpu.chips import Chip
 from bench.tpu.drafters import DRAFTERS
 from bench.tpu.roofline import least_seconds
 from bench.tpu.sizes import config_of, shapes_of
-from specjax import Decoder, Params, Sampling
+from specjax import Decoder, Params
 from specjax.measure import Sample, Timed, take_turns
 from specjax.models import SharedParams
+from specjax.tune import step_seconds
 from specjax.types import Arrays
 
 _STEPS, _ROUNDS = 8, 5
@@ -42,29 +41,11 @@ class _Steps(Timed):
         # The text reaches the cell's length in the middle of the measurement.
         ahead = _STEPS * (sketch.proposer.max_depth + 1)
         self._length = max(1, min(cell["filled"] - ahead // 2, room - ahead - 1))
-        self._vocab_size = vocab_size
 
     def run(self, item: int) -> Sample:
-        rows, room = self._rows, self._decoder.capacity
-        prompts = np.random.default_rng(0).integers(
-            0, self._vocab_size, (rows, self._length), np.int32
+        return Sample(
+            step_seconds(self._decoder, self._params, self._rows, self._length, _STEPS, 0.7)
         )
-        state = self._decoder.prefill(
-            self._params,
-            prompts,
-            np.full(rows, self._length, np.int32),
-            limit=np.full(rows, room, np.int32),
-            sampling=Sampling.create(rows, temperature=0.7),
-            key=jax.random.split(specjax.make_key(0), rows),
-        )
-        return Sample(_seconds(self._decoder, self._params, jax.block_until_ready(state)))
-
-
-def _seconds(decoder: Decoder, params: Params, state: specjax.DecodeState) -> float:
-    """Of one step."""
-    started = time.perf_counter()
-    jax.block_until_ready(decoder.run(params, state, _STEPS))
-    return (time.perf_counter() - started) / _STEPS
 
 
 def _random(shapes: Arrays) -> Arrays:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.training.divergences import DIVERGENCES, Divergence, acceptance, forward_kl
+from specjax.training.losses import capped
 from specjax.training.precision import mixed_dot_general
 
 Objective = Callable[[Array, Array, Array], Array]
@@ -92,17 +93,13 @@ def per_row(
         known: Array | None,
     ) -> tuple[Array, Array]:
         theirs = mixed_dot_general(target_hidden, target_head, (((1,), (0,)), ((), ())))
-        target = jax.nn.log_softmax(_capped(theirs, target_softcap))
+        target = jax.nn.log_softmax(capped(theirs, target_softcap))
         if known is not None:
             target = jnp.take(target, known, axis=1)
-        draft = jax.nn.log_softmax(_capped(logits, softcap))
+        draft = jax.nn.log_softmax(capped(logits, softcap))
         each = objective(target, draft, labels)
         # Rows of weight 0 are padding, whose numbers may be anything.
         total = jnp.sum(jnp.where(weight > 0, weight * each, 0.0))
         return total, jax.lax.stop_gradient(acceptance(target, draft))
 
     return loss
-
-
-def _capped(logits: Array, cap: float | None) -> Array:
-    return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -17,14 +17,19 @@ first rejected drafts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.models import LinenModel
+from specjax.sampling import Sampling, make_key
 from specjax.types import DecodeState, Params
 
 
@@ -37,6 +42,27 @@ class Rollout:
     drafts: Array  # [B, S, gamma] draft tokens
     logits: Array  # [B, S, gamma + 1, V] the target's, warped, after root and drafts
     emitted: Array  # [B] new tokens
+
+
+def row_keys(seed: int, number: Array) -> Array:
+    """[B] keys of the rows of a batch; `number` [B] is one that no other row of the run has."""
+    return jax.vmap(lambda n: jax.random.fold_in(make_key(seed), n))(number)
+
+
+def begin(
+    decoder: Decoder, params: Params, tokens: Array, prompt: int, settings: Mapping[str, Any],
+    keys: Array,
+) -> DecodeState:  # fmt: skip
+    """The state after the first `prompt` of the tokens [B, T]; rows end at the capacity."""
+    rows = len(tokens)
+    return decoder.prefill(
+        params,
+        tokens[:, :prompt],
+        np.full(rows, prompt, np.int32),
+        limit=np.full(rows, decoder.capacity, np.int32),
+        sampling=Sampling.create(rows, **settings),
+        key=keys,
+    )
 
 
 def roll_out(decoder: Decoder, params: Params, state: DecodeState, steps: int) -> Rollout:

@@ -40,21 +40,31 @@ class _Width(Timed):
         self._params = Params(target, CostAwareParams(inner, jnp.array(seconds)))
 
     def run(self, item: int) -> Sample:
-        rows, room = self._rows, self._decoder.capacity
-        size = self._decoder.target.vocab_size
-        prompts = np.random.default_rng(item).integers(0, size, (rows, _PROMPT), np.int32)
-        state = self._decoder.prefill(
-            self._params,
-            prompts,
-            np.full(rows, _PROMPT, np.int32),
-            limit=np.full(rows, room, np.int32),
-            sampling=Sampling.create(rows, temperature=0.0),
-            key=jax.random.split(make_key(item), rows),
-        )
-        jax.block_until_ready(state)
-        started = time.perf_counter()
-        jax.block_until_ready(self._decoder.run(self._params, state, _STEPS))
-        return Sample((time.perf_counter() - started) / _STEPS)
+        return Sample(step_seconds(self._decoder, self._params, self._rows, _PROMPT, _STEPS))
+
+
+def step_seconds(
+    decoder: Decoder, params: Params, rows: int, length: int, steps: int, temperature: float = 0.0
+) -> float:
+    """Mean seconds of the first `steps` steps after random prompts [rows, length].
+
+    The decoder's capacity has room for all drafts of these steps, and it has no EOS.
+    """
+    prompts = np.random.default_rng(0).integers(
+        0, decoder.target.vocab_size, (rows, length), np.int32
+    )
+    state = decoder.prefill(
+        params,
+        prompts,
+        np.full(rows, length, np.int32),
+        limit=np.full(rows, decoder.capacity, np.int32),
+        sampling=Sampling.create(rows, temperature=temperature),
+        key=jax.random.split(make_key(0), rows),
+    )
+    jax.block_until_ready(state)
+    started = time.perf_counter()
+    jax.block_until_ready(decoder.run(params, state, steps))
+    return (time.perf_counter() - started) / steps
 
 
 def step_costs(

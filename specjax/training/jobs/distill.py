@@ -27,7 +27,7 @@ from specjax.models import LanguageModel, LinenModel, head_matrix
 from specjax.parallel import row_parts, to_host
 from specjax.proposers import DraftModel, NoProposer
 from specjax.rules import Match
-from specjax.sampling import Sampling, make_key
+from specjax.sampling import Sampling
 from specjax.training import accepted, dataset, online
 from specjax.training.corpus import Tokens, starts_of_documents
 from specjax.training.dataset import Written, initial_hash, model_hashes
@@ -183,22 +183,9 @@ class Distill:
         )
         return jnp.moveaxis(values.reshape(len(tokens), -1, values.shape[-1]), -1, 0)
 
-    def _keys(self, batch: Batch) -> Array:
-        return jax.vmap(lambda n: jax.random.fold_in(make_key(self.options.seed), n))(
-            batch["number"]
-        )
-
     def _prefill(self, decoder: Decoder, params: Params, batch: Batch) -> DecodeState:
-        o, rows = self.options, len(batch["tokens"])
-        prompts = batch["tokens"][:, : o.sampled_prompt]
-        return decoder.prefill(
-            params,
-            prompts,
-            np.full(rows, o.sampled_prompt, np.int32),
-            limit=np.full(rows, decoder.capacity, np.int32),
-            sampling=Sampling.create(rows, **o.settings),
-            key=self._keys(batch),
-        )
+        o, keys = self.options, online.row_keys(self.options.seed, batch["number"])
+        return online.begin(decoder, params, batch["tokens"], o.sampled_prompt, o.settings, keys)
 
     def _continue(self, params: Arrays, batch: Batch) -> Array:
         """The tokens of a batch; its `own` rows are written by the draft, as it is now."""

@@ -33,7 +33,6 @@ from specjax.models import LanguageModel, SharedParams, head_matrix
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
-from specjax.sampling import Sampling, make_key
 from specjax.training import dataset
 from specjax.training.dataset import Written, initial_hash, model_hashes
 from specjax.training.drafters import (
@@ -56,7 +55,7 @@ from specjax.training.material import Material, gather, held_out_prompts, held_o
 from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.objectives import OBJECTIVES, per_row
-from specjax.training.online import roll_out
+from specjax.training.online import begin, roll_out, row_keys
 from specjax.training.options import parse, run
 from specjax.training.sources import mixed_rows, sample, share_of_target
 from specjax.training.targets import load_target, reader
@@ -150,7 +149,7 @@ class TrainDrafter:
             return None
         taps = self.learner.source.taps
         depends = {
-            **model_hashes(o.target, o.lora),
+            **{name: self.inputs[name] for name in ("target", "tokenizer")},
             "dtype": str(self.target.model.dtype),
             "taps": taps,
             "sequence_length": o.sequence_length,
@@ -187,32 +186,22 @@ class TrainDrafter:
         assert out.features is not None  # every learner reads taps
         return jax.lax.stop_gradient(jnp.concatenate([out.hidden, out.features], axis=-1))
 
-    def _keys(self, batch: Batch) -> Array:
-        return jax.vmap(lambda n: jax.random.fold_in(make_key(self.options.seed), n))(
-            batch["number"]
-        )
-
     def _chosen(self, batch: Batch) -> Drafts:
         """Drafts that start at random positions of a batch."""
         mask = learned(batch["drawn"])
-        anchors = draw_anchors(self._keys(batch), mask, self.options.num_anchors)
+        keys = row_keys(self.options.seed, batch["number"])
+        anchors = draw_anchors(keys, mask, self.options.num_anchors)
         return Drafts(batch["tokens"], mask, *anchors)
 
     def _speculated(self, own: Arrays, frozen: Arrays, batch: Batch) -> Drafts:
         """Drafts that the drafter makes while the target continues the texts of a batch with it."""
         o, tokens = self.options, batch["tokens"]
-        rows, room = tokens.shape
+        room = tokens.shape[1]
         made = self.drafter(jax.lax.stop_gradient(own))
         decoder = Decoder(self.target.model, made.proposer, Match(), (), room)
         arrays = Params(frozen, self.shared(made.params, frozen))
-        state = decoder.prefill(
-            arrays,
-            tokens[:, : o.sampled_prompt],
-            np.full(rows, o.sampled_prompt, np.int32),
-            limit=np.full(rows, room, np.int32),
-            sampling=Sampling.create(rows, **o.settings),
-            key=self._keys(batch),
-        )
+        keys = row_keys(o.seed, batch["number"])
+        state = begin(decoder, arrays, tokens, o.sampled_prompt, o.settings, keys)
         rolled = roll_out(decoder, arrays, state, o.online_steps)
         end = o.sampled_prompt + rolled.emitted[:, None]
         at = jnp.arange(room - 1) + 1
@@ -362,6 +351,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def train(options: DrafterOptions) -> None:
     """Run the job in a folder that the caller holds."""
+    if options.keep_features and jax.process_count() > 1:
+        raise ValueError("--keep-features works in a single process: leave it out")
     mesh = mesh_of_run(options)
     target = load_target(options, options.dtype, mesh)
     material = gather(options, target, options.settings)
