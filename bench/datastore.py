@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     target = specjax.load(arguments.target, "float32")
     file = arguments.tokens
     if file is None:
-        source = Source(tuple(arguments.data), exclude=tuple(arguments.exclude))
+        source = Source(tuple(arguments.data), "*.py", tuple(arguments.exclude))
         tokenizer = str(pathlib.Path(arguments.target) / "tokenizer.json")
         size = target.model.vocab_size
         file = prepare(source, arguments.corpus, size, tokenizer)[1].path
@@ -104,7 +104,8 @@ def acceptance(
                 raise ValueError(f"{name} wrote another text than plain decoding: this is a bug")
             row[str(temperature)] = made.stats.mean_accepted_length
         rows.append(row)
-        say(f"{name}: {row}")
+        figures = (f"{row[str(t)]:.2f} at temperature {t:g}" for t in arguments.temperatures)
+        say(f"{name}: {', '.join(figures)}")
     return rows
 
 

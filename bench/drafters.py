@@ -77,6 +77,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.drafters", description=__doc__)
     parser.add_argument("--target", required=True, help="folder of the target")
     parser.add_argument("--data", nargs="+", required=True, help="as for the training jobs")
+    parser.add_argument("--pattern", default="*.py", help="as for the training jobs")
     parser.add_argument("--exclude", nargs="+", default=[], help="as for the training jobs")
     parser.add_argument("--prompts", required=True, help="held-out prompts, as JSON lines")
     parser.add_argument("--limit-prompts", type=int, default=0, help="use only so many; 0: all")
@@ -136,7 +137,8 @@ def train(kind: str, seed: int, folder: pathlib.Path, arguments: argparse.Namesp
     }
     if kind == "model":
         numbers["sampled-fraction"] = 0.0
-    data = ["--data", *a.data, *(["--exclude", *a.exclude] if a.exclude else [])]
+    data = ["--pattern", a.pattern, "--data", *a.data]
+    data += ["--exclude", *a.exclude] if a.exclude else []
     print(f"training {kind}, seed {seed}", flush=True)
     subprocess.run(
         [sys.executable, "-m", module, *options, "--target", a.target, *data, "--out", str(folder)]
