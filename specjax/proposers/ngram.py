@@ -44,10 +44,9 @@ class NGram(Proposer):
 
     def __post_init__(self) -> None:
         check_num_drafts(self.num_drafts)
-        narrower = (1,) if self.may_abstain else ()
-        self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts, narrower=narrower)
         counts(min_ngram=self.min_ngram, max_ngram=self.max_ngram)
-        flag("may_abstain", self.may_abstain)
+        narrower = (1,) if flag("may_abstain", self.may_abstain) else ()
+        self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts, narrower=narrower)
         if not 1 <= self.min_ngram <= self.max_ngram:
             raise ValueError(
                 f"min_ngram={self.min_ngram} and max_ngram={self.max_ngram}; "
