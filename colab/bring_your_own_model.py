@@ -60,7 +60,7 @@ def make(features, seed):
 
 target, draft = make(64, 0), make(16, 1)
 prompts = [[1, 2, 3], [4]]
-plain = specjax.generate(target, prompts, max_new_tokens=32, temperature=1.0)
+plain = specjax.generate(target, prompts, proposer="none", max_new_tokens=32, temperature=1.0)
 fast = specjax.generate(target, prompts, draft=draft, max_new_tokens=32, temperature=1.0)
 print("the same tokens:", plain.tokens == fast.tokens)
 
@@ -107,7 +107,7 @@ model = specjax.models.from_function(apply, vocab_size=100, max_positions=512, i
 # %%
 specjax.models.check_model(model, params)
 mine = specjax.LanguageModel(model, params)
-plain = specjax.generate(mine, prompts, max_new_tokens=32)
+plain = specjax.generate(mine, prompts, proposer="none", max_new_tokens=32)
 fast = specjax.generate(mine, prompts, proposer=specjax.NGram(), max_new_tokens=32)
 print(
     "the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}"

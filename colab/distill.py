@@ -87,7 +87,7 @@ plt.show()
 # %%
 draft = specjax.load(out / "model")
 prompt = "def main("
-plain = specjax.generate(target, prompt, max_new_tokens=48)
+plain = specjax.generate(target, prompt, proposer="none", max_new_tokens=48)
 fast = specjax.generate(target, prompt, draft=draft, num_drafts=3, max_new_tokens=48)
 print(prompt + fast.text[0])
 print(

@@ -85,7 +85,7 @@ figure
 
 # %%
 prompts = ["def main(", "class Node:"]
-plain = specjax.generate(target, prompts, max_new_tokens=32)
+plain = specjax.generate(target, prompts, proposer="none", max_new_tokens=32)
 fast = specjax.generate(target, prompts, proposer=heads, max_new_tokens=32)
 print(
     "the same tokens:", plain.tokens == fast.tokens, f"  tau {fast.stats.mean_accepted_length:.2f}"

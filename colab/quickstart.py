@@ -55,7 +55,7 @@ print(f"target {target.num_params / 1e6:.1f} M parameters, draft {draft.num_para
 # %%
 prompt = "def fibonacci(n):"
 options = {"max_new_tokens": 64}
-plain = specjax.generate(target, prompt, **options)
+plain = specjax.generate(target, prompt, proposer="none", **options)
 fast = specjax.generate(target, prompt, draft=draft, num_drafts=4, **options)
 print(prompt + fast.text[0])
 print("\nthe same tokens:", fast.tokens == plain.tokens)
@@ -69,8 +69,8 @@ print(
 
 # %%
 for name, speculation in (
-    ("plain", {}),
-    ("draft", {"draft": draft}),
+    ("plain", {"proposer": "none"}),
+    ("draft", {"draft": draft, "num_drafts": 4}),
     ("prompt lookup", {"proposer": specjax.NGram()}),
 ):
     specjax.generate(target, prompt, **options, **speculation)
@@ -145,7 +145,7 @@ else:
     target = specjax.load("Qwen/Qwen3-4B", dtype="bfloat16")
     draft = specjax.load("Qwen/Qwen3-0.6B", dtype="bfloat16")
     messages = [{"role": "user", "content": "Write a haiku about speculation."}]
-    for how in ({}, {"draft": draft}):
+    for how in ({"proposer": "none"}, {"draft": draft}):
         specjax.generate(target, messages=messages, max_new_tokens=128, temperature=0.0, **how)
         out = specjax.generate(
             target, messages=messages, max_new_tokens=128, temperature=0.0, **how

@@ -41,7 +41,7 @@ import specjax
 target = specjax.load(checkpoints / "pycode" / "target")
 draft = specjax.load(checkpoints / "pycode" / "draft")
 ways = {
-    "no draft": {},
+    "no draft": {"proposer": "none"},
     "draft, 2 tokens": {"draft": draft, "num_drafts": 2},
     "draft, 6 tokens": {"draft": draft, "num_drafts": 6},
     "prompt lookup": {"proposer": specjax.NGram(4)},

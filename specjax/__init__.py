@@ -13,6 +13,7 @@ from specjax.drafters import (
     MedusaAdapter,
     MedusaBank,
     PublishedDrafter,
+    adaptive,
     cost_aware,
     first_of,
     make_drafter,
@@ -34,6 +35,7 @@ from specjax.processors import Processors
 from specjax.programs import clear_programs, keep_programs
 from specjax.proposers import (
     PROPOSERS,
+    Adaptive,
     BestFirst,
     BlockDraftSource,
     Chain,
@@ -74,6 +76,7 @@ __all__ = [
     "FAMILIES",
     "PROPOSERS",
     "RULES",
+    "Adaptive",
     "BestFirst",
     "Block",
     "BlockDraftSource",
@@ -132,6 +135,7 @@ __all__ = [
     "Universal",
     "UniversalParams",
     "Verdict",
+    "adaptive",
     "audit",
     "clear_programs",
     "cost_aware",

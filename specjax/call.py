@@ -16,7 +16,7 @@ from specjax.arguments import each, flag, hashable, items, shown, whole
 from specjax.caches import SPARE_SLOTS
 from specjax.contract import Arrays, Rule
 from specjax.decoding import Decoder
-from specjax.drafters import MakeArrays
+from specjax.drafters import AdaptiveDrafter, MakeArrays
 from specjax.drafting import choose_drafter
 from specjax.models import LanguageModel
 from specjax.parallel import beside, lay, mesh_of, row_parts
@@ -28,7 +28,7 @@ from specjax.request import Request
 from specjax.rules import RULES, Match
 from specjax.sampling import Sampling, make_key
 from specjax.text import Texts
-from specjax.types import DecodeState, Params
+from specjax.types import ABSENT, DecodeState, Params
 
 _GREATEST = 2**31 - 1
 _SLOTS_STEP = 128
@@ -47,6 +47,7 @@ class Call:
     target: LanguageModel
     decoder: Decoder
     make_arrays: MakeArrays  # for the proposer
+    learns: bool  # an `Adaptive` proposer whose costs are to be measured
     mesh: Mesh | None
     prompt: np.ndarray  # [B, P] int32, padded on the right
     lengths: np.ndarray  # [B] int32
@@ -85,8 +86,8 @@ class Call:
         """Rows to add so that the mesh divides the batch."""
         return -len(self.lengths) % row_parts(self.mesh)
 
-    def prefill(self) -> DecodeState:
-        """Read the prompts."""
+    def prefill(self, endless: bool = False) -> DecodeState:
+        """Read the prompts.  With `endless` rows end only where there is no more room."""
         seeds, rows = self.seeds
         arrays = {
             "prompt": self.prompt,
@@ -101,6 +102,10 @@ class Call:
         # A padding row has no room for new tokens, so it is done at once and is not counted.
         wanted = np.arange(len(rows) + self._padding) < len(rows)
         limit = pad_rows(self.lengths, self._padding) + np.int32(self.new) * wanted
+        if endless:
+            room = min(self.decoder.capacity, self.target.model.max_positions + 1)
+            limit = np.where(wanted, room, limit)
+            arrays["eos"] = np.full_like(self.eos, ABSENT)
         return self.decoder.prefill(
             self.params, limit=limit.astype(np.int32), **pad_rows(arrays, self._padding)
         )
@@ -159,7 +164,7 @@ def check(
     if least is not None and least.max() > new:
         raise ValueError(f"min_new_tokens={least.max()} is more than max_new_tokens={new}")
 
-    drafter, drafts = choose_drafter(target, request, rows, mesh)
+    drafter, drafts = choose_drafter(target, request, rule, rows, mesh)
     check_length("target", target, ids, new)
     if drafter.reader is not None:
         check_length("draft", drafter.reader, ids, new)
@@ -186,6 +191,7 @@ def check(
         target=target,
         decoder=decoder,
         make_arrays=make_arrays,
+        learns=isinstance(drafter, AdaptiveDrafter) and drafter.seconds is None,
         mesh=mesh,
         prompt=prompt,
         lengths=np.array([len(row) for row in ids], np.int32),

@@ -24,12 +24,19 @@ from jax.sharding import NamedSharding
 
 from specjax.contract import Context, Draw, Model, Proposer, Rule
 from specjax.emission import count, emit, record, write
-from specjax.given import check_given, check_slot
+from specjax.given import check_fit, check_given, check_slot
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
 from specjax.prefilling import eos_of_rows, start
 from specjax.processors import LogitsProcessor, Processors, check_function, process
 from specjax.programs import programs
-from specjax.sampling import IndependentDraw, Sampling, SharedDraw, keys_of_rows, warp
+from specjax.sampling import (
+    IndependentDraw,
+    PositionDraw,
+    Sampling,
+    SharedDraw,
+    keys_of_rows,
+    warp,
+)
 from specjax.tree import Tree
 from specjax.types import (
     ABSENT,
@@ -38,8 +45,9 @@ from specjax.types import (
     Params,
     Proposal,
     StepInfo,
+    Verdict,
 )
-from specjax.verification import Verification, read_proposal
+from specjax.verification import Verification, verify_narrowly
 
 _Layout = tuple[NamedSharding | None, ...] | None
 
@@ -106,28 +114,7 @@ class Decoder:
             )
         if self.logits_processor is not None:
             check_function(self.logits_processor, self.target.vocab_size, self.capacity)
-        offered = self.target.num_taps
-        if not set(self.proposer.taps) <= set(range(offered)):
-            layers = f"those in [0, {offered - 1}]" if offered else "none"
-            raise ValueError(
-                f"{type(self.proposer).__name__} reads the target's layers {self.proposer.taps}, "
-                f"and the target offers {layers}: pass the target that it was made for"
-            )
-        self.proposer.check(self.rule)
-        if self.proposer.is_chain:
-            return
-        if not self.target.reads_trees:
-            raise ValueError(
-                f"{type(self.proposer).__name__} proposes trees, but the target reads chains only "
-                "(reads_trees=False: no tree mask, or a cache that commits no path); "
-                "use a proposer of chains, such as DraftModel or NGram"
-            )
-        if self.rule.chain_only:
-            raise ValueError(
-                f"{type(self.rule).__name__} judges chains only, and "
-                f"{type(self.proposer).__name__} proposes trees: use a rule for trees, such as "
-                "Match() or Rejection(), or a proposer of chains"
-            )
+        check_fit(self.target, self.proposer, self.rule)
 
     def prefill(
         self,
@@ -200,7 +187,9 @@ class Decoder:
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """`propose`, `verify`, `commit`.  It is pure and not jitted, like each of them."""
-        draw = self._draw(state)  # once, since XLA would compute the same noise twice
+        # Once, since XLA would compute the same noise twice.  A proposer of several widths often
+        # needs none, and the verification of fewer nodes needs less.
+        draw = None if self.proposer.narrower else self._draw(state)
         # The scopes name the parts of a step in profiles and in compiled programs.
         with jax.named_scope("propose"):
             proposal, state = self.propose(params, state, draw)
@@ -216,13 +205,21 @@ class Decoder:
 
         Only `params.proposer` is used.
         """
+        shared, sampled = self.rule.shared_noise, (state.sampling.temperature > 0).any()
+        if draw is None and shared:
+            draw = PositionDraw(state.key, state.length - 1, self.target.vocab_size)
+        else:
+            sampled = None
         context = Context(
             pending=_at(state.tokens, state.length - 1),
             draw=self._draw(state) if draw is None else draw,
             warp=functools.partial(self._warp, state),
-            shared_noise=self.rule.shared_noise,
+            shared_noise=shared,
             wants_logits=self.rule.wants_logits,
             cache=state.cache,
+            num_drafts=jnp.where(state.done, 0, state.num_drafts),
+            sampled=sampled,
+            text_is_fixed=self.rule.fixes_text(),
         )
         if self.proposer.shares_cache:
             proposal, cache = self.proposer.propose(params.proposer, state.cache, context)
@@ -244,16 +241,19 @@ class Decoder:
         allowed = tree.depth <= state.num_drafts[:, None]
         tree = dataclasses.replace(tree, parent=jnp.where(allowed, tree.parent, ABSENT))
         proposal = dataclasses.replace(proposal, parent=tree.parent)
-        read = functools.partial(read_proposal, self.target, self.proposer, params.target)
-        output = read(state.cache, proposal, tree)
-        paths = state.processors and jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
-        logits = self._warp(state, output.logits, paths)
-        row = (self._draw(state) if draw is None else draw, proposal, tree, logits)
-        if state.rule is None:
-            verdict = jax.vmap(self.rule)(*row)
-        else:
-            verdict = jax.vmap(lambda rule, *row: rule(*row))(state.rule, *row)
-        return Verification(verdict, tree, output, logits)
+
+        def judge(proposal: Proposal, tree: Tree, logits: Array) -> tuple[Verdict, Array]:
+            paths = state.processors and jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
+            logits = self._warp(state, logits, paths)
+            width = proposal.tokens.shape[1]
+            row = (self._draw(state, width) if draw is None else draw, proposal, tree, logits)
+            if state.rule is None:
+                return jax.vmap(self.rule)(*row), logits
+            return jax.vmap(lambda rule, *row: rule(*row))(state.rule, *row), logits
+
+        return verify_narrowly(
+            self.target, self.proposer, params.target, state.cache, proposal, tree, judge
+        )
 
     def commit(
         self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification
@@ -348,13 +348,15 @@ class Decoder:
             )
         return _insert(layout(state), state, jnp.asarray(slot), row)
 
-    def _draw(self, state: DecodeState) -> SharedDraw | IndependentDraw:
-        """The randomness of a step, of the kind that the rule needs; the proposer gets the same."""
+    def _draw(self, state: DecodeState, width: int | None = None) -> SharedDraw | IndependentDraw:
+        """The randomness of a step, of the kind that the rule needs, or that of so many nodes."""
         size, position = self.target.vocab_size, state.length - 1
         if self.rule.shared_noise:
             sampled = (state.sampling.temperature > 0).any()
-            return SharedDraw.create(state.key, position, self.proposer.max_depth, size, sampled)
-        return IndependentDraw.create(state.key, position, size)
+            depth = self.proposer.max_depth
+            depth = depth if width is None else min(depth, width - 1)
+            return SharedDraw.create(state.key, position, depth, size, sampled)
+        return IndependentDraw.create(state.key, position, size, self.proposer.num_nodes)
 
     def _warp(self, state: DecodeState, logits: Array, path: Array | None = None) -> Array:
         """Logits [B, M, V] after each `path` [B, M, D] -> logits of the sampled distribution."""

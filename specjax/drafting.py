@@ -8,11 +8,12 @@ import os
 import pathlib
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from specjax.arguments import each, hashable, items, shown, whole
-from specjax.contract import Proposer
+from specjax.contract import Proposer, Rule
 from specjax.drafters import (
     BoundDrafter,
     Drafter,
@@ -32,7 +33,7 @@ DEPTH = 4
 
 
 def choose_drafter(
-    target: LanguageModel, request: Request, rows: int, mesh: Mesh | None
+    target: LanguageModel, request: Request, rule: Rule, rows: int, mesh: Mesh | None
 ) -> tuple[Drafter, np.ndarray | None]:
     """The drafter, and the greatest depth of each row's drafts [B]; None sets no limit.
 
@@ -53,7 +54,7 @@ def choose_drafter(
             f"the draft {draft.name!r} is on another mesh than {target.name!r}: "
             "load both with the same mesh="
         )
-    drafter = _drafter(target, request, draft, max(depth, 1))
+    drafter = _drafter(target, request, rule, draft, max(depth, 1))
     if depth == 0:
         return BoundDrafter(NoProposer()), drafts
     return drafter, drafts
@@ -79,10 +80,40 @@ def drafts_of(
     return depth, np.array(depths, np.int32)
 
 
+def _auto(
+    target: LanguageModel, request: Request, rule: Rule, draft: LanguageModel | None, depth: int
+) -> Drafter:
+    """The drafter of `proposer="auto"`, and of a request that names none.
+
+    Its choices follow measured times, so a seed gives one text only if the text does not depend on
+    the drafts.  Elsewhere the default is the draft, or else plain decoding.
+    """
+    named, numbered, why = request.proposer is not None, request.num_drafts is not None, None
+    if not rule.fixes_text():
+        why = f"the rule {type(rule).__name__}, under which a text would depend on measured times"
+    elif not target.model.reads_trees:
+        why = f"{target.name!r}, since every pass over its cache must have one width"
+    elif jax.process_count() > 1:
+        why = "several processes, since each would measure other times"
+    if named and why is not None:
+        raise ValueError(
+            f'proposer="auto" cannot be used with {why}; pass proposer="ngram", or leave it out'
+        )
+    kind = request.draft_dtype
+    if why is None and (named or draft is None or not numbered):
+        numbers = {"num_drafts": depth} if numbered else {}
+        return drafter_by_name("auto", target, draft, kind, **numbers)
+    if draft is None:
+        return BoundDrafter(NoProposer())
+    return make_drafter(target, draft, num_drafts=depth, dtype=kind)
+
+
 def _drafter(
-    target: LanguageModel, request: Request, draft: LanguageModel | None, depth: int
+    target: LanguageModel, request: Request, rule: Rule, draft: LanguageModel | None, depth: int
 ) -> Drafter:
     asked = request.proposer if request.drafter is None else request.drafter
+    if asked is None or (isinstance(asked, str) and asked == "auto"):
+        return _auto(target, request, rule, draft, depth)
     if request.drafter is not None:
         fields = {"draft": request.draft, "proposer": request.proposer}
         others = [name for name, value in fields.items() if value is not None]
@@ -105,10 +136,6 @@ def _drafter(
                 "pass either draft= or proposer=, not both"
             )
         return asked
-    if asked is None:
-        if draft is None:
-            return BoundDrafter(NoProposer())
-        return make_drafter(target, draft, num_drafts=depth, dtype=request.draft_dtype)
     if isinstance(asked, type):
         raise ValueError(
             f"proposer={shown(asked)} is a class; "

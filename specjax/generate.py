@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Hashable, Iterator
 from typing import Any, Literal, Unpack, overload
 
 import jax
@@ -18,8 +19,26 @@ from specjax.metrics import Summary, summarize
 from specjax.models import LanguageModel
 from specjax.parallel import to_host
 from specjax.programs import Recent
+from specjax.proposers import Adaptive
 from specjax.request import Options, Prompts, Request, make_request
-from specjax.types import DecodeState
+from specjax.tune import Learned, option_seconds
+from specjax.types import DecodeState, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What an adaptive drafter chose from."""
+
+    options: tuple[tuple[str, int], ...]  # as `Adaptive.options`
+    seconds: np.ndarray  # [O] of a step with each of them
+    spent: float  # seconds of the measurement, in the first call of the structure
+
+    def __str__(self) -> str:
+        each = (
+            f"{name} {depth} {1e3 * seconds:.2f}" if depth else f"{name} {1e3 * seconds:.2f}"
+            for (name, depth), seconds in zip(self.options, self.seconds, strict=True)
+        )
+        return f"auto chose in every step by these ms a step: {', '.join(each)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +51,14 @@ class Output:
     stats: Summary
     exact: bool  # True if the rule keeps the target's distribution
     logprobs: list[Logprobs] | None = None  # of `tokens`, one per row, if they were requested
+    choices: Choices | None = None  # of a drafter that was adaptive by measured times
 
     def __str__(self) -> str:
-        """The texts, and a line of figures."""
+        """The texts, and lines of figures."""
         law = "lossless" if self.exact else "this rule changes the distribution"
         rows = self.text if any(self.text) else list(map(str, self.tokens))
-        return "\n".join([*rows, f"[{self.stats}; {law}]"])
+        more = [] if self.choices is None else [f"[{self.choices}]"]
+        return "\n".join([*rows, f"[{self.stats}; {law}]", *more])
 
 
 class TextStream:
@@ -147,34 +168,73 @@ def decode(call: Call) -> Output | TextStream:
     if call.stream or call.texts.stops:
         pieces = _stream(call)
         return TextStream(pieces, call.single) if call.stream else _exhaust(pieces)
-    params, compiled = call.params, compile_first(call)
+    compiled = compile_first(call)
+    params, learned = _params(call)
     started = time.perf_counter()
     state = jax.block_until_ready(call.decoder.run(params, call.prefill()))
-    return _output(call, state, time.perf_counter() - started, compiled)
+    return _output(call, state, time.perf_counter() - started, compiled, learned)
 
 
-_compiled: Recent[Any, None] = Recent()
+_compiled: Recent[Any, Learned | None] = Recent()
+"""The structures that were compiled, and what was learned of those that draft adaptively."""
+
+_LEAST_BUDGET, _SHARE = 2.0, 0.05
+"""The seconds that the first call may measure what its options cost: at least, and as a share of
+the time for which it compiled."""
+
+
+def _kind(call: Call) -> Hashable:
+    """What tells the compiled programs of calls apart."""
+    inputs = (
+        call.prompt, call.sampling, call.processors, call.eos, call.num_drafts, call.documents,
+    )  # fmt: skip
+    leaves, structure = jax.tree.flatten(inputs)
+    shapes = tuple((x.shape, x.dtype.name) for x in leaves)
+    # Sampling needs noise for every draft, so a step with drafts has another price.
+    samples = call.learns and bool(np.any(to_host(call.sampling.temperature) > 0))
+    return (call.decoder, call.mesh, call.learns, samples, structure, shapes)
 
 
 def compile_first(call: Call) -> float:
     """Compile what decoding will run, unless a call with the same decoder and shapes came before.
 
+    For a drafter that is adaptive, this measures what its options cost.
+
     Returns:
       The seconds that this took; 0.0 if there was such a call.
     """
-    inputs = call.prompt, call.sampling, call.processors, call.eos, call.num_drafts
-    leaves, structure = jax.tree.flatten(inputs)
-    kind = (call.decoder, call.mesh, structure, tuple((x.shape, x.dtype.name) for x in leaves))
+    kind = _kind(call)
     if kind in _compiled:
         _compiled.get(kind, lambda: None)  # used last, as its programs are
         return 0.0
     started = time.perf_counter()
     call.compile()
-    _compiled.get(kind, lambda: None)
+    learned = None
+    if call.learns:
+        measuring = time.perf_counter()
+        budget = max(_LEAST_BUDGET, _SHARE * (measuring - started))
+        prefill = functools.partial(call.prefill, endless=True)
+        seconds = option_seconds(call.decoder, call.params, prefill, budget)
+        prior = np.array(call.params.proposer.prior)
+        learned = Learned(seconds, prior, time.perf_counter() - measuring)
+    _compiled.get(kind, lambda: learned)
     return time.perf_counter() - started
 
 
-def _output(call: Call, state: DecodeState, seconds: float, compiled: float) -> Output:
+def _params(call: Call) -> tuple[Params, Learned | None]:
+    """The weights, and for an adaptive drafter what was learned of this structure."""
+    learned = _compiled.get(_kind(call), lambda: None)
+    return call.params if learned is None else learned.put(call.params), learned
+
+
+def _output(
+    call: Call, state: DecodeState, seconds: float, compiled: float, learned: Learned | None
+) -> Output:
+    choices = None
+    if learned is not None:
+        learned.learn(state)
+        assert isinstance(call.decoder.proposer, Adaptive)
+        choices = Choices(call.decoder.proposer.options, learned.seconds.copy(), learned.spent)
     text, tokens, finish, ends, lengths = [], [], [], to_host(state.eos), call.lengths
     for row, new in enumerate(_new_tokens(state, lengths)):
         kept, written, stopped = call.texts.cut(row, new)
@@ -186,7 +246,7 @@ def _output(call: Call, state: DecodeState, seconds: float, compiled: float) -> 
     logprobs = recorded and [
         recorded.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)
     ]
-    return Output(text, tokens, finish, stats, call.decoder.rule.exact, logprobs)
+    return Output(text, tokens, finish, stats, call.decoder.rule.exact, logprobs, choices)
 
 
 def _new_tokens(state: DecodeState, lengths: np.ndarray) -> list[list[int]]:
@@ -196,8 +256,9 @@ def _new_tokens(state: DecodeState, lengths: np.ndarray) -> list[list[int]]:
 
 def _stream(call: Call) -> Generator[list[str], None, Output]:
     """Pieces of text as they become certain; the Output is the generator's return value."""
-    texts, sent, params = call.texts, [""] * len(call.lengths), call.params
+    texts, sent = call.texts, [""] * len(call.lengths)
     compiled = compile_first(call)
+    params, learned = _params(call)
     seconds, started = 0.0, time.perf_counter()
     state = call.prefill()
     states = call.decoder.stream(params, state)
@@ -221,7 +282,7 @@ def _stream(call: Call) -> Generator[list[str], None, Output]:
             seconds += time.perf_counter() - started
             yield pieces
             started = time.perf_counter()
-    return _output(call, state, seconds + time.perf_counter() - started, compiled)
+    return _output(call, state, seconds + time.perf_counter() - started, compiled, learned)
 
 
 def _exhaust(pieces: Generator[list[str], None, Output]) -> Output:

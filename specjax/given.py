@@ -1,4 +1,4 @@
-"""Checks of the arguments of `Decoder.prefill` and `insert`, before anything is compiled."""
+"""Checks of a decoder's parts, and of the arguments of `prefill` and `insert`, before compiling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,33 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from specjax.contract import Model
+from specjax.contract import Model, Proposer, Rule
+
+
+def check_fit(target: Model, proposer: Proposer, rule: Rule) -> None:
+    """Raises ValueError if a target, a proposer and a rule do not work together."""
+    offered = target.num_taps
+    if not set(proposer.taps) <= set(range(offered)):
+        layers = f"those in [0, {offered - 1}]" if offered else "none"
+        raise ValueError(
+            f"{type(proposer).__name__} reads the target's layers {proposer.taps}, "
+            f"and the target offers {layers}: pass the target that it was made for"
+        )
+    proposer.check(rule)
+    if proposer.is_chain:
+        return
+    if not target.reads_trees:
+        raise ValueError(
+            f"{type(proposer).__name__} proposes trees, but the target reads chains only "
+            "(reads_trees=False: no tree mask, or a cache that commits no path); "
+            "use a proposer of chains, such as DraftModel or NGram"
+        )
+    if rule.chain_only:
+        raise ValueError(
+            f"{type(rule).__name__} judges chains only, and "
+            f"{type(proposer).__name__} proposes trees: use a rule for trees, such as "
+            "Match() or Rejection(), or a proposer of chains"
+        )
 
 
 def check_given(

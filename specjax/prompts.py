@@ -185,7 +185,11 @@ def documents_of(
     width, made = _FEWEST, []
     for entries in each:
         tokens = [ABSENT]
-        for ids in encode(target, entries, "document") if entries else []:
+        try:
+            encoded = encode(target, entries, "document") if entries else []
+        except ValueError as error:
+            raise ValueError(f"documents: {error}") from None
+        for ids in encoded:
             tokens += [*ids, ABSENT]
         if len(tokens) > _MOST:
             raise ValueError(

@@ -262,9 +262,8 @@ class SharedDraw:
         """
 
         def noise() -> Array:
-            steps = jnp.arange(1, max_depth + 2)
-            row = jax.vmap(lambda k, t: _gumbel(jax.random.fold_in(k, t), size), (None, 0))
-            return jax.vmap(lambda k, p: row(k, p + steps))(key, position)
+            at = jnp.arange(max_depth + 1)
+            return jax.vmap(lambda draw: draw.noise(at, at))(PositionDraw(key, position, size))
 
         empty = jnp.zeros((key.shape[0], max_depth + 1, size), jnp.float32)
         return cls(jax.lax.cond(sampled, noise, lambda: empty))
@@ -294,16 +293,38 @@ class SharedDraw:
 
 
 @struct.dataclass
+class PositionDraw:
+    """The noise of `SharedDraw`, computed wherever it is asked for."""
+
+    key: Array  # [B] PRNG keys of the rows
+    position: Array  # [B] positions of the roots
+    size: int = struct.field(pytree_node=False)
+
+    def noise(self, node: Array, depth: Array) -> Array:
+        """One row: as `SharedDraw.noise`."""
+        del node
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.position + 1 + depth)
+        return jax.vmap(lambda key: _gumbel(key, self.size))(keys)
+
+    def acceptance(self, num_nodes: int) -> Array:
+        raise TypeError("a rule with shared_noise=True has no acceptance draws: set it to False")
+
+    def residual(self) -> Array:
+        raise TypeError("a rule with shared_noise=True has no residual draw: set it to False")
+
+
+@struct.dataclass
 class IndependentDraw:
     """Separate streams for the proposer's draws, the acceptance draws and the residual draw."""
 
     key: Array  # [B] the row's key with its position folded in, so every step has its own key
     size: int = struct.field(pytree_node=False)
+    num_nodes: int = struct.field(pytree_node=False)  # the most that `acceptance` is asked for
 
     @classmethod
-    def create(cls, key: Array, position: Array, size: int) -> IndependentDraw:
+    def create(cls, key: Array, position: Array, size: int, num_nodes: int) -> IndependentDraw:
         """From the rows' keys [B], the positions [B] of the roots, and the vocabulary size."""
-        return cls(jax.vmap(jax.random.fold_in)(key, position), size)
+        return cls(jax.vmap(jax.random.fold_in)(key, position), size, num_nodes)
 
     def _stream(self, stream: int) -> Array:
         return jax.random.fold_in(self.key, stream)
@@ -316,7 +337,9 @@ class IndependentDraw:
 
     def acceptance(self, num_nodes: int) -> Array:
         """One row: uniform [N] in [0, 1)."""
-        return jax.random.uniform(self._stream(_ACCEPT), (num_nodes,), jnp.float32)
+        # All of them, so that the first ones do not depend on how many nodes the target reads.
+        drawn = jax.random.uniform(self._stream(_ACCEPT), (self.num_nodes,), jnp.float32)
+        return drawn[:num_nodes]
 
     def residual(self) -> Array:
         """One row: Gumbel [V] for the residual or bonus token."""

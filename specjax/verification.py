@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -27,59 +28,68 @@ class Verification:
     logits: Array  # [B, N, V] float32; the target's warped logits after each node
 
 
-def read_proposal(
+def verify_narrowly(
     target: Model,
     proposer: Proposer,
     params: Arrays,
     cache: Cache,
     proposal: Proposal,
     tree: Tree,
-) -> ModelOutput:
-    """The target's pass over a proposal.
+    judge: Callable[[Proposal, Tree, Array], tuple[Verdict, Array]],
+) -> Verification:
+    """The target's pass over a proposal, and the rule's verdict.
 
-    It reads the narrowest of the proposer's widths that holds the drafts of all rows; the results
-    of the other nodes are 0.
+    The target reads the narrowest of the proposer's widths that holds the drafts of all rows.  The
+    rule, too, sees only these nodes; the results of the others are 0.
+
+    Args:
+      judge: from a proposal, its tree, and the target's logits after its nodes, to the verdicts and
+        the warped logits.
     """
     num_nodes, taps = proposal.tokens.shape[1], proposer.taps
     positions = cache.length[:, None] + tree.depth
 
-    def read(width: int, cache: Cache) -> ModelOutput:
-        seen = None if proposer.is_chain else tree.ancestors[:, :width, :width]
-        tokens, at = proposal.tokens[:, :width], positions[:, :width]
+    def read(width: int, cache: Cache) -> tuple[Verdict, ModelOutput, Array]:
+        drafts = jax.tree.map(lambda x: x[:, :width], proposal)
+        part = jax.tree.map(lambda x: x[:, :width], tree)
+        part = part.replace(ancestors=part.ancestors[..., :width])
+        seen = None if proposer.is_chain else part.ancestors
         if taps:
-            out = target.apply(params, tokens, at, cache, seen, taps=taps)
+            out = target.apply(params, drafts.tokens, positions[:, :width], cache, seen, taps=taps)
         else:  # a model without taps may lack the parameter
-            out = target.apply(params, tokens, at, cache, seen)
+            out = target.apply(params, drafts.tokens, positions[:, :width], cache, seen)
+        verdict, logits = judge(drafts, part, out.logits)
         if width == num_nodes:
-            return out
+            return verdict, out, logits
         padded = jax.tree.map(
             lambda x: jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))),
-            (out.logits, out.hidden, out.features),
+            (out.logits, out.hidden, out.features, logits),
         )
-        return ModelOutput(padded[0], padded[1], out.cache, padded[2])
+        return verdict, ModelOutput(padded[0], padded[1], out.cache, padded[2]), padded[3]
 
     # Without scratch the shape of a cache depends on the width of the last pass.
     if not (proposer.narrower and cache.keeps_scratch):
-        return read(num_nodes, cache)
+        verdict, output, logits = read(num_nodes, cache)
+        return Verification(verdict, tree, output, logits)
     widths = (*proposer.narrower, num_nodes)
     last = jnp.max(jnp.where(proposal.parent != ABSENT, jnp.arange(num_nodes), 0))
     chosen = jnp.searchsorted(jnp.array(widths), last + 1)
     shapes = jax.eval_shape(functools.partial(read, widths[0]), cache)
-    logits, hidden, features = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), (shapes.logits, shapes.hidden, shapes.features)
+    made = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), (shapes[0], shapes[1].replace(cache=None), shapes[2])
     )
-    empty = ModelOutput(logits, hidden, cache, features)
+    made = (made[0], made[1].replace(cache=cache), made[2])
 
     # Loops of at most one iteration instead of branches: XLA copies the cache that a branch
     # returns, but updates a loop's carry in place.
-    def read_if(wanted: Array, width: int, before: ModelOutput) -> ModelOutput:
-        def turn(carry: tuple[Array, ModelOutput]) -> tuple[Array, ModelOutput]:
-            return jnp.zeros_like(wanted), read(width, carry[1].cache)
+    def read_if(wanted: Array, width: int, before: Arrays) -> Arrays:
+        def turn(carry: tuple[Array, Arrays]) -> tuple[Array, Arrays]:
+            return jnp.zeros_like(wanted), read(width, carry[1][1].cache)
 
         return jax.lax.while_loop(lambda carry: carry[0], turn, (wanted, before))[1]
 
-    output = empty
     for index, width in enumerate(proposer.narrower):
         with jax.named_scope("fewer_drafts"):
-            output = read_if(chosen == index, width, output)
-    return read_if(chosen == len(proposer.narrower), num_nodes, output)
+            made = read_if(chosen == index, width, made)
+    verdict, output, logits = read_if(chosen == len(proposer.narrower), num_nodes, made)
+    return Verification(verdict, tree, output, logits)

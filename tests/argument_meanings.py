@@ -150,6 +150,22 @@ def bad_words(value):
     return entries
 
 
+def documents(value):
+    """As they are; one list of them, or one per prompt."""
+    entries = listed(value)
+    if entries is None:
+        return value if value is None else REFUSED
+    nested = [None if isinstance(entry, str) else listed(entry) for entry in entries]
+    each = entries and all(
+        found is not None and all(isinstance(x, str) or listed(x) is not None for x in found)
+        for found in nested
+    )
+    if each and len(entries) != ROWS:
+        return REFUSED
+    lists = nested if each else [entries]
+    return REFUSED if any(found and prompts(found) is REFUSED for found in lists) else value
+
+
 def messages(value):
     entries = listed(value)
     if not entries:
@@ -198,11 +214,11 @@ MEANINGS = {
         lambda c, w: [c.prompt[i, :n].tolist() for i, n in enumerate(c.lengths)] == w,
     ),
     "messages": (messages, lambda c, w: len(c.lengths) == len(w)),
-    "draft": (only(None), lambda c, w: c.decoder.proposer.max_depth == 0),
+    "draft": (only(None), lambda c, w: c.decoder.proposer.drafter is None),
     "draft_dtype": (only(None), anything),
-    "proposer": (only(None), lambda c, w: c.decoder.proposer == specjax.NoProposer()),
+    "proposer": (only(None), lambda c, w: isinstance(c.decoder.proposer, specjax.Adaptive)),
     "adapter": (only(None), anything),
-    "documents": (only(None), anything),
+    "documents": (documents, lambda c, w: (c.documents is None) == (w is None)),
     "drafter": (only(None), anything),
     "speculative_config": (only(None), anything),
     "chat_template_kwargs": (only(None), anything),

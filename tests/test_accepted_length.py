@@ -45,7 +45,7 @@ def speculate(log_p, log_q, gamma):
     """The number of accepted drafts in each of DRAWS steps of the library's rule, from token 0."""
 
     def one(key):
-        draw = IndependentDraw(key, SIZE)
+        draw = IndependentDraw(key, SIZE, gamma + 1)
         tokens = [jnp.int32(0)]
         for node in range(gamma):
             at = jnp.array([node])

@@ -78,8 +78,8 @@ def test_0_is_plain_decoding(target, draft):
 
 
 def test_a_draft_alone_drafts_as_deep_as_it_is_told(target, draft):
-    """The default is four; of several numbers the greatest counts, and at least one."""
-    for num_drafts, depth in ((None, 4), (2, 2), ([0, 3, 1], 3), ([0, 0, 0], 1), (200, 200)):
+    """By default at most eight; of several numbers the greatest counts, and at least one."""
+    for num_drafts, depth in ((None, 8), (2, 2), ([0, 3, 1], 3), ([0, 0, 0], 1), (200, 200)):
         call = prepared(target, PROMPTS, draft=draft, num_drafts=num_drafts)
         assert call.decoder.proposer.max_depth == depth
         assert call.decoder.capacity >= depth + 1
@@ -148,11 +148,13 @@ def test_a_command_decodes_once(capsys, passes, form, stop):
     """It runs a few steps to compile and then decodes once; a comparison adds the same for plain
     decoding."""
     pair = ["--target", str(TINY / "target"), "--draft", str(TINY / "draft")]
-    arguments = ["generate", "def main(", *pair, "--max-new-tokens", "24", *form, *stop]
+    drafts = ["--proposer", "draft", "--max-new-tokens", "24"]
+    arguments = ["generate", "def main(", *pair, *drafts, *form, *stop]
     out = specjax.generate(
         specjax.load(TINY / "target"),
         "def main(",
         draft=specjax.load(TINY / "draft"),
+        proposer="draft",
         max_new_tokens=24,
     )
     needed = out.stats.target_passes

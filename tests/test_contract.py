@@ -32,9 +32,9 @@ ATTRIBUTES = {
 DEFAULTS = {
     Proposer: {"taps": (), "narrower": (), "estimates": False, "shares_cache": False, "scratch": 0,
                "point_mass": False,
-               "asks_draft": False, "reads_documents": False},
+               "asks_draft": False, "reads_documents": False, "resumes": False},
     Source: {"taps": (), "shares_cache": False, "asks_draft": False, "may_abstain": False,
-             "reads_documents": False},
+             "reads_documents": False, "resumes": False},
     BlockSource: {"taps": ()},
     Model: {"num_taps": 0},
     Cache: {"commits_paths": False, "keeps_scratch": False},

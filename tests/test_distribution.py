@@ -41,6 +41,7 @@ from specjax import (
 )
 from specjax.models import MedusaHeads, SharedParams
 from specjax.proposers import (
+    Adaptive,
     BestFirst,
     Chain,
     CostAware,
@@ -128,6 +129,10 @@ CASES = {
     "dynamic tree": (
         DynamicTree(DraftSource(SMALLER, VOCAB), 2, 2, 5),
         lambda: weights(0.05, VOCAB - 1),
+    ),
+    "adaptive": (
+        Adaptive(NGram(2, min_ngram=1), Chain(DraftSource(SMALLER, VOCAB), 2), (1, 2, 3)),
+        lambda: toys.adaptive((1.0, 1.05, 1.1, 1.3, 1.4), weights(0.05, VOCAB - 1)),
     ),
     "early exit": (EarlyExit(DEEPER, 1, 2), lambda: weights(layers=2)),
     "early exit tree": (StaticTree(EarlyExitSource(DEEPER, 1), (2, 1)), lambda: weights(layers=2)),

@@ -80,7 +80,9 @@ def test_other_documents_are_no_other_program():
 
 
 REFUSED = {
-    "no proposer": ({"documents": [[1]]}, ["documents=", "NoProposer", "NGram()"]),
+    "no proposer": (
+        {"documents": [[1]], "proposer": "none"}, ["documents=", "NoProposer", "NGram()"],
+    ),
     "a draft": ({"documents": [[1]], "draft": "self"}, ["documents=", "not used by a Chain"]),
     "a text alone": ({"documents": "abc"}, ["documents='abc'", "pass a list"]),
     "too few lists": (
@@ -100,7 +102,7 @@ def test_what_is_refused(what):
     if what != "no proposer":
         options = {"proposer": specjax.NGram()} | options
     if options.get("draft") == "self":
-        options = {"documents": [[1]], "draft": target()}
+        options = {"documents": [[1]], "draft": target(), "num_drafts": 4}
     with pytest.raises(ValueError) as caught:
         write([PROMPT, PROMPT], **options)
     assert [part for part in parts if part not in str(caught.value)] == []

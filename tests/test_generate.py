@@ -305,8 +305,10 @@ def test_stats_of_a_stop(circle):
 
 def test_draft_is_accepted(target, draft):
     """The target is its own perfect draft, and the noisy draft is right now and then."""
-    perfect = specjax.generate(target, PROMPTS, draft=target, max_new_tokens=NEW).stats
-    noisy = specjax.generate(target, PROMPTS, draft=draft, max_new_tokens=NEW).stats
+    perfect = specjax.generate(
+        target, PROMPTS, draft=target, num_drafts=4, max_new_tokens=NEW
+    ).stats
+    noisy = specjax.generate(target, PROMPTS, draft=draft, num_drafts=4, max_new_tokens=NEW).stats
     assert perfect.acceptance_rate == 1.0
     assert 0 < noisy.acceptance_rate < 1
     assert 1 < noisy.mean_accepted_length < perfect.mean_accepted_length <= 5

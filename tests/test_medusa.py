@@ -72,7 +72,7 @@ def test_the_proposal_is_the_best_tree_of_every_depth(shared):
                 keys, jnp.full(5, 7), proposer.max_depth, toys.VOCAB, jnp.array(True)
             )
         else:
-            draw = IndependentDraw.create(keys, jnp.full(5, 7), toys.VOCAB)
+            draw = IndependentDraw.create(keys, jnp.full(5, 7), toys.VOCAB, proposer.num_nodes)
         node = jnp.arange(proposer.num_nodes)
         noise = jax.vmap(lambda d: d.noise(node, jnp.minimum(node, 2)))(draw)
         bank = [jax.tree.map(lambda leaf, a=a: leaf[a], arrays.bank) for a in range(2)]

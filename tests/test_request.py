@@ -58,7 +58,9 @@ SAME = [
     ({"speculative_config": {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}},
      {"proposer": specjax.NGram(4, 3, 1), "num_drafts": 4}),
     ({"rule": "rejection"}, {"rule": specjax.Rejection()}),
-    ({"proposer": "none"}, {}),
+    ({"proposer": "none"}, {"proposer": specjax.NoProposer()}),
+    ({"proposer": "auto"}, {}),
+    ({"rule": "rejection"}, {"rule": "rejection", "proposer": "none"}),
 ]  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def test_a_name_takes_the_draft(target, draft, name):
 
 
 REFUSED = {
-    "no proposer": ({"proposer": "prompt lookup"}, "pass one of datastore, draft"),
+    "no proposer": ({"proposer": "prompt lookup"}, "pass one of auto, datastore, draft"),
     "no rule": ({"rule": "lossy"}, "pass one of match, rejection"),
     "no method": ({"speculative_config": {"method": "telepathy"}}, "it takes ngram, draft_model"),
     "a method without its model": ({"speculative_config": {"method": "medusa"}}, 'needs a "model"'),

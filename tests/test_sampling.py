@@ -248,7 +248,7 @@ def test_independent_streams_do_not_meet():
 
     @jax.jit
     def draw_everything(position):
-        draw = sampling.IndependentDraw.create(keys, position, 7)
+        draw = sampling.IndependentDraw.create(keys, position, 7, 7)
 
         def one(d):
             noise = d.noise(jnp.arange(3), jnp.zeros(3, jnp.int32))
@@ -282,10 +282,10 @@ def test_noise_samples_the_softmax(source):
     elif source == "positions":
         noise = shared(key[None], [3], DRAWS - 1, 7)[0]
     elif source == "nodes":
-        noise = jax.jit(sampling.IndependentDraw(key, 7).noise)(jnp.arange(DRAWS), zeros)
+        noise = jax.jit(sampling.IndependentDraw(key, 7, 1).noise)(jnp.arange(DRAWS), zeros)
     else:
         noise = jax.jit(jax.vmap(lambda d: d.residual()))(
-            sampling.IndependentDraw.create(keys, zeros, 7)
+            sampling.IndependentDraw.create(keys, zeros, 7, 1)
         )
     counts = np.bincount(sampling.argmax(logits + noise), minlength=7)
     assert (
@@ -297,7 +297,7 @@ def test_noise_samples_the_softmax(source):
 def test_acceptance_draws_are_uniform():
     """They are in [0, 1), with every tenth equally frequent."""
     keys = jax.random.split(jax.random.key(8), DRAWS // 4)
-    draw = sampling.IndependentDraw.create(keys, jnp.zeros(len(keys), jnp.int32), 7)
+    draw = sampling.IndependentDraw.create(keys, jnp.zeros(len(keys), jnp.int32), 7, 4)
     uniforms = np.asarray(jax.jit(jax.vmap(lambda d: d.acceptance(4)))(draw))
     assert uniforms.min() >= 0
     assert uniforms.max() < 1

@@ -45,7 +45,10 @@ from trees import SampledTree
 from specjax import RULES, Datastore, Decoder, Params, Sampling
 from specjax.contract import Proposer, Source
 from specjax.proposers import (
+    MEASURED,
     PROPOSERS,
+    Adaptive,
+    AdaptiveParams,
     BestFirst,
     Chain,
     ChoiceTree,
@@ -57,6 +60,7 @@ from specjax.proposers import (
     Eagle3Source,
     EarlyExitSource,
     MedusaSource,
+    NGram,
     PEagleSource,
     Shape,
     StaticTree,
@@ -95,6 +99,13 @@ def datastore() -> Any:
     """The parameters of a datastore of texts that the target wrote after other prompts."""
     texts = greedy_texts()[:8].tolist()
     return Datastore.build(texts, vocab_size=VOCAB, capacity=512).arrays()
+
+
+def adaptive(seconds: tuple[float, ...], drafter: Any = None) -> AdaptiveParams:
+    """The parameters of an `Adaptive` proposer of a lookup and a drafter."""
+    return AdaptiveParams(
+        None, drafter, jnp.array(seconds), jnp.array(MEASURED, jnp.int32), jnp.array([0.5, 0.4])
+    )
 
 
 TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
@@ -143,6 +154,14 @@ TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
 CASES: dict[str, tuple[Proposer, Any]] = {
     **{name: case for cases in TABLE.values() for name, case in cases.items()},
     "datastore dynamic tree": (DynamicTree(DatastoreSource(VOCAB), 2, 2, 5), datastore()),
+    "adaptive": (
+        Adaptive(NGram(3, min_ngram=1), Chain(_small(), 3), (1, 2, 4)),
+        adaptive((1.0, 1.05, 1.1, 1.3, 1.5), truncated()),
+    ),
+    "adaptive over eagle3": (
+        Adaptive(None, Chain(_eagle3()[0], 3), (1, 2, 4)),
+        adaptive((1.0, 1.1, 1.4), _eagle3()[1]),
+    ),
     "early exit tree": (StaticTree(EarlyExitSource(model(), 1), (2, 1)), weights()),
     "early exit dynamic tree": (DynamicTree(EarlyExitSource(model(), 1), 2, 2, 5), weights()),
     "translated tree": (StaticTree(_translated()[0], (2, 1)), _translated()[1]),
@@ -225,6 +244,8 @@ ALONE = [
     ("datastore tree", "rejection"),
     ("datastore dynamic tree", "match"),
     ("first of", "rejection"),
+    ("adaptive", "match"),
+    ("adaptive", "rejection"),
     ("eagle3", "match"),
     ("eagle3 tree", "rejection"),
     ("eagle3 dynamic tree", "match"),

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments)
     if arguments.logprobs is not None and not arguments.json:
         raise ValueError("--logprobs is printed as JSON; add --json")
-    kind = choose(arguments)
+    kind = choose(arguments, arguments.rule)
     target, draft = load_models(arguments, [kind], [arguments.rule])
     settings = sampling(arguments, target)
     options: Options = {
@@ -81,7 +81,8 @@ def run(arguments: argparse.Namespace) -> None:
     drafter = make_drafter(arguments, kind, target, draft)
     drafted: Options = {**options, "drafter": drafter}
     call = prepared(target, asked, stream=stream, **drafted)
-    plain = None if arguments.no_compare else prepared(target, asked, stream=stream, **options)
+    undrafted: Options = {**options, "proposer": "none"}
+    plain = None if arguments.no_compare else prepared(target, asked, stream=stream, **undrafted)
     if arguments.plot:
         _plot(drafter, arguments.plot)
     # Compile first, so that each call decodes once and its figures do not include compilation.

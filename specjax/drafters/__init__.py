@@ -1,5 +1,6 @@
 """Drafters: a proposer together with its weights, for one target."""
 
+from specjax.drafters.adapting import AdaptiveDrafter, adaptive
 from specjax.drafters.arranging import arrange
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
@@ -18,6 +19,7 @@ __all__ = [
     "NUMBERS",
     "SHAPES",
     "Adapter",
+    "AdaptiveDrafter",
     "BoundDrafter",
     "Drafter",
     "MakeArrays",
@@ -26,6 +28,7 @@ __all__ = [
     "PublishedDrafter",
     "PublishedSource",
     "Sizes",
+    "adaptive",
     "arrange",
     "cost_aware",
     "drafter_by_name",

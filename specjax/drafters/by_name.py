@@ -12,6 +12,7 @@ from typing import Any
 
 from specjax.arguments import shown
 from specjax.contract import Proposer
+from specjax.drafters.adapting import DEPTH, adaptive
 from specjax.drafters.drafter import BoundDrafter, Drafter, first_of
 from specjax.drafters.pairing import make_drafter
 from specjax.models import LanguageModel
@@ -29,6 +30,7 @@ SHAPES = {"draft": Chain, "universal": Chain, "tree": StaticTree, "dynamic-tree"
 """The shapes of the proposers that need a draft model, by name."""
 
 NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "auto": ("num_drafts",),
     "none": (),
     "draft": ("num_drafts", "confidence_threshold"),
     "universal": ("num_drafts", "confidence_threshold"),
@@ -53,7 +55,7 @@ def drafter_by_name(
     """A proposer with its weights, by name.
 
     Args:
-      name: a key of `PROPOSERS`, "self-int8", or "module:Name".
+      name: a key of `PROPOSERS`, "auto", "self-int8", or "module:Name".
       target, draft: loaded models.
       dtype: "int8" quantises the draft.
       **numbers: settings of the proposer, as in `NUMBERS`; other settings are ignored.
@@ -62,10 +64,10 @@ def drafter_by_name(
       ValueError: an unknown name, a draft that is missing or not needed, a `dtype` that nothing
         would use, or a failed import.
     """
-    if dtype is not None and name not in SHAPES and name != "first-of":
+    if dtype is not None and name not in (*SHAPES, "first-of", "auto"):
         cure = "pass specjax.quantise(draft)" if ":" in name else "leave it out"
         raise ValueError(
-            f"dtype={dtype!r} quantises the draft of {', '.join(SHAPES)} and first-of, and "
+            f"dtype={dtype!r} quantises the draft of {', '.join(SHAPES)}, first-of and auto, and "
             f"proposer={name!r} is none of them: {cure}"
         )
     if ":" in name:
@@ -77,8 +79,15 @@ def drafter_by_name(
                 "leave one of them out"
             )
         return make_drafter(target, target, dtype="int8", **_settings("draft", numbers))
+    if name == "auto":
+        depth = _settings(name, numbers).get("num_drafts", DEPTH)
+        if draft is None:
+            return adaptive(lookup=NGram(depth))
+        chain = make_drafter(target, draft, Chain, dtype=dtype, num_drafts=depth)
+        # Another tokenizer's draft has to read every token, in steps without drafts too.
+        return adaptive(chain) if chain.proposer.resumes else chain
     if name not in PROPOSERS:
-        known = ", ".join([*sorted(PROPOSERS), "self-int8"])
+        known = ", ".join(["auto", *sorted(PROPOSERS), "self-int8"])
         raise ValueError(
             f"proposer={name!r} is not a proposer; pass one of {known}, or module:Name for your own"
         )

@@ -15,6 +15,7 @@ from specjax.flags.speculation import (
     add_numbers_of_proposers,
     add_numbers_of_rules,
     check_numbers,
+    numbers_given,
 )
 from specjax.flags.waiting import progress
 from specjax.parallel import RULES, make_mesh, parse_mesh
@@ -64,8 +65,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def add_proposer_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--proposer", type=_kind, metavar="NAME",
-        help=f"{', '.join(KINDS)}, or module:Name for your own; default: draft if there is a "
-        "draft, else ngram",
+        help=f"{', '.join(KINDS)}, or module:Name for your own; default: drafter with --drafter; "
+        "auto with --rule match and no numbers of a proposer; else draft if there is one, or ngram",
     )  # fmt: skip
     add_numbers_of_proposers(parser)
 
@@ -231,12 +232,18 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
     return texts
 
 
-def choose(arguments: argparse.Namespace) -> str:
-    """The kind of proposer: `--proposer`, or a default that fits the folders that were given."""
+def choose(arguments: argparse.Namespace, rule: str | None = None) -> str:
+    """The kind of proposer: `--proposer`, or a default that fits the folders.
+
+    With a rule under which no text depends on the drafts the default is "auto", unless numbers of
+    a proposer were given.  None is for jobs that measure drafts.
+    """
     if arguments.proposer is not None:
         return arguments.proposer
     if arguments.drafter is not None:
         return "drafter"
+    if rule is not None and specjax.RULES[rule].fixes_text() and not numbers_given(arguments):
+        return "auto"
     return "draft" if arguments.draft is not None or arguments.target is None else "ngram"
 
 
@@ -273,7 +280,7 @@ def load_models(
             f"--proposer {drafted[0]} needs --draft with the folder of a smaller model; "
             "or use --proposer ngram"
         )
-    if not (drafted or own) and arguments.draft is not None:
+    if not (drafted or own or "auto" in kinds) and arguments.draft is not None:
         raise ValueError(f"--draft is not used by --proposer {asked}; leave one of them out")
     if own_weights and arguments.drafter is None:
         none = f"; there is none at {_SHIPPED / DRAFTERS[own_weights[0]]}" if shipped else ""

@@ -16,7 +16,7 @@ DRAFTERS = {"datastore": "datastore", "drafter": "eagle3", "medusa": "medusa"}
 """The kinds whose arrays are in a folder of their own, `--drafter`, with the shipped folder; no
 datastore is shipped."""
 
-KINDS = sorted({*specjax.PROPOSERS, *DRAFTERS} - {"universal"})
+KINDS = sorted({"auto", *specjax.PROPOSERS, *DRAFTERS} - {"universal"})
 """Names of proposers; `draft` becomes `universal` if the draft has another tokenizer."""
 
 DRAFTED = ("draft", "tree", "dynamic-tree", "first-of")
@@ -47,8 +47,10 @@ class Number:
 
 NUMBERS = {
     "num_drafts": Number(
-        4, ("draft", "dynamic-tree", "early-exit", "first-of", "ngram", "drafter", "datastore"),
-        "draft tokens per target pass (gamma), or depth of a tree; 0 is plain decoding",
+        4, ("auto", "draft", "dynamic-tree", "early-exit", "first-of", "ngram", "drafter",
+            "datastore"),
+        "draft tokens per target pass (gamma), or depth of a tree; 0 is plain decoding; auto "
+        "drafts at most so many, by default 8",
         ("--num-speculative-tokens",),
     ),
     "branching": Number(
@@ -143,6 +145,11 @@ def check_numbers(
                 )
 
 
+def numbers_given(arguments: argparse.Namespace) -> list[str]:
+    """The options of proposers that were given."""
+    return list(_given(arguments, NUMBERS))
+
+
 def number_of(arguments: argparse.Namespace, name: str) -> Value:
     """The value of a proposer's option: the given one, or its default."""
     return _given(arguments, NUMBERS).get(name, NUMBERS[name].default)
@@ -181,6 +188,8 @@ def make_drafter(
         numbers = (given.get(name) for name in ("num_drafts", "num_nodes", "width"))
         return arrange(loaded, *(cast(int | None, number) for number in numbers))
     if ":" in kind:
+        return drafter_by_name(kind, target, draft)
+    if kind == "auto" and "num_drafts" not in _given(arguments, NUMBERS):
         return drafter_by_name(kind, target, draft)
     numbers = {name: number_of(arguments, name) for name in NUMBERS if reads(kind, name)}
     gamma = numbers.get("num_drafts")

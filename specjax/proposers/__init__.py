@@ -8,6 +8,7 @@ several tokens in one pass.  `NGram`, `DatastoreLookup` and `NoProposer` need no
 from collections.abc import Callable
 
 from specjax.contract import Proposer
+from specjax.proposers.adaptive import MEASURED, Adaptive, AdaptiveParams
 from specjax.proposers.best_first import BestFirst
 from specjax.proposers.chain import Chain
 from specjax.proposers.choice_tree import ChoiceTree
@@ -61,7 +62,10 @@ UniversalParams = TranslatedParams
 
 __all__ = [
     "DEPTH",
+    "MEASURED",
     "PROPOSERS",
+    "Adaptive",
+    "AdaptiveParams",
     "BestFirst",
     "BlockDraftSource",
     "Chain",

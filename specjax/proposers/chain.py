@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +51,8 @@ class Chain(Shape):
         self.arrange(self.num_drafts + 1, self.num_drafts, self.num_drafts + 1)
 
     def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+        if context.depth is not None:
+            return self._up_to(context.depth, params, state, context)
         state, reading, logits = self.source.begin(params, state, context)
         tokens, drawn_from = [context.pending], []
         going = [jnp.ones_like(context.pending, bool)] * 2
@@ -88,4 +91,50 @@ class Chain(Shape):
         # The last node has no children, so its row of logits is never read.
         logits = jnp.stack([*drawn_from, drawn_from[-1]], axis=1) if context.wants_logits else None
         proposal = Proposal(nodes, parent, logits)
+        return proposal, self.source.end(params, state, reading, proposal)
+
+    def _up_to(
+        self, depth: Array, params: Arrays, state: Arrays, context: Context
+    ) -> tuple[Proposal, Arrays]:
+        """`propose` with drafts of at most this depth, in a loop that takes no more passes."""
+        state, reading, logits = self.source.begin(params, state, context)
+        index = jnp.arange(self.num_nodes)
+
+        def draw(logits: Array, tokens: Array, at: Array) -> tuple[Array, Array, Array]:
+            """The tokens with the child of node `at`, that child, and what it was drawn from."""
+            path = jnp.where(index[1:] <= at, tokens[:, 1:], ABSENT)
+            warped = context.warp(logits[:, None], path[:, None])[:, 0]
+            token = sampling.argmax(warped + context.noise(at[None], at[None])[:, 0])
+            return tokens.at[:, at + 1].set(token), token, warped
+
+        def goes_on(going: Array, logits: Array, token: Array) -> Array:
+            if self.confidence_threshold == 0:
+                return going
+            sure = jnp.take_along_axis(jax.nn.softmax(logits), token[:, None], axis=1)[:, 0]
+            return going & (sure >= self.confidence_threshold)
+
+        def turn(carry: Any) -> Any:
+            at, reading, token, tokens, present, going, drawn = carry
+            reading, logits = self.source.extend(params, reading, token)
+            tokens, token, warped = draw(logits, tokens, at)
+            present = present.at[:, at + 1].set(going)
+            drawn = drawn if drawn is None else drawn.at[:, at].set(warped)
+            return at + 1, reading, token, tokens, present, goes_on(going, logits, token), drawn
+
+        first = jnp.zeros((), jnp.int32)
+        tokens = jnp.zeros((len(context.pending), self.num_nodes), jnp.int32)
+        tokens, token, warped = draw(logits, tokens.at[:, 0].set(context.pending), first)
+        present = (jnp.zeros(tokens.shape, bool).at[:, 1].set(True)) & (index <= depth)
+        drawn = None
+        if context.wants_logits:
+            drawn = jnp.zeros((*tokens.shape, logits.shape[-1]), jnp.float32).at[:, 0].set(warped)
+        going = goes_on(jnp.ones(len(tokens), bool), logits, token)
+        carry: Any = (first + 1, reading, token, tokens, present, going, drawn)
+        carry = jax.lax.while_loop(lambda carry: (carry[0] < depth) & carry[5].any(), turn, carry)
+        _, reading, _, tokens, present, _, drawn = carry
+        known = self.source.known(params, reading, tokens)
+        if known is not None:
+            present &= jnp.cumprod(known, axis=1) > 0
+        parent = jnp.where(present, tree.chain(self.num_nodes), ABSENT)
+        proposal = Proposal(tokens, parent, drawn)
         return proposal, self.source.end(params, state, reading, proposal)

@@ -97,9 +97,9 @@ class FirstOf(Proposer):
         one, state_one = self.first.propose(params[0], state[0], context)
         two, state_two = self.second.propose(params[1], state[1], context)
         if one.point_mass and two.logits is not None:
-            one = _with_logits(one, two.logits.shape[-1])
+            one = with_logits(one, two.logits.shape[-1])
         elif two.point_mass and one.logits is not None:
-            two = _with_logits(two, one.logits.shape[-1])
+            two = with_logits(two, one.logits.shape[-1])
         one, two = self._padded(one), self._padded(two)
         takes_first = (one.parent != ABSENT).any(1)
 
@@ -133,7 +133,7 @@ def _called(part: Proposer) -> str:
     return f"{kind} over {type(part.source).__name__}" if isinstance(part, Shape) else kind
 
 
-def _with_logits(proposal: Proposal, size: int) -> Proposal:
+def with_logits(proposal: Proposal, size: int) -> Proposal:
     """The point masses of a chain as logits: each node's only child is the next token."""
     below = jnp.roll(proposal.tokens, -1, axis=1)[..., None] == jnp.arange(size)
     logits = jnp.where(below, 0.0, -jnp.inf).astype(jnp.float32)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from jax import Array
+
 from specjax.contract import Arrays, Loaded, Lookahead, Proposer, Source
 from specjax.types import Block
 
@@ -38,6 +40,7 @@ class Shape(Proposer):
             asks_draft=self.source.asks_draft,
             narrower=(1,) if self.source.may_abstain else (),
             reads_documents=self.source.reads_documents,
+            resumes=self.source.resumes,
             scratch=staged if self.source.shares_cache else 0,
         )
         object.__setattr__(self, "_lookahead", Lookahead(max_depth, staged, self.is_chain))
@@ -50,3 +53,11 @@ class Shape(Proposer):
 
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
         return self.source.observe(params, state, block)
+
+    def rest(self, state: Arrays) -> Arrays:
+        return self.source.rest(state)
+
+    def resume(
+        self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
+    ) -> Arrays:
+        return self.source.resume(params, state, text, length, wanted)

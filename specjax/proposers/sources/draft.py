@@ -42,6 +42,10 @@ class DraftSource(Source):
     vocab_size: int  # the target's
     asks_draft = True
 
+    def __post_init__(self) -> None:
+        # The cache of a model that reads no trees may change its shape with the width of a pass.
+        self.declare(resumes=self.model.reads_trees)
+
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         if draft is None:
             raise ValueError(
@@ -112,6 +116,29 @@ class DraftSource(Source):
         known = jnp.cumprod(accepted, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
         fresh = jax.vmap(jnp.roll)(fresh, -known)
         return DraftState(state.cache.commit(known), fresh, count - known, state.ahead)
+
+    def rest(self, state: DraftState) -> DraftState:
+        if state.ahead is None:
+            return state
+        return dataclasses.replace(state, ahead=jnp.full_like(state.ahead, ABSENT))
+
+    def resume(
+        self, params: Arrays, state: DraftState, text: Array, length: Array, wanted: Array
+    ) -> DraftState:
+        # `fresh` has the tokens of the last step only; those before it come from the text.
+        width = state.fresh.shape[1]
+        text = jnp.pad(text, ((0, 0), (0, width)))
+        end = jnp.where(wanted, length - state.count, 0)
+
+        def read(cache: Cache) -> Cache:
+            tokens = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))(
+                text, cache.length
+            )
+            cache, _ = self._read(params, cache, tokens, jnp.zeros_like(length)[:, None])
+            return cache.commit(jnp.clip(end - cache.length, 0, width))
+
+        cache = jax.lax.while_loop(lambda cache: (cache.length < end).any(), read, state.cache)
+        return dataclasses.replace(state, cache=cache)
 
     def _read_most(self, params: Arrays, state: DraftState) -> DraftState:
         """Read all unread tokens but the last, if any row has more than one."""

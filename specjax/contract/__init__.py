@@ -1,0 +1,40 @@
+"""The contract: the base classes of models, caches, proposers, sources and rules.
+
+Every attribute is declared here, with its default if it has one.  If a class lacks a method or an
+attribute, building an object of it fails with the missing name, before anything is traced.
+
+    Decoder = target Model + Proposer + Rule
+    Proposer = a shape (chain, static tree, dynamic tree) over a Source (a draft model, heads, ...)
+
+The parts are frozen, hashable and hold no arrays; those are in `Params` and `DecodeState`.
+
+To *read* tokens means to run a forward pass over them.  A pass *stages* the keys and values of its
+tokens in the cache, after the committed ones; `Cache.commit` then keeps some of them.
+"""
+
+from specjax.contract.caches import Cache, refuse_path, refuse_taps
+from specjax.contract.models import Loaded, Model
+from specjax.contract.parts import Part
+from specjax.contract.proposing import Context, Proposer
+from specjax.contract.rules import Rule
+from specjax.contract.sources import BlockSource, Lookahead, Source
+from specjax.types import Arrays, Corrected, Draw, Warp
+
+__all__ = [
+    "Arrays",
+    "BlockSource",
+    "Cache",
+    "Context",
+    "Corrected",
+    "Draw",
+    "Loaded",
+    "Lookahead",
+    "Model",
+    "Part",
+    "Proposer",
+    "Rule",
+    "Source",
+    "Warp",
+    "refuse_path",
+    "refuse_taps",
+]

@@ -1,0 +1,61 @@
+"""`Cache`: what a model keeps of the tokens that it has read."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar, Self
+
+from jax import Array
+
+
+class Cache(abc.ABC):
+    """What a model keeps of the committed tokens of each row, and of those that are staged.
+
+    A cache is a pytree (`flax.struct.dataclass`) whose leaves all have the row as axis 0.  Slots
+    after the staged tokens may hold *scratch*: tokens that were rejected or rewound.
+    """
+
+    length: Array  # [B] int32; committed tokens
+
+    commits_paths: ClassVar[bool] = False
+    """True if `commit` accepts a path through a tree of staged tokens, False if only a prefix."""
+
+    keeps_scratch: ClassVar[bool] = False
+    """True if a `commit` after `rewind` can commit the first of the rewound tokens again."""
+
+    @abc.abstractmethod
+    def commit(self, count: Array, path: Array | None = None) -> Self:
+        """Keep `count` [B] staged tokens: those at the nodes `path` [B, T], or the first ones."""
+
+    @abc.abstractmethod
+    def rewind(self, to: Cache) -> Self:
+        """This cache with the committed tokens of `to`, an earlier value of this cache.
+
+        Tokens that were committed since become scratch.
+        """
+
+    def narrow(self, ahead: int, widest: int) -> Self:
+        """This empty cache with less memory, if the model can do with less (by default: itself).
+
+        Args:
+          ahead: the most tokens that are written after `length` before a `commit` or `rewind`.
+          widest: the most tokens of one pass over a prompt.
+        """
+        del ahead, widest
+        return self
+
+
+def refuse_path(path: Array | None) -> None:
+    """Raises ValueError for a path; for caches with `commits_paths = False`."""
+    if path is not None:
+        raise ValueError(
+            "this cache commits the first staged tokens only: use a proposer of chains"
+        )
+
+
+def refuse_taps(taps: tuple[int, ...]) -> None:
+    """Raises ValueError for any taps; for models with `num_taps = 0`."""
+    if taps:
+        raise ValueError(
+            f"taps={taps}, and this model offers no layer to read: use a proposer without taps"
+        )

@@ -1,0 +1,38 @@
+"""`Part`: the base class of what a decoder is made of.  Every attribute is declared."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+class _Declared(abc.ABCMeta):
+    """Refuses an instance that lacks an attribute declared by its base class without a default."""
+
+    def __call__(cls: type[_T], *arguments: object, **named: object) -> _T:
+        made = super().__call__(*arguments, **named)
+        declared = [
+            name
+            for base in cls.__mro__
+            if isinstance(base, _Declared)
+            for name in inspect.get_annotations(base)
+        ]
+        missing = sorted({name for name in declared if not hasattr(made, name)})
+        if missing:
+            raise TypeError(
+                f"{cls.__name__} lacks {', '.join(missing)}: give the class that attribute, or set "
+                f"it in __post_init__ with self.declare({missing[0]}=...)"
+            )
+        return made
+
+
+class Part(metaclass=_Declared):
+    """A part of a decoder: frozen, hashable, without arrays."""
+
+    def declare(self, **attributes: object) -> None:
+        """For `__post_init__` of a frozen dataclass: set attributes that follow from its fields."""
+        for name, value in attributes.items():
+            object.__setattr__(self, name, value)

@@ -1,0 +1,55 @@
+"""`Rule`: decides which drafts are accepted."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+from jax import Array
+
+from specjax.tree import Tree
+from specjax.types import Draw, Proposal, Verdict
+
+
+class Rule(abc.ABC):
+    """Decides which drafts of ONE row are accepted; the decoder vmaps it.
+
+    A rule with numbers is a `flax.struct.dataclass`: its numbers are data, so another threshold
+    does not recompile, and each row may have its own.
+    """
+
+    exact: ClassVar[bool]
+    """True if the emitted text has the target's distribution."""
+
+    shared_noise: ClassVar[bool]
+    """True if proposer and rule draw with the same position-keyed noise."""
+
+    wants_logits: ClassVar[bool] = False
+    """True if it needs `Proposal.logits`, the distributions that drafts were drawn from."""
+
+    chain_only: ClassVar[bool] = False
+    """True if it judges chains only."""
+
+    @classmethod
+    def fixes_text(cls) -> bool:
+        """Does a text depend on its key alone, and not on what is drafted?"""
+        return cls.exact and cls.shared_noise
+
+    def __init_subclass__(cls, **named: object) -> None:
+        super().__init_subclass__(**named)
+        missing = [name for name in ("exact", "shared_noise") if not hasattr(cls, name)]
+        if missing:
+            raise TypeError(
+                f"{cls.__name__} must set {' and '.join(missing)}, each to True or False"
+            )
+
+    @abc.abstractmethod
+    def __call__(self, draw: Draw, proposal: Proposal, tree: Tree, logits: Array) -> Verdict:
+        """Judge one row.
+
+        Args:
+          draw: the randomness of this step, shared with the proposer if `shared_noise`.
+          proposal: tokens [N], parent [N], and logits [N, V] where `wants_logits`.
+          tree: depth [N], ancestors [N, N] and paths [N, D + 1] of the proposal's nodes.
+          logits: [N, V] float32, the target's warped logits after each node.
+        """

@@ -1,0 +1,117 @@
+"""`adaptive`: prompt lookup, a drafter or plain decoding, in every step what yields most."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from specjax.arguments import shown
+from specjax.contract import Proposer
+from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
+from specjax.models import LanguageModel
+from specjax.proposers import MEASURED, Adaptive, AdaptiveParams, NGram
+
+DEPTH = 8
+"""The greatest depth of drafts by default."""
+
+PRIOR = (0.5, 0.4)
+"""Acceptance rates of lookup and drafter before anything was measured."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class AdaptiveDrafter(Drafter):
+    """What `adaptive` returns."""
+
+    proposer: Adaptive
+    lookup: Drafter | None
+    drafter: Drafter | None
+    seconds: tuple[float, ...] | None  # of each option; None: the first call measures them
+    prior: tuple[float, float]
+
+    @property
+    def reader(self) -> LanguageModel | None:
+        return None if self.drafter is None else self.drafter.reader
+
+    def check(self, target: LanguageModel) -> None:
+        for part in (self.lookup, self.drafter):
+            if part is not None:
+                part.check(target)
+
+    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
+        super().for_rows(target, adapter, rows)
+        makers = [
+            (lambda laid: None) if part is None else part.for_rows(target, None, rows)
+            for part in (self.lookup, self.drafter)
+        ]
+        # Unmeasured, every token that the target reads costs a tenth of a pass.
+        seconds = self.seconds or [1 + 0.1 * depth for _, depth in self.proposer.options]
+
+        def make(laid: LanguageModel) -> AdaptiveParams:
+            lookup, drafter = (make(laid) for make in makers)
+            return AdaptiveParams(
+                lookup=lookup,
+                drafter=drafter,
+                seconds=jnp.array(seconds, jnp.float32),
+                forced=jnp.array(MEASURED, jnp.int32),
+                prior=jnp.array(self.prior, jnp.float32),
+            )
+
+        return make
+
+
+def adaptive(
+    drafter: Drafter | None = None,
+    lookup: Drafter | Proposer | None = None,
+    *,
+    seconds: Sequence[float] | None = None,
+    prior: tuple[float, float] = PRIOR,
+) -> Drafter:
+    """A drafter that drafts only where it pays, and as deep as it pays.
+
+    In every step it takes what promises the most tokens a second: plain decoding, the lookup, or
+    the drafter, each with several depths.  Under the rule `match` the text is the same whatever it
+    takes.
+
+    Args:
+      drafter: one of chains, such as `make_drafter(target, draft, num_drafts=8)`; a draft model
+        costs nothing in steps in which it does not draft.
+      lookup: a proposer of chains without a model; by default prompt lookup as deep as the drafter.
+      seconds: the time of a step with each of `proposer.options`.  By default the first call of
+        `generate` measures them; `specjax.tune` measures them once and for all.
+      prior: acceptance rates of lookup and drafter before any draft was judged.
+
+    Raises:
+      ValueError: a drafter of trees, parts of different depths, or times that cannot be.
+    """
+    for name, part in (("drafter", drafter), ("lookup", lookup)):
+        if part is not None and not isinstance(part, Drafter | Proposer):
+            raise ValueError(f"{name}={shown(part)} is not a drafter; pass what a loader returns")
+    if isinstance(drafter, Proposer):
+        drafter = BoundDrafter(drafter)
+    depth = DEPTH if drafter is None else drafter.proposer.max_depth
+    if lookup is None:
+        lookup = NGram(depth)
+    if isinstance(lookup, Proposer):
+        depth = lookup.max_depth
+        lookup = BoundDrafter(lookup)
+    widths = (*tuple(width for width in (1, 3, 5, 9, 17, 33) if width <= depth), depth + 1)
+    inner = None if drafter is None else drafter.proposer
+    proposer = Adaptive(lookup.proposer, inner, widths)
+    if seconds is not None:
+        seconds = tuple(float(second) for second in seconds)
+        if len(seconds) != len(proposer.options) or not all(0 < s for s in seconds):
+            raise ValueError(
+                f"seconds={shown(seconds)}; pass a time above 0 for each of the options "
+                f"{', '.join(f'{name} {depth}' for name, depth in proposer.options)}"
+            )
+    name = "prompt lookup" if drafter is None else f"prompt lookup and {drafter.name}"
+    return AdaptiveDrafter(
+        proposer=proposer,
+        name=name,
+        lookup=lookup,
+        drafter=drafter,
+        seconds=seconds,
+        prior=prior,
+    )

@@ -1,0 +1,331 @@
+"""`Adaptive`: as many drafts as pay, by recent acceptance and by what a step costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax import tree
+from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
+from specjax.proposers.first_of import with_logits
+from specjax.proposers.own_text import OwnText
+from specjax.proposers.rates import Rates
+from specjax.types import ABSENT, Block, Proposal
+
+MEASURED = -1
+"""`AdaptiveParams.forced` while the option is chosen by its measured seconds."""
+
+_MARGIN = 0.03
+"""Drafts have to promise so much more than plain decoding: rates and times are estimates."""
+
+_PAUSE, _LONGEST = 4, 64
+"""Steps without drafts of a part before it is tried again: at first, and at most.  The pause
+doubles with each failure and is 1 after a success."""
+
+
+@struct.dataclass
+class AdaptiveParams:
+    """Parameters of an `Adaptive` proposer."""
+
+    lookup: Arrays
+    drafter: Arrays
+    seconds: Array  # [O] of a step with each of `Adaptive.options`, in any unit
+    forced: Array  # [] int32: the option that every step takes, or `MEASURED`
+    prior: Array  # [2] acceptance rates of lookup and drafter before any draft of a row was judged
+
+
+@struct.dataclass
+class PartState:
+    """What is known of one of the two parts."""
+
+    own: Arrays  # its state as a proposer
+    rates: Rates
+    quiet: Array  # [B] steps since it last drafted, of those in which it could have
+    pause: Array  # [B] such steps after which it is tried again
+
+
+@struct.dataclass
+class AdaptiveState:
+    lookup: PartState | None
+    drafter: PartState | None
+    text: OwnText | None  # for a drafter that resumes
+    offered: Array  # [B] drafts of the last step
+    drafted: Array  # [B] bool: were they those of `drafter`?
+
+
+@dataclasses.dataclass(frozen=True)
+class Adaptive(Proposer):
+    """Plain decoding, prompt lookup, or a drafter, and how deep: whatever yields the most tokens/s.
+
+    In every step the expected number of new tokens of each option, by the recent acceptance of
+    each row, is divided by the seconds of a step with that option; the greatest quotient wins.  A
+    part that did not pay is left out, a draft model with all of its passes, and is tried again
+    after a pause that grows with every failure.  The target reads as many tokens as the option has.
+
+    Under an exact rule that shares its noise with the proposer (`match`), the text does not depend
+    on these choices, and all rows of a batch take the option that is best for their sum.  Under
+    another rule each row takes what is best for it alone, so that its text does not depend on the
+    other rows.
+
+    Attributes:
+      lookup: a chain that needs no model, such as `NGram`, or None.
+      drafter: a chain over a source, such as a draft model, or None.  A row for which the lookup
+        promises as much takes the drafts of the lookup.
+      widths: ascending numbers of tokens that the target may read of a row; from 1 to the greatest
+        depth + 1.
+    """
+
+    lookup: Proposer | None
+    drafter: Proposer | None
+    widths: tuple[int, ...]
+    is_chain = True
+
+    def __post_init__(self) -> None:
+        parts = [part for part in (self.lookup, self.drafter) if part is not None]
+        depths = sorted({part.max_depth for part in parts})
+        if len(depths) != 1:
+            raise ValueError(
+                f"the parts draft {depths} tokens deep; pass a lookup, a drafter, or both with the "
+                "same num_drafts"
+            )
+        for part in parts:
+            if not part.is_chain or part.shares_cache:
+                raise ValueError(
+                    f"a {type(part).__name__} drafts trees or in the target's cache: pass chains"
+                )
+        if list(self.widths) != sorted({1, *self.widths, depths[0] + 1}):
+            raise ValueError(
+                f"widths={self.widths}; pass ascending numbers of tokens from 1 to {depths[0] + 1},"
+                " the depth of the drafts and one"
+            )
+        self.declare(
+            num_nodes=depths[0] + 1,
+            max_depth=depths[0],
+            narrower=self.widths[:-1],
+            taps=() if self.drafter is None else self.drafter.taps,
+            point_mass=all(part.point_mass for part in parts),
+            reads_documents=any(part.reads_documents for part in parts),
+        )
+
+    @property
+    def options(self) -> tuple[tuple[str, int], ...]:
+        """What a step can do: plain decoding, and each part with each number of drafts."""
+        names = ["lookup"] * (self.lookup is not None) + ["drafter"] * (self.drafter is not None)
+        return ("plain", 0), *((name, width - 1) for name in names for width in self.widths[1:])
+
+    def check(self, rule: Rule) -> None:
+        for part in (self.lookup, self.drafter):
+            if part is not None:
+                part.check(rule)
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        raise ValueError("an Adaptive has costs of its own: pass specjax.adaptive(...) as drafter=")
+
+    def init(self, params: AdaptiveParams, prompt: Block, capacity: int) -> AdaptiveState:
+        rows = len(prompt.count)
+        zero = jnp.zeros(rows, jnp.int32)
+
+        def start(part: Proposer | None, params: Arrays) -> PartState | None:
+            if part is None:
+                return None
+            own = part.init(params, prompt, capacity)
+            rates = Rates.zeros(rows, self.max_depth)
+            return PartState(own, rates, zero, jnp.full(rows, _PAUSE, jnp.int32))
+
+        text = None
+        if self.drafter is not None and self.drafter.resumes:
+            own = dataclasses.replace(prompt, documents=None)
+            text = OwnText.of(own, capacity, self.num_nodes)
+        return AdaptiveState(
+            lookup=start(self.lookup, params.lookup),
+            drafter=start(self.drafter, params.drafter),
+            text=text,
+            offered=zero,
+            drafted=jnp.zeros(rows, bool),
+        )
+
+    def propose(
+        self, params: AdaptiveParams, state: AdaptiveState, context: Context
+    ) -> tuple[Proposal, AdaptiveState]:
+        rows, drafts = len(context.pending), jnp.array(self.widths, jnp.int32) - 1
+        limit = jnp.full(rows, self.max_depth, jnp.int32)
+        if context.num_drafts is not None:
+            limit = jnp.minimum(limit, context.num_drafts)
+        found, state = self._look_up(params, state, context)
+        present = jnp.minimum(_count(found), limit)
+        alone = jnp.ones((rows, len(drafts)), jnp.float32)
+        looked = drafted = alone
+        if state.lookup is not None:
+            looked = state.lookup.rates.gains(present, params.prior[0])[:, drafts]
+        if state.drafter is not None:
+            drafted = state.drafter.rates.gains(limit, params.prior[1])[:, drafts]
+        gains = [alone[:, :1]]
+        gains += [looked[:, 1:]] * (state.lookup is not None)
+        gains += [jnp.maximum(looked, drafted)[:, 1:]] * (state.drafter is not None)
+        option = self._choose(params, state, context, jnp.concatenate(gains, axis=1), present > 0)
+        depth = jnp.array([depth for _, depth in self.options], jnp.int32)[option]
+        uses = jnp.array([name == "drafter" for name, _ in self.options])[option]
+        column = jnp.searchsorted(drafts, depth)[:, None]
+        worse = jnp.take_along_axis(looked < drafted, column, axis=1)[:, 0]
+        uses_drafter = uses & (limit > 0) & ((present == 0) | worse)
+        proposal, state = found, state
+        if self.drafter is not None:
+            deepest = jnp.max(jnp.where(uses_drafter, jnp.minimum(depth, limit), jnp.int32(0)))
+            made, state = self._draft(params, state, context, deepest, uses_drafter)
+            proposal = made if found is None else _either(uses_drafter, made, found)
+        assert proposal is not None
+        offered = jnp.minimum(jnp.minimum(_count(proposal), depth), limit)
+        parent = jnp.where(
+            jnp.arange(self.num_nodes) <= offered[:, None], tree.chain(self.num_nodes), ABSENT
+        )
+        state = dataclasses.replace(
+            state,
+            offered=offered,
+            drafted=uses_drafter,
+            lookup=_waited(state.lookup, present > 0, (offered > 0) & ~uses_drafter),
+            drafter=_waited(state.drafter, limit > 0, (offered > 0) & uses_drafter),
+        )
+        return dataclasses.replace(proposal, parent=parent), state
+
+    def observe(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
+        def after(
+            part: Proposer | None, params: Arrays, known: PartState | None, mine: Array
+        ) -> PartState | None:
+            if part is None or known is None:
+                return None
+            offered = jnp.where(mine & (block.count > 0), state.offered, 0)
+            accepted = jnp.maximum(block.count - 1, 0)
+            longer = jnp.where(accepted > 0, 1, jnp.minimum(2 * known.pause, _LONGEST))
+            return PartState(
+                own=part.observe(params, known.own, block),
+                rates=known.rates.after(offered, accepted),
+                quiet=known.quiet,
+                pause=jnp.where(offered > 0, longer, known.pause),
+            )
+
+        return dataclasses.replace(
+            state,
+            lookup=after(self.lookup, params.lookup, state.lookup, ~state.drafted),
+            drafter=after(self.drafter, params.drafter, state.drafter, state.drafted),
+            text=None if state.text is None else state.text.append(block),
+        )
+
+    def _look_up(
+        self, params: AdaptiveParams, state: AdaptiveState, context: Context
+    ) -> tuple[Proposal | None, AdaptiveState]:
+        """The drafts of the lookup.
+
+        While an option is forced, rows without drafts repeat the pending token: its seconds are
+        those of a step with drafts.
+        """
+        if self.lookup is None or state.lookup is None:
+            return None, state
+        found, own = self.lookup.propose(params.lookup, state.lookup.own, context)
+        state = dataclasses.replace(state, lookup=dataclasses.replace(state.lookup, own=own))
+        repeated = (found.parent == ABSENT) & (params.forced != MEASURED)
+        tokens = jnp.where(repeated, context.pending[:, None], found.tokens)
+        parent = jnp.where(repeated, tree.chain(self.num_nodes), found.parent)
+        return dataclasses.replace(found, tokens=tokens, parent=parent), state
+
+    def _choose(
+        self,
+        params: AdaptiveParams,
+        state: AdaptiveState,
+        context: Context,
+        gains: Array,
+        has_found: Array,
+    ) -> Array:
+        """[B] the option of each row, by the gains [B, O]."""
+        rows = len(gains)
+        alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0
+        gains = jnp.where(alive[:, None], gains, 0.0)
+        if context.text_is_fixed:
+            gains = jnp.broadcast_to(gains.sum(0), gains.shape)
+        quotients = (gains / params.seconds).at[:, 0].multiply(1 + _MARGIN)
+        option = jnp.argmax(quotients, axis=1).astype(jnp.int32)
+        names = [name for name, _ in self.options]
+        for name, part, able in (
+            ("lookup", state.lookup, has_found),
+            ("drafter", state.drafter, alive),
+        ):
+            if part is None:
+                continue
+            wanted = alive & able & (part.quiet >= part.pause)
+            if context.text_is_fixed:
+                wanted = jnp.broadcast_to(2 * wanted.sum() > alive.sum(), wanted.shape)
+            first = names.index(name)
+            wanted &= jnp.isfinite(params.seconds[first])
+            used = (option >= first) & (option < first + len(self.widths) - 1)
+            option = jnp.where(wanted & ~used, first, option)
+        return jnp.where(params.forced == MEASURED, option, params.forced)
+
+    def _draft(
+        self,
+        params: AdaptiveParams,
+        state: AdaptiveState,
+        context: Context,
+        depth: Array,
+        wanted: Array,
+    ) -> tuple[Proposal, AdaptiveState]:
+        """The drafts of the drafter, up to `depth`; at depth 0 it is left out if it can be."""
+        drafter, known = self.drafter, state.drafter
+        assert drafter is not None and known is not None
+        context = dataclasses.replace(context, depth=depth)
+        if state.text is None:
+            made, own = drafter.propose(params.drafter, known.own, context)
+            return made, dataclasses.replace(state, drafter=dataclasses.replace(known, own=own))
+        propose = functools.partial(drafter.propose, params.drafter, context=context)
+        shapes, _ = jax.eval_shape(propose, known.own)
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        none = dataclasses.replace(none, parent=jnp.full_like(none.parent, ABSENT))
+        text = state.text
+
+        # A loop of at most one iteration, because XLA copies the result of a `cond` but updates the
+        # carry of a loop in place.
+        def turn(carry: tuple[Array, Proposal, Arrays]) -> tuple[Array, Proposal, Arrays]:
+            own = drafter.resume(params.drafter, carry[2], text.tokens, text.length, wanted)
+            made, own = propose(own)
+            return jnp.zeros_like(carry[0]), made, own
+
+        runs = depth > 0
+        rested = jax.tree.map(
+            lambda old, new: old if old is new else jnp.where(runs, old, new),
+            known.own,
+            drafter.rest(known.own),
+        )
+        _, made, own = jax.lax.while_loop(lambda carry: carry[0], turn, (runs, none, rested))
+        return made, dataclasses.replace(state, drafter=dataclasses.replace(known, own=own))
+
+
+def _count(chain: Proposal | None) -> Array:
+    """[B] how many drafts the chains have."""
+    if chain is None:
+        return jnp.zeros((), jnp.int32)
+    return (chain.parent != ABSENT).sum(1, dtype=jnp.int32)
+
+
+def _either(takes_made: Array, made: Proposal, found: Proposal) -> Proposal:
+    """For each row `made` or `found`, where the drafts of `found` are point masses."""
+    if made.logits is not None:
+        found = with_logits(found, made.logits.shape[-1])
+
+    def choose(a: Array, b: Array) -> Array:
+        return jnp.where(takes_made.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+    return Proposal(
+        choose(made.tokens, found.tokens),
+        choose(made.parent, found.parent),
+        None if made.logits is None or found.logits is None else choose(made.logits, found.logits),
+        made.point_mass and found.point_mass,
+    )
+
+
+def _waited(known: PartState | None, able: Array, used: Array) -> PartState | None:
+    if known is None:
+        return None
+    return dataclasses.replace(known, quiet=jnp.where(used, 0, known.quiet + able))

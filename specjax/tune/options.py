@@ -1,0 +1,124 @@
+"""Seconds of a step with each option of an `Adaptive` proposer, in the program that will decode."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specjax.decoding import Decoder
+from specjax.parallel import to_host
+from specjax.proposers import Adaptive, AdaptiveParams
+from specjax.types import DecodeState, Params
+
+_STEPS, _ROUNDS = 3, 7
+
+
+@dataclasses.dataclass
+class Learned:
+    """What decoding has shown: a later call of the same structure starts with it."""
+
+    seconds: np.ndarray  # [O] of a step with each of `Adaptive.options`
+    prior: np.ndarray  # [2] acceptance rates of lookup and drafter
+    spent: float  # seconds of the measurement
+
+    def put(self, params: Params) -> Params:
+        """The parameters with these figures; another figure does not recompile."""
+        own: AdaptiveParams = params.proposer
+        own = dataclasses.replace(
+            own,
+            seconds=_like(own.seconds, self.seconds),
+            prior=_like(own.prior, self.prior),
+        )
+        return dataclasses.replace(params, proposer=own)
+
+    def learn(self, state: DecodeState) -> None:
+        """Take the acceptance rates of a finished text into `prior`."""
+        for index, part in enumerate((state.proposer.lookup, state.proposer.drafter)):
+            if part is None:
+                continue
+            judged, accepted = (
+                float(np.sum(x)) for x in to_host((part.rates.judged, part.rates.accepted))
+            )
+            # An earlier text counts as much as a few drafts of this one.
+            self.prior[index] = (accepted + 4 * self.prior[index]) / (judged + 4)
+
+
+def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
+    # An array that was put onto the one device by name would compile everything again.
+    made = jnp.asarray(new, old.dtype)
+    return made if len(old.sharding.device_set) == 1 else jax.device_put(made, old.sharding)
+
+
+def option_seconds(
+    decoder: Decoder, params: Params, prefill: Callable[[], DecodeState], budget: float
+) -> np.ndarray:
+    """The least seconds [O] of a step with each option; others only ever make a step longer.
+
+    Every option is forced for a few steps.  An option for which the budget has no time left is
+    taken to lie between those of its part that were measured; plain decoding and the deepest drafts
+    of each part always are.
+
+    Args:
+      decoder: one of an `Adaptive` proposer.
+      params: its parameters.
+      prefill: makes a state whose rows have room for some steps.
+      budget: seconds.
+    """
+    proposer = decoder.proposer
+    assert isinstance(proposer, Adaptive)
+    options = proposer.options
+    names, depths = [name for name, _ in options], [depth for _, depth in options]
+    deepest = [index for index, depth in enumerate(depths) if depth == proposer.max_depth]
+    order = [0, *deepest, *(i for i in range(1, len(options)) if i not in deepest)]
+    found: list[list[float]] = [[] for _ in options]
+    began, state = time.perf_counter(), prefill()
+    for turn in range(_ROUNDS):
+        for index in order:
+            late = time.perf_counter() - began > budget
+            if late and (turn or (index and index not in deepest)):
+                continue
+            own = dataclasses.replace(
+                params.proposer, forced=_like(params.proposer.forced, np.asarray(index))
+            )
+            forced = dataclasses.replace(params, proposer=own)
+            for again in range(2):  # the first run of a width warms up
+                seconds, steps, state = _run(decoder, forced, state)
+                if steps < _STEPS:  # the rows are full
+                    state = prefill()
+                elif again or turn:
+                    found[index].append(seconds)
+                    break
+    # Every option that must be measured was, unless the capacity has room for very few steps.
+    known = [min(each) if each else np.nan for each in found]
+    return _filled(np.array(known), names, np.array(depths))
+
+
+def _run(decoder: Decoder, params: Params, state: DecodeState) -> tuple[float, int, DecodeState]:
+    """Seconds of a step, the number of steps that were run, and the state after them."""
+    before = int(np.max(to_host(state.stats.target_passes)))
+    started = time.perf_counter()
+    state = jax.block_until_ready(decoder.run(params, state, _STEPS))
+    seconds = time.perf_counter() - started
+    steps = int(np.max(to_host(state.stats.target_passes))) - before
+    return seconds / max(steps, 1), steps, state
+
+
+def _filled(known: np.ndarray, names: list[str], depths: np.ndarray) -> np.ndarray:
+    """With an estimate for each option that is NaN, and no option cheaper than a narrower one."""
+    plain = known[0] if np.isfinite(known[0]) else np.nanmin([*known, 1.0])
+    filled = known.copy()
+    filled[0] = plain
+    for name in dict.fromkeys(names[1:]):
+        mine = [index for index, other in enumerate(names) if other == name]
+        at = [0, *(i for i in mine if np.isfinite(known[i]))]
+        if len(at) == 1:  # nothing was measured: a tenth of a pass for each draft
+            filled[mine] = plain * (1 + 0.1 * depths[mine])
+        else:
+            filled[mine] = np.interp(depths[mine], depths[at], filled[at])
+        filled[mine] = np.maximum.accumulate(np.maximum(filled[mine], plain))
+    return filled
