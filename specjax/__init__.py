@@ -67,7 +67,8 @@ from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold,
 from specjax.sampling import Sampling, make_key, warp
 from specjax.text import Translation, translate
 from specjax.tree import Tree
-from specjax.tune import step_costs
+from specjax.tune import Plan, step_costs
+from specjax.tuning import tune
 from specjax.types import Block, DecodeState, ModelOutput, Params, Proposal, StepInfo, Verdict
 
 __version__ = "0.1.0"
@@ -113,6 +114,7 @@ __all__ = [
     "Output",
     "PEagleSource",
     "Params",
+    "Plan",
     "Processors",
     "Proposal",
     "PublishedDrafter",
@@ -157,5 +159,6 @@ __all__ = [
     "save_medusa",
     "step_costs",
     "translate",
+    "tune",
     "warp",
 ]

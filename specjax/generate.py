@@ -21,7 +21,7 @@ from specjax.parallel import to_host
 from specjax.programs import Recent
 from specjax.proposers import Adaptive
 from specjax.request import Options, Prompts, Request, make_request
-from specjax.tune import Learned, option_seconds
+from specjax.tune import Learned, about, option_seconds, read_plan
 from specjax.types import DecodeState, Params
 
 
@@ -191,8 +191,12 @@ def _kind(call: Call) -> Hashable:
     leaves, structure = jax.tree.flatten(inputs)
     shapes = tuple((x.shape, x.dtype.name) for x in leaves)
     # Sampling needs noise for every draft, so a step with drafts has another price.
-    samples = call.learns and bool(np.any(to_host(call.sampling.temperature) > 0))
+    samples = call.learns and _samples(call)
     return (call.decoder, call.mesh, call.learns, samples, structure, shapes)
+
+
+def _samples(call: Call) -> bool:
+    return bool(np.any(to_host(call.sampling.temperature) > 0))
 
 
 def compile_first(call: Call) -> float:
@@ -211,6 +215,8 @@ def compile_first(call: Call) -> float:
     call.compile()
     learned = None
     if call.learns:
+        learned = read_plan(about(call.decoder, len(call.lengths), _samples(call)))
+    if call.learns and learned is None:
         measuring = time.perf_counter()
         budget = max(_LEAST_BUDGET, _SHARE * (measuring - started))
         prefill = functools.partial(call.prefill, endless=True)
@@ -221,9 +227,14 @@ def compile_first(call: Call) -> float:
     return time.perf_counter() - started
 
 
+def learned_of(call: Call) -> Learned | None:
+    """What was learned of a structure that was compiled, if its drafter is adaptive."""
+    return _compiled.get(_kind(call), lambda: None)
+
+
 def _params(call: Call) -> tuple[Params, Learned | None]:
     """The weights, and for an adaptive drafter what was learned of this structure."""
-    learned = _compiled.get(_kind(call), lambda: None)
+    learned = learned_of(call)
     return call.params if learned is None else learned.put(call.params), learned
 
 

@@ -29,6 +29,7 @@ FLOORS = [
     ["specjax.drafting", "specjax.prompts"],
     ["specjax.call"],
     ["specjax.generate"],
+    ["specjax.tuning"],
     ["specjax"],
     ["specjax.flags"],
     ["specjax.training"],

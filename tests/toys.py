@@ -160,7 +160,7 @@ CASES: dict[str, tuple[Proposer, Any]] = {
     ),
     "adaptive over eagle3": (
         Adaptive(None, Chain(_eagle3()[0], 3), (1, 2, 4)),
-        adaptive((1.0, 1.1, 1.4), _eagle3()[1]),
+        adaptive((1.0, 0.3, 0.3), _eagle3()[1]),
     ),
     "early exit tree": (StaticTree(EarlyExitSource(model(), 1), (2, 1)), weights()),
     "early exit dynamic tree": (DynamicTree(EarlyExitSource(model(), 1), 2, 2, 5), weights()),

@@ -6,7 +6,7 @@ import argparse
 import warnings
 
 from specjax import __version__
-from specjax.commands import audit, bench, datastore, generate, inspect, train
+from specjax.commands import audit, bench, datastore, generate, inspect, train, tune
 from specjax.flags import ending, open_streams, say
 from specjax.parallel import join_from, leaving
 
@@ -17,6 +17,7 @@ COMMANDS = {
     "bench": bench,
     "audit": audit,
     "inspect": inspect,
+    "tune": tune,
     "datastore": datastore,
     "train": train,
 }

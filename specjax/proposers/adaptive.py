@@ -172,8 +172,9 @@ class Adaptive(Proposer):
         uses = jnp.array([name == "drafter" for name, _ in self.options])[option]
         column = jnp.searchsorted(drafts, depth)[:, None]
         worse = jnp.take_along_axis(looked < drafted, column, axis=1)[:, 0]
-        uses_drafter = uses & (limit > 0) & ((present == 0) | worse)
-        proposal, state = found, state
+        worse |= (present == 0) | (params.forced != MEASURED)
+        uses_drafter = uses & (limit > 0) & worse
+        proposal = found
         if self.drafter is not None:
             deepest = jnp.max(jnp.where(uses_drafter, jnp.minimum(depth, limit), jnp.int32(0)))
             made, state = self._draft(params, state, context, deepest, uses_drafter)

@@ -1,0 +1,197 @@
+"""`tune`: which way to decode is fastest here, measured on prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax.arguments import shown
+from specjax.call import Call
+from specjax.contract import Proposer
+from specjax.drafters import Drafter, adaptive, make_drafter
+from specjax.generate import compile_first, learned_of, prepared
+from specjax.measure import Sample, Timed, first_calls, medians, take_turns
+from specjax.models import LanguageModel
+from specjax.parallel import to_host
+from specjax.proposers import Adaptive, NGram
+from specjax.request import Prompts
+from specjax.tune import Candidate, Learned, Plan, about
+from specjax.types import Params
+
+_DEPTH, _OWN_PROMPTS, _OWN_TOKENS = 8, 4, 32
+
+
+class _Way(Timed):
+    """Decoding of every batch of prompts with the same arrays of the proposer."""
+
+    def __init__(self, name: str, calls: Sequence[Call], learned: Learned | None) -> None:
+        super().__init__(name, len(calls))
+        self.tokens, self.passes, self.drafts = (np.zeros(len(calls)) for _ in range(3))
+        self.steps, self.tested, self.accepted = (np.zeros(len(calls)) for _ in range(3))
+        self.calls, self._learned = calls, learned
+
+    def run(self, item: int) -> Sample:
+        call = self.calls[item]
+        params: Params = call.params if self._learned is None else self._learned.put(call.params)
+        state = jax.block_until_ready(call.prefill())
+        started = time.perf_counter()
+        state = jax.block_until_ready(call.decoder.run(params, state))
+        seconds = time.perf_counter() - started
+        stats = to_host(state.stats)
+        self.tokens[item], self.passes[item] = stats.emitted.sum(), stats.target_passes.sum()
+        self.drafts[item], self.steps[item] = stats.proposed.sum(), stats.target_passes.max()
+        self.tested[item], self.accepted[item] = stats.tested.sum(), stats.accepted.sum()
+        return Sample(seconds)
+
+    def candidate(self, predicted: float | None) -> Candidate:
+        rate = None
+        if all(self.seconds):
+            rate = float(self.tokens.sum() / medians(self.seconds).sum())
+        tau = float(self.tokens.sum() / max(self.passes.sum(), 1))
+        return Candidate(self.name, tau, predicted, rate)
+
+
+def tune(
+    target: LanguageModel,
+    drafters: LanguageModel | Drafter | Sequence[LanguageModel | Drafter] = (),
+    prompts: Prompts | None = None,
+    *,
+    batch: int = 1,
+    temperature: float = 0.0,
+    max_new_tokens: int = 64,
+    rounds: int = 5,
+    save: bool = True,
+) -> Plan:
+    """Measure what a step costs and what drafts gain, and write a plan that "auto" starts from.
+
+    Plain decoding, prompt lookup and the first draft model run in one program, which is compiled
+    once, each with several numbers of drafts.  Other drafters, such as trees and heads, have
+    programs of their own.  All take turns on the same prompts; samples that other processes
+    disturbed are dropped.
+
+    Args:
+      target: from `specjax.load`.
+      drafters: draft models, or what `load_drafter`, `make_drafter` and other loaders return.
+      prompts: texts or token-id lists like those that will be decoded; by default texts that the
+        target writes itself.
+      batch: rows that are decoded together.
+      temperature: of all rows.
+      max_new_tokens: of each prompt.
+      rounds: measured turns.
+      save: write the plan to the cache directory.  `generate` with the same models, rows, device
+        and versions then measures nothing.
+
+    Returns:
+      The plan; print it to see the table and what to do.
+
+    Raises:
+      ValueError: no prompts, or a drafter that does not fit the target.
+    """
+    if not isinstance(target, LanguageModel):
+        raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+    for name, number in (("batch", batch), ("rounds", rounds), ("max_new_tokens", max_new_tokens)):
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name}={shown(number)}; it must be a whole number of at least 1")
+    given = [drafters] if isinstance(drafters, LanguageModel | Drafter) else list(drafters)
+    for one in given:
+        if not isinstance(one, LanguageModel | Drafter):
+            raise ValueError(
+                f"drafters holds {shown(one)}; pass models from specjax.load, or drafters"
+            )
+    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    rows = _batches(_own_text(target) if prompts is None else prompts, batch)
+    models = [one for one in given if isinstance(one, LanguageModel)]
+    if not target.model.reads_trees:
+        raise ValueError(
+            f"the passes of {target.name!r} all have one width, so its decoding cannot be tuned: "
+            "compare proposers with specjax bench"
+        )
+    chain = make_drafter(target, models[0], num_drafts=_DEPTH) if models else None
+    if chain is not None and not chain.proposer.resumes:
+        chain = None
+    together = adaptive(chain, NGram(_DEPTH))
+    calls = [prepared(target, each, drafter=together, **settings) for each in rows]
+    compile_first(calls[0])
+    learned = learned_of(calls[0])
+    proposer: Proposer = together.proposer
+    assert learned is not None and isinstance(proposer, Adaptive)
+    ways = [
+        _Way("plain" if not depth else f"{name} of {depth}", calls, _only(learned, index))
+        for index, (name, depth) in enumerate(proposer.options)
+    ]
+    for one in given:
+        if models and one is models[0] and chain is not None:
+            continue
+        drafter = make_drafter(target, one) if isinstance(one, LanguageModel) else one
+        own = [prepared(target, each, drafter=drafter, **settings) for each in rows]
+        ways.append(_Way(f"{type(drafter.proposer).__name__} of {drafter.name}", own, None))
+    auto = _Way("auto", calls, learned)
+    first_calls([*ways, auto])
+    take_turns([*ways, auto], rounds)
+    candidates = []
+    for index, way in enumerate(ways):
+        known = index < len(proposer.options)
+        candidates.append(way.candidate(_predicted(way, learned, index, batch) if known else None))
+        if known and index:
+            _learn(learned, way, proposer.options[index])
+    plan = Plan(
+        about(calls[0].decoder, batch, temperature > 0),
+        tuple(learned.seconds.tolist()),
+        (float(learned.prior[0]), float(learned.prior[1])),
+        (*candidates, auto.candidate(None)),
+    )
+    if save:
+        plan.save()
+    return plan
+
+
+def _only(learned: Learned, option: int) -> Learned:
+    """Figures with which every step takes one option."""
+    seconds = np.full_like(learned.seconds, np.inf)
+    seconds[option] = 1.0
+    return Learned(seconds, learned.prior, 0.0)
+
+
+def _predicted(way: _Way, learned: Learned, option: int, batch: int) -> float:
+    """Tokens/s by the seconds of a step with drafts, and of one in which no row has any."""
+    assert isinstance(way.calls[0].decoder.proposer, Adaptive)
+    depth = way.calls[0].decoder.proposer.options[option][1]
+    passes = max(way.passes.sum(), 1)
+    share = min(way.drafts.sum() / (passes * depth), 1.0) if depth else 0.0
+    drafting = 1 - (1 - share) ** batch
+    each = drafting * learned.seconds[option] + (1 - drafting) * learned.seconds[0]
+    return float(way.tokens.sum() / (way.steps.sum() * each))
+
+
+def _learn(learned: Learned, way: _Way, option: tuple[str, int]) -> None:
+    """Take the rate of a part's first drafts from its shallowest option."""
+    name, depth = option
+    index = ("lookup", "drafter").index(name)
+    if way.tested.sum() and depth <= 2:
+        learned.prior[index] = way.accepted.sum() / way.tested.sum()
+
+
+def _batches(prompts: Any, batch: int) -> list[list[Any]]:
+    """Lists of `batch` prompts; the last is filled with the first ones."""
+    listed = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not listed:
+        raise ValueError("prompts is empty; pass texts like those that will be decoded, or None")
+    short = -len(listed) % batch
+    filled = [*listed, *(listed * (short // len(listed) + 1))[:short]]
+    return [filled[start : start + batch] for start in range(0, len(filled), batch)]
+
+
+def _own_text(target: LanguageModel) -> list[list[int]]:
+    """Beginnings of texts that the target writes, each after one token."""
+    first = np.random.default_rng(0).integers(0, target.model.vocab_size, _OWN_PROMPTS)
+    out = prepared(
+        target, [[int(token)] for token in first], proposer="none", temperature=1.0, eos=[],
+        max_new_tokens=min(_OWN_TOKENS, target.model.max_positions // 4),
+    )  # fmt: skip
+    state = out.decoder.run(out.params, out.prefill())
+    tokens, length = to_host((state.tokens, state.length))
+    return [row[:end].tolist() for row, end in zip(tokens, length, strict=True)]

@@ -1,0 +1,351 @@
+"""`Adaptive` drafts where it pays: choices, widths, drafts that rest, and what is learned."""
+
+import dataclasses
+import sys
+
+import folders
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+from watched import Watched
+
+import specjax
+from specjax import RULES, Decoder, NGram, Params
+from specjax.contract import Context
+from specjax.generate import prepared
+from specjax.programs import Recent
+from specjax.proposers import MEASURED, Adaptive, AdaptiveParams, Chain, DraftSource
+from specjax.proposers.rates import Rates
+from specjax.types import ABSENT, Proposal
+
+WIDTHS = (1, 2, 4)
+LOOKUP, DRAFT = NGram(3, min_ngram=1), toys.CASES["draft 3"]
+PROPOSER = Adaptive(LOOKUP, DRAFT[0], WIDTHS)
+INF = float("inf")
+PLAIN = toys.decoded("none", "match")[0]
+WATCHED = Watched(toys.model())
+
+
+def arrays(seconds=(1.0,) * 5, forced=MEASURED, prior=(0.5, 0.4)):
+    own = AdaptiveParams(
+        None, DRAFT[1], jnp.array(seconds, jnp.float32), jnp.array(forced, jnp.int32),
+        jnp.array(prior, jnp.float32),
+    )  # fmt: skip
+    return Params(toys.weights(), own)
+
+
+def decoder(target=None, draft=None):
+    proposer = PROPOSER
+    if draft is not None:
+        proposer = Adaptive(LOOKUP, Chain(DraftSource(draft, toys.VOCAB), 3), WIDTHS)
+    return Decoder(target or toys.model(), proposer, RULES["match"](), (toys.EOS,), toys.CAPACITY)
+
+
+def test_the_options():
+    """Plain decoding, then each part with each number of drafts."""
+    assert PROPOSER.options == (
+        ("plain", 0), ("lookup", 1), ("lookup", 3), ("drafter", 1), ("drafter", 3),
+    )  # fmt: skip
+    assert Adaptive(None, DRAFT[0], WIDTHS).options == (
+        ("plain", 0),
+        ("drafter", 1),
+        ("drafter", 3),
+    )
+
+
+def test_other_times_choose_other_widths_in_one_program():
+    """The target reads what the chosen option has, the draft rests where nothing is drafted, and
+    the text stays the same."""
+    target, draft = Watched(toys.model()), Watched(toys.model())
+    dec = decoder(target, draft)
+    seen = {}
+    for name, seconds in {
+        "plain": (1, INF, INF, INF, INF),
+        "lookup": (1, 1, 1, INF, INF),
+        "one draft": (1, INF, INF, 1, INF),
+        "drafts": (1, INF, INF, INF, 1),
+        "all": (1, 1, 1, 1, 1),
+    }.items():
+        params = arrays(seconds)
+        state = toys.prefill(dec, params, rows=[0])
+        traced = len(target.traced) + len(draft.traced)
+        jax.effects_barrier()
+        target.widths.clear(), draft.widths.clear()
+        state = dec.run(params, state)
+        jax.effects_barrier()
+        seen[name] = set(target.widths), len(draft.widths)
+        assert toys.texts(state) == PLAIN[:1]
+        assert name == "plain" or len(target.traced) + len(draft.traced) == traced, name
+    assert seen["plain"] == ({1}, 0)
+    assert seen["lookup"][1] == 0 and max(seen["lookup"][0]) > 1
+    assert seen["one draft"][0] <= {1, 2} and 2 in seen["one draft"][0]
+    assert 4 in seen["drafts"][0] and seen["drafts"][1] > 0
+    assert max(seen["all"][0]) == 4
+
+
+@pytest.mark.parametrize("option", range(5))
+def test_an_option_can_be_forced(option):
+    """Every step reads so many tokens, a lookup that finds nothing included."""
+    target = WATCHED
+    dec, params = decoder(target), arrays((1, INF, INF, INF, INF), option)
+    state = toys.prefill(dec, params)
+    jax.effects_barrier()
+    target.widths.clear()
+    state = dec.run(params, state)
+    jax.effects_barrier()
+    assert set(target.widths) == {PROPOSER.options[option][1] + 1}
+    assert toys.texts(state) == PLAIN
+
+
+@pytest.mark.parametrize("pauses", [(1,), (2, 1), (5, 3, 4), (9,)])
+def test_a_draft_that_rested_drafts_as_if_it_had_not(pauses):
+    """After some steps without it, it reads what it missed: the same drafts for the same text."""
+    dec, whole = decoder(), toys.decoder("draft 3", "match")
+    params, state = arrays(forced=4), toys.prefill(dec, arrays())
+    propose, verify, commit = (jax.jit(f) for f in (dec.propose, dec.verify, dec.commit))
+    for pause in pauses:
+        state = dec.run(arrays(forced=0), state, pause)
+        live = ~np.asarray(state.done)
+        # The draft alone, which reads all of the text so far at once.
+        text, length = np.asarray(state.tokens)[:, : toys.CAPACITY], np.asarray(state.length)
+        fresh = toys.prefill(
+            whole, toys.params("draft 3"), prompt=text, prompt_length=length,
+            limit=np.maximum(toys.LIMITS, length),
+        )  # fmt: skip
+        wanted, _ = jax.jit(whole.propose)(toys.params("draft 3"), fresh)
+        made, after = propose(params, state)
+        assert np.asarray(after.proposer.drafted)[live].all() and live.any()
+        np.testing.assert_array_equal(made.tokens[live], wanted.tokens[live])
+        state, _ = commit(params, after, made, verify(params, after, made))
+    assert toys.texts(dec.run(arrays(), state)) == PLAIN
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+@pytest.mark.parametrize("case", ["draft 3", "draft 6", "eagle3", "early exit", "universal"])
+def test_a_chain_up_to_a_depth_is_the_beginning_of_the_whole_one(case, depth):
+    """The loop draws the same tokens from the same logits as the chain without a limit."""
+    rule = "rejection"
+    dec, params = toys.decoder(case, rule), toys.params(case)
+    state = dec.run(params, toys.prefill(dec, params, temperature=0.9), 2)
+
+    def propose(depth):
+        def drawn(state):
+            context = Context(
+                pending=jax.vmap(lambda row, n: row[n - 1])(state.tokens, state.length),
+                draw=dec._draw(state),
+                warp=lambda logits, path=None: dec._warp(state, logits, path),
+                shared_noise=False, wants_logits=True, cache=state.cache, depth=depth,
+            )  # fmt: skip
+            own = state.cache if dec.proposer.shares_cache else state.proposer
+            return dec.proposer.propose(params.proposer, own, context)[0]
+
+        return jax.jit(drawn)(state)
+
+    whole, part = propose(None), propose(jnp.int32(depth))
+    present = np.asarray(part.parent != ABSENT)
+    wanted = np.array(whole.parent != ABSENT)
+    wanted[:, depth + 1 :] = False
+    np.testing.assert_array_equal(present, wanted)
+    np.testing.assert_array_equal(part.tokens[present], whole.tokens[present])
+    parents = np.roll(present, -1, axis=1)
+    np.testing.assert_allclose(part.logits[parents], whole.logits[parents], rtol=2e-5, atol=2e-5)
+
+
+def test_rates_are_those_of_recent_drafts():
+    """Decayed counts by depth, and the expected tokens of so many drafts, by a loop."""
+    rng = np.random.default_rng(0)
+    rates, depth, prior = Rates.zeros(1, 3), 3, 0.3
+    judged, accepted = np.zeros(depth), np.zeros(depth)
+    for _ in range(40):
+        offered = int(rng.integers(0, depth + 1))
+        taken = int(rng.integers(0, offered + 1))
+        rates = rates.after(jnp.array([offered]), jnp.array([taken]))
+        for at in range(min(offered, taken + 1)):
+            judged[at] = judged[at] * 0.93 + 1
+            accepted[at] = accepted[at] * 0.93 + (at < taken)
+    pooled = (accepted.sum() + 2 * prior) / (judged.sum() + 2)
+    each = (accepted + 2 * pooled) / (judged + 2)
+    for present in range(depth + 1):
+        chance, wanted = 1.0, [1.0]
+        for at in range(depth):
+            chance *= each[at] if at < present else 0
+            wanted.append(wanted[-1] + chance)
+        found = rates.gains(jnp.array([present]), jnp.float32(prior))
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrong(NGram):
+    """Always drafts, and never what the target says."""
+
+    def propose(self, params, state, context):
+        rows = len(context.pending)
+        tokens = jnp.broadcast_to(context.pending[:, None], (rows, self.num_nodes))
+        never = jnp.full_like(tokens, toys.VOCAB - 1).at[:, 0].set(context.pending)
+        parent = jnp.broadcast_to(jnp.arange(self.num_nodes) - 1, tokens.shape)
+        return Proposal(never, parent, point_mass=True), state
+
+
+class Longer(Watched):
+    max_positions = 512
+
+
+def test_pauses_grow_while_drafts_fail():
+    """Drafts that are never right are tried a few times at first, and then once in 64 steps."""
+    proposer = Adaptive(Wrong(3), None, WIDTHS)
+    config = dataclasses.replace(toys.model().module.config, max_positions=512)
+    target = Longer(specjax.LinenModel(specjax.Transformer(config)))
+    dec = Decoder(target, proposer, RULES["match"](), (), 400)
+    own = AdaptiveParams(
+        None,
+        None,
+        jnp.array([1.0, 1.1, 1.3]),
+        jnp.array(MEASURED, jnp.int32),
+        jnp.array([0.5, 0.4]),
+    )
+    params = Params(toys.weights(), own)
+    bias = specjax.Processors.create(1, toys.VOCAB, logit_bias={toys.VOCAB - 1: -INF})
+    state = toys.prefill(dec, params, rows=[0], limit=np.full(toys.ROWS, 400), processors=bias)
+    jax.effects_barrier()
+    target.widths.clear()
+    state = dec.run(params, state)
+    jax.effects_barrier()
+    wide = [step for step, width in enumerate(target.widths) if width > 1]
+    assert len(target.widths) > 350
+    assert 5 <= len(wide) <= 18
+    assert len([step for step in wide if step > 150]) <= 4
+
+
+def test_rows_of_a_batch_share_a_width_only_where_the_text_is_fixed():
+    """A row that is sure of its drafts does not choose for the others under `rejection`."""
+    for rule, together in (("match", True), ("rejection", False)):
+        dec = Decoder(toys.model(), PROPOSER, RULES[rule](), (), toys.CAPACITY)
+        params = arrays((1.0, 1.2, 1.5, 1.4, 2.0))
+        state = dec.run(params, toys.prefill(dec, params, temperature=0.8), 6)
+        rates = state.proposer.drafter.rates
+        sure = jnp.array([[9.0], [0.0], [0.0], [0.0]]) * jnp.ones((1, 3))
+        part = dataclasses.replace(
+            state.proposer.drafter, rates=Rates(jnp.full_like(rates.judged, 9.0), sure),
+            quiet=jnp.zeros(4, jnp.int32),
+        )  # fmt: skip
+        silent = dataclasses.replace(
+            state.proposer.lookup, rates=Rates(jnp.full_like(rates.judged, 99.0), 0 * sure),
+            quiet=jnp.zeros(4, jnp.int32),
+        )  # fmt: skip
+        own = dataclasses.replace(state.proposer, drafter=part, lookup=silent)
+        state = dataclasses.replace(state, proposer=own, done=jnp.zeros(4, bool))
+        made, _ = jax.jit(dec.propose)(params, state)
+        counts = np.asarray((made.parent != ABSENT).sum(1))
+        if together:
+            assert len(set(counts.tolist())) == 1
+        else:
+            assert counts[0] > 0 and (counts[1:] == 0).all()
+
+
+# --- generate -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load(folders.target())
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return specjax.load(folders.draft())
+
+
+PROMPTS, NEW = ["the cat the cat", "a dog"], 24
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_default_measures_once_and_keeps_the_text(target, draft, temperature, stream):
+    """The first call measures every option; a second one compiles and measures nothing."""
+    how = {"temperature": temperature, "max_new_tokens": NEW, "seed": 3}
+    plain = specjax.generate(target, PROMPTS, proposer="none", **how)
+    assert plain.choices is None
+    for more in ({}, {"draft": draft}, {"proposer": "auto", "draft": draft, "num_drafts": 2}):
+        first = specjax.generate(target, PROMPTS, **how, **more)
+        before = folders.compilations()
+        if stream:
+            pieces = specjax.generate(target, PROMPTS, stream=True, **how, **more)
+            joined = ["".join(parts) for parts in zip(*pieces, strict=True)]
+            again = pieces.output
+            assert joined == again.text
+        else:
+            again = specjax.generate(target, PROMPTS, **how, **more)
+            assert again.stats.compile_seconds == 0
+        assert folders.compilations() == before
+        assert first.tokens == again.tokens == plain.tokens
+        names, seconds = first.choices.options, first.choices.seconds
+        assert names[0] == ("plain", 0) and len(seconds) == len(names)
+        assert {name for name, _ in names[1:]} == {"lookup", *(["drafter"] if more else [])}
+        assert max(depth for _, depth in names) == more.get("num_drafts", 8)
+        assert np.isfinite(seconds).all() and (seconds >= seconds[0]).all() and seconds[0] > 0
+        assert "auto chose" in str(first) and "plain" in str(first)
+
+
+def test_acceptance_is_learned_from_text_to_text(target):
+    """A later call of the same structure starts with the rates of the earlier ones."""
+    table = sys.modules["specjax.generate"]._compiled
+    table.clear()
+    how = {"max_new_tokens": 40, "temperature": 0.0}
+    call = prepared(target, "the cat the cat the cat", **how)
+    specjax.generate(target, "the cat the cat the cat", **how)
+    (learned,) = table.values()
+    before = learned.prior.copy()
+    assert before[1] == np.float32(0.4) and before[0] != 0.5
+    for _ in range(8):
+        specjax.generate(target, "the cat the cat the cat", **how)
+    assert learned.prior[0] != before[0] and 0 < learned.prior[0] < 1
+    assert isinstance(table, Recent) and call.learns
+
+
+def test_where_a_text_would_depend_on_times_the_default_does_not_choose(target, draft):
+    """Another rule, or a cache of one width, has the draft or plain decoding instead."""
+    for rule in ("rejection", "block", "typical", "threshold"):
+        alone, pair = (
+            prepared(target, PROMPTS, rule=rule, **more).decoder.proposer
+            for more in ({}, {"draft": draft})
+        )
+        assert isinstance(alone, specjax.NoProposer)
+        assert isinstance(pair, Chain) and pair.max_depth == 4
+        with pytest.raises(ValueError, match=r'proposer="auto" cannot be used with the rule'):
+            prepared(target, PROMPTS, rule=rule, proposer="auto")
+    with pytest.raises(ValueError, match='pass "int8" together with draft='):
+        prepared(target, PROMPTS, proposer="auto", draft_dtype="int8")
+
+
+def test_fixed_times_measure_nothing(target, draft):
+    """`adaptive` with seconds is used as it is."""
+    made = specjax.make_drafter(target, draft, num_drafts=4)
+    times = [1.0, 1.1, 1.3, 1.5, 2.0]
+    fixed = specjax.adaptive(made, seconds=times)
+    assert fixed.proposer.options[-1] == ("drafter", 4)
+    out = specjax.generate(target, PROMPTS, drafter=fixed, max_new_tokens=NEW)
+    assert out.choices is None
+    plain = specjax.generate(target, PROMPTS, proposer="none", max_new_tokens=NEW)
+    assert out.tokens == plain.tokens
+
+
+def test_what_cannot_be_is_refused(target, draft):
+    tree = specjax.Drafter(toys.CASES["best first"][0], name="heads")
+    chain = specjax.make_drafter(target, draft, num_drafts=4)
+    for arguments, words in (
+        ((tree,), "drafts trees"),
+        ((chain, NGram(3)), r"draft \[3, 4\] tokens deep"),
+        (("ngram",), "drafter='ngram' is not a drafter"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            specjax.adaptive(*arguments)
+    for seconds in ([1.0], [1, 1, 1, 1, 0.0], [1, 1, 1, 1, float("nan")]):
+        with pytest.raises(ValueError, match=r"seconds=.*a time above 0 for each of the options"):
+            specjax.adaptive(chain, seconds=seconds)
+    for widths in ((2, 4), (1, 2), (4, 1), (1, 2, 5)):
+        with pytest.raises(ValueError, match=r"widths=.*ascending numbers of tokens from 1 to 4"):
+            Adaptive(LOOKUP, None, widths)
+    with pytest.raises(ValueError, match="costs of its own"):
+        PROPOSER.bind(target, None)

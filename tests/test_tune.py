@@ -1,0 +1,137 @@
+"""`tune` measures, tells and saves; `generate` reads what it saved, and refuses damaged files."""
+
+import json
+import sys
+
+import folders
+import numpy as np
+import pytest
+
+import specjax
+from specjax.commands import main
+from specjax.generate import prepared
+from specjax.tune import Candidate, Learned, Plan, about, read_plan
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load(folders.target())
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return specjax.load(folders.draft())
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / "cache"))
+    sys.modules["specjax.generate"]._compiled.clear()
+    return tmp_path / "cache" / "plans"
+
+
+PROMPTS, HOW = ["the cat the cat", "a dog"], {"max_new_tokens": 12, "rounds": 2}
+
+
+def test_a_plan_is_told_and_saved_and_read(target, draft, cache, monkeypatch):
+    """All options are candidates with equal texts; a later call starts from the file."""
+    plan = specjax.tune(target, draft, PROMPTS, **HOW)
+    names = [one.name for one in plan.candidates]
+    assert names == [
+        "plain", "lookup of 2", "lookup of 4", "lookup of 8",
+        "drafter of 2", "drafter of 4", "drafter of 8", "auto",
+    ]  # fmt: skip
+    assert plan.candidates[0].tokens_per_pass == 1.0
+    assert all(one.predicted > 0 for one in plan.candidates[:-1])
+    told = str(plan)
+    assert all(name in told for name in names) and 'proposer="auto"' in told
+    assert [plan.path] == list(cache.iterdir())
+    saved = json.loads(plan.path.read_text())
+    assert saved["about"]["jax"] and saved["seconds"] == list(plan.seconds)
+
+    module = sys.modules["specjax.generate"]
+    module._compiled.clear()
+    monkeypatch.setattr(module, "option_seconds", None)  # nothing is measured now
+    out = specjax.generate(target, PROMPTS[:1], draft=draft, max_new_tokens=12)
+    assert out.choices.seconds.tolist() == list(plan.seconds)
+    assert (
+        out.tokens
+        == specjax.generate(target, PROMPTS[:1], proposer="none", max_new_tokens=12).tokens
+    )
+
+
+def test_another_model_or_number_of_rows_has_another_plan(target, draft):
+    keys = [
+        about(prepared(target, prompts, **more).decoder, len(prompts), samples)
+        for prompts, more, samples in (
+            (PROMPTS, {}, False),
+            (PROMPTS, {}, True),
+            (PROMPTS * 2, {}, False),
+            (PROMPTS, {"draft": draft}, False),
+        )
+    ]
+    assert len({Plan(key, (), (0.0, 0.0), ()).path for key in keys}) == 4
+    assert all(read_plan(key) is None for key in keys)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["", "{", "[]", '{"seconds": [1]}', "seconds", "other"],
+)
+def test_a_damaged_plan_is_told_and_made_anew(target, damage, cache):
+    key = about(prepared(target, PROMPTS).decoder, 2, False)
+    plan = Plan(key, (1.0, 1.1, 1.2, 1.3), (0.5, 0.4), ())
+    plan.save()
+    assert isinstance(read_plan(key), Learned)
+    whole = json.loads(plan.path.read_text())
+    if damage == "seconds":
+        damage = json.dumps({**whole, "seconds": [1.0, -1.0, 2.0, 3.0]})
+    if damage == "other":
+        damage = json.dumps({**whole, "about": {**key, "jax": "0.0"}})
+    plan.path.write_text(damage)
+    with pytest.warns(UserWarning, match=r"the plan .*cannot be used .*a new one is made"):
+        assert read_plan(key) is None
+
+
+def test_the_advice_says_when_drafts_lose():
+    slow = Plan({}, (), (0.0, 0.0), (Candidate("plain", 1, 9, 9.0), Candidate("auto", 1, 8, 8.0)))
+    fast = Plan({}, (), (0.0, 0.0), (Candidate("plain", 1, 9, 9.0), Candidate("auto", 1, 8, 10.0)))
+    assert "Nothing was faster than plain decoding" in slow.advice()
+    assert "The fastest is auto" in fast.advice()
+    assert slow.best.name == "plain" and fast.best.name == "auto"
+
+
+def test_other_drafters_and_own_text(target):
+    """Without prompts the target writes some; a tree has a program of its own."""
+    tree = specjax.make_drafter(target, target, specjax.StaticTree, branching=(2, 1))
+    plan = specjax.tune(target, [tree], max_new_tokens=8, rounds=1, batch=2, save=False)
+    names = [one.name for one in plan.candidates]
+    assert names[-2].startswith("StaticTree of") and names[-1] == "auto"
+    assert plan.candidates[-2].tokens_per_pass > 2
+
+
+def test_what_cannot_be_is_refused(target):
+    for arguments, words in (
+        (("x",), "target='x'"),
+        ((target, ["x"]), "drafters holds 'x'"),
+        ((target, (), []), "prompts is empty"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            specjax.tune(*arguments)
+    for name in ("batch", "rounds", "max_new_tokens"):
+        with pytest.raises(ValueError, match=f"{name}=0; it must be a whole number"):
+            specjax.tune(target, **{name: 0})
+
+
+def test_the_command(capsys, cache):
+    """It prints the table and the file, or JSON."""
+    pair = ["--target", str(folders.target()), "--draft", str(folders.draft())]
+    few = ["--max-new-tokens", "8", "--rounds", "1"]
+    main(["tune", "the cat", *pair, *few])
+    printed = capsys.readouterr().out
+    (path,) = cache.iterdir()
+    assert "drafter of 8" in printed and str(path) in printed
+    main(["tune", "the cat", *pair, *few, "--json", "--no-save"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"] in [one["name"] for one in found["candidates"]]
+    assert np.isfinite(found["seconds"]).all()
