@@ -35,10 +35,10 @@ class Choices:
 
     def __str__(self) -> str:
         each = (
-            f"{name} {depth} {1e3 * seconds:.2f}" if depth else f"{name} {1e3 * seconds:.2f}"
+            f"{name} of {depth}: {1e3 * seconds:.2f} ms" if depth else f"{1e3 * seconds:.2f} ms"
             for (name, depth), seconds in zip(self.options, self.seconds, strict=True)
         )
-        return f"auto chose in every step by these ms a step: {', '.join(each)}"
+        return f"plain {', '.join(each)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Output:
         """The texts, and lines of figures."""
         law = "lossless" if self.exact else "this rule changes the distribution"
         rows = self.text if any(self.text) else list(map(str, self.tokens))
-        more = [] if self.choices is None else [f"[{self.choices}]"]
+        more = [] if self.choices is None else [f"[steps chosen from {self.choices}]"]
         return "\n".join([*rows, f"[{self.stats}; {law}]", *more])
 
 

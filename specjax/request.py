@@ -37,7 +37,10 @@ class Request:
       draft_dtype: "int8" quantises the draft's weights; the text stays the same.
       proposer: a proposer without weights of its own, such as `NGram()`; or its name, such as
         "ngram" or "tree"; or "module:Name" for your own; or "self-int8", where the draft is the
-        target with its weights in int8.  Without drafter, draft and proposer, decoding is plain.
+        target with its weights in int8.  "auto", the default, chooses in every step between plain
+        decoding, prompt lookup, and `draft` if there is one, by recent acceptance and by what steps
+        cost; the first call measures that.  With rules other than `match` the default is a chain
+        from `draft`, or plain decoding.
       speculative_config: drafter, draft, proposer and num_drafts in vLLM's form, such as
         {"method": "ngram", "num_speculative_tokens": 4}.
       documents: texts, or token-id lists, in which prompt lookup and the proposer `datastore` look
@@ -49,7 +52,7 @@ class Request:
         not on the draft.  `BlockVerification()` accepts more at temperature 1 on a chain;
         `Typical()` and `Threshold()` accept more still, but change the distribution.
       num_drafts: the greatest depth of drafts (gamma), one, or one per prompt; 0 is plain decoding.
-        A `draft` drafts exactly this deep, by default 4.  Deeper drafts of a proposer or drafter
+        With `draft` alone, a number makes it draft exactly this deep in every step.  Deeper drafts of a proposer or drafter
         are dropped; None drops no drafts.
       max_new_tokens: the most new tokens of each prompt.
       temperature, top_k, top_p, min_p: one, or one per prompt; 0, 0, 1 and 0 switch them off.  None

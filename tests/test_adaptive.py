@@ -285,7 +285,7 @@ def test_the_default_measures_once_and_keeps_the_text(target, draft, temperature
         assert {name for name, _ in names[1:]} == {"lookup", *(["drafter"] if more else [])}
         assert max(depth for _, depth in names) == more.get("num_drafts", 8)
         assert np.isfinite(seconds).all() and (seconds >= seconds[0]).all() and seconds[0] > 0
-        assert "auto chose" in str(first) and "plain" in str(first)
+        assert "steps chosen from plain" in str(first) and "lookup of 2: " in str(first)
 
 
 def test_acceptance_is_learned_from_text_to_text(target):

@@ -186,6 +186,8 @@ def _print_table(
         ("new tokens / target passes", f"{stats.tokens} / {stats.target_passes}"),
         ("lossless rule", "yes" if output.exact else "no"),
     ]
+    if output.choices is not None:
+        rows.append(("chosen from, in every step", str(output.choices)))
     print()
     for name, value in rows:
         print(f"  {name:<30} {value}")
