@@ -10,6 +10,7 @@ import block_toys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import Array
 from toy_models import (  # noqa: F401 - the tests use these names as toys.X
     CAPACITY,
@@ -240,6 +241,25 @@ ALONE = [
     ("block draft best first", "rejection"),
 ]
 """Pairs that are also compiled for a single row: each proposer at least once."""
+
+COVERING = {
+    ("none", "match"), ("ngram", "match"), ("draft 3", "match"), ("draft 3", "rejection"),
+    ("tree", "match"), ("tree", "rejection"), ("early exit tree", "match"),
+    ("translated dynamic tree", "match"), ("datastore tree", "rejection"),
+    ("eagle3 tree", "rejection"), ("first of", "rejection"), ("medusa tree", "match"),
+    ("best first", "rejection"), ("best first, cost-aware", "match"),
+    ("block draft tree", "rejection"),
+}  # fmt: skip
+"""The part of `ALONE` that runs by default: each shape, each source, and each proposer that is
+neither, under one kind of noise; a chain and a tree under both. A shape sees a source through
+`contract.Source` alone, and a rule sees no proposer, so what a shape over one source keeps does not
+depend on the source."""
+
+
+def covering(pairs: Any, *more: tuple[str, str]) -> list[Any]:
+    """The pairs as parameters; those outside `COVERING` and `more` are slow."""
+    kept = COVERING.union(more)
+    return [pytest.param(*p, marks=() if p in kept else pytest.mark.slow) for p in pairs]
 
 
 def decoder(
