@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import Array
 from toy_models import (  # noqa: F401 - the tests use these names as toys.X
     CAPACITY,
     CHOICES,
@@ -26,9 +25,11 @@ from toy_models import (  # noqa: F401 - the tests use these names as toys.X
     SHARED,
     VOCAB,
     WIDTH,
+    committed,
     eagle3_params,
     flat,
     greedy_texts,
+    keys,
     medusa_params,
     model,
     naive_greedy,
@@ -272,10 +273,6 @@ def params(case: str) -> Params:
     return Params(weights(), CASES[case][1])
 
 
-def keys(rows: int = ROWS, seed: int = 3) -> Array:
-    return jax.random.split(jax.random.key(seed), rows)
-
-
 def prefill(
     dec: Decoder, arrays: Params, rows: Any = None, temperature: Any = 0.0, **changes: Any
 ) -> DecodeState:
@@ -304,10 +301,3 @@ def decoded(case: str, rule: str, temperature: float = 0.0) -> tuple[list[list[i
     dec = decoder(case, rule)
     state = dec.run(params(case), prefill(dec, params(case), temperature=temperature))
     return texts(state), jax.device_get(state.replace(key=None))
-
-
-def committed(cache: Any, row: int) -> list[np.ndarray]:
-    """Every layer's keys and values of a row, up to its length."""
-    return [
-        np.asarray(leaf[row, :, : int(cache.length[row])]) for leaf in (*cache.keys, *cache.values)
-    ]
