@@ -159,9 +159,16 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(s, marks=() if s == "dynamic tree" else pytest.mark.slow) for s in SHAPES],
+)
 def test_generate_writes_what_plain_decoding_writes(shape):
-    """Greedily, and at temperature 1 for the same seed; drafts are accepted now and then."""
+    """Greedily, and at temperature 1 for the same seed; drafts are accepted now and then.
+
+    By default the shape that the authors' folders ask for. `test_laws.py` has the law for all three
+    shapes over such a head.
+    """
     loaded = target("llama")
     kind, numbers = SHAPES[shape]
     made = specjax.load_drafter(eagle3_folders.folder("authors"), loaded, kind, **numbers)
