@@ -349,10 +349,10 @@ def test_drafts_of_a_step_are_those_of_a_decoder(tmp_path, monkeypatch):
         sampling=Sampling.create(4, temperature=0.8, top_k=0, top_p=1.0),
         key=row_keys(0, batch["number"]),
     )
-    pending = []
+    step, pending = jax.jit(decoder.step), []
     for _ in range((33 - 8) // 4):
         pending.append(np.asarray(state.length) - 1)
-        state, _ = jax.jit(decoder.step)(params, state)
+        state, _ = step(params, state)
     np.testing.assert_array_equal(drafts.anchors, np.stack(pending, axis=1))
     np.testing.assert_array_equal(drafts.tokens, state.tokens[:, :33])
     at = np.arange(32) + 1
