@@ -9,18 +9,14 @@ import runpy
 
 import pytest
 
-import specjax
-
 ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.py"))
-SHORT = {"samples": 64}
-"""The auditor's least; `tests/test_auditing.py` is about its power."""
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(notebook, tmp_path, capsys, monkeypatch):
-    """Each notebook runs with few training steps and an audit of few samples, every plot that it
-    shows has lines with points, and speculation changes no text.
+    """Each notebook runs with few training steps, every plot that it shows has lines with points,
+    and speculation changes no text.
 
     The notebooks share the process, so that they share what XLA has compiled;
     `tests/test_readme.py` looks up their names in a process of its own.
@@ -33,8 +29,6 @@ def test_runs(notebook, tmp_path, capsys, monkeypatch):
             assert axes.lines and all(len(line.get_xdata()) > 1 for line in axes.lines), "empty"
         pyplot.close()
 
-    audit = specjax.audit
-    monkeypatch.setattr(specjax, "audit", lambda *args, **how: audit(*args, **{**how, **SHORT}))
     monkeypatch.setattr(pyplot, "show", show)
     monkeypatch.setenv("SPECJAX_STEPS", "4")
     monkeypatch.setenv("SPECJAX_RUNS", str(tmp_path))
