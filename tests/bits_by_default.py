@@ -1,17 +1,16 @@
-"""Compare the bits of speculation with plain decoding: python tests/bits_by_default.py CASE.
+"""Compare the bits of speculation with plain decoding: python tests/bits_by_default.py.
 
 The tests compile without optimisation, so they cannot see rounding that only optimised code has.
 `tests/test_bits.py` therefore starts this script in a process of its own, where XLA optimises as it
-does by default. It prints how many rows were compared and how many differ.
+does by default. For each case it prints how many rows were compared and how many differ.
 """
 
-import sys
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import toys
+import toy_models as toys
 
 from specjax import Decoder, Match, Medusa, NoProposer, Params, Processors, Sampling
 from specjax.models.medusa import MedusaHeads, initial_medusa
@@ -102,4 +101,5 @@ CASES = {
 }
 
 if __name__ == "__main__":
-    print(*CASES[sys.argv[1]]())
+    for name, compare in CASES.items():
+        print(name, *compare(), flush=True)

@@ -5,15 +5,18 @@ everything else. With SPECJAX_TEST_DEFAULT_FLAGS=1 XLA optimises as it does for 
 tests the laws of decoding and a training that way.
 """
 
+import gc
 import os
 import pathlib
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 if os.environ.get("SPECJAX_TEST_DEFAULT_FLAGS", "0") == "0":
-    # Unoptimised code, emitters that compile in half the time, and few memory mappings per program.
+    # Unoptimised code, emitters that compile in half the time, few memory mappings per program, and
+    # no check of XLA's own passes after each of them.
     os.environ["XLA_FLAGS"] = (
         "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
-        "--xla_cpu_parallel_codegen_split_count=1 " + os.environ.get("XLA_FLAGS", "")
+        "--xla_cpu_parallel_codegen_split_count=1 --xla_disable_hlo_passes=hlo-verifier "
+        + os.environ.get("XLA_FLAGS", "")
     )
 
 import jax
@@ -26,6 +29,9 @@ collect_ignore = ["tpu"]  # see tests/tpu/conftest.py
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_default_matmul_precision", "float32")
 specjax.keep_programs(None)  # tests that share a program are far from each other
+# Traces allocate so many objects that collecting them as often as usual takes 5 % of the time.
+gc.freeze()
+gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -43,6 +43,8 @@ PROPOSERS = (
 )  # fmt: skip
 RULES = ("match", "rejection", "block", "typical", "threshold")
 KEEP = 64
+EVERY = 50
+"""After so many calls the memory is looked at."""
 ENOUGH = 1000
 """Fewer calls say nothing about the memory of a long process."""
 GROWTH = 1.1
@@ -256,7 +258,7 @@ def main(argv: list[str] | None = None) -> None:
         most = max(most, programs())
         for table in (_run, _begin, _read_prompts):
             assert len(table.jitted()) <= asked.keep, f"{len(table.jitted())} structures are kept"
-        if number % 50 < together:
+        if number % EVERY < together:
             gc.collect()
             memory.append(resident())
             line = f"{number} calls, {memory[-1]:.0f} MB, {programs()} programs of decoding"

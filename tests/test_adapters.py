@@ -25,16 +25,15 @@ ROUGH = {"recurrent linen": 0.15}
 @functools.cache
 def noisy(name):
     """The model's own weights with noise, which make a draft for it."""
-    leaves, structure = jax.tree.flatten(own_models.own(name)[1])
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    scale = ROUGH.get(name, 0.1)
-    noise = [
-        x + scale * x.std() * jax.random.normal(key, x.shape)
-        if jnp.issubdtype(x.dtype, jnp.floating)
-        else x
-        for x, key in zip(leaves, keys, strict=True)
-    ]
-    return jax.tree.unflatten(structure, noise)
+    rng, scale = np.random.default_rng(1), ROUGH.get(name, 0.1)
+
+    def noised(x):
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        noise = scale * np.asarray(x).std() * rng.normal(size=x.shape)
+        return jnp.asarray(np.asarray(x) + noise.astype(np.float32))
+
+    return jax.tree.map(noised, own_models.own(name)[1])
 
 
 def proposers(name):

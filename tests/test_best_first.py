@@ -30,7 +30,7 @@ class TableSource(BlockSource):
     """The distribution after each path of drafts is a row of a table.
 
     With `corrects` a row for each path; otherwise one for each depth. What `correct` is called with
-    is kept in `CALLS`.
+    is kept in `CALLS`, traced.
     """
 
     vocab_size: int
@@ -62,7 +62,7 @@ class TableSource(BlockSource):
 
     def correct(self, params, reading, depth, previous, memory):
         at = jnp.zeros_like(previous) if depth == 0 else memory * self.vocab_size + previous
-        CALLS.append((depth, np.asarray(at)))
+        CALLS.append((depth, at))
         return Corrected(self.rows(depth)[at], at)
 
 
@@ -78,22 +78,22 @@ class Forced:
 
 
 def propose(proposer, gumbel, shared=False, warp=None, params=None):
-    CALLS.clear()
+    """The proposal after each row of noise; `CALLS` then has arrays."""
     rows = len(gumbel)
 
     def same(logits, path=None):
         return logits.astype(jnp.float32)
 
-    context = Context(
-        jnp.zeros(rows, jnp.int32),
-        Forced(jnp.asarray(gumbel)),
-        warp or same,
-        shared,
-        not shared,
-        None,
-    )
-    proposal, _ = proposer.propose(params, (), context)
-    return jax.device_get(proposal)
+    @jax.jit
+    def call(params, gumbel):
+        CALLS.clear()
+        pending = jnp.zeros(rows, jnp.int32)
+        context = Context(pending, Forced(gumbel), warp or same, shared, not shared, None)
+        return proposer.propose(params, (), context)[0], [at for _, at in CALLS]
+
+    proposal, read = jax.device_get(call(params, jnp.asarray(gumbel)))
+    CALLS[:] = [(depth, at) for (depth, _), at in zip(CALLS, read, strict=True)]
+    return proposal
 
 
 def chance_of(order, chances):

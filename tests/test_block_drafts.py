@@ -23,16 +23,21 @@ def pairs(drafter):
     source, params = drafter.source, drafter.arrays(target())
     features = published.features(len(source.taps))
     width, at, state = 9, 0, None
+    init = jax.jit(lambda params, block: source.init(params, block, 32))
+    observe, end = jax.jit(source.observe), jax.jit(source.end)
+    marginals = jax.jit(
+        lambda params, state, anchor: source.marginals(params, state, context(anchor))
+    )
     for count, anchor in zip(published.COUNTS, published.ANCHORS, strict=True):
         new, at = features[:, at : at + count], at + count
         if state is None:
-            state = source.init(params, block(new, width), 32)
+            state = init(params, block(new, width))
         else:
-            state = source.observe(params, state, block(new, source.depth + 1))
-        logits, known, reading = source.marginals(params, state, context([anchor]))
+            state = observe(params, state, block(new, source.depth + 1))
+        logits, known, reading = marginals(params, state, jnp.array([anchor]))
         assert known.all()
         yield source, params, logits, reading
-        state = source.end(reading)
+        state = end(reading)
 
 
 def logits_along(source, params, reading, anchor, drafts):
@@ -201,6 +206,13 @@ def plain(temperature):
     return np.asarray(dec.run(params, state).tokens)[:, :40]
 
 
+def features_of(tokens, taps):
+    """[B, T, F] the target's features, without a cache."""
+    read = jax.jit(functools.partial(target().model.apply, taps=taps))
+    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
+    return np.asarray(read(target().params, tokens, positions).features)
+
+
 @pytest.mark.parametrize("name", [name for name in published.NAMES if "speculators" not in name])
 def test_greedy_drafts_are_those_of_a_reference_without_caches(name, tmp_path):
     """In NumPy, block after block of texts that are decoded greedily."""
@@ -211,14 +223,10 @@ def test_greedy_drafts_are_those_of_a_reference_without_caches(name, tmp_path):
     dec = decoder(drafter)
     params, state = start(dec, drafter)
     tokens = plain(0.0)
-    positions = np.broadcast_to(np.arange(40), tokens.shape)
-    features = np.asarray(
-        target().model.apply(target().params, tokens, positions, taps=drafter.source.taps).features
-    )
+    features = features_of(tokens, drafter.source.taps)
     compared = 0
-    propose = jax.jit(lambda state: dec.propose(params, state)[0])
     for _ in range(8):
-        proposal = jax.device_get(propose(state))
+        proposal = jax.device_get(propose(dec, params, state))
         for row, length in enumerate(np.asarray(state.length)):
             if state.done[row]:
                 continue

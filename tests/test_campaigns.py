@@ -12,11 +12,12 @@ import specjax
 from specjax.training.loop import fit
 
 
-def test_a_short_soak(capsys):
-    """Sixty calls: all proposers of the first structures, threads, streams, and programs that are
-    dropped and made again."""
+def test_a_short_soak(capsys, monkeypatch):
+    """Twenty-four calls: all proposers of the first structures, threads, streams, and programs that
+    are dropped and made again."""
+    monkeypatch.setattr(soak, "EVERY", 10)
     try:
-        soak.main(["--calls", "60", "--structures", "4", "--keep", "5"])
+        soak.main(["--calls", "24", "--structures", "4", "--keep", "5"])
     finally:
         specjax.keep_programs(None)
     said = capsys.readouterr()

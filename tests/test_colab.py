@@ -3,43 +3,40 @@
 import base64
 import io
 import json
-import os
 import pathlib
 import re
-import subprocess
-import sys
+import runpy
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.py"))
-SHORT = {"SPECJAX_STEPS": "4", "MPLBACKEND": "agg"}
-# This script runs a twin and checks that every plot shown has lines with points.
-CHECKED = """
-import runpy, sys
-import matplotlib.pyplot as plt
-
-def show():
-    for axes in plt.gcf().axes:
-        assert axes.lines and all(len(line.get_xdata()) > 1 for line in axes.lines), "empty axes"
-    plt.close()
-
-plt.show = show
-runpy.run_path(sys.argv[1], run_name="__main__")
-"""
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs(notebook, tmp_path):
-    """Each notebook runs with few training steps, and speculation changes no text."""
-    environment = {**os.environ, **SHORT, "SPECJAX_RUNS": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    command, folder = [sys.executable, "-c", CHECKED, str(notebook)], notebook.parent
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "True" in done.stdout
-    verdicts = [
-        line for line in done.stdout.splitlines() if "same" in line and "rejection " not in line
-    ]
+def test_runs(notebook, tmp_path, capsys, monkeypatch):
+    """Each notebook runs with few training steps, every plot that it shows has lines with points,
+    and speculation changes no text.
+
+    The notebooks share the process, so that they share what XLA has compiled;
+    `tests/test_readme.py` looks up their names in a process of its own.
+    """
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.switch_backend("agg")
+
+    def show():
+        for axes in pyplot.gcf().axes:
+            assert axes.lines and all(len(line.get_xdata()) > 1 for line in axes.lines), "empty"
+        pyplot.close()
+
+    monkeypatch.setattr(pyplot, "show", show)
+    monkeypatch.setenv("SPECJAX_STEPS", "4")
+    monkeypatch.setenv("SPECJAX_RUNS", str(tmp_path))
+    monkeypatch.chdir(notebook.parent)
+    runpy.run_path(str(notebook), run_name="__main__")
+    told = capsys.readouterr().out
+    assert "True" in told
+    verdicts = [line for line in told.splitlines() if "same" in line and "rejection " not in line]
     assert verdicts and all("False" not in line for line in verdicts)
 
 

@@ -21,19 +21,7 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 
 
-BY_DEFAULT = {
-    (case, rule)
-    for case, rule in toys.ALONE
-    if rule == "match" or (case, "match") not in toys.ALONE or case in ("draft 3", "tree")
-}
-"""Each proposer of `toys.ALONE` under one rule, and a chain and a tree under two."""
-
-
-def pairs(of):
-    return [pytest.param(*p, marks=() if p in BY_DEFAULT else pytest.mark.slow) for p in of]
-
-
-PAIRS, ALONE = pairs(toys.PAIRS), pairs(toys.ALONE)
+PAIRS, ALONE = toys.covering(toys.PAIRS), toys.covering(toys.ALONE)
 
 
 @pytest.fixture(scope="module", autouse=True)

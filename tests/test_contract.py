@@ -174,7 +174,14 @@ STEPS = [("draft 3", "match"), ("draft 6", "rejection"), ("tree", "rejection"),
          ("ngram", "threshold"), ("medusa tree", "match")]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "rule"), STEPS)
+IMPLIED = [("draft 3", "match"), ("early exit tree", "match")]
+"""The other chain has a draft model and the other trees have a source; `match` is there, too."""
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [pytest.param(*pair, marks=pytest.mark.slow if pair in IMPLIED else ()) for pair in STEPS],
+)
 def test_a_step_is_propose_verify_commit(case, rule):
     """Compiled one by one, the verbs give the same tokens and counts as a step."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)

@@ -164,7 +164,8 @@ def test_step_vmaps(rule):
     ]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
     both, _ = jax.jit(jax.vmap(dec.step, (None, 0)))(arrays, stacked)
+    step = jax.jit(dec.step)
     for number, state in enumerate(states):
-        alone, _ = jax.jit(dec.step)(arrays, state)
+        alone, _ = step(arrays, state)
         np.testing.assert_array_equal(both.tokens[number], alone.tokens)
         np.testing.assert_array_equal(both.length[number], alone.length)

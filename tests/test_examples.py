@@ -1,26 +1,28 @@
-"""The examples run as a reader would run them: optimised, in processes of their own."""
+"""The examples run as scripts, and through the command line."""
 
-import os
 import pathlib
-import subprocess
+import runpy
 import sys
 
 import pytest
 
 import specjax
+from specjax.commands import main
 from specjax.drafters import drafter_by_name, own_drafter
 
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def run(*command):
-    """What it prints.  The tests' flags, which switch optimisation off, are left out."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run an example's file as a script, from the root of the checkout; what it prints."""
+    monkeypatch.chdir(ROOT)
+
+    def run(name):
+        runpy.run_path(f"examples/{name}.py", run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 def test_an_example_is_short():
@@ -28,28 +30,19 @@ def test_an_example_is_short():
         assert len(path.read_text().splitlines()) <= 60, path
 
 
-def test_a_proposer_of_ones_own():
+def test_a_proposer_of_ones_own(run, capsys):
     """With weights, through `generate` and through the command line: the text of plain decoding."""
-    assert "lossless" in run("-m", "examples.own_proposer")
-    name = "examples.own_proposer:bigrams"
-    command = (
-        "-m",
-        "specjax",
-        "generate",
-        "import os",
-        "--max-new-tokens",
-        "16",
-        "--proposer",
-        name,
-    )
-    table = run(*command)
+    assert "lossless" in run("own_proposer")
+    main(["generate", "import os", "--max-new-tokens", "16", "--proposer",
+          "examples.own_proposer:bigrams"])  # fmt: skip
+    table = capsys.readouterr().out
     assert "same tokens                    yes" in table
     assert "no drafts" not in table
 
 
-def test_a_rule_of_ones_own():
+def test_a_rule_of_ones_own(run):
     """It says that it is inexact, and another number does not compile."""
-    first, second = (line for line in run("-m", "examples.own_rule").splitlines() if "tau" in line)
+    first, second = (line for line in run("own_rule").splitlines() if "tau" in line)
     assert "changes the distribution" in first and "changes the distribution" in second
     assert "compiled" in first and "compiled" not in second
 

@@ -186,10 +186,10 @@ def test_bfloat16(family):
     assert np.sqrt(np.mean((actual - wanted) ** 2)) < 0.05 * wanted.std()
 
 
-DECODED = ("mistral", "mixtral", "gemma2", "opt", "gpt2", "smollm3")
-"""Of each kind a family that is decoded by default: a window, experts, windows in turn with caps,
-learned positions of two kinds, and layers without positions. The others differ from these in the
-logits alone, which `test_parity` compares."""
+DECODED = ("mistral", "gpt2", "smollm3")
+"""The families that are decoded by default: a window, learned positions, and layers without
+positions. `test_tree` reads experts, windows in turn with caps, and learned positions of the other
+kind with a cache; all else is in the logits alone, which `test_parity` compares."""
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,10 @@ def test_text(family):
     assert len({*texts[0], *texts[1]}) > 12, "texts too monotonous to prove anything"
     target = specjax.load(folder)
     assert specjax.generate(target, prompts, max_new_tokens=64).tokens == texts
-    keys = iter(jax.random.split(jax.random.key(0), 10**4))
+    rng = np.random.default_rng(0)
     noisy = jax.tree.map(
-        lambda x: x + 0.05 * x.std() * jax.random.normal(next(keys), x.shape), target.params
+        lambda x: jnp.asarray(x + 0.05 * x.std() * rng.normal(size=x.shape).astype(np.float32)),
+        jax.device_get(target.params),
     )
     draft = dataclasses.replace(target, params=noisy)
     out = specjax.generate(target, prompts, draft=draft, num_drafts=3, max_new_tokens=64)

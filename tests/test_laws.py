@@ -12,16 +12,10 @@ import toys
 
 from specjax import PROPOSERS, RULES, Adaptive, metrics
 
-PAIRS = [
-    pytest.param(
-        case,
-        rule,
-        marks=pytest.mark.slow if rule == "rejection" and (case, rule) not in toys.ALONE else (),
-    )
-    for case, rule in toys.PAIRS
-]
-"""Every proposer under `match`, and under `rejection` those of `toys.ALONE`.  Of the others
-`test_distribution.py` samples the proposer, or its shape and its source apart."""
+PAIRS = toys.covering(toys.PAIRS, *(p for p in toys.PAIRS if p[1] != "rejection"))
+"""By default every proposer under `match`, and those of `toys.COVERING` under `rejection`, under
+which `test_distribution.py` samples the others, or their shape and their source apart."""
+ALONE = toys.covering(toys.ALONE)
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
 
 
@@ -47,6 +41,16 @@ def test_every_proposer_has_a_case():
         (kind, rule) for kind in toys.KINDS for rule in toys.NOISE_KINDS
     }
     assert len([kind for kind in toys.KINDS if len(kind) == 2]) == 15
+
+
+def test_the_default_pairs_cover():
+    """`toys.COVERING` is a part of `toys.ALONE` with every shape, every source and every proposer
+    that is neither, and with a chain and a tree under both kinds of noise."""
+    assert set(toys.ALONE) >= toys.COVERING
+    covered = {part for case, _ in toys.COVERING for part in toys.kind(toys.CASES[case][0])}
+    assert covered >= {part for kind in toys.KINDS for part in kind}
+    forms = {(rule, toys.CASES[case][0].is_chain) for case, rule in toys.COVERING}
+    assert forms == {(rule, chain) for rule in toys.NOISE_KINDS for chain in (True, False)}
 
 
 @pytest.mark.parametrize(("case", "rule"), PAIRS)
@@ -137,7 +141,7 @@ def test_the_order_of_rows_does_not_matter(case, rule):
     assert toys.texts(run(case, rule, rows=order, temperature=1.0)) == [texts[row] for row in order]
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.ALONE)
+@pytest.mark.parametrize(("case", "rule"), ALONE)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_row_alone_is_that_row_in_a_batch(case, rule, temperature):
     """The text of a row does not depend on the rows beside it."""
@@ -146,7 +150,7 @@ def test_a_row_alone_is_that_row_in_a_batch(case, rule, temperature):
         assert toys.texts(alone) == toys.decoded(case, rule, temperature)[0][row : row + 1]
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.ALONE)
+@pytest.mark.parametrize(("case", "rule"), ALONE)
 def test_an_inserted_row_is_that_row_alone(case, rule):
     """A row inserted into a running batch decodes as alone, and the other rows go on unchanged."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
@@ -164,7 +168,7 @@ def test_an_inserted_row_is_that_row_alone(case, rule):
         assert getattr(state.stats, field)[1] == getattr(alone.stats, field)[2]
 
 
-@pytest.mark.parametrize(("case", "rule"), toys.ALONE)
+@pytest.mark.parametrize(("case", "rule"), ALONE)
 def test_a_row_inserted_into_an_idle_batch(case, rule):
     """A finished batch decodes a newly inserted row, and its finished rows stay as they were."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)

@@ -51,21 +51,7 @@ SETTINGS = [
     },
 ]
 OTHERS = [[5], [9, 12], [2, 24, 21], [7, 6, 5, 4, 3, 2, 1]]
-NEIGHBOURS = {
-    ("none", "rejection"), ("ngram", "rejection"), ("universal", "match"),
-    ("medusa tree", "rejection"), ("early exit tree", "match"),
-    ("early exit dynamic tree", "rejection"), ("translated tree", "rejection"),
-    ("translated dynamic tree", "match"), ("eagle3 tree", "rejection"),
-    ("eagle3 dynamic tree", "match"), ("best first", "match"),
-    ("block draft best first", "rejection"),
-}  # fmt: skip
-"""What settings do to a source or a shape does not depend on the other, nor on the rule."""
-
-PAIRS = [
-    pytest.param(case, rule, marks=pytest.mark.slow if (case, rule) in NEIGHBOURS else ())
-    for case, rule in toys.ALONE
-    if RULES[rule].exact
-]
+PAIRS = toys.covering([(case, rule) for case, rule in toys.ALONE if RULES[rule].exact])
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
 PERFECT = Params(toys.weights(), toys.weights())
 TOP = 2

@@ -84,6 +84,16 @@ def flat(vocab_size: int, noise: float = 0.0, keep: int | None = None, layers: i
     return {**params, "embedding": params["embedding"][:keep], "head": head}
 
 
+def keys(rows: int = ROWS, seed: int = 3) -> Array:
+    return jax.random.split(jax.random.key(seed), rows)
+
+
+def committed(cache: Any, row: int) -> list[np.ndarray]:
+    """Every layer's keys and values of a row, up to its length."""
+    length = int(cache.length[row])
+    return [np.asarray(leaf)[row, :, :length] for leaf in (*cache.keys, *cache.values)]
+
+
 def truncated() -> Any:
     """The target without its last layer, a draft for `model(num_layers=1)`."""
     return {name: leaf for name, leaf in weights().items() if name != "layer_1"}

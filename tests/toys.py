@@ -10,7 +10,7 @@ import block_toys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+import pytest
 from toy_models import (  # noqa: F401 - the tests use these names as toys.X
     CAPACITY,
     CHOICES,
@@ -25,9 +25,11 @@ from toy_models import (  # noqa: F401 - the tests use these names as toys.X
     SHARED,
     VOCAB,
     WIDTH,
+    committed,
     eagle3_params,
     flat,
     greedy_texts,
+    keys,
     medusa_params,
     model,
     naive_greedy,
@@ -262,6 +264,25 @@ ALONE = [
 ]
 """Pairs that are also compiled for a single row: each proposer at least once."""
 
+COVERING = {
+    ("none", "match"), ("ngram", "match"), ("draft 3", "match"), ("draft 3", "rejection"),
+    ("tree", "match"), ("tree", "rejection"), ("early exit tree", "match"),
+    ("translated dynamic tree", "match"), ("datastore tree", "rejection"),
+    ("eagle3 tree", "rejection"), ("first of", "rejection"), ("medusa tree", "match"),
+    ("best first", "rejection"), ("best first, cost-aware", "match"),
+    ("block draft tree", "rejection"),
+}  # fmt: skip
+"""The part of `ALONE` that runs by default: each shape, each source, and each proposer that is
+neither, under one kind of noise; a chain and a tree under both. A shape sees a source through
+`contract.Source` alone, and a rule sees no proposer, so what a shape over one source keeps does not
+depend on the source."""
+
+
+def covering(pairs: Any, *more: tuple[str, str]) -> list[Any]:
+    """The pairs as parameters; those outside `COVERING` and `more` are slow."""
+    kept = COVERING.union(more)
+    return [pytest.param(*p, marks=() if p in kept else pytest.mark.slow) for p in pairs]
+
 
 def decoder(
     case: str, rule: str, eos: tuple[int, ...] = (EOS,), capacity: int = CAPACITY
@@ -271,10 +292,6 @@ def decoder(
 
 def params(case: str) -> Params:
     return Params(weights(), CASES[case][1])
-
-
-def keys(rows: int = ROWS, seed: int = 3) -> Array:
-    return jax.random.split(jax.random.key(seed), rows)
 
 
 def prefill(
@@ -305,10 +322,3 @@ def decoded(case: str, rule: str, temperature: float = 0.0) -> tuple[list[list[i
     dec = decoder(case, rule)
     state = dec.run(params(case), prefill(dec, params(case), temperature=temperature))
     return texts(state), jax.device_get(state.replace(key=None))
-
-
-def committed(cache: Any, row: int) -> list[np.ndarray]:
-    """Every layer's keys and values of a row, up to its length."""
-    return [
-        np.asarray(leaf[row, :, : int(cache.length[row])]) for leaf in (*cache.keys, *cache.values)
-    ]

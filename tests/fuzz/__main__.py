@@ -1,6 +1,6 @@
 """Runs cases in child processes, survives what they do, and counts outcomes.
 
-    python -m tests.fuzz --seconds 600 [--seed N] [--only KIND ...]
+    python -m tests.fuzz --seconds 600 [--cases N] [--seed N] [--only KIND ...]
     python -m tests.fuzz --case KIND:SEED
 
 A child runs cases of one kind, seed after seed.  If it dies or takes too long over one, the case is
@@ -146,10 +146,15 @@ def _one(kind: str, seed: int) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="for all kinds together")
+    parser.add_argument(
+        "--cases", type=int, help="at most so many of each kind, which any machine runs alike"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the first case of each kind")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="these kinds")
     parser.add_argument("--case", help="KIND:SEED; run this case alone")
     options = parser.parse_args(arguments)
+    if options.cases is not None and options.cases < 1:
+        parser.error(f"--cases {options.cases}: pass at least 1")
     if options.case:
         kind, _, seed = options.case.partition(":")
         if kind not in KINDS or not seed.isdigit():
@@ -159,7 +164,8 @@ def main(arguments: list[str] | None = None) -> int:
         return outcome not in law.OBEYED
     campaign, started = Campaign(), time.monotonic()
     for kind in options.only:
-        campaign.run(kind, options.seed * 10**9, options.seconds / len(options.only))
+        share = options.seconds / len(options.only)
+        campaign.run(kind, options.seed * 10**9, share, options.cases)
     print(campaign.table())
     print(f"{time.monotonic() - started:.0f} s, seed {options.seed}")
     alike = collections.defaultdict(list)
