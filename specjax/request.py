@@ -52,8 +52,8 @@ class Request:
         not on the draft.  `BlockVerification()` accepts more at temperature 1 on a chain;
         `Typical()` and `Threshold()` accept more still, but change the distribution.
       num_drafts: the greatest depth of drafts (gamma), one, or one per prompt; 0 is plain decoding.
-        With `draft` alone, a number makes it draft exactly this deep in every step.  Deeper drafts of a proposer or drafter
-        are dropped; None drops no drafts.
+        With `draft` alone, a number makes it draft exactly this deep in every step.  Deeper drafts
+        of a proposer or drafter are dropped; None drops no drafts.
       max_new_tokens: the most new tokens of each prompt.
       temperature, top_k, top_p, min_p: one, or one per prompt; 0, 0, 1 and 0 switch them off.  None
         takes the target's own default (`generation_config.json`), or switches it off if there is

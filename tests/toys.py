@@ -270,6 +270,7 @@ COVERING = {
     ("translated dynamic tree", "match"), ("datastore tree", "rejection"),
     ("eagle3 tree", "rejection"), ("first of", "rejection"), ("medusa tree", "match"),
     ("best first", "rejection"), ("best first, cost-aware", "match"),
+    ("adaptive", "match"), ("adaptive", "rejection"),
     ("block draft tree", "rejection"),
 }  # fmt: skip
 """The part of `ALONE` that runs by default: each shape, each source, and each proposer that is
