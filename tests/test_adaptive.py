@@ -154,19 +154,27 @@ def test_a_chain_up_to_a_depth_is_the_beginning_of_the_whole_one(case, depth):
 
 
 def test_rates_are_those_of_recent_drafts():
-    """Decayed counts by depth, and the expected tokens of so many drafts, by a loop."""
-    rng = np.random.default_rng(0)
-    rates, depth, prior = Rates.zeros(1, 3), 3, 0.3
-    judged, accepted = np.zeros(depth), np.zeros(depth)
-    for _ in range(40):
+    """Decayed counts by depth and of all depths, and the expected tokens, by a loop."""
+    rng, depth, prior = np.random.default_rng(0), 3, 0.3
+    rates = Rates.zeros(1, depth)
+    judged, accepted, slow = np.zeros(depth), np.zeros(depth), np.zeros(2)
+    for _ in range(60):
         offered = int(rng.integers(0, depth + 1))
         taken = int(rng.integers(0, offered + 1))
         rates = rates.after(jnp.array([offered]), jnp.array([taken]))
-        for at in range(min(offered, taken + 1)):
-            judged[at] = judged[at] * 0.93 + 1
-            accepted[at] = accepted[at] * 0.93 + (at < taken)
-    pooled = (accepted.sum() + 2 * prior) / (judged.sum() + 2)
-    each = (accepted + 2 * pooled) / (judged + 2)
+        tested = min(offered, taken + 1)
+        for at in range(tested):
+            judged[at] = judged[at] * 0.96 + 1
+            accepted[at] = accepted[at] * 0.96 + (at < taken)
+        slow = slow * 0.99**tested + [tested, taken]
+        if offered == 0:
+            rates = rates.rested(jnp.array([True]))
+            judged, accepted = judged * 0.95, accepted * 0.95
+        same = rates.rested(jnp.array([False]))
+        np.testing.assert_array_equal(same.judged, rates.judged)
+    long = (slow[1] + 8 * prior) / (slow[0] + 8)
+    pooled = (accepted.sum() + 8 * long) / (judged.sum() + 8)
+    each = (accepted + 8 * pooled) / (judged + 8)
     for present in range(depth + 1):
         chance, wanted = 1.0, [1.0]
         for at in range(depth):
@@ -193,7 +201,7 @@ class Longer(Watched):
 
 
 def test_pauses_grow_while_drafts_fail():
-    """Drafts that are never right are tried a few times at first, and then once in 64 steps."""
+    """Drafts that are never right are tried a few times at first, and then ever more rarely."""
     proposer = Adaptive(Wrong(3), None, WIDTHS)
     config = dataclasses.replace(toys.model().module.config, max_positions=512)
     target = Longer(specjax.LinenModel(specjax.Transformer(config)))
@@ -214,8 +222,8 @@ def test_pauses_grow_while_drafts_fail():
     jax.effects_barrier()
     wide = [step for step, width in enumerate(target.widths) if width > 1]
     assert len(target.widths) > 350
-    assert 5 <= len(wide) <= 18
-    assert len([step for step in wide if step > 150]) <= 4
+    assert 4 <= len(wide) <= 45
+    assert len([step for step in wide if step > 100]) <= 3
 
 
 def test_rows_of_a_batch_share_a_width_only_where_the_text_is_fixed():
@@ -224,15 +232,17 @@ def test_rows_of_a_batch_share_a_width_only_where_the_text_is_fixed():
         dec = Decoder(toys.model(), PROPOSER, RULES[rule](), (), toys.CAPACITY)
         params = arrays((1.0, 1.2, 1.5, 1.4, 2.0))
         state = dec.run(params, toys.prefill(dec, params, temperature=0.8), 6)
-        rates = state.proposer.drafter.rates
-        sure = jnp.array([[9.0], [0.0], [0.0], [0.0]]) * jnp.ones((1, 3))
+        many = jnp.full((toys.ROWS, 3), 99.0)
+        first = jnp.array([[1.0], [0.0], [0.0], [0.0]])
+
+        both = jnp.concatenate([many[:, :1], 99.0 * first], axis=1)
+        none = jnp.zeros(toys.ROWS, jnp.int32)
         part = dataclasses.replace(
-            state.proposer.drafter, rates=Rates(jnp.full_like(rates.judged, 9.0), sure),
-            quiet=jnp.zeros(4, jnp.int32),
-        )  # fmt: skip
+            state.proposer.drafter, rates=Rates(many, many * first, both), quiet=none
+        )
         silent = dataclasses.replace(
-            state.proposer.lookup, rates=Rates(jnp.full_like(rates.judged, 99.0), 0 * sure),
-            quiet=jnp.zeros(4, jnp.int32),
+            state.proposer.lookup, quiet=none,
+            rates=Rates(many, 0 * many, both * jnp.array([1.0, 0.0])),
         )  # fmt: skip
         own = dataclasses.replace(state.proposer, drafter=part, lookup=silent)
         state = dataclasses.replace(state, proposer=own, done=jnp.zeros(4, bool))
@@ -297,10 +307,10 @@ def test_acceptance_is_learned_from_text_to_text(target):
     specjax.generate(target, "the cat the cat the cat", **how)
     (learned,) = table.values()
     before = learned.prior.copy()
-    assert before[1] == np.float32(0.4) and before[0] != 0.5
-    for _ in range(8):
+    assert before[1] == np.float32(0.4)
+    for _ in range(3):
         specjax.generate(target, "the cat the cat the cat", **how)
-    assert learned.prior[0] != before[0] and 0 < learned.prior[0] < 1
+    assert 0 < learned.prior[0] < 1 and learned.prior[0] != before[0] != 0.5
     assert isinstance(table, Recent) and call.learns
 
 

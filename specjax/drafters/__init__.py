@@ -1,6 +1,6 @@
 """Drafters: a proposer together with its weights, for one target."""
 
-from specjax.drafters.adapting import AdaptiveDrafter, adaptive
+from specjax.drafters.adapting import PRIOR, WIDTHS, AdaptiveDrafter, adaptive
 from specjax.drafters.arranging import arrange
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
@@ -17,7 +17,9 @@ from specjax.drafters.published import (
 
 __all__ = [
     "NUMBERS",
+    "PRIOR",
     "SHAPES",
+    "WIDTHS",
     "Adapter",
     "AdaptiveDrafter",
     "BoundDrafter",

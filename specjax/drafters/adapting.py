@@ -16,6 +16,9 @@ from specjax.proposers import MEASURED, Adaptive, AdaptiveParams, NGram
 DEPTH = 8
 """The greatest depth of drafts by default."""
 
+WIDTHS = (1, 3, 5, DEPTH + 1)
+"""Tokens that the target reads of a row by default."""
+
 PRIOR = (0.5, 0.4)
 """Acceptance rates of lookup and drafter before anything was measured."""
 

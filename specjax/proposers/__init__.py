@@ -26,6 +26,7 @@ from specjax.proposers.first_of import FirstOf
 from specjax.proposers.named import DraftModel, DraftTree, EarlyExit, Medusa, Universal
 from specjax.proposers.ngram import NGram
 from specjax.proposers.none import NoProposer
+from specjax.proposers.rates import Rates
 from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
     DEPTH,
@@ -90,6 +91,7 @@ __all__ = [
     "NGram",
     "NoProposer",
     "PEagleSource",
+    "Rates",
     "Shape",
     "StaticTree",
     "TranslatedParams",

@@ -20,12 +20,12 @@ from specjax.types import ABSENT, Block, Proposal
 MEASURED = -1
 """`AdaptiveParams.forced` while the option is chosen by its measured seconds."""
 
-_MARGIN = 0.03
+_MARGIN = 0.01
 """Drafts have to promise so much more than plain decoding: rates and times are estimates."""
 
-_PAUSE, _LONGEST = 4, 64
+_PAUSE, _LONGEST = 2, 256
 """Steps without drafts of a part before it is tried again: at first, and at most.  The pause
-doubles with each failure and is 1 after a success."""
+doubles whenever drafts did not pay, and is 1 after they did."""
 
 
 @struct.dataclass
@@ -56,6 +56,8 @@ class AdaptiveState:
     text: OwnText | None  # for a drafter that resumes
     offered: Array  # [B] drafts of the last step
     drafted: Array  # [B] bool: were they those of `drafter`?
+    needed: Array  # [B] new tokens of a row with which the last step pays
+    together: Array  # [B] bool: do all rows take one option?
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +149,8 @@ class Adaptive(Proposer):
             text=text,
             offered=zero,
             drafted=jnp.zeros(rows, bool),
+            needed=jnp.ones(rows, jnp.float32),
+            together=jnp.zeros(rows, bool),
         )
 
     def propose(
@@ -188,12 +192,17 @@ class Adaptive(Proposer):
             state,
             offered=offered,
             drafted=uses_drafter,
+            needed=params.seconds[option] / params.seconds[0],
+            together=jnp.full(rows, context.text_is_fixed),
             lookup=_waited(state.lookup, present > 0, (offered > 0) & ~uses_drafter),
             drafter=_waited(state.drafter, limit > 0, (offered > 0) & uses_drafter),
         )
         return dataclasses.replace(proposal, parent=parent), state
 
     def observe(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
+        tokens, needed = block.count.astype(jnp.float32), state.needed * (block.count > 0)
+        paid = jnp.where(state.together, tokens.sum() > needed.sum(), tokens > needed)
+
         def after(
             part: Proposer | None, params: Arrays, known: PartState | None, mine: Array
         ) -> PartState | None:
@@ -201,7 +210,7 @@ class Adaptive(Proposer):
                 return None
             offered = jnp.where(mine & (block.count > 0), state.offered, 0)
             accepted = jnp.maximum(block.count - 1, 0)
-            longer = jnp.where(accepted > 0, 1, jnp.minimum(2 * known.pause, _LONGEST))
+            longer = jnp.where(paid, 1, jnp.minimum(2 * known.pause, _LONGEST))
             return PartState(
                 own=part.observe(params, known.own, block),
                 rates=known.rates.after(offered, accepted),
@@ -329,4 +338,6 @@ def _either(takes_made: Array, made: Proposal, found: Proposal) -> Proposal:
 def _waited(known: PartState | None, able: Array, used: Array) -> PartState | None:
     if known is None:
         return None
-    return dataclasses.replace(known, quiet=jnp.where(used, 0, known.quiet + able))
+    return dataclasses.replace(
+        known, quiet=jnp.where(used, 0, known.quiet + able), rates=known.rates.rested(able & ~used)
+    )

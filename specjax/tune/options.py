@@ -12,7 +12,7 @@ import numpy as np
 
 from specjax.decoding import Decoder
 from specjax.parallel import to_host
-from specjax.proposers import Adaptive, AdaptiveParams
+from specjax.proposers import Adaptive, AdaptiveParams, Rates
 from specjax.types import DecodeState, Params
 
 _STEPS, _ROUNDS = 3, 7
@@ -41,11 +41,14 @@ class Learned:
         for index, part in enumerate((state.proposer.lookup, state.proposer.drafter)):
             if part is None:
                 continue
-            judged, accepted = (
-                float(np.sum(x)) for x in to_host((part.rates.judged, part.rates.accepted))
-            )
-            # An earlier text counts as much as a few drafts of this one.
-            self.prior[index] = (accepted + 4 * self.prior[index]) / (judged + 4)
+            self.learn_rates(index, part.rates)
+
+    def learn_rates(self, part: int, rates: Rates) -> None:
+        """Take the rates of all rows into the prior of a part."""
+        judged, accepted = np.sum(to_host(rates.slow), axis=0)
+        # All earlier texts count as much as so many drafts of these.
+        earlier = 40.0
+        self.prior[part] = (accepted + earlier * self.prior[part]) / (judged + earlier)
 
 
 def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
