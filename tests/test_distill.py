@@ -277,7 +277,7 @@ def test_a_draft_of_other_tokens_to_go_on_from_is_refused(tmp_path):
 def test_rows_that_fill_up_a_mesh_do_not_count(monkeypatch):
     """What is held out is the same for any number of devices."""
     wanted = job(eval_batches=1).evaluate(toys.truncated())
-    monkeypatch.setattr("specjax.training.jobs.distill.row_parts", lambda mesh: 3)
+    monkeypatch.setattr("specjax.training.jobs.distill_job.row_parts", lambda mesh: 3)
     report = job(eval_batches=1).evaluate(toys.truncated())
     assert report == pytest.approx(wanted, rel=1e-5) and report["held_out_kl"] > 0
 

@@ -377,11 +377,14 @@ class Written:
                 "the target wrote one sequence, which is held out, so none is left for training: "
                 "let it write more"
             )
-        picked = []
-        for number in range(first, first + count):
-            epoch, index = divmod(number, len(self.tokens))
-            picked.append(_order(seed, epoch, len(self.tokens))[index])
-        return self.at(np.array(picked, int))
+        numbers = range(first, first + count)
+        return self.at(np.array([shuffled(n, len(self.tokens), seed) for n in numbers], int))
+
+
+def shuffled(number: int, size: int, seed: int) -> int:
+    """Entry `number` of an endless order of `size` things, which is reshuffled every epoch."""
+    epoch, index = divmod(number, size)
+    return int(_order(seed, epoch, size)[index])
 
 
 @functools.lru_cache(maxsize=4)

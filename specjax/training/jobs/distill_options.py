@@ -26,7 +26,21 @@ _FLAT = ("total-variation", ACCEPTED_LENGTH)
 class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
     """The target, the data, the draft's sizes, and the loop."""
 
+    target: str = option("", "folder of the target, or org/name on the Hub")
+    data: tuple[str, ...] = option(
+        (), "folders or files: text of any ending, JSON lines, parquet, or datasets of Hugging Face"
+    )
+    teacher: str | None = option(
+        None,
+        "folder of train.teacher to learn from, instead of --data and a target in memory; with "
+        "--target, the target is checked, and loaded for --eval-prompts alone",
+    )
     loss: str = option("forward-kl", "training loss", choices=(*DIVERGENCES, ACCEPTED_LENGTH))
+    top: int = option(
+        0,
+        "let only so many of the target's likeliest tokens count one by one, and all others as "
+        "one; 0: all of them, or as many as --teacher has",
+    )
     anneal_steps: int | None = option(
         None,
         "steps over which the loss changes linearly from forward KL to --loss; 0: none; by default "
@@ -88,7 +102,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
         super().__post_init__()
         at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_batch")
         at_least(self, 1, "eval_batches", "eval_tokens")
-        at_least(self, 0, "eval_prompts")
+        at_least(self, 0, "eval_prompts", "top")
         if self.anneal_steps is not None:
             at_least(self, 0, "anneal_steps")
         if self.early_exit is not None:
@@ -102,7 +116,8 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
         if self.sampled_fraction is not None:
             within(self, 0, 1, "sampled_fraction")
         Sampling.create(1, **self.settings)
-        if not 0 < self.sampled_prompt < self.sequence_length:
+        continues = self.teacher is None or self.eval_prompts
+        if continues and not 0 < self.sampled_prompt < self.sequence_length:
             raise ValueError(
                 f"--sampled-prompt is {self.sampled_prompt}; it must be at least 1 and "
                 f"shorter than a sequence (--sequence-length {self.sequence_length})"
@@ -125,6 +140,10 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
                 "--loss accepted-length is a mean over text that the target wrote: pass "
                 "--sampled-fraction 1, and neither --online nor --draft-fraction"
             )
+        if self.teacher is not None:
+            self._check_teacher(self.teacher)
+        if self.top and self.loss == ACCEPTED_LENGTH:
+            raise ValueError("--loss accepted-length reads every token's probability: no --top")
         if self.num_drafts > self.sequence_length or (self.online and not self.online_steps):
             raise ValueError(
                 f"--sequence-length {self.sequence_length} has no room for --num-drafts "
@@ -138,15 +157,46 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
                 f"together are more than --sequence-length {self.sequence_length}"
             )
 
+    def _check_teacher(self, teacher: str) -> None:
+        """Raises ValueError for what cannot be learned from a recording."""
+        needs = {
+            "--online": self.online,
+            "--draft-fraction": self.draft_fraction,
+            "--early-exit": self.early_exit is not None,
+            f"--loss {ACCEPTED_LENGTH}": self.loss == ACCEPTED_LENGTH,
+        }
+        for name in (name for name, given in needs.items() if given):
+            raise ValueError(
+                f"{name} asks the target during training, and --teacher {teacher} has only what "
+                "it said before: leave one of the two out"
+            )
+        if self.from_layers and self.like is None and not self.target:
+            raise ValueError(
+                "--from-layers takes weights of the target: pass --target, too, or --like FOLDER"
+            )
+        if self.data:
+            raise ValueError(
+                f"--teacher {teacher} has the data that it was recorded on: leave out --data"
+            )
+        if self.eval_prompts and not self.target:
+            raise ValueError(
+                "--eval-prompts measures tau with the target: pass --target, too, or leave it out"
+            )
+
     @property
     def sources(self) -> dict[str, object]:
         given = {**super().sources, "early_exit": self.early_exit}
         return {name: value for name, value in given.items() if value}
 
     @property
+    def words(self) -> str:
+        """The folder with the target's configuration and tokenizer."""
+        return self.target or self.teacher or ""
+
+    @property
     def model_like(self) -> str | None:
         by_default = self.like is None and self.from_layers
-        return self.target if by_default or self.like == "target" else self.like
+        return self.words if by_default or self.like == "target" else self.like
 
     @property
     def start(self) -> Start | None:
