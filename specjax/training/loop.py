@@ -46,7 +46,7 @@ class Job(Protocol):
     """A training job, as the loop uses it.
 
     A job is hashed by identity, since it is a static argument of the update.  It may also have the
-    attributes of `WithInputs`, `WithGoal` and `WithRates`.
+    attributes of `WithInputs`, `WithGoal`, `WithFacts` and `WithRates`.
     """
 
     @property
@@ -98,6 +98,16 @@ class WithGoal(Protocol):
 
     def goal(self, report: dict[str, float]) -> float:
         """A number from the report of an evaluation; greater is better."""
+        ...
+
+
+@runtime_checkable
+class WithFacts(Protocol):
+    """A job with further entries for `run.json`."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Entries by name, such as the folders of the models."""
         ...
 
 
@@ -154,7 +164,8 @@ def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
     }
     state = lay_state(state, optimizer, mesh)
     inputs = job.inputs if isinstance(job, WithInputs) else {}
-    describe(out / RUN, options, inputs, state, resumed)
+    facts = job.facts if isinstance(job, WithFacts) else {}
+    describe(out / RUN, options, inputs, state, resumed, facts)
     if resumed:
         state = checkpoints.restore(state)
         print(f"resumed {out} at step {int(state['step'])} of {options.steps}", flush=True)

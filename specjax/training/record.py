@@ -52,8 +52,11 @@ def describe(
     inputs: Mapping[str, str],
     state: Arrays,
     resumed: bool,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `run.json`: options, versions, hashes of the inputs, and the shapes of the state.
+
+    `facts` are further entries, which nothing is compared with.
 
     Raises:
       ValueError: a resumed run has a state of other shapes; or its inputs or its fixed options have
@@ -64,6 +67,7 @@ def describe(
         for p, x in jax.tree_util.tree_leaves_with_path(state)
     }
     now = {
+        **(facts or {}),
         "options": dataclasses.asdict(options),
         "versions": versions(),
         "inputs": dict(inputs),

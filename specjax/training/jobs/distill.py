@@ -21,9 +21,15 @@ from specjax.training import dataset
 from specjax.training.corpus import starts_of_documents
 from specjax.training.dataset import Written, initial_hash, model_hashes
 from specjax.training.early_exit import exit_of
+from specjax.training.jobs.calibration import calibrated
 from specjax.training.jobs.distill_job import Distill
-from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions, annealing
-from specjax.training.jobs.distill_recorded import DistillRecorded, open_teacher
+from specjax.training.jobs.distill_options import (
+    ACCEPTED_LENGTH,
+    AUTO,
+    DistillOptions,
+    annealing,
+)
+from specjax.training.jobs.distill_recorded import DistillRecorded, held_out_of, open_teacher
 from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.material import gather
@@ -43,6 +49,16 @@ def main(argv: list[str] | None = None) -> None:
 def distill(options: DistillOptions) -> None:
     """Run the job in a folder that the caller holds."""
     job = make_job(options)
+    if options.loss == AUTO:
+        if options.show_mask:
+            raise ValueError("--show-mask shows the batches of one loss: name it, not --loss auto")
+        job = calibrated(job)
+    if job.options.anneal_steps:
+        print(
+            f"the loss changes from forward KL to --loss {job.options.loss} in the first "
+            f"{job.options.anneal_steps} steps (--anneal-steps)",
+            flush=True,
+        )
     fit(job, job.options)
 
 
@@ -57,13 +73,8 @@ def make_job(options: DistillOptions) -> Distill:
     """
     if not options.teacher and not (options.target and options.data):
         raise ValueError("pass --target and --data, or --teacher with a folder of train.teacher")
-    options = dataclasses.replace(options, anneal_steps=annealing(options))
-    if options.anneal_steps:
-        print(
-            f"the loss changes from forward KL to --loss {options.loss} in the first "
-            f"{options.anneal_steps} steps (--anneal-steps)",
-            flush=True,
-        )
+    if options.loss != AUTO:
+        options = dataclasses.replace(options, anneal_steps=annealing(options))
     mesh = mesh_of_run(options)
     return _recorded(options, mesh) if options.teacher else _beside_target(options, mesh)
 
@@ -115,7 +126,10 @@ def _recorded(options: DistillOptions, mesh: Mesh | None) -> Distill:
     assert target.tokenizer is not None  # `open_teacher` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     inputs = {**teacher.request.hashes, "teacher": teacher.hash, **_start_hash(options)}
-    job = DistillRecorded(options, draft, target, teacher, end, inputs, mesh)
+    rows = held_out_of(teacher)
+    job = DistillRecorded(
+        options, draft, target, None, rows, None, end, inputs, mesh, teacher=teacher
+    )
     _say_sizes(job, {})
     return job
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,6 +68,7 @@ class Distill:
     inputs: dict[str, str]
     mesh: Mesh | None = None
     trained: tuple[str, ...] | None = None  # which of the draft's parameters; None: all
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # for `run.json`
 
     def __post_init__(self):
         # The settings are constants of the compiled program, so filters that are off cost nothing.
@@ -77,6 +79,10 @@ class Distill:
         # Of an early exit the other parameters are the target's.
         names = jax.eval_shape(self.draft.init, jax.random.key(0)) if self.trained else ()
         self.shared = tuple(name for name in names if name not in (self.trained or ()))
+
+    def with_options(self, options: DistillOptions, facts: Mapping[str, Any]) -> Distill:
+        """The same job with other options, and more for its `run.json`."""
+        return dataclasses.replace(self, options=options, facts={**self.facts, **facts})
 
     @property
     def frozen(self) -> Arrays:

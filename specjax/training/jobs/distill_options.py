@@ -18,6 +18,7 @@ from specjax.training.student import SIZES, ModelOptions, Start
 from specjax.training.targets import ServedOptions
 
 ACCEPTED_LENGTH = "accepted-length"
+AUTO = "auto"
 _FLAT = ("total-variation", ACCEPTED_LENGTH)
 """Losses whose gradient nearly vanishes where draft and target share little probability."""
 
@@ -35,7 +36,19 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
         "folder of train.teacher to learn from, instead of --data and a target in memory; with "
         "--target, the target is checked, and loaded for --eval-prompts alone",
     )
-    loss: str = option("forward-kl", "training loss", choices=(*DIVERGENCES, ACCEPTED_LENGTH))
+    loss: str = option(
+        "forward-kl",
+        "training loss; auto: a short training with each of --auto-losses, and the one with the "
+        "best tau",
+        choices=(*DIVERGENCES, ACCEPTED_LENGTH, AUTO),
+    )
+    auto_losses: tuple[str, ...] = option(
+        ("forward-kl", "jensen-shannon", "total-variation", "log-acceptance", "adaptive"),
+        "losses that --loss auto compares",
+        choices=tuple(DIVERGENCES),
+    )
+    auto_steps: int = option(0, "steps with each of them; 0: a twentieth of --steps, at least 20")
+    auto_prompts: int = option(32, "held-out prompts on which their tau is measured")
     top: int = option(
         0,
         "let only so many of the target's likeliest tokens count one by one, and all others as "
@@ -101,8 +114,8 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
     def __post_init__(self):
         super().__post_init__()
         at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_batch")
-        at_least(self, 1, "eval_batches", "eval_tokens")
-        at_least(self, 0, "eval_prompts", "top")
+        at_least(self, 1, "eval_batches", "eval_tokens", "auto_prompts")
+        at_least(self, 0, "eval_prompts", "top", "auto_steps")
         if self.anneal_steps is not None:
             at_least(self, 0, "anneal_steps")
         if self.early_exit is not None:
@@ -116,7 +129,8 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
         if self.sampled_fraction is not None:
             within(self, 0, 1, "sampled_fraction")
         Sampling.create(1, **self.settings)
-        continues = self.teacher is None or self.eval_prompts
+        measured = self.eval_prompts or self.loss == AUTO
+        continues = self.teacher is None or measured
         if continues and not 0 < self.sampled_prompt < self.sequence_length:
             raise ValueError(
                 f"--sampled-prompt is {self.sampled_prompt}; it must be at least 1 and "
@@ -140,6 +154,8 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
                 "--loss accepted-length is a mean over text that the target wrote: pass "
                 "--sampled-fraction 1, and neither --online nor --draft-fraction"
             )
+        for loss in self.auto_losses if self.loss == AUTO else ():
+            dataclasses.replace(self, loss=loss)  # raises ValueError where this loss cannot be
         if self.teacher is not None:
             self._check_teacher(self.teacher)
         if self.top and self.loss == ACCEPTED_LENGTH:
@@ -151,7 +167,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
                 + f" after --sampled-prompt {self.sampled_prompt}"
                 * self.online
             )
-        if self.eval_prompts and self.sampled_prompt + self.eval_tokens > self.sequence_length:
+        if measured and self.sampled_prompt + self.eval_tokens > self.sequence_length:
             raise ValueError(
                 f"--sampled-prompt {self.sampled_prompt} and --eval-tokens {self.eval_tokens} "
                 f"together are more than --sequence-length {self.sequence_length}"
@@ -178,15 +194,21 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
             raise ValueError(
                 f"--teacher {teacher} has the data that it was recorded on: leave out --data"
             )
-        if self.eval_prompts and not self.target:
+        measuring = "--eval-prompts" if self.eval_prompts else "--loss auto"
+        if (self.eval_prompts or self.loss == AUTO) and not self.target:
             raise ValueError(
-                "--eval-prompts measures tau with the target: pass --target, too, or leave it out"
+                f"{measuring} measures tau with the target: pass --target, too, or leave it out"
             )
 
     @property
     def sources(self) -> dict[str, object]:
         given = {**super().sources, "early_exit": self.early_exit}
         return {name: value for name, value in given.items() if value}
+
+    @property
+    def auto(self) -> int:
+        """The steps with each loss that `--loss auto` compares."""
+        return self.auto_steps or min(self.steps, max(20, self.steps // 20))
 
     @property
     def words(self) -> str:

@@ -19,7 +19,7 @@ from specjax.parallel import row_parts, to_host
 from specjax.training.dataset import Written, model_hashes
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs.distill_job import ROWS, Batch, Distill, filled
-from specjax.training.jobs.distill_options import DistillOptions
+from specjax.training.jobs.distill_options import AUTO, DistillOptions
 from specjax.training.losses import (
     against_recorded,
     chunked,
@@ -35,23 +35,11 @@ from specjax.training.student import read
 from specjax.training.targets import dtype_of, load_target
 
 
+@dataclasses.dataclass(eq=False)
 class DistillRecorded(Distill):
     """A divergence from the log-probabilities of a recording."""
 
-    def __init__(
-        self,
-        options: DistillOptions,
-        draft: LinenModel,
-        target: LanguageModel,
-        teacher: Recorded,
-        end: int | None,
-        inputs: dict[str, str],
-        mesh: Mesh | None = None,
-    ) -> None:
-        held = teacher.held_out(0, teacher.request.counts[2])
-        rows = Written(held["tokens"], held["drawn"], held["limit"])
-        super().__init__(options, draft, target, None, rows, None, end, inputs, mesh)
-        self.teacher = teacher
+    teacher: Recorded = dataclasses.field(kw_only=True)
 
     @property
     def frozen(self) -> Arrays:
@@ -109,6 +97,12 @@ def _flat(batch: Batch) -> tuple[Array, Array]:
     return ids.reshape(-1, ids.shape[-1]), log_probs.reshape(-1, ids.shape[-1])
 
 
+def held_out_of(teacher: Recorded) -> Written:
+    """The held-out sequences of a recording, for prompts."""
+    rows = teacher.held_out(0, teacher.request.counts[2])
+    return Written(rows["tokens"], rows["drawn"], rows["limit"])
+
+
 def open_teacher(
     options: DistillOptions, mesh: Mesh | None
 ) -> tuple[DistillOptions, LanguageModel, Recorded]:
@@ -157,7 +151,7 @@ def open_teacher(
         top=options.top or request.top,
         sampled_fraction=_share(options, request.counts),
     )
-    if options.eval_prompts:
+    if options.eval_prompts or options.loss == AUTO:
         return options, load_target(options, options.dtype, mesh), teacher
     outline = read_outline(folder)
     if outline.tokenizer is None:
