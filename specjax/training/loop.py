@@ -20,6 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import tokenizers
 from jax import Array
 
@@ -38,6 +39,7 @@ from specjax.training.optimizer import (
     start,
     update,
 )
+from specjax.training.optimizers import decays
 from specjax.training.progress import Progress
 from specjax.training.record import METRICS, RUN, Metrics, describe, last_evaluation
 
@@ -121,8 +123,12 @@ class WithRates(Protocol):
         ...
 
 
-def fit(job: Job, options: LoopOptions) -> dict[str, float]:
+def fit(
+    job: Job, options: LoopOptions, optimizer: optax.GradientTransformation | None = None
+) -> dict[str, float]:
     """Run a job to its end, or resume it.
+
+    Without an `optimizer` of the caller's own, the options describe one.
 
     Ctrl-C, SIGTERM, SIGHUP and a closed stdout finish the step, save and stop.  The same command
     then resumes the run, also on another mesh or with another number of processes.  With several
@@ -140,10 +146,12 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
       OSError: a checkpoint could not be written, and earlier ones are intact; or stdout has closed.
     """
     with alone(options.out, writes=not options.show_mask):
-        return _fit(job, options)
+        return _fit(job, options, optimizer)
 
 
-def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
+def _fit(
+    job: Job, options: LoopOptions, optimizer: optax.GradientTransformation | None
+) -> dict[str, float]:
     out = pathlib.Path(options.out).absolute()
     if options.show_mask:
         print(show_mask(job))
@@ -153,7 +161,10 @@ def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
         pyplot()  # fails now, and not at the end of the run, if matplotlib is missing
     checkpoints = Checkpoints(out)
     resumed = checkpoints.step is not None
-    optimizer = make_optimizer(options, job.rates if isinstance(job, WithRates) else None)
+    if optimizer is None:
+        optimizer = make_optimizer(options, job.rates if isinstance(job, WithRates) else None)
+        if leader() and options.weight_decay and not decays(options.optimizer):
+            print(f"note: {options.optimizer} of optax has no weight decay on matrices", flush=True)
     # `best` is the greatest value of the goal so far; `since` counts the evaluations after it.
     params = job.init()
     mesh = mesh_of(params)
@@ -223,7 +234,8 @@ def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
                 rate = tokens / (time.perf_counter() - began)
                 metrics.write(step, {**values, "tokens_per_second": rate})
                 shown["loss"] = f"{values['loss']:.3f}"
-                shown["learning_rate"] = f"{values['learning_rate']:.2e}"
+                if "learning_rate" in values:
+                    shown["learning_rate"] = f"{values['learning_rate']:.2e}"
                 shown["tokens_per_second"] = f"{rate:.0f}"
                 began, tokens = time.perf_counter(), 0
             progress.advance(**shown)

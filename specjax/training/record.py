@@ -75,6 +75,12 @@ def describe(
     }
     now = json.loads(json.dumps(now))  # JSON turns tuples into lists
     before = read_run(path, options.accept_changes) if resumed else None
+    if before is not None and "optimizer" not in before["options"]:
+        raise ValueError(
+            f"{path.parent} was written by an earlier version of specjax, whose optimizers had "
+            "another state: finish it with that version, or begin another --out from its weights "
+            f"(--initial {path.parent / 'best'})"
+        )
     if before is not None and before["shapes"] != shapes:
         raise ValueError(
             f"{path.parent} is a run of another job, or of a model of other sizes: "
@@ -159,7 +165,7 @@ def last_evaluation(path: pathlib.Path, step: int) -> dict[str, float]:
     reports = [
         line
         for line in read_metrics(path)
-        if line["step"] <= step and "learning_rate" not in line  # a line of training has one
+        if line["step"] <= step and "loss" not in line  # a line of training has one
     ]
     return {name: value for name, value in (reports or [{}])[-1].items() if name != "step"}
 

@@ -95,8 +95,8 @@ class DrafterOptions(LoopOptions, TextOptions, ServedOptions):
     eval_tokens: int = option(64, "new tokens for each of them")
     sequence_length: int = option(256, "tokens per sequence")
     batch_size: int = option(8, "sequences per step")
-    learning_rate: float = option(1e-3, "peak learning rate of AdamW")
-    weight_decay: float = option(0.0, "weight decay of AdamW")
+    learning_rate: float = option(1e-3, "peak learning rate")
+    weight_decay: float = option(0.0, "weight decay, on matrices only")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -54,9 +54,9 @@ class MedusaOptions(LoopOptions, TextOptions, TargetOptions):
         0, "held-out prompts on which tau of a chain of drafts is measured greedily; 0: none"
     )
     eval_tokens: int = option(64, "new tokens for each of them")
-    learning_rate: float = option(1e-3, "peak learning rate of AdamW")
+    learning_rate: float = option(1e-3, "peak learning rate")
     warmup_steps: int = option(100, "steps of linear warm-up")
-    weight_decay: float = option(0.0, "weight decay of AdamW")
+    weight_decay: float = option(0.0, "weight decay, on matrices only")
 
     def __post_init__(self):
         super().__post_init__()
