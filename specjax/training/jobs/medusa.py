@@ -52,7 +52,6 @@ from specjax.training.measure import measure_tau, pad
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import matching, parse, run
 from specjax.training.precision import mixed_dot_general
-from specjax.training.recipes import PRESETS
 from specjax.training.student import read
 from specjax.training.targets import load_target
 from specjax.types import Params
@@ -338,7 +337,7 @@ def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapte
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = parse(MedusaOptions, argv, __doc__, PRESETS)
+    options = parse(MedusaOptions, argv, __doc__)
     with alone(options.out, writes=not options.show_mask):
         train_heads(options)
 
