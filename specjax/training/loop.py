@@ -173,7 +173,7 @@ def _fit(
         "best": jnp.float32(-jnp.inf),
         "since": jnp.int32(0),
     }
-    state = lay_state(state, optimizer, mesh)
+    state = lay_state(state, mesh)
     inputs = job.inputs if isinstance(job, WithInputs) else {}
     facts = job.facts if isinstance(job, WithFacts) else {}
     describe(out / RUN, options, inputs, state, resumed, facts)
