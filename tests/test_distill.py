@@ -20,13 +20,13 @@ from specjax.models.transformer import head_matrix
 from specjax.text import vocabulary_digest
 from specjax.training import online
 from specjax.training.corpus import Tokens
-from specjax.training.dataset import Written
 from specjax.training.jobs import distill
 from specjax.training.jobs.distill import Distill, DistillOptions
 from specjax.training.material import Material
 from specjax.training.optimizer import gradient
 from specjax.training.sources import DRAFT, TARGET, TEXT, share_of_target, sources
 from specjax.training.student import make_model
+from specjax.training.written import Written
 
 LENGTH = 15
 SMALL = {

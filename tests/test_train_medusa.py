@@ -15,11 +15,11 @@ from specjax.models.transformer import head_matrix
 from specjax.proposers import measure_ranks
 from specjax.training import lora
 from specjax.training.corpus import Tokens
-from specjax.training.dataset import Written
 from specjax.training.jobs import medusa
 from specjax.training.loop import LoopOptions
 from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer
+from specjax.training.written import Written
 
 ROOT = pathlib.Path(__file__).parent.parent
 TARGET = ROOT / "checkpoints" / "tiny" / "target"

@@ -26,6 +26,7 @@ from jax import Array
 
 from specjax.contract import Arrays
 from specjax.parallel import leader, mesh_of
+from specjax.training.ahead import Ahead
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.curves import plot_curves, pyplot
 from specjax.training.lock import alone
@@ -217,10 +218,11 @@ def _fit(
         contextlib.closing(checkpoints),
         contextlib.closing(metrics),
         contextlib.closing(progress),
+        contextlib.closing(Ahead(job.batch, stop)) as batches,
     ):
         ending = False
         while step < stop and patient() and not ending:
-            batch = lay_batch(job.batch(step), mesh)
+            batch = lay_batch(batches.of(step), mesh)
             before, (state, values) = (
                 values,
                 update(job, optimizer, options, state, job.frozen, batch),

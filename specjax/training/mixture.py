@@ -15,6 +15,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from specjax.training.corpus import Tokens
+from specjax.training.options import Options, option
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightOptions(Options):
+    """The shares of several sources of data."""
+
+    weights: tuple[float, ...] = option(
+        (), "how much is read of each entry of --data, as in 3 1; by default all texts are one"
+    )
+
+    def check_weights(self, data: tuple[str, ...]) -> None:
+        """Raises ValueError unless there is a weight for each entry."""
+        asked = " ".join(map(str, self.weights))
+        if self.weights and len(self.weights) != len(data):
+            raise ValueError(
+                f"--weights {asked} are {len(self.weights)}, and --data has {len(data)} entries: "
+                "pass one for each"
+            )
+        if not all(math.isfinite(weight) and weight > 0 for weight in self.weights):
+            raise ValueError(f"--weights {asked}: each must be a finite number above 0")
 
 
 def turns(number: int, weights: Sequence[float]) -> tuple[int, int]:

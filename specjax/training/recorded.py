@@ -30,11 +30,11 @@ from tqdm import tqdm
 from specjax.files import read_json
 from specjax.parallel import leader
 from specjax.training.corpus import digest
-from specjax.training.dataset import Written, shuffled
 from specjax.training.mesh import together
 from specjax.training.record import write as write_text
 from specjax.training.shards import read_shard, save_shard
 from specjax.training.sources import TARGET, TEXT, MixOptions, sources
+from specjax.training.written import Written, shuffled
 
 MANIFEST = "teacher.json"
 _HEADER = 4096

@@ -19,7 +19,7 @@ from specjax.contract import Arrays
 from specjax.models import LanguageModel
 from specjax.training import dataset
 from specjax.training.corpus import starts_of_documents
-from specjax.training.dataset import Written, initial_hash, model_hashes
+from specjax.training.dataset import initial_hash, model_hashes
 from specjax.training.early_exit import exit_of
 from specjax.training.jobs.calibration import calibrated
 from specjax.training.jobs.distill_job import Distill
@@ -38,6 +38,7 @@ from specjax.training.options import parse, run
 from specjax.training.sources import sample, share_of_target, with_starts
 from specjax.training.student import check_initial, make_model
 from specjax.training.targets import load_target
+from specjax.training.written import Written
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -104,6 +105,10 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
         written = Written.of(rows, options.sequence_length)
     if written is not None and options.loss == ACCEPTED_LENGTH:
         written = with_starts(written, options.num_drafts)
+    if options.pack:
+        if written is None:
+            raise ValueError("--pack: there are no sequences with answers to pack; leave it out")
+        written = written.packed()
     draft = make_model(options, target.model.vocab_size, target.model.max_positions)
     trained = None
     if options.early_exit is not None:

@@ -25,7 +25,6 @@ from specjax.rules import Match
 from specjax.sampling import Sampling
 from specjax.training import accepted, online
 from specjax.training.corpus import Tokens
-from specjax.training.dataset import Written
 from specjax.training.divergences import DIVERGENCES, blend
 from specjax.training.jobs.distill_options import ACCEPTED_LENGTH, DistillOptions
 from specjax.training.losses import (
@@ -41,10 +40,12 @@ from specjax.training.losses import (
 from specjax.training.material import held_out_prompts, held_out_rows, learned
 from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch
+from specjax.training.mixture import Mixture
 from specjax.training.sources import DRAFT, mixed_rows
 from specjax.training.student import initial_params, read, save_student
 from specjax.training.targets import reader
 from specjax.training.top import folded, top_of
+from specjax.training.written import Written
 from specjax.types import DecodeState, Params
 
 Batch = Mapping[str, Array]
@@ -61,8 +62,8 @@ class Distill:
     options: DistillOptions
     draft: LinenModel
     target: LanguageModel
-    text: Tokens | None
-    held_out: Tokens | Written
+    text: Tokens | Mixture | None
+    held_out: Tokens | Mixture | Written
     written: Written | None
     end: int | None  # the token that starts a document, if documents are isolated; else None
     inputs: dict[str, str]
@@ -123,7 +124,7 @@ class Distill:
         if o.loss == ACCEPTED_LENGTH:
             return self._accepted_length(params, frozen, batch, tokens)
         weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
-        hidden, rows = self._read(params, frozen, tokens)
+        hidden, rows = self._read(params, frozen, tokens, batch.get("starts"))
         shared = (self._teacher(frozen), self.serving, self._share(batch))
         total = chunked(with_cap(against(DIVERGENCES[o.loss], o.top), self.cap))(
             hidden, head_matrix(params), (weight, rows), shared
@@ -158,11 +159,13 @@ class Distill:
         """The weight of `--loss` against forward KL; None where nothing is annealed."""
         return batch["share"][0] if self.options.anneal_steps else None
 
-    def _read(self, params: Arrays, frozen: Arrays, tokens: Array) -> tuple[Array, Array]:
+    def _read(
+        self, params: Arrays, frozen: Arrays, tokens: Array, starts: Array | None = None
+    ) -> tuple[Array, Array]:
         """Hidden states [B * T, E] of the draft and of the target."""
         inputs = tokens[:, :-1]
-        target = read(self.reader, frozen, inputs, self.end)
-        return read(self.draft, params, inputs, self.end), jax.lax.stop_gradient(target)
+        target = read(self.reader, frozen, inputs, self.end, starts)
+        return read(self.draft, params, inputs, self.end, starts), jax.lax.stop_gradient(target)
 
     def _rows(
         self,

@@ -12,6 +12,7 @@ from specjax.training.checkpoints import saved_steps
 from specjax.training.corpus import TextOptions
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.loop import LoopOptions
+from specjax.training.mixture import WeightOptions
 from specjax.training.options import at_least, option, within
 from specjax.training.record import RUN, read_run
 from specjax.training.student import SIZES, ModelOptions, Start
@@ -24,7 +25,7 @@ _FLAT = ("total-variation", ACCEPTED_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
+class DistillOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions, ServedOptions):
     """The target, the data, the draft's sizes, and the loop."""
 
     target: str = option("", "folder of the target, or org/name on the Hub")
@@ -75,6 +76,10 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
     draft_fraction: float = option(
         0.0, "fraction of the sequences that the draft writes during the training step"
     )
+    pack: bool = option(
+        False,
+        "put several short sequences with answers into one row; they do not attend to each other",
+    )
     learn_prompts: bool = option(False, "also learn the prompts of sequences with answers")
     mix: str = option(
         "sequence",
@@ -113,6 +118,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        self.check_weights(self.data)
         at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_batch")
         at_least(self, 1, "eval_batches", "eval_tokens", "auto_prompts")
         at_least(self, 0, "eval_prompts", "top", "auto_steps")
@@ -160,6 +166,10 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
             self._check_teacher(self.teacher)
         if self.top and self.loss == ACCEPTED_LENGTH:
             raise ValueError("--loss accepted-length reads every token's probability: no --top")
+        if self.pack and self.loss == ACCEPTED_LENGTH:
+            raise ValueError(
+                "--loss accepted-length needs to know where each sequence was cut: no --pack"
+            )
         if self.num_drafts > self.sequence_length or (self.online and not self.online_steps):
             raise ValueError(
                 f"--sequence-length {self.sequence_length} has no room for --num-drafts "
@@ -180,6 +190,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
             "--draft-fraction": self.draft_fraction,
             "--early-exit": self.early_exit is not None,
             f"--loss {ACCEPTED_LENGTH}": self.loss == ACCEPTED_LENGTH,
+            "--pack": self.pack,
         }
         for name in (name for name, given in needs.items() if given):
             raise ValueError(

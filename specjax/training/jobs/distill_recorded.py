@@ -16,7 +16,7 @@ from specjax.contract import Arrays
 from specjax.files import read_outline
 from specjax.models import LanguageModel, LinenModel, Transformer, head_matrix
 from specjax.parallel import row_parts, to_host
-from specjax.training.dataset import Written, model_hashes
+from specjax.training.dataset import model_hashes
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs.distill_job import ROWS, Batch, Distill, filled
 from specjax.training.jobs.distill_options import AUTO, DistillOptions
@@ -33,6 +33,7 @@ from specjax.training.options import as_argument
 from specjax.training.recorded import Recorded
 from specjax.training.student import read
 from specjax.training.targets import dtype_of, load_target
+from specjax.training.written import Written
 
 
 @dataclasses.dataclass(eq=False)

@@ -34,7 +34,7 @@ from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
 from specjax.training import dataset
-from specjax.training.dataset import Written, initial_hash, model_hashes
+from specjax.training.dataset import initial_hash, model_hashes
 from specjax.training.drafters import (
     Guess,
     Learner,
@@ -59,6 +59,7 @@ from specjax.training.online import begin, roll_out, row_keys
 from specjax.training.options import parse, run
 from specjax.training.sources import mixed_rows, sample, share_of_target
 from specjax.training.targets import load_target, reader
+from specjax.training.written import Written
 from specjax.types import Params
 
 Batch = Mapping[str, Array]

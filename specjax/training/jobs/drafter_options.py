@@ -8,13 +8,14 @@ from typing import Any
 from specjax.training.corpus import TextOptions
 from specjax.training.drafters import KINDS
 from specjax.training.loop import LoopOptions
+from specjax.training.mixture import WeightOptions
 from specjax.training.objectives import OBJECTIVES
 from specjax.training.options import REQUIRED, at_least, option, within
 from specjax.training.targets import ServedOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterOptions(LoopOptions, TextOptions, ServedOptions):
+class DrafterOptions(LoopOptions, TextOptions, WeightOptions, ServedOptions):
     """The target, the data, the drafter's network, and the loop."""
 
     kind: str = option(REQUIRED, "kind of drafter", choices=tuple(KINDS))
@@ -100,6 +101,7 @@ class DrafterOptions(LoopOptions, TextOptions, ServedOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_weights(self.data)
         at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_prompt", "sampled_batch")
         at_least(self, 1, "eval_batches", "eval_tokens")
         at_least(self, 0, "anchors", "draft_vocab_size", "markov_rank", "eval_prompts")

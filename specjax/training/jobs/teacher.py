@@ -22,16 +22,17 @@ from specjax.parallel import row_parts, to_host
 from specjax.sampling import Sampling
 from specjax.training import recorded
 from specjax.training.corpus import TextOptions, Tokens, starts_of_documents
-from specjax.training.dataset import Written
 from specjax.training.lock import alone
 from specjax.training.losses import Teacher, log_target, mapped
 from specjax.training.material import Material, gather
 from specjax.training.mesh import MeshOptions, lay_batch, mesh_of_sizes, mesh_sizes
+from specjax.training.mixture import Mixture
 from specjax.training.options import at_least, option, parse, run
 from specjax.training.recorded import Request
 from specjax.training.student import read
 from specjax.training.targets import ServedOptions, dtype_of, load_target, reader
 from specjax.training.top import top_of
+from specjax.training.written import Written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +67,11 @@ class TeacherOptions(MeshOptions, TextOptions, ServedOptions):
         """The settings that the target is served with, as `Sampling.create` takes them."""
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """All texts are one stream."""
+        return ()
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sequences:
@@ -82,7 +88,7 @@ class Sequences:
         held_out = self.material.held_out
         most = (
             held_out.windows(o.sequence_length)
-            if isinstance(held_out, Tokens)
+            if isinstance(held_out, Tokens | Mixture)
             else len(held_out.tokens)
         )
         return windows, answers, min(o.held_out, most)
@@ -91,7 +97,11 @@ class Sequences:
         """The sequences of these numbers."""
         windows, answers, _ = self.counts
         made = [self._row(number, windows, answers) for number in numbers]
-        return Written(*(np.concatenate([vars(row)[name] for row in made]) for name in _FIELDS))
+        tokens, drawn, limit = (
+            np.concatenate(x)
+            for x in zip(*((row.tokens, row.drawn, row.limit) for row in made), strict=True)
+        )
+        return Written(tokens, drawn, limit)
 
     def _row(self, number: int, windows: int, answers: int) -> Written:
         material = self.material
@@ -102,17 +112,14 @@ class Sequences:
             assert material.written is not None
             return material.written.at(np.array([number - windows]))
         number -= windows + answers
-        if isinstance(material.held_out, Tokens):
+        if isinstance(material.held_out, Tokens | Mixture):
             return self._text(material.held_out, number, 0)
         return material.held_out.at(np.array([number]))
 
-    def _text(self, text: Tokens, number: int, seed: int) -> Written:
+    def _text(self, text: Tokens | Mixture, number: int, seed: int) -> Written:
         length = self.options.sequence_length
         drawn, limit = np.zeros((1, length), np.float32), np.full(1, length, np.int32)
         return Written(text.rows(number, 1, length, seed), drawn, limit)
-
-
-_FIELDS = tuple(field.name for field in dataclasses.fields(Written))
 
 
 def main(argv: list[str] | None = None) -> None:
