@@ -75,3 +75,14 @@ def per_row(
         return total, jax.lax.stop_gradient(acceptance(target, draft))
 
     return loss
+
+
+def mean_of(x: Array, weight: Array) -> Array:
+    """The weighted mean of x; 0 without any weight."""
+    return jnp.sum(weight * x) / jnp.maximum(weight.sum(), 1)
+
+
+def binary_cross_entropy(estimate: Array, alpha: Array) -> Array:
+    """The cross-entropy of an estimated probability that a draft is accepted, like alpha."""
+    estimate = jnp.clip(estimate, 1e-6, 1 - 1e-6)
+    return -(alpha * jnp.log(estimate) + (1 - alpha) * jnp.log1p(-estimate))

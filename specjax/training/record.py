@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import math
 import pathlib
 import platform
 import time
@@ -43,6 +44,22 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **packages,
         "device": f"{jax.device_count()} x {device.device_kind} ({device.platform})",
+    }
+
+
+def named(folder: str | None, model: object, params: Arrays) -> dict[str, Any]:
+    """A model's entry in `run.json`: its folder, its family and sizes, and its parameters.
+
+    Args:
+      folder: where it comes from; None: it is new.
+      model: its configuration, a dataclass.
+      params: arrays or their shapes.
+    """
+    sizes = ("family", "num_layers", "hidden_size", "vocab_size", "max_positions")
+    return {
+        "folder": folder,
+        **{name: value for name, value in vars(model).items() if name in sizes},
+        "parameters": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
     }
 
 

@@ -35,6 +35,7 @@ from specjax.training.loop import fit
 from specjax.training.material import gather
 from specjax.training.mesh import mesh_of_run
 from specjax.training.options import parse, run
+from specjax.training.record import named
 from specjax.training.sources import sample, share_of_target, with_starts
 from specjax.training.student import check_initial, make_model
 from specjax.training.targets import load_target
@@ -119,8 +120,7 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
     job = Distill(
         options, draft, target, text, material.held_out, written, end, inputs, mesh, trained
     )
-    _say_sizes(job, {"target": target.num_params})
-    return job
+    return _with_models(job, options.target)
 
 
 def _recorded(options: DistillOptions, mesh: Mesh | None) -> Distill:
@@ -135,8 +135,7 @@ def _recorded(options: DistillOptions, mesh: Mesh | None) -> Distill:
     job = DistillRecorded(
         options, draft, target, None, rows, None, end, inputs, mesh, teacher=teacher
     )
-    _say_sizes(job, {})
-    return job
+    return _with_models(job, options.teacher or "")
 
 
 def _check_start(options: DistillOptions, target: LanguageModel) -> None:
@@ -155,12 +154,19 @@ def _start_hash(options: DistillOptions) -> dict[str, str]:
     return initial_hash(start.folder if start is not None and start.has_weights else None)
 
 
-def _say_sizes(job: Distill, sizes: dict[str, int]) -> None:
-    shapes = jax.eval_shape(job.draft.init, jax.random.key(0))
-    sizes = {**sizes, "draft": _count(shapes)}
+def _with_models(job: Distill, teacher: str) -> Distill:
+    """The job with its models in `run.json`; their sizes are printed."""
+    shapes, start = jax.eval_shape(job.draft.init, jax.random.key(0)), job.options.start
+    models = {
+        "target": named(teacher, job.target.model.module.config, job.target.params),
+        "draft": named(start and start.folder, job.draft.module.config, shapes),
+    }
+    sizes = {"target": job.target.num_params, "draft": models["draft"]["parameters"]}
     if job.trained:
         sizes["trained"] = _count({name: shapes[name] for name in job.trained})
+    sizes = {name: size for name, size in sizes.items() if size}
     print(f"parameters: {json.dumps(sizes)}", flush=True)
+    return job.with_options(job.options, {"models": models})
 
 
 def _count(shapes: Arrays) -> int:
