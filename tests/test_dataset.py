@@ -19,6 +19,7 @@ from specjax.measure import interval
 from specjax.prompts import encode_file
 from specjax.training import dataset, sources
 from specjax.training.jobs import distill, evaluate, generate
+from specjax.training.written import Written
 
 PROMPTS = ["import os\n", "def f(x):\n    return", "class A:\n"]
 
@@ -143,14 +144,12 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path, capsys):
     online = ["--online", "--sampled-fraction", "1", "--sampled-prompt", "8"]
     with pytest.raises(ValueError, match=r"--online continues .*: add a folder of text$"):
         distill.main([*data, "--out", str(tmp_path / "other"), *online, *sizes])
-    rows = dataset.Written.of(
-        dataset.read_masked(written, dataset.model_hashes(trained.target())), 31
-    )
+    rows = Written.of(dataset.read_masked(written, dataset.model_hashes(trained.target())), 31)
     assert rows.drawn.sum() == json.loads((written / "dataset.json").read_text())["new_tokens"]
     prompts = rows.drawn.argmax(1) + 1
     cuts = dataset.cuts(written)
     assert cuts == (prompts + 12).tolist(), "prompts, and --max-new-tokens"
-    rows = dataset.Written.of(dataset.read_masked(written, {}), 31, cuts)
+    rows = Written.of(dataset.read_masked(written, {}), 31, cuts)
     assert rows.limit.tolist() == np.minimum(prompts + 11, 31).tolist()
     assert sources.with_starts(rows, 4).limit.tolist() == rows.limit.tolist()
     with pytest.raises(ValueError, match="--num-drafts 13: every text of the target"):
@@ -284,7 +283,7 @@ def test_conversations_are_answered(tmp_path):
     tokenizer = specjax.load(target).tokenizer
     assert tokenizer is not None
     assert tokenizer.decode(tokens[:start].tolist()) == "[u]hi[a]o[u]x>"
-    rows = dataset.Written.of(dataset.read_masked(out, dataset.model_hashes(target)), 63)
+    rows = Written.of(dataset.read_masked(out, dataset.model_hashes(target)), 63)
     assert rows.drawn[0].nonzero()[0].tolist() == list(range(start - 1, len(tokens) - 1))
     (target / "chat_template.jinja").write_text("{{ messages[0].content }}")
     with pytest.raises(ValueError, match="another tokenizer"):

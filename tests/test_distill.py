@@ -20,13 +20,13 @@ from specjax.models.transformer import head_matrix
 from specjax.text import vocabulary_digest
 from specjax.training import online
 from specjax.training.corpus import Tokens
-from specjax.training.dataset import Written
 from specjax.training.jobs import distill
 from specjax.training.jobs.distill import Distill, DistillOptions
 from specjax.training.material import Material
 from specjax.training.optimizer import gradient
 from specjax.training.sources import DRAFT, TARGET, TEXT, share_of_target, sources
 from specjax.training.student import make_model
+from specjax.training.written import Written
 
 LENGTH = 15
 SMALL = {
@@ -277,7 +277,7 @@ def test_a_draft_of_other_tokens_to_go_on_from_is_refused(tmp_path):
 def test_rows_that_fill_up_a_mesh_do_not_count(monkeypatch):
     """What is held out is the same for any number of devices."""
     wanted = job(eval_batches=1).evaluate(toys.truncated())
-    monkeypatch.setattr("specjax.training.jobs.distill.row_parts", lambda mesh: 3)
+    monkeypatch.setattr("specjax.training.jobs.distill_job.row_parts", lambda mesh: 3)
     report = job(eval_batches=1).evaluate(toys.truncated())
     assert report == pytest.approx(wanted, rel=1e-5) and report["held_out_kl"] > 0
 

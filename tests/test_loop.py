@@ -8,6 +8,7 @@ import gc
 import json
 import resource
 import sys
+import time
 import types
 
 import jax
@@ -233,6 +234,8 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
     def fill():
         evaluations.append(1)
         if len(evaluations) == 2:
+            while not (tmp_path / "state" / "3" / "sha256.json").exists():
+                time.sleep(0.01)  # it is written beside the run
             resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
 
     try:
@@ -281,7 +284,7 @@ def test_other_options_and_inputs_are_refused(tmp_path, finished):
 def test_a_run_says_what_it_was(finished):
     """run.json has the resolved options, versions and hashes."""
     summary = json.loads((finished / "run.json").read_text())
-    assert summary["options"] == dataclasses.asdict(settings(finished))
+    assert summary["options"] == json.loads(json.dumps(dataclasses.asdict(settings(finished))))
     assert summary["versions"]["jax"] == jax.__version__
     assert summary["inputs"] == {"text": "a" * 64}
 

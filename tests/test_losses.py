@@ -193,8 +193,9 @@ def float64(logits):
     return np.exp(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
 
 
-def written_out(name, p, q):
-    """A divergence in NumPy, from probabilities."""
+def written_out(name, p, q, weight=None):
+    """A divergence in NumPy, from probabilities; `weight` is that of KL in `adaptive`, which has no
+    gradient."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if name == "forward-kl":
             return np.nansum(p * np.log(p / q), axis=-1)
@@ -205,7 +206,13 @@ def written_out(name, p, q):
             return (
                 np.nansum(p * np.log(p / m), axis=-1) + np.nansum(q * np.log(q / m), axis=-1)
             ) / 2
-        return np.abs(p - q).sum(-1) / 2
+    alpha = np.minimum(p, q).sum(-1)
+    if name == "log-acceptance":
+        return -np.log(alpha)
+    if name == "adaptive":
+        weight = np.exp(-3 * alpha) if weight is None else weight
+        return weight * written_out("forward-kl", p, q) + (1 - weight) * (1 - alpha)
+    return 1 - alpha
 
 
 @pytest.mark.parametrize(
@@ -219,8 +226,10 @@ def test_divergences_against_float64(name, sampling):
     heat = 1.0 if sampling is None else float(sampling.temperature[0])
     logits = np.asarray(LOGITS, np.float64)
 
+    weight = np.exp(-3 * np.minimum(p, float64(logits / heat)).sum(-1))
+
     def value(logits):
-        return written_out(name, p, float64(logits / heat))
+        return written_out(name, p, float64(logits / heat), weight)
 
     def divergence(logits):
         return DIVERGENCES[name](target, log_draft(logits, sampling))

@@ -17,9 +17,9 @@ import specjax
 from specjax.text.chat import render
 from specjax.training import masks
 from specjax.training.conversations import encode_conversation, read_conversations
-from specjax.training.dataset import Written
 from specjax.training.jobs import distill
 from specjax.training.material import learned
+from specjax.training.written import Written
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 SIMPLE = {

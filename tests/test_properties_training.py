@@ -122,12 +122,14 @@ KINDS = {
 
 def of_field(hint, field):
     """Values of an option."""
-    if choices := field.metadata.get("choices"):
-        return st.sampled_from(choices)
+    choices = field.metadata.get("choices")
     if typing.get_origin(hint) is tuple:
+        kind = st.sampled_from(choices) if choices else KINDS[typing.get_args(hint)[0]]
         # A shell cannot tell a value that begins with "-" from an option.
-        several = KINDS[typing.get_args(hint)[0]].filter(lambda value: value[0] != "-")
+        several = kind.filter(lambda value: not str(value).startswith("-"))
         return st.lists(several, min_size=1, max_size=3).map(tuple)
+    if choices:
+        return st.sampled_from(choices)
     kinds = [k for k in typing.get_args(hint) or (hint,) if k is not types.NoneType]
     return KINDS[kinds[0]]
 

@@ -13,13 +13,13 @@ import toys
 import specjax
 from specjax.models.transformer import head_matrix
 from specjax.proposers import measure_ranks
-from specjax.training import lora, options, recipes
+from specjax.training import lora
 from specjax.training.corpus import Tokens
-from specjax.training.dataset import Written
 from specjax.training.jobs import medusa
 from specjax.training.loop import LoopOptions
 from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer
+from specjax.training.written import Written
 
 ROOT = pathlib.Path(__file__).parent.parent
 TARGET = ROOT / "checkpoints" / "tiny" / "target"
@@ -245,21 +245,6 @@ def test_heads_and_a_target_of_their_own(finished, text, tmp_path):
     )
 
 
-def test_presets(tmp_path):
-    """A preset sets exactly its options; a file may name one, and file and command line win over
-    it."""
-    required = ["--target", "t", "--data", "d"]
-    for name, recipe in recipes.PRESETS.items():
-        parsed = options.parse(
-            medusa.MedusaOptions, [*required, "--preset", name], None, recipes.PRESETS
-        )
-        assert {key: getattr(parsed, key) for key in recipe} == recipe
-    (tmp_path / "o.json").write_text(json.dumps({"preset": "medusa-2", "num_heads": 3}))
-    file = [*required, "--config", str(tmp_path / "o.json"), "--lora-rank", "8"]
-    parsed = options.parse(medusa.MedusaOptions, file, None, recipes.PRESETS)
-    assert (parsed.num_heads, parsed.lora_rank, parsed.lora_alpha) == (3, 8, 16.0)
-
-
 def test_other_data_for_heads(text, tmp_path):
     """A file without rows, and initial heads of another form, are refused."""
     (tmp_path / "chats.jsonl").write_text("")
@@ -276,7 +261,6 @@ def test_other_data_for_heads(text, tmp_path):
     [
         (["--self-distil"], "pass --lora-rank, too"),
         (["--eval-prompts", "2", "--eval-tokens", "41"], "are more than --sequence-length 48"),
-        (["--preset", "medusa-3"], "invalid choice: 'medusa-3'"),
         (["--num-heads", "0"], "--num-heads is 0; it must be at least 1"),
         (["--tree-nodes", "1"], "--tree-nodes is 1; it counts the root too"),
         (["--sequence-length", "9"], "--sequence-length is 9"),

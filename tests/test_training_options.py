@@ -25,7 +25,9 @@ def test_options_from_a_file(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"stepps": 7}', "'stepps' is not an option of this job"),
+        ('{"stepps": 7}', "'stepps' is not an option of this job; is it 'steps'?"),
+        ('{"zzz": 7}', "'zzz' is not an option of this job; --help lists them"),
+        ('{"set": ["steps=7"]}', "'set' is not an option of this job"),
         ('{"steps": true}', "steps is True, but it is not a switch"),
         ('{"steps": 0}', "--steps is 0; it must be at least 1"),
         ("[1]", "holds a list"),
@@ -37,6 +39,37 @@ def test_a_bad_file_of_options(tmp_path, text, message, capsys):
     (tmp_path / "options.json").write_text(text)
     with pytest.raises(SystemExit):
         options.parse(LoopOptions, ["--config", str(tmp_path / "options.json")])
+    assert message in capsys.readouterr().err
+
+
+def test_options_that_are_set_beside_a_file(tmp_path):
+    """`--set` wins over the file, and the command line over both; lists, switches and negative
+    numbers are written as in a file."""
+    (tmp_path / "options.yaml").write_text("steps: 7\nout: there\noptimizer_args: [b1=0.5]\n")
+    file = ["--config", str(tmp_path / "options.yaml")]
+    more = ["--set", "steps=9", "out=middle", "--set", "tensorboard=true", "batch-size=2"]
+    parsed = options.parse(LoopOptions, [*file, *more, "--out", "here"])
+    wanted = LoopOptions(
+        steps=9, out="here", tensorboard=True, batch_size=2, optimizer_args=("b1=0.5",)
+    )
+    assert parsed == wanted
+    parsed = options.parse(LoopOptions, [*file, "--set", "optimizer_args=[b1=0.25, 'eps=1e-6']"])
+    assert parsed.optimizer_args == ("b1=0.25", "eps=1e-6")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning-rat=1", "--set learning-rat=1: 'learning-rat' is not an option of this job; is"),
+        ("steps", "--set steps: it must be KEY=VALUE"),
+        ("steps=true", "steps is True, but it is not a switch"),
+        ("steps=many", "argument --steps: invalid int value: 'many'"),
+        ("tensorboard=1", "ignored explicit argument '1'"),
+    ],
+)
+def test_options_that_cannot_be_set(text, message, capsys):
+    with pytest.raises(SystemExit):
+        options.parse(LoopOptions, ["--set", text])
     assert message in capsys.readouterr().err
 
 

@@ -37,7 +37,6 @@ from specjax.files import load
 from specjax.measure import describe
 from specjax.models import LanguageModel, LinenModel, TransformerConfig
 from specjax.training import accepted
-from specjax.training.dataset import Written
 from specjax.training.divergences import forward_kl
 from specjax.training.jobs.distill import Distill
 from specjax.training.jobs.distill_options import DistillOptions
@@ -48,6 +47,7 @@ from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer, start, update
 from specjax.training.options import Options, at_least, option, parse, run
 from specjax.training.precision import mixed_dot_general
+from specjax.training.written import Written
 from train import peers
 
 _RATE, _DECAY = 1e-4, 0.8

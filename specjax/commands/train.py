@@ -14,6 +14,7 @@ JOBS = {
     "medusa": "specjax.training.jobs.medusa",
     "drafter": "specjax.training.jobs.drafter",
     "generate": "specjax.training.jobs.generate",
+    "teacher": "specjax.training.jobs.teacher",
     "evaluate": "specjax.training.jobs.evaluate",
     "export": "specjax.training.jobs.export",
     "ablation": "specjax.training.jobs.ablation",

@@ -4,12 +4,17 @@
     state/15/metrics.jsonl    the metrics up to this step
     state/15/sha256.json      size and SHA-256 of all files above, written last
 
+A single process writes and hashes a checkpoint in the background while the run goes on.  Several
+processes wait for it, since they must agree that it is whole.
+
 A checkpoint is restored only if every hash holds, since a flipped bit changes numbers and raises no
 error.  A broken checkpoint is moved to `broken/`, and the run goes on from the newest whole one.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -49,12 +54,16 @@ class Checkpoints:
         self.step = None if step == _NONE else step
         copy = self._folder / str(step) / METRICS
         self.metrics = copy if copy.exists() else None
+        self._beside = jax.process_count() == 1
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=_KEPT, enable_async_checkpointing=False
+                max_to_keep=_KEPT, enable_async_checkpointing=self._beside
             ),
         )
+        self._worker = concurrent.futures.ThreadPoolExecutor(1)
+        self._broken = False
+        self._writing: tuple[int, concurrent.futures.Future[None]] | None = None
 
     def restore(self, state: Arrays) -> Arrays:
         """The checkpoint of `step`, laid out as `state`.
@@ -73,24 +82,52 @@ class Checkpoints:
     def save(self, step: int, state: Arrays) -> None:
         """Write a checkpoint with a copy of the metrics, and its hashes.
 
+        The state may be donated as soon as this returns: Orbax then holds NumPy arrays of it, and
+        JAX overwrites no memory of which there is one.
+
         Raises:
-          OSError: it could not be written; earlier checkpoints are intact.
+          OSError: it, or the one before, could not be written; earlier checkpoints are intact.
         """
+        self.wait()
+        path = self._out / METRICS
+        metrics = path.read_bytes() if leader() and path.exists() else None
         last = self.last
         try:
             self._manager.save(step, args=ocp.args.StandardSave(state))
-            if leader():
-                folder, metrics = self._folder / str(step), self._out / METRICS
-                if metrics.exists():
-                    shutil.copyfile(metrics, folder / METRICS)
-                write(folder / _HASHES, json.dumps({"files": _facts(folder)}, indent=1) + "\n")
         except Exception as error:  # tensorstore and the operating system raise different types
-            raise OSError(
-                f"the checkpoint of step {step} could not be written to {self._folder}: {error}\n"
-                f"The last good one (step {last}) is intact: free some space, "
-                "and resume with the same command"
-            ) from error
-        together(f"hashed step {step}")
+            raise self._failed(step, last, error) from error
+        finished = self._worker.submit(self._finish, step, metrics)
+        self._writing = step, finished
+        if not self._beside:
+            self.wait()
+            together(f"hashed step {step}")
+
+    def wait(self) -> None:
+        """Wait until the last checkpoint is written.  Raises OSError if it could not be."""
+        if self._writing is None:
+            return
+        (step, finished), self._writing = self._writing, None
+        try:
+            finished.result()
+        except Exception as error:  # tensorstore and the operating system raise different types
+            whole = [number for number in saved_steps(self._out) if number != step]
+            raise self._failed(step, max(whole, default=None), error) from error
+
+    def _finish(self, step: int, metrics: bytes | None) -> None:
+        self._manager.wait_until_finished()
+        if leader():
+            folder = self._folder / str(step)
+            if metrics is not None:
+                (folder / METRICS).write_bytes(metrics)
+            write(folder / _HASHES, json.dumps({"files": _facts(folder)}, indent=1) + "\n")
+
+    def _failed(self, step: int, last: int | None, error: Exception) -> OSError:
+        self._broken = True
+        return OSError(
+            f"the checkpoint of step {step} could not be written to {self._folder}: {error}\n"
+            f"The last good one (step {last}) is intact: free some space, "
+            "and resume with the same command"
+        )
 
     @property
     def last(self) -> int | None:
@@ -98,7 +135,13 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def close(self) -> None:
-        self._manager.close()
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+            # Orbax would raise the error of a write once more, which `wait` has raised.
+            with contextlib.suppress(*([Exception] if self._broken else [])):
+                self._manager.close()
 
 
 def saved_steps(out: pathlib.Path) -> list[int]:

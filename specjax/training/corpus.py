@@ -250,6 +250,19 @@ class Tokens:
     def _order(self, seed: int, epoch: int, windows: int) -> np.ndarray:
         return np.random.default_rng((seed, epoch)).permutation(windows)
 
+    def windows(self, length: int) -> int:
+        """How many rows of this length an epoch has.
+
+        Raises:
+          ValueError: the text is too short for one.
+        """
+        windows = (len(self.ids) - length - 1) // length
+        if windows < 1:
+            raise ValueError(
+                f"{self.path} has {len(self.ids)} tokens: too few for a sequence of {length}"
+            )
+        return windows
+
     def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray:
         """The rows of a step in a run whose every step reads `rows` rows."""
         return self.rows(step * rows, rows, length, seed)
@@ -261,11 +274,7 @@ class Tokens:
         arguments, so a resumed run reads the same ones as an uninterrupted run.  Each epoch cuts
         the stream into windows at another offset.
         """
-        windows = (len(self.ids) - length - 1) // length
-        if windows < 1:
-            raise ValueError(
-                f"{self.path} has {len(self.ids)} tokens: too few for a sequence of {length}"
-            )
+        windows = self.windows(length)
         out = np.empty((count, length + 1), np.int32)
         for row in range(count):
             epoch, index = divmod(first + row, windows)

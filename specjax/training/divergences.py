@@ -4,17 +4,22 @@ They are functions of log-probabilities [..., V] and return [...].  The target's
 may be -inf, for tokens that top-k or top-p leave out; the draft's may not.  Gradients are meant for
 the draft only.
 
-Reference: Zhou et al. 2023, DistillSpec, arXiv 2310.08461, section 3 and table 1.
+References: Zhou et al. 2023, DistillSpec, arXiv 2310.08461, section 3 and table 1; for
+`log_acceptance` and `adaptive` the LK losses, arXiv 2602.23881.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 Divergence = Callable[[Array, Array], Array]
+
+_SLOPE = 3.0
+"""How fast `adaptive` leaves forward KL behind as the acceptance rises."""
 
 
 def forward_kl(target: Array, draft: Array) -> Array:
@@ -38,6 +43,25 @@ def total_variation(target: Array, draft: Array) -> Array:
     return 1 - acceptance(target, draft)
 
 
+def log_acceptance(target: Array, draft: Array) -> Array:
+    """-log alpha, where alpha = sum_v min(p, q) is the probability that a draft is accepted.
+
+    Its gradient is that of total variation divided by alpha, so it does not vanish for a draft that
+    shares little with the target.
+    """
+    return -jnp.log(jnp.maximum(acceptance(target, draft), 1e-9))
+
+
+def adaptive(target: Array, draft: Array) -> Array:
+    """w KL + (1 - w) (1 - alpha) with w = exp(-3 alpha), which has no gradient.
+
+    A draft that shares little with the target learns by forward KL, and a good one by acceptance.
+    """
+    alpha = acceptance(target, draft)
+    weight = jnp.exp(-_SLOPE * jax.lax.stop_gradient(alpha))
+    return weight * forward_kl(target, draft) + (1 - weight) * (1 - alpha)
+
+
 def acceptance(target: Array, draft: Array) -> Array:
     """alpha = sum_v min(p, q): the probability that speculative sampling accepts a draft.
 
@@ -59,6 +83,8 @@ DIVERGENCES: dict[str, Divergence] = {
     "reverse-kl": reverse_kl,
     "jensen-shannon": jensen_shannon,
     "total-variation": total_variation,
+    "log-acceptance": log_acceptance,
+    "adaptive": adaptive,
 }
 """The divergences by their names on the command line."""
 

@@ -20,11 +20,13 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import tokenizers
 from jax import Array
 
 from specjax.contract import Arrays
 from specjax.parallel import leader, mesh_of
+from specjax.training.ahead import Ahead
 from specjax.training.checkpoints import Checkpoints
 from specjax.training.curves import plot_curves, pyplot
 from specjax.training.lock import alone
@@ -38,6 +40,7 @@ from specjax.training.optimizer import (
     start,
     update,
 )
+from specjax.training.optimizers import decays
 from specjax.training.progress import Progress
 from specjax.training.record import METRICS, RUN, Metrics, describe, last_evaluation
 
@@ -46,7 +49,7 @@ class Job(Protocol):
     """A training job, as the loop uses it.
 
     A job is hashed by identity, since it is a static argument of the update.  It may also have the
-    attributes of `WithInputs`, `WithGoal` and `WithRates`.
+    attributes of `WithInputs`, `WithGoal`, `WithFacts` and `WithRates`.
     """
 
     @property
@@ -102,6 +105,16 @@ class WithGoal(Protocol):
 
 
 @runtime_checkable
+class WithFacts(Protocol):
+    """A job with further entries for `run.json`."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Entries by name, such as the folders of the models."""
+        ...
+
+
+@runtime_checkable
 class WithRates(Protocol):
     """A job with a learning rate for each part of its parameters."""
 
@@ -111,8 +124,12 @@ class WithRates(Protocol):
         ...
 
 
-def fit(job: Job, options: LoopOptions) -> dict[str, float]:
+def fit(
+    job: Job, options: LoopOptions, optimizer: optax.GradientTransformation | None = None
+) -> dict[str, float]:
     """Run a job to its end, or resume it.
+
+    Without an `optimizer` of the caller's own, the options describe one.
 
     Ctrl-C, SIGTERM, SIGHUP and a closed stdout finish the step, save and stop.  The same command
     then resumes the run, also on another mesh or with another number of processes.  With several
@@ -130,10 +147,12 @@ def fit(job: Job, options: LoopOptions) -> dict[str, float]:
       OSError: a checkpoint could not be written, and earlier ones are intact; or stdout has closed.
     """
     with alone(options.out, writes=not options.show_mask):
-        return _fit(job, options)
+        return _fit(job, options, optimizer)
 
 
-def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
+def _fit(
+    job: Job, options: LoopOptions, optimizer: optax.GradientTransformation | None
+) -> dict[str, float]:
     out = pathlib.Path(options.out).absolute()
     if options.show_mask:
         print(show_mask(job))
@@ -143,7 +162,10 @@ def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
         pyplot()  # fails now, and not at the end of the run, if matplotlib is missing
     checkpoints = Checkpoints(out)
     resumed = checkpoints.step is not None
-    optimizer = make_optimizer(options, job.rates if isinstance(job, WithRates) else None)
+    if optimizer is None:
+        optimizer = make_optimizer(options, job.rates if isinstance(job, WithRates) else None)
+        if leader() and options.weight_decay and not decays(options.optimizer):
+            print(f"note: {options.optimizer} of optax has no weight decay on matrices", flush=True)
     # `best` is the greatest value of the goal so far; `since` counts the evaluations after it.
     params = job.init()
     mesh = mesh_of(params)
@@ -152,9 +174,10 @@ def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
         "best": jnp.float32(-jnp.inf),
         "since": jnp.int32(0),
     }
-    state = lay_state(state, optimizer, mesh)
+    state = lay_state(state, mesh)
     inputs = job.inputs if isinstance(job, WithInputs) else {}
-    describe(out / RUN, options, inputs, state, resumed)
+    facts = job.facts if isinstance(job, WithFacts) else {}
+    describe(out / RUN, options, inputs, state, resumed, facts)
     if resumed:
         state = checkpoints.restore(state)
         print(f"resumed {out} at step {int(state['step'])} of {options.steps}", flush=True)
@@ -195,10 +218,11 @@ def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
         contextlib.closing(checkpoints),
         contextlib.closing(metrics),
         contextlib.closing(progress),
+        contextlib.closing(Ahead(job.batch, stop)) as batches,
     ):
         ending = False
         while step < stop and patient() and not ending:
-            batch = lay_batch(job.batch(step), mesh)
+            batch = lay_batch(batches.of(step), mesh)
             before, (state, values) = (
                 values,
                 update(job, optimizer, options, state, job.frozen, batch),
@@ -212,7 +236,8 @@ def _fit(job: Job, options: LoopOptions) -> dict[str, float]:
                 rate = tokens / (time.perf_counter() - began)
                 metrics.write(step, {**values, "tokens_per_second": rate})
                 shown["loss"] = f"{values['loss']:.3f}"
-                shown["learning_rate"] = f"{values['learning_rate']:.2e}"
+                if "learning_rate" in values:
+                    shown["learning_rate"] = f"{values['learning_rate']:.2e}"
                 shown["tokens_per_second"] = f"{rate:.0f}"
                 began, tokens = time.perf_counter(), 0
             progress.advance(**shown)

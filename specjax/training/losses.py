@@ -21,6 +21,7 @@ from specjax.sampling import Sampling, warp
 from specjax.training import divergences
 from specjax.training.divergences import Divergence, blend
 from specjax.training.precision import mixed_dot_general
+from specjax.training.top import Top, folded, top_of
 
 Operands = tuple[Arrays, ...]
 Saved = tuple[Array, Array, Operands, Operands]
@@ -166,6 +167,12 @@ def chunked_rows(statistics: Callable[..., Array], chunk: int = 512) -> Callable
     return whole
 
 
+def mapped(function: Callable[[Array], Arrays], hidden: Array, chunk: int = 512) -> Arrays:
+    """`function` of hidden states [M, E], called with a chunk at a time; leaves [M, ...]."""
+    chunks = jax.lax.map(function, _split(hidden, chunk))
+    return jax.tree.map(lambda x: _join(x)[: len(hidden)], chunks)
+
+
 def _split(arrays: Arrays, chunk: int) -> Arrays:
     """Arrays [M, ...] cut into chunks [K, C, ...], padded with zeros at the end.
 
@@ -213,12 +220,13 @@ def cross_entropy(logits: Array, weight: Array, labels: Array) -> Array:
     return jnp.sum(weight * (jax.nn.logsumexp(logits, axis=1) - picked))
 
 
-def against(divergence: Divergence) -> Callable[..., Array]:
+def against(divergence: Divergence, top: int = 0) -> Callable[..., Array]:
     """A loss for `chunked`: the sum over rows of weight * divergence(target, draft).
 
     Shapes are logits [C, V], weight [C] and target_hidden [C, E].  The loss
     computes the target's logits itself, so that they too exist for one chunk at a time.  With a
-    `share`, the divergence is blended with forward KL.
+    `share`, the divergence is blended with forward KL.  With `top`, all tokens but the target's
+    likeliest ones count as one (`specjax.training.top`).
     """
 
     def loss(
@@ -230,7 +238,30 @@ def against(divergence: Divergence) -> Callable[..., Array]:
         share: Array | None = None,
     ) -> Array:
         target = log_target(teacher.logits(target_hidden), sampling)
-        return jnp.sum(weight * blend(divergence, share)(target, log_draft(logits, sampling)))
+        draft = log_draft(logits, sampling)
+        if top:
+            target, draft = folded(top_of(target, top), draft)
+        return jnp.sum(weight * blend(divergence, share)(target, draft))
+
+    return loss
+
+
+def against_recorded(divergence: Divergence) -> Callable[..., Array]:
+    """`against` where the target's likeliest tokens were recorded, at the same sampling settings.
+
+    Shapes are logits [C, V], weight [C], and of the target's tokens ids and log_probs [C, k].
+    """
+
+    def loss(
+        logits: Array,
+        weight: Array,
+        ids: Array,
+        log_probs: Array,
+        sampling: Sampling | None = None,
+        share: Array | None = None,
+    ) -> Array:
+        target, draft = folded(Top(ids, log_probs), log_draft(logits, sampling))
+        return jnp.sum(weight * blend(divergence, share)(target, draft))
 
     return loss
 
@@ -253,3 +284,21 @@ def agreement(
     return jnp.stack(
         [kl, alpha, jnp.argmax(logits_target, axis=1) == jnp.argmax(logits, axis=1)], axis=1
     )
+
+
+def recorded_agreement(
+    logits: Array, ids: Array, log_probs: Array, sampling: Sampling | None = None
+) -> Array:
+    """For `chunked_rows`: what k recorded tokens tell of `agreement`, as [C, 4].
+
+    These are a lower bound of forward KL, a lower and an upper bound of alpha, and whether both
+    have the same argmax.  The bounds of alpha differ by what both models may share in the tail.
+    """
+    top = Top(ids, log_probs)
+    target, draft = folded(top, log_draft(logits, sampling))
+    kl = divergences.forward_kl(target, draft)
+    served = folded(top, log_target(logits, sampling))[1]
+    shared = jnp.minimum(jnp.exp(target), jnp.exp(served))
+    k = ids.shape[1]
+    same = ids[:, 0] == jnp.argmax(logits, axis=1)
+    return jnp.stack([kl, shared[:, :k].sum(1), shared.sum(1), same], axis=1)

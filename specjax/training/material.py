@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping
 from typing import Protocol
@@ -16,18 +17,21 @@ from specjax.models import LanguageModel
 from specjax.training import dataset
 from specjax.training.conversations import read_conversations
 from specjax.training.corpus import Source, Tokens, digest, files_of, prepare
-from specjax.training.dataset import Written, model_hashes
+from specjax.training.dataset import model_hashes
+from specjax.training.mixture import Mixture
 from specjax.training.rows import has_rows, holds_conversations
+from specjax.training.written import Written
 
 
 @dataclasses.dataclass(frozen=True)
 class Material:
     """The data of a job."""
 
-    text: Tokens | None  # a stream of text
+    text: Tokens | Mixture | None  # a stream of text
     written: Written | None  # sequences with masks
-    held_out: Tokens | Written  # held-out text if there is text, else held-out sequences
+    held_out: Tokens | Mixture | Written  # held-out text if there is text, else sequences
     inputs: dict[str, str]  # hashes of everything that was read, by name
+    share: float | None = None  # of the sequences with answers, by --weights
 
 
 class DataOptions(Protocol):
@@ -44,6 +48,9 @@ class DataOptions(Protocol):
 
     @property
     def data(self) -> tuple[str, ...]: ...
+
+    @property
+    def weights(self) -> tuple[float, ...]: ...
 
     @property
     def source(self) -> Source: ...
@@ -87,41 +94,94 @@ def gather(
         raise ValueError(
             f"--sequence-length is {length}; the target reads at most {target.model.max_positions}"
         )
-    made = [path for path in map(pathlib.Path, options.data) if (path / dataset.MANIFEST).exists()]
-    folders = tuple(path for path in options.data if pathlib.Path(path) not in made)
+    hashes = model_hashes(options.target, options.lora)
+    entries = [(path,) for path in options.data] if options.weights else [options.data]
+    found = [
+        _read(
+            options, target, data, out / "corpus" / str(i) if options.weights else out / "corpus",
+            _Wanted(hashes, settings, exact),
+        )
+        for i, data in enumerate(entries)
+    ]  # fmt: skip
+    texts = [(i, one.text, one.held_out) for i, one in enumerate(found) if one.text is not None]
+    answers = [(i, one.written) for i, one in enumerate(found) if one.written is not None]
+    text = written = held_out = share = None
+    inputs = dict(hashes)
+    if texts:
+        numbers, parts, tests = zip(*texts, strict=True)
+        shares = tuple(options.weights[i] for i in numbers) if options.weights else (1.0,)
+        text, held_out = (
+            x[0] if len(x) == 1 else Mixture(tuple(x), shares) for x in (parts, tests)
+        )
+        inputs = {**text.inputs, **hashes}
+    if answers:
+        rows = [one for _, one in answers]
+        written = rows[0] if len(rows) == 1 else Written.joined(dict(answers), options.weights)
+        inputs["dataset"] = digest(*(path for one in found for path in one.files))
+        if held_out is None:
+            written, held_out = written.split()
+        if options.weights:
+            whole = math.fsum(options.weights)
+            share = 1 - math.fsum(options.weights[i] for i, *_ in texts) / whole
+    assert held_out is not None  # `data` is never empty
+    return Material(text, written, held_out, inputs, share)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Wanted:
+    hashes: dict[str, str]
+    settings: Mapping[str, float] | None
+    exact: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What some entries of `--data` hold."""
+
+    text: Tokens | None
+    held_out: Tokens | None
+    written: Written | None
+    files: list[pathlib.Path]  # of the sequences with answers
+
+
+def _read(
+    options: DataOptions,
+    target: LanguageModel,
+    data: tuple[str, ...],
+    corpus: pathlib.Path,
+    wanted: _Wanted,
+) -> _Found:
+    """Read entries of `--data`; the arguments are those of `gather`."""
+    made = [path for path in map(pathlib.Path, data) if (path / dataset.MANIFEST).exists()]
+    folders = tuple(path for path in data if pathlib.Path(path) not in made)
     source = dataclasses.replace(options.source, folders=folders)
     files, column = files_of(source), options.source.column
     chats = [path for path in files if has_rows(path) and holds_conversations(path, column)]
-    text = written = held_out = None
-    hashes = model_hashes(options.target, options.lora)
-    inputs = dict(hashes)
+    text = held_out = written = None
     if folders and (len(files) > len(chats) or not files):
         source = dataclasses.replace(source, conversations=tuple(map(str, chats)))
-        _, text, held_out = prepare(
-            source, out / "corpus", target.model.vocab_size, options.tokenizer_file
-        )
-        inputs = {**text.inputs, **hashes}
-    if chats and exact:
+        size = target.model.vocab_size
+        _, text, held_out = prepare(source, corpus, size, options.tokenizer_file)
+    if chats and wanted.exact:
         raise ValueError(
             f"the target did not draw the answers in {chats[0]}, and this loss is a mean over text "
             "that it drew: let the target answer these prompts with train.generate --prompts"
         )
     if made or chats:
-        rows = [row for path in made for row in dataset.read_masked(path, hashes, settings, exact)]
+        masked = (
+            dataset.read_masked(path, wanted.hashes, wanted.settings, wanted.exact) for path in made
+        )
+        rows = [row for part in masked for row in part]
         cuts = [cut for path in made for cut in dataset.cuts(path)]
         answers = [row for path in chats for row in read_conversations(target, path, column)]
+        length = options.sequence_length
         written = Written.of(rows + answers, length, cuts + [length + 1] * len(answers))
-        inputs["dataset"] = digest(
-            *(shard for path in made for shard in sorted(path.glob("*.safetensors"))), *chats
-        )
-        if held_out is None:
-            written, held_out = written.split()
-    assert held_out is not None  # `data` is never empty
-    return Material(text, written, held_out, inputs)
+    shards = [shard for path in made for shard in sorted(path.glob("*.safetensors"))]
+    return _Found(text, held_out, written, shards + chats)
 
 
 def held_out_rows(
-    held_out: Tokens | Written, index: int, rows: int, length: int
+    held_out: Tokens | Mixture | Written, index: int, rows: int, length: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens [rows, length + 1] and `drawn` [rows, length] as in a batch; of text, `drawn` is 0."""
     if isinstance(held_out, Written):
@@ -131,7 +191,7 @@ def held_out_rows(
 
 
 def held_out_prompts(
-    held_out: Tokens | Written, count: int, length: int, prompt: int, longest: int
+    held_out: Tokens | Mixture | Written, count: int, length: int, prompt: int, longest: int
 ) -> list[list[int]]:
     """Prompts to continue: `prompt` tokens of text, or all tokens before an answer.
 

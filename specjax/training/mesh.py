@@ -11,11 +11,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import numpy as np
-import optax
 from jax import Array
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -101,9 +100,7 @@ def mesh_of_run(options: RunOptions) -> Mesh | None:
     return mesh
 
 
-def lay_state(
-    state: dict[str, Arrays], optimizer: optax.GradientTransformation, mesh: Mesh | None
-) -> dict[str, Arrays]:
+def lay_state(state: dict[str, Arrays], mesh: Mesh | None) -> dict[str, Arrays]:
     """Place the whole state on the mesh of its parameters.
 
     The optimizer's moments of a parameter are split like the parameter; the rest is replicated.
@@ -111,19 +108,17 @@ def lay_state(
     if mesh is None:
         return state
     whole = NamedSharding(mesh, PartitionSpec())
-    like = jax.tree.map(lambda leaf: leaf.sharding, state["params"])
-    at = {
-        name: like if name == "ema" else jax.tree.map(lambda _: whole, value)
-        for name, value in state.items()
-    }
-    at["params"] = like
-    at["optimizer"] = optax.tree_map_params(
-        optimizer,
-        lambda _, sharding: sharding,
-        state["optimizer"],
-        like,
-        transform_non_params=lambda _: whole,
-    )
+    params = dict(jax.tree_util.tree_leaves_with_path(state["params"]))
+
+    def sharding(path: tuple[Any, ...], leaf: Array) -> NamedSharding:
+        # A moment has the shape of its parameter, and its path ends with that of the parameter.
+        for first in range(len(path)):
+            param = params.get(path[first:])
+            if param is not None and param.shape == np.shape(leaf):
+                return param.sharding
+        return whole
+
+    at = jax.tree_util.tree_map_with_path(sharding, state)
     return jax.tree.map(
         lambda leaf, sharding: leaf if leaf.sharding == sharding else put(leaf, sharding),
         state,

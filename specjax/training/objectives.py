@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.training.divergences import DIVERGENCES, Divergence, acceptance, forward_kl
+from specjax.training.divergences import DIVERGENCES, Divergence, acceptance
 from specjax.training.losses import capped
 from specjax.training.precision import mixed_dot_general
 
@@ -21,37 +21,11 @@ Objective = Callable[[Array, Array, Array], Array]
 """`objective(target [C, U], draft [C, U], labels [C]) -> [C]`; a label is negative for a token that
 the draft does not know."""
 
-_SLOPE = 3.0
-"""How fast `adaptive` leaves forward KL behind as the acceptance rises."""
-
 
 def cross_entropy(target: Array, draft: Array, labels: Array) -> Array:
     """-log q(label); 0 for a label that the draft does not know."""
     picked = jnp.take_along_axis(draft, jnp.maximum(labels, 0)[:, None], axis=1)[:, 0]
     return jnp.where(labels >= 0, -picked, 0.0)
-
-
-def log_acceptance(target: Array, draft: Array, labels: Array) -> Array:
-    """-log alpha, where alpha = sum_v min(p, q) is the probability that a draft is accepted.
-
-    Its gradient is that of total variation divided by alpha, so it does not vanish for a draft that
-    shares little with the target.
-
-    Reference: LK losses, arXiv 2602.23881.
-    """
-    return -jnp.log(jnp.maximum(acceptance(target, draft), 1e-9))
-
-
-def adaptive(target: Array, draft: Array, labels: Array) -> Array:
-    """w KL + (1 - w) (1 - alpha) with w = exp(-3 alpha), which has no gradient.
-
-    A draft that shares little with the target learns by forward KL, and a good one by acceptance.
-
-    Reference: LK losses, arXiv 2602.23881.
-    """
-    alpha = acceptance(target, draft)
-    weight = jnp.exp(-_SLOPE * jax.lax.stop_gradient(alpha))
-    return weight * forward_kl(target, draft) + (1 - weight) * (1 - alpha)
 
 
 def cross_entropy_and_distance(target: Array, draft: Array, labels: Array) -> Array:
@@ -67,8 +41,6 @@ def _without_labels(divergence: Divergence) -> Objective:
 OBJECTIVES: dict[str, Objective] = {
     "cross-entropy": cross_entropy,
     **{name: _without_labels(divergence) for name, divergence in DIVERGENCES.items()},
-    "log-acceptance": log_acceptance,
-    "adaptive": adaptive,
     "cross-entropy-l1": cross_entropy_and_distance,
 }
 """The objectives by their names on the command line."""
@@ -103,3 +75,14 @@ def per_row(
         return total, jax.lax.stop_gradient(acceptance(target, draft))
 
     return loss
+
+
+def mean_of(x: Array, weight: Array) -> Array:
+    """The weighted mean of x; 0 without any weight."""
+    return jnp.sum(weight * x) / jnp.maximum(weight.sum(), 1)
+
+
+def binary_cross_entropy(estimate: Array, alpha: Array) -> Array:
+    """The cross-entropy of an estimated probability that a draft is accepted, like alpha."""
+    estimate = jnp.clip(estimate, 1e-6, 1 - 1e-6)
+    return -(alpha * jnp.log(estimate) + (1 - alpha) * jnp.log1p(-estimate))

@@ -1,4 +1,4 @@
-"""The update of a job's parameters: schedule, AdamW, gradient accumulation and averaging."""
+"""The update of a job's parameters: schedule, optimizer, gradient accumulation and averaging."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding
 from specjax.contract import Arrays
 from specjax.parallel import hold, layout
 from specjax.training.mesh import gathered
+from specjax.training.optimizers import ADAMW, OPTIMIZERS, by_name, check_arguments, rates_of
 from specjax.training.options import Options, above, at_least, option, within
 
 Layout = tuple[NamedSharding | None, ...] | None
@@ -35,7 +36,15 @@ class OptimizerOptions(Options):
     accumulate: int = option(
         1, "parts into which a batch is split, read one after the other to save memory"
     )
-    learning_rate: float = option(2e-3, "peak learning rate of AdamW")
+    optimizer: str = option(
+        ADAMW,
+        "optimizer of optax; muon changes the matrices of layers, and AdamW the other parameters",
+        choices=OPTIMIZERS,
+    )
+    optimizer_args: tuple[str, ...] = option(
+        (), "further arguments of that function of optax, such as b1=0.95"
+    )
+    learning_rate: float = option(2e-3, "peak learning rate")
     schedule: str = option(
         "wsd",
         "schedule of the learning rate; wsd: constant, with a linear decay at the end",
@@ -48,7 +57,7 @@ class OptimizerOptions(Options):
     decay_fraction: float = option(
         0.2, "last fraction of the run, in which the rate of wsd falls linearly to zero"
     )
-    weight_decay: float = option(0.1, "weight decay of AdamW, on matrices only")
+    weight_decay: float = option(0.1, "weight decay, on matrices only")
     clip: float = option(1.0, "largest norm of the gradient")
     ema: float = option(
         0.0,
@@ -61,6 +70,7 @@ class OptimizerOptions(Options):
         at_least(self, 0, "warmup_steps", "weight_decay")
         above(self, 0, "learning_rate")
         within(self, 0, 1, "decay_fraction", "warmup_fraction")
+        check_arguments(self.optimizer, self.optimizer_args)
         if not self.clip > 0:
             raise ValueError(f"--clip is {self.clip}; it must be greater than 0 (inf: no clipping)")
         if not 0 <= self.ema < 1:
@@ -115,31 +125,16 @@ def make_schedule(options: OptimizerOptions) -> optax.Schedule:
 def make_optimizer(
     options: OptimizerOptions, rates: Mapping[str, float] | None = None
 ) -> optax.GradientTransformation:
-    """AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101) after clipping by the global norm.
+    """The optimizer of the options, after clipping by the global norm.
 
-    With `rates`, the parameters are a dict, and `rates` has a factor on the learning rate for each
-    of its keys.
+    By default it is AdamW (Loshchilov and Hutter 2017, arXiv 1711.05101).  With `rates`, the
+    parameters are a dict, and `rates` has a factor on the learning rate for each of its keys.
     """
-    return optax.chain(
-        optax.clip_by_global_norm(options.clip),
-        optax.adamw(
-            make_schedule(options),
-            b2=0.95,
-            weight_decay=options.weight_decay,
-            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
-        ),
-        *([] if rates is None else [_times(rates)]),
+    arguments = check_arguments(options.optimizer, options.optimizer_args)
+    made = by_name(
+        options.optimizer, make_schedule(options), options.weight_decay, arguments, rates
     )
-
-
-def _times(rates: Mapping[str, float]) -> optax.GradientTransformation:
-    def scale(updates: Arrays, _: Arrays) -> Arrays:
-        return {
-            name: jax.tree.map(lambda u, rate=rates[name]: rate * u, branch)
-            for name, branch in updates.items()
-        }
-
-    return optax.stateless(scale)
+    return optax.chain(optax.clip_by_global_norm(options.clip), made)
 
 
 def start(
@@ -202,8 +197,8 @@ def _update(
     after = {"params": params, "optimizer": optimizer_state, "step": state["step"] + 1}
     if options.ema:
         after["ema"] = optax.incremental_update(params, state["ema"], 1 - options.ema)
-    rate = {"learning_rate": make_schedule(options)(state["step"])}
-    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **rate, **metrics}
+    rates = rates_of(optimizer_state)
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **rates, **metrics}
     return hold(after, layout), metrics
 
 

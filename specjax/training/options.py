@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import json
 import math
 import pathlib
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 from specjax.flags import ending, open_streams
 from specjax.parallel import join_from, leaving
 
+_FILES = ("config", "set")
 REQUIRED = object()
 """The default of an option that must be given."""
 
@@ -112,16 +114,11 @@ def _finite(options: object, name: str) -> float:
     return value
 
 
-def parse(
-    cls: type[T],
-    argv: list[str] | None = None,
-    description: str | None = None,
-    presets: Mapping[str, Mapping[str, object]] | None = None,
-) -> T:
+def parse(cls: type[T], argv: list[str] | None = None, description: str | None = None) -> T:
     """Read `cls` from a command line.
 
-    Options of the command line override those of `--config`, which override those of `--preset`
-    (one of `presets`).  A `ValueError` of a check becomes a usage error.
+    Options of the command line override those of `--set`, which override those of `--config`.  A
+    `ValueError` of a check becomes a usage error.
     """
     parser = argparse.ArgumentParser(
         description=description,
@@ -129,14 +126,16 @@ def parse(
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--config", help="a YAML, TOML or JSON file of options; the command line overrides it"
+        "--config",
+        help="a YAML, TOML or JSON file of options, such as a recipe; --set and the command line "
+        "override it",
     )
-    if presets is not None:
-        parser.add_argument(
-            "--preset",
-            choices=sorted(presets),
-            help="a published recipe; all other options override it",
-        )
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="options as in such a file: steps=2, remat=true, data=[a, b]",
+    )
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     for field in fields:
@@ -158,11 +157,8 @@ def parse(
             **extra,
         )
     try:
-        arguments = _file_first(parser, argv)
-        if presets is not None:
-            arguments = _preset_first(parser, arguments, presets)
-        values = vars(parser.parse_args(arguments))
-        values = {name: value for name, value in values.items() if name not in ("config", "preset")}
+        values = vars(parser.parse_args(_files_first(parser, argv)))
+        values = {name: value for name, value in values.items() if name not in _FILES}
         # Processes must join before JAX is first used, which the checks of the options may do.
         join_from(values)
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
@@ -177,28 +173,29 @@ def run(main: Callable[[], None]) -> None:
         main()
 
 
-def _file_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> list[str] | None:
-    """The command line, preceded by the options of `--config`, which it overrides."""
+def _files_first(parser: argparse.ArgumentParser, argv: list[str] | None) -> list[str]:
+    """The command line, preceded by the options of `--config` and `--set`, which it overrides."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--config")
+    finder.add_argument("--set", nargs="+", action="extend", default=[])
     named, rest = finder.parse_known_args(argv)
-    if named.config is None:
-        return argv
-    return _arguments(parser, f"--config {named.config}", _read(pathlib.Path(named.config))) + rest
+    found: list[str] = []
+    if named.config is not None:
+        found += _arguments(parser, f"--config {named.config}", _read(pathlib.Path(named.config)))
+    for text in named.set:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set {text}: it must be KEY=VALUE, as in --set steps=2")
+        found += _arguments(parser, f"--set {text}", {name: _value(value)})
+    return found + rest
 
 
-def _preset_first(
-    parser: argparse.ArgumentParser,
-    argv: list[str] | None,
-    presets: Mapping[str, Mapping[str, object]],
-) -> list[str] | None:
-    """The command line, preceded by the options of `--preset`, which it overrides."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--preset")
-    named, rest = finder.parse_known_args(argv)
-    if named.preset not in presets:
-        return argv  # the parser reports an unknown preset, and lists the known ones
-    return _arguments(parser, f"--preset {named.preset}", presets[named.preset]) + rest
+def _value(text: str) -> object:
+    """The value of a `--set`, as a file would hold it; numbers stay texts, as on a command line."""
+    if text.startswith("[") and text.endswith("]"):
+        parts = (part.strip().strip("'\"") for part in text[1:-1].split(","))
+        return [part for part in parts if part]
+    return {"true": True, "false": False, "null": None}.get(text, text)
 
 
 def _arguments(
@@ -208,8 +205,12 @@ def _arguments(
     known, arguments = {action.dest: action for action in parser._actions}, []
     for name, value in values.items():
         dest = str(name).replace("-", "_")
-        if dest not in known or dest in ("config", "help"):
-            raise ValueError(f"{origin}: {name!r} is not an option of this job; --help lists them")
+        if dest not in known or dest in (*_FILES, "help"):
+            near = difflib.get_close_matches(dest, sorted(known), 1)
+            raise ValueError(
+                f"{origin}: {name!r} is not an option of this job; "
+                + (f"is it {near[0]!r}?" if near else "--help lists them")
+            )
         if isinstance(value, bool):
             if not isinstance(known[dest], argparse.BooleanOptionalAction):
                 raise ValueError(f"{origin}: {name} is {value}, but it is not a switch")

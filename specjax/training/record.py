@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import json
+import math
 import pathlib
 import platform
 import time
@@ -46,14 +47,33 @@ def versions() -> dict[str, str]:
     }
 
 
+def named(folder: str | None, model: object, params: Arrays) -> dict[str, Any]:
+    """A model's entry in `run.json`: its folder, its family and sizes, and its parameters.
+
+    Args:
+      folder: where it comes from; None: it is new.
+      model: its configuration, a dataclass.
+      params: arrays or their shapes.
+    """
+    sizes = ("family", "num_layers", "hidden_size", "vocab_size", "max_positions")
+    return {
+        "folder": folder,
+        **{name: value for name, value in vars(model).items() if name in sizes},
+        "parameters": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
+    }
+
+
 def describe(
     path: pathlib.Path,
     options: LoopOptions,
     inputs: Mapping[str, str],
     state: Arrays,
     resumed: bool,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """Write `run.json`: options, versions, hashes of the inputs, and the shapes of the state.
+
+    `facts` are further entries, which nothing is compared with.
 
     Raises:
       ValueError: a resumed run has a state of other shapes; or its inputs or its fixed options have
@@ -64,6 +84,7 @@ def describe(
         for p, x in jax.tree_util.tree_leaves_with_path(state)
     }
     now = {
+        **(facts or {}),
         "options": dataclasses.asdict(options),
         "versions": versions(),
         "inputs": dict(inputs),
@@ -71,6 +92,12 @@ def describe(
     }
     now = json.loads(json.dumps(now))  # JSON turns tuples into lists
     before = read_run(path, options.accept_changes) if resumed else None
+    if before is not None and "optimizer" not in before["options"]:
+        raise ValueError(
+            f"{path.parent} was written by an earlier version of specjax, whose optimizers had "
+            "another state: finish it with that version, or begin another --out from its weights "
+            f"(--initial {path.parent / 'best'})"
+        )
     if before is not None and before["shapes"] != shapes:
         raise ValueError(
             f"{path.parent} is a run of another job, or of a model of other sizes: "
@@ -155,7 +182,7 @@ def last_evaluation(path: pathlib.Path, step: int) -> dict[str, float]:
     reports = [
         line
         for line in read_metrics(path)
-        if line["step"] <= step and "learning_rate" not in line  # a line of training has one
+        if line["step"] <= step and "loss" not in line  # a line of training has one
     ]
     return {name: value for name, value in (reports or [{}])[-1].items() if name != "step"}
 

@@ -17,9 +17,11 @@ from specjax.proposers import NoProposer
 from specjax.rules import Match
 from specjax.training import accepted, dataset
 from specjax.training.corpus import Tokens
-from specjax.training.dataset import Request, Written
+from specjax.training.dataset import Request
 from specjax.training.material import Material
+from specjax.training.mixture import Mixture
 from specjax.training.targets import dtype_of
+from specjax.training.written import Written
 from specjax.types import Params
 
 TEXT, TARGET, DRAFT = range(3)
@@ -88,9 +90,10 @@ def share_of_target(asked: float | None, default: float, material: Material) -> 
     Args:
       asked: the option, or None.
       default: the fraction beside text.
-      material: the data.  Without text the fraction is 1.
+      material: the data.  Without text the fraction is 1, and its `share` is the default.
     """
     if asked is None:
+        default = default if material.share is None else material.share
         return 1.0 if material.text is None else default
     if not asked and material.written is not None:
         print(
@@ -119,18 +122,19 @@ def sources(options: MixOptions, step: int) -> tuple[list[int], list[int]]:
 
 
 def mixed_rows(
-    options: BatchOptions, step: int, text: Tokens | None, written: Written | None
+    options: BatchOptions, step: int, text: Tokens | Mixture | None, written: Written | None
 ) -> tuple[dict[str, np.ndarray], list[int]]:
     """The rows of a step: first those of text and of the draft's own, then those of the target.
 
     Returns:
       `tokens` [B, T + 1]; `drawn` [B, T] and `limit` [B], as in `Written`; and `number` [B], which
-      no other row of the run has.  Then the count of rows from each source.
+      no other row of the run has; `starts` [B, T] if sequences are packed.  Then the count of
+      rows from each source.
     """
     o, rows, length = options, options.batch_size, options.sequence_length
     first, counts = sources(o, step)
     tokens, drawn = [], np.zeros((rows, length), np.float32)
-    limit = np.full(rows, length, np.int32)
+    limit, starts = np.full(rows, length, np.int32), np.zeros((rows, length), bool)
     from_text = counts[TEXT] + counts[DRAFT]
     if from_text and text is not None:
         tokens.append(text.rows(first[TEXT] + first[DRAFT], from_text, length, o.seed))
@@ -138,6 +142,8 @@ def mixed_rows(
         taken = written.rows(first[TARGET], counts[TARGET], o.seed)
         tokens.append(taken.tokens)
         drawn[from_text:], limit[from_text:] = taken.drawn, taken.limit
+        if taken.starts is not None:
+            starts[from_text:] = taken.starts
     number = step * rows + np.arange(rows, dtype=np.int32)
     made = {
         "tokens": np.concatenate(tokens),
@@ -145,6 +151,8 @@ def mixed_rows(
         "limit": limit,
         "number": number,
     }
+    if written is not None and written.starts is not None:
+        made["starts"] = starts
     return made, counts
 
 
@@ -163,7 +171,7 @@ def _taken(rows: int, target: float, draft: float) -> list[int]:
 
 def sample(
     target: LanguageModel,
-    text: Tokens,
+    text: Tokens | Mixture,
     options: SampleOptions,
     folder: pathlib.Path,
     hashes: dict[str, str],

@@ -256,14 +256,28 @@ def initial_params(model: LinenModel, options: StudentOptions, mesh: Mesh | None
     return {name: loaded.params[name] for name in jax.eval_shape(model.init, key)}
 
 
-def read(model: LinenModel, params: Arrays, inputs: Array, end: int | None = None) -> Array:
+def read(
+    model: LinenModel,
+    params: Arrays,
+    inputs: Array,
+    end: int | None = None,
+    starts: Array | None = None,
+) -> Array:
     """The hidden states [B * T, E] of a batch [B, T] of packed text.
 
-    `end` is the token that starts a document.  With it, each document is read on its own.
+    Args:
+      model: the model.
+      params: its parameters.
+      inputs: [B, T].
+      end: the token that starts a document.  With it, each document is read on its own.
+      starts: [B, T] 1 where a sequence begins that is read on its own; None: only at the left.
     """
     positions, mask = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape), None
-    if end is not None:
-        positions, mask = isolate(inputs == end)
+    documents = None if end is None else inputs == end
+    if starts is not None:
+        documents = starts if documents is None else starts | documents
+    if documents is not None:
+        positions, mask = isolate(documents)
     hidden = model.apply(params, inputs, positions, None, mask).hidden
     return hidden.reshape(-1, hidden.shape[-1])
 

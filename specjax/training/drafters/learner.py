@@ -15,6 +15,16 @@ from specjax.models import SharedParams, head_of
 
 
 @struct.dataclass
+class Drafts:
+    """Texts, and the positions at which drafts start."""
+
+    tokens: Array  # [B, T + 1]
+    learned: Array  # [B, T] 1 where the next token is learned
+    anchors: Array  # [B, A]
+    present: Array  # [B, A] 1, or 0 for an anchor that only fills a row up
+
+
+@struct.dataclass
 class Lesson:
     """What a drafter may read of a batch.
 

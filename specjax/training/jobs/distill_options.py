@@ -12,21 +12,49 @@ from specjax.training.checkpoints import saved_steps
 from specjax.training.corpus import TextOptions
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.loop import LoopOptions
+from specjax.training.mixture import WeightOptions
 from specjax.training.options import at_least, option, within
 from specjax.training.record import RUN, read_run
 from specjax.training.student import SIZES, ModelOptions, Start
 from specjax.training.targets import ServedOptions
 
 ACCEPTED_LENGTH = "accepted-length"
+AUTO = "auto"
 _FLAT = ("total-variation", ACCEPTED_LENGTH)
 """Losses whose gradient nearly vanishes where draft and target share little probability."""
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
+class DistillOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions, ServedOptions):
     """The target, the data, the draft's sizes, and the loop."""
 
-    loss: str = option("forward-kl", "training loss", choices=(*DIVERGENCES, ACCEPTED_LENGTH))
+    target: str = option("", "folder of the target, or org/name on the Hub")
+    data: tuple[str, ...] = option(
+        (), "folders or files: text of any ending, JSON lines, parquet, or datasets of Hugging Face"
+    )
+    teacher: str | None = option(
+        None,
+        "folder of train.teacher to learn from, instead of --data and a target in memory; with "
+        "--target, the target is checked, and loaded for --eval-prompts alone",
+    )
+    loss: str = option(
+        "forward-kl",
+        "training loss; auto: a short training with each of --auto-losses, and the one with the "
+        "best tau",
+        choices=(*DIVERGENCES, ACCEPTED_LENGTH, AUTO),
+    )
+    auto_losses: tuple[str, ...] = option(
+        ("forward-kl", "jensen-shannon", "total-variation", "log-acceptance", "adaptive"),
+        "losses that --loss auto compares",
+        choices=tuple(DIVERGENCES),
+    )
+    auto_steps: int = option(0, "steps with each of them; 0: a twentieth of --steps, at least 20")
+    auto_prompts: int = option(32, "held-out prompts on which their tau is measured")
+    top: int = option(
+        0,
+        "let only so many of the target's likeliest tokens count one by one, and all others as "
+        "one; 0: all of them, or as many as --teacher has",
+    )
     anneal_steps: int | None = option(
         None,
         "steps over which the loss changes linearly from forward KL to --loss; 0: none; by default "
@@ -47,6 +75,10 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
     )
     draft_fraction: float = option(
         0.0, "fraction of the sequences that the draft writes during the training step"
+    )
+    pack: bool = option(
+        False,
+        "put several short sequences with answers into one row; they do not attend to each other",
     )
     learn_prompts: bool = option(False, "also learn the prompts of sequences with answers")
     mix: str = option(
@@ -86,9 +118,10 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        self.check_weights(self.data)
         at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_batch")
-        at_least(self, 1, "eval_batches", "eval_tokens")
-        at_least(self, 0, "eval_prompts")
+        at_least(self, 1, "eval_batches", "eval_tokens", "auto_prompts")
+        at_least(self, 0, "eval_prompts", "top", "auto_steps")
         if self.anneal_steps is not None:
             at_least(self, 0, "anneal_steps")
         if self.early_exit is not None:
@@ -102,7 +135,9 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
         if self.sampled_fraction is not None:
             within(self, 0, 1, "sampled_fraction")
         Sampling.create(1, **self.settings)
-        if not 0 < self.sampled_prompt < self.sequence_length:
+        measured = self.eval_prompts or self.loss == AUTO
+        continues = self.teacher is None or measured
+        if continues and not 0 < self.sampled_prompt < self.sequence_length:
             raise ValueError(
                 f"--sampled-prompt is {self.sampled_prompt}; it must be at least 1 and "
                 f"shorter than a sequence (--sequence-length {self.sequence_length})"
@@ -125,6 +160,16 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
                 "--loss accepted-length is a mean over text that the target wrote: pass "
                 "--sampled-fraction 1, and neither --online nor --draft-fraction"
             )
+        for loss in self.auto_losses if self.loss == AUTO else ():
+            dataclasses.replace(self, loss=loss)  # raises ValueError where this loss cannot be
+        if self.teacher is not None:
+            self._check_teacher(self.teacher)
+        if self.top and self.loss == ACCEPTED_LENGTH:
+            raise ValueError("--loss accepted-length reads every token's probability: no --top")
+        if self.pack and self.loss == ACCEPTED_LENGTH:
+            raise ValueError(
+                "--loss accepted-length needs to know where each sequence was cut: no --pack"
+            )
         if self.num_drafts > self.sequence_length or (self.online and not self.online_steps):
             raise ValueError(
                 f"--sequence-length {self.sequence_length} has no room for --num-drafts "
@@ -132,10 +177,38 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
                 + f" after --sampled-prompt {self.sampled_prompt}"
                 * self.online
             )
-        if self.eval_prompts and self.sampled_prompt + self.eval_tokens > self.sequence_length:
+        if measured and self.sampled_prompt + self.eval_tokens > self.sequence_length:
             raise ValueError(
                 f"--sampled-prompt {self.sampled_prompt} and --eval-tokens {self.eval_tokens} "
                 f"together are more than --sequence-length {self.sequence_length}"
+            )
+
+    def _check_teacher(self, teacher: str) -> None:
+        """Raises ValueError for what cannot be learned from a recording."""
+        needs = {
+            "--online": self.online,
+            "--draft-fraction": self.draft_fraction,
+            "--early-exit": self.early_exit is not None,
+            f"--loss {ACCEPTED_LENGTH}": self.loss == ACCEPTED_LENGTH,
+            "--pack": self.pack,
+        }
+        for name in (name for name, given in needs.items() if given):
+            raise ValueError(
+                f"{name} asks the target during training, and --teacher {teacher} has only what "
+                "it said before: leave one of the two out"
+            )
+        if self.from_layers and self.like is None and not self.target:
+            raise ValueError(
+                "--from-layers takes weights of the target: pass --target, too, or --like FOLDER"
+            )
+        if self.data:
+            raise ValueError(
+                f"--teacher {teacher} has the data that it was recorded on: leave out --data"
+            )
+        measuring = "--eval-prompts" if self.eval_prompts else "--loss auto"
+        if (self.eval_prompts or self.loss == AUTO) and not self.target:
+            raise ValueError(
+                f"{measuring} measures tau with the target: pass --target, too, or leave it out"
             )
 
     @property
@@ -144,9 +217,19 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, ServedOptions):
         return {name: value for name, value in given.items() if value}
 
     @property
+    def auto(self) -> int:
+        """The steps with each loss that `--loss auto` compares."""
+        return self.auto_steps or min(self.steps, max(20, self.steps // 20))
+
+    @property
+    def words(self) -> str:
+        """The folder with the target's configuration and tokenizer."""
+        return self.target or self.teacher or ""
+
+    @property
     def model_like(self) -> str | None:
         by_default = self.like is None and self.from_layers
-        return self.target if by_default or self.like == "target" else self.like
+        return self.words if by_default or self.like == "target" else self.like
 
     @property
     def start(self) -> Start | None:

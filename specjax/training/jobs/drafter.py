@@ -16,12 +16,12 @@ import json
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import tokenizers
-from flax import struct
 from jax import Array
 from jax.sharding import Mesh
 
@@ -34,8 +34,9 @@ from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
 from specjax.training import dataset
-from specjax.training.dataset import Written, initial_hash, model_hashes
+from specjax.training.dataset import initial_hash, model_hashes
 from specjax.training.drafters import (
+    Drafts,
     Guess,
     Learner,
     Lesson,
@@ -54,11 +55,13 @@ from specjax.training.losses import chunked_with_rows
 from specjax.training.material import Material, gather, held_out_prompts, held_out_rows, learned
 from specjax.training.measure import measure_tau
 from specjax.training.mesh import lay_batch, mesh_of_run
-from specjax.training.objectives import OBJECTIVES, per_row
+from specjax.training.objectives import OBJECTIVES, binary_cross_entropy, mean_of, per_row
 from specjax.training.online import begin, roll_out, row_keys
 from specjax.training.options import parse, run
+from specjax.training.record import named
 from specjax.training.sources import mixed_rows, sample, share_of_target
 from specjax.training.targets import load_target, reader
+from specjax.training.written import Written
 from specjax.types import Params
 
 Batch = Mapping[str, Array]
@@ -66,16 +69,6 @@ Batch = Mapping[str, Array]
 
 FRONT_DOORS = {"model": distill.main, "medusa": medusa.main}
 """Kinds that have a job of their own."""
-
-
-@struct.dataclass
-class Drafts:
-    """Texts, and the positions at which drafts start."""
-
-    tokens: Array  # [B, T + 1]
-    learned: Array  # [B, T] 1 where the next token is learned
-    anchors: Array  # [B, A]
-    present: Array  # [B, A] 1, or 0 for an anchor that only fills a row up
 
 
 @dataclasses.dataclass(eq=False)
@@ -244,10 +237,10 @@ class TrainDrafter:
         for guess, weight, value, alpha in self._measured(params, frozen, batch, drafts):
             share = decay**guess.depth
             total, whole = total + share * value / jnp.maximum(weight, 1), whole + share
-            metrics[f"alpha_{guess.depth}"] = _mean(alpha, guess.weight)
+            metrics[f"alpha_{guess.depth}"] = mean_of(alpha, guess.weight)
             if guess.confidence is not None:
                 sure = sure + share * jnp.sum(
-                    guess.weight * _binary_cross_entropy(guess.confidence, alpha)
+                    guess.weight * binary_cross_entropy(guess.confidence, alpha)
                 )
                 counted = counted + share * weight
         total = total / whole
@@ -321,21 +314,26 @@ class TrainDrafter:
             report |= measure_tau(decoder, arrays, prompts, o.eval_tokens, {"temperature": 0.0})
         return report
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        o, config = self.options, self.target.model.module.config
+        models = {
+            "target": named(o.target, config, self.frozen),
+            "drafter": {
+                "folder": o.initial,
+                "kind": o.kind,
+                "taps": self.learner.source.taps,
+                "parameters": sum(x.size for x in jax.tree.leaves(jax.eval_shape(self.fresh))),
+            },
+        }
+        return {"models": models}
+
     def goal(self, report: dict[str, float]) -> float:
         """tau where it is measured; else the expected length of a sampled chain."""
         return report.get("tau", report["held_out_length"])
 
     def export(self, params: Arrays, folder: pathlib.Path) -> None:
         save_drafter(folder, self.drafter(params), self.target, self.options.layout, jnp.bfloat16)
-
-
-def _mean(x: Array, weight: Array) -> Array:
-    return jnp.sum(weight * x) / jnp.maximum(weight.sum(), 1)
-
-
-def _binary_cross_entropy(estimate: Array, alpha: Array) -> Array:
-    estimate = jnp.clip(estimate, 1e-6, 1 - 1e-6)
-    return -(alpha * jnp.log(estimate) + (1 - alpha) * jnp.log1p(-estimate))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -346,11 +344,19 @@ def main(argv: list[str] | None = None) -> None:
         return
     options = parse(DrafterOptions, argv, __doc__)
     with alone(options.out, writes=not options.show_mask):
-        train(options)
+        job = make_job(options)
+        fit(job, job.options)
 
 
-def train(options: DrafterOptions) -> None:
-    """Run the job in a folder that the caller holds."""
+def make_job(options: DrafterOptions) -> TrainDrafter:
+    """Load and read what the options name, for `fit` or for a loop of one's own.
+
+    Returns:
+      The job; `job.options` has the defaults filled in.
+
+    Raises:
+      ValueError: options, models and data do not fit together.
+    """
     if options.keep_features and jax.process_count() > 1:
         raise ValueError("--keep-features works in a single process: leave it out")
     mesh = mesh_of_run(options)
@@ -384,7 +390,7 @@ def train(options: DrafterOptions) -> None:
     print(f"parameters: {json.dumps(counts)}; taps {learner.source.taps}", flush=True)
     if job.features is not None:
         print(job.features, flush=True)
-    fit(job, options)
+    return job
 
 
 if __name__ == "__main__":

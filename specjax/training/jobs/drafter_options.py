@@ -8,13 +8,14 @@ from typing import Any
 from specjax.training.corpus import TextOptions
 from specjax.training.drafters import KINDS
 from specjax.training.loop import LoopOptions
+from specjax.training.mixture import WeightOptions
 from specjax.training.objectives import OBJECTIVES
 from specjax.training.options import REQUIRED, at_least, option, within
 from specjax.training.targets import ServedOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterOptions(LoopOptions, TextOptions, ServedOptions):
+class DrafterOptions(LoopOptions, TextOptions, WeightOptions, ServedOptions):
     """The target, the data, the drafter's network, and the loop."""
 
     kind: str = option(REQUIRED, "kind of drafter", choices=tuple(KINDS))
@@ -95,11 +96,12 @@ class DrafterOptions(LoopOptions, TextOptions, ServedOptions):
     eval_tokens: int = option(64, "new tokens for each of them")
     sequence_length: int = option(256, "tokens per sequence")
     batch_size: int = option(8, "sequences per step")
-    learning_rate: float = option(1e-3, "peak learning rate of AdamW")
-    weight_decay: float = option(0.0, "weight decay of AdamW")
+    learning_rate: float = option(1e-3, "peak learning rate")
+    weight_decay: float = option(0.0, "weight decay, on matrices only")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_weights(self.data)
         at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_prompt", "sampled_batch")
         at_least(self, 1, "eval_batches", "eval_tokens")
         at_least(self, 0, "anchors", "draft_vocab_size", "markov_rank", "eval_prompts")

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,13 +47,13 @@ from specjax.training.jobs.medusa_options import MedusaOptions
 from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.lora import initial_lora, merge
-from specjax.training.losses import Teacher, against, chunked, cross_entropy
+from specjax.training.losses import Teacher, against, chunked, cross_entropy, with_cap
 from specjax.training.material import Material, gather, held_out_prompts, held_out_rows, learned
 from specjax.training.measure import measure_tau, pad
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import matching, parse, run
 from specjax.training.precision import mixed_dot_general
-from specjax.training.recipes import PRESETS
+from specjax.training.record import named
 from specjax.training.student import read
 from specjax.training.targets import load_target
 from specjax.types import Params
@@ -79,13 +80,13 @@ def labels_ahead(tokens: Array, mask: Array, head: int) -> tuple[Array, Array]:
 
 
 def _soft_cross_entropy(
-    logits: Array, weight: Array, target_hidden: Array, target_head: Array
+    logits: Array, weight: Array, target_hidden: Array, teacher: Teacher
 ) -> Array:
     """Sum over rows of weight * cross-entropy against the target's distribution.
 
-    Shapes [C, V], [C], [C, E], [E, V].
+    Shapes [C, V], [C], [C, E].
     """
-    target = jax.nn.softmax(mixed_dot_general(target_hidden, target_head, (((1,), (0,)), ((), ()))))
+    target = jax.nn.softmax(teacher.logits(target_hidden))
     return -jnp.sum(weight * jnp.sum(target * jax.nn.log_softmax(logits), axis=1))
 
 
@@ -111,7 +112,7 @@ class TrainMedusa:
         self.reader = LinenModel(self.target.model.module.clone(dot_general=mixed_dot_general))
         self.heads: MedusaHeads = self.adapter.heads.clone(dot_general=mixed_dot_general)
         self.joint = self.options.lora_rank > 0
-        self.tied = config.tied_embeddings
+        self.tied, self.cap = config.tied_embeddings, config.logit_softcap
         self.rates = {"heads": self.options.head_rate, "lora": 1.0} if self.joint else None
         self.inputs = {**self.material.inputs, **initial_hash(self.options.initial)}
         self.tokenizer: tokenizers.Tokenizer | None = self.target.tokenizer
@@ -187,11 +188,14 @@ class TrainMedusa:
                 # The target predicts the token at t + 2 + k from its hidden state at t + 1 + k.
                 ahead = jnp.roll(hidden.reshape(rows, length, -1), -1 - k, axis=1)
                 ahead = ahead.reshape(hidden.shape)
-                loss = chunked(_soft_cross_entropy)(
-                    heads_hidden[:, k], own, (weight.reshape(-1), ahead), (matrix,)
+                loss = chunked(with_cap(_soft_cross_entropy, self.heads.logit_softcap))(
+                    heads_hidden[:, k],
+                    own,
+                    (weight.reshape(-1), ahead),
+                    (Teacher(matrix, self.cap),),
                 )
             else:
-                loss = chunked(cross_entropy)(
+                loss = chunked(with_cap(cross_entropy, self.heads.logit_softcap))(
                     heads_hidden[:, k], own, (weight.reshape(-1), labels.reshape(-1))
                 )
             metrics[f"loss_head_{k}"] = loss / size
@@ -205,11 +209,12 @@ class TrainMedusa:
         weight = mask.reshape(-1)
         if self.options.self_distil:
             before = read(self.reader, frozen, tokens[:, :-1], self.end)
-            total = chunked(against(forward_kl))(
-                hidden, matrix, (weight, before), (Teacher(head_matrix(frozen)),)
+            total = chunked(with_cap(against(forward_kl), self.cap))(
+                hidden, matrix, (weight, before), (Teacher(head_matrix(frozen), self.cap),)
             )
         else:
-            total = chunked(cross_entropy)(hidden, matrix, (weight, tokens[:, 1:].reshape(-1)))
+            loss = with_cap(cross_entropy, self.cap)
+            total = chunked(loss)(hidden, matrix, (weight, tokens[:, 1:].reshape(-1)))
         return total / jnp.maximum(weight.sum(), 1)
 
     def _ranks(self, heads: Arrays, target: Arrays, texts: np.ndarray) -> np.ndarray:
@@ -260,6 +265,15 @@ class TrainMedusa:
             decoder = Decoder(self.target.model, proposer, Match(), self.target.eos, room)
             report |= measure_tau(decoder, params, prompts, o.eval_tokens, {"temperature": 0.0})
         return report
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        o, config = self.options, self.target.model.module.config
+        models = {
+            "target": named(o.target, config, self.frozen),
+            "heads": named(o.initial, self.heads, self.adapter.params),
+        }
+        return {"models": models}
 
     def goal(self, report: dict[str, float]) -> float:
         """tau where it is measured; else the expected length of the best tree."""
@@ -338,13 +352,17 @@ def first_adapter(options: MedusaOptions, target: LanguageModel) -> MedusaAdapte
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = parse(MedusaOptions, argv, __doc__, PRESETS)
+    options = parse(MedusaOptions, argv, __doc__)
     with alone(options.out, writes=not options.show_mask):
-        train_heads(options)
+        fit(make_job(options), options)
 
 
-def train_heads(options: MedusaOptions) -> None:
-    """Run the job in a folder that the caller holds."""
+def make_job(options: MedusaOptions) -> TrainMedusa:
+    """Load and read what the options name, for `fit` or for a loop of one's own.
+
+    Raises:
+      ValueError: options, models and data do not fit together.
+    """
     mesh = mesh_of_run(options)
     target = load_target(options, "float32", mesh)
     material = gather(options, target)
@@ -360,7 +378,7 @@ def train_heads(options: MedusaOptions) -> None:
         parts["lora"] = jax.eval_shape(job.changes)
     counts = {name: sum(x.size for x in jax.tree.leaves(part)) for name, part in parts.items()}
     print(f"parameters: {json.dumps({'target': target.num_params, **counts})}", flush=True)
-    fit(job, options)
+    return job
 
 
 if __name__ == "__main__":

@@ -6,12 +6,13 @@ import dataclasses
 
 from specjax.training.corpus import TextOptions
 from specjax.training.loop import LoopOptions
+from specjax.training.mixture import WeightOptions
 from specjax.training.options import above, at_least, option, within
 from specjax.training.targets import TargetOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaOptions(LoopOptions, TextOptions, TargetOptions):
+class MedusaOptions(LoopOptions, TextOptions, WeightOptions, TargetOptions):
     """The target, the data, the shape of the heads, and the loop."""
 
     num_heads: int = option(4, "heads")
@@ -54,12 +55,13 @@ class MedusaOptions(LoopOptions, TextOptions, TargetOptions):
         0, "held-out prompts on which tau of a chain of drafts is measured greedily; 0: none"
     )
     eval_tokens: int = option(64, "new tokens for each of them")
-    learning_rate: float = option(1e-3, "peak learning rate of AdamW")
+    learning_rate: float = option(1e-3, "peak learning rate")
     warmup_steps: int = option(100, "steps of linear warm-up")
-    weight_decay: float = option(0.0, "weight decay of AdamW")
+    weight_decay: float = option(0.0, "weight decay, on matrices only")
 
     def __post_init__(self):
         super().__post_init__()
+        self.check_weights(self.data)
         at_least(self, 1, "num_heads", "num_layers", "written_sequences", "written_prompt")
         at_least(self, 1, "eval_batches", "eval_tokens")
         at_least(self, 0, "lora_rank", "eval_prompts", "heads_weight")

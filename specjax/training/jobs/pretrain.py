@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from specjax.training.loop import LoopOptions, fit
 from specjax.training.losses import chunked, cross_entropy, with_cap
 from specjax.training.mesh import lay_batch, mesh_of_run
 from specjax.training.options import at_least, option, parse, run
+from specjax.training.record import named
 from specjax.training.student import (
     ModelOptions,
     check_initial,
@@ -108,6 +110,13 @@ class Pretrain:
             losses.append(self._measure(params, lay_batch(batch, self.mesh)))
         return {"held_out_loss": float(np.mean(losses))}
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        start = self.options.start
+        shapes = jax.eval_shape(self.model.init, jax.random.key(0))
+        model = named(start and start.folder, self.model.module.config, shapes)
+        return {"models": {"model": model}}
+
     def goal(self, report: dict[str, float]) -> float:
         return -report["held_out_loss"]
 
@@ -129,11 +138,15 @@ def _tokenizer(options: PretrainOptions) -> str | None:
 def main(argv: list[str] | None = None) -> None:
     options = parse(PretrainOptions, argv, __doc__)
     with alone(options.out, writes=not options.show_mask):
-        pretrain(options)
+        fit(make_job(options), options)
 
 
-def pretrain(options: PretrainOptions) -> None:
-    """Run the job in a folder that the caller holds."""
+def make_job(options: PretrainOptions) -> Pretrain:
+    """Read what the options name, for `fit` or for a loop of one's own.
+
+    Raises:
+      ValueError: options, model and data do not fit together.
+    """
     mesh = mesh_of_run(options)
     out = pathlib.Path(options.out)
     tokenizer, train, held_out = prepare(
@@ -151,7 +164,7 @@ def pretrain(options: PretrainOptions) -> None:
     )
     model = make_model(options, size, options.max_positions)
     end = starts_of_documents(tokenizer, options.isolate_documents)
-    fit(Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh), options)
+    return Pretrain(options, model, train, held_out, tokenizer, end, mesh=mesh)
 
 
 if __name__ == "__main__":

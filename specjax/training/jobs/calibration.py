@@ -1,0 +1,122 @@
+"""`--loss auto` of `train.distill`: a short training with each loss, and the one with the best tau.
+
+    OUT/auto/LOSS     the training with a loss, until the choice is made
+    OUT/auto.json     tau of each loss on held-out prompts, and the choice
+
+All of them begin with the same parameters, seed and batches, and each has a schedule of its own,
+with warm-up and decay.  The run then begins anew with the chosen loss, so its model has the bytes
+of a run that named this loss.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import shutil
+from typing import Any
+
+from specjax.files import read_json
+from specjax.parallel import leader
+from specjax.training.jobs.distill_job import Distill
+from specjax.training.jobs.distill_options import AUTO, DistillOptions, annealing
+from specjax.training.loop import fit
+from specjax.training.mesh import together
+from specjax.training.options import flag
+from specjax.training.record import write
+
+FILE = "auto.json"
+
+Results = dict[str, dict[str, float | str]]
+"""tau, tau_low and tau_high of each loss, or `failure` with a message."""
+
+
+def calibrated(job: Distill) -> Distill:
+    """The job with the loss that reaches the best tau on a short schedule.
+
+    What is finished is not repeated, and an interrupted training resumes.
+
+    Raises:
+      ValueError: `auto.json` was written with other options, or training failed with every loss.
+    """
+    options, out = job.options, pathlib.Path(job.options.out)
+    assert options.loss == AUTO
+    path, fixed, steps, results = out / FILE, _fixed(options), options.auto, Results()
+    if path.exists():
+        before = read_json(path)
+        if not {"options", "steps", "losses"} <= set(before):
+            raise ValueError(f"{path} is not what --loss auto writes: delete it to compare again")
+        if not options.accept_changes:
+            _check(path, before["options"], fixed)
+        steps, results = before["steps"], before["losses"]
+    for loss in options.auto_losses:
+        if loss not in results:
+            print(f"--loss auto: {steps} steps with {loss}", flush=True)
+            results[loss] = _try(job, loss, steps, out / "auto" / loss)
+            if leader():
+                facts = {"options": fixed, "steps": steps, "losses": results}
+                write(path, json.dumps(facts, indent=2) + "\n")
+        print(f"--loss auto: {loss}: {_said(results[loss])}", flush=True)
+    asked = {loss: results[loss] for loss in options.auto_losses}
+    taus = {loss: float(found["tau"]) for loss, found in asked.items() if "tau" in found}
+    if not taus:
+        raise ValueError(f"--loss auto: training failed with every loss; {path} has the messages")
+    chosen = max(taus, key=lambda loss: taus[loss])
+    print(f"--loss auto: the run goes on with --loss {chosen}", flush=True)
+    if leader():
+        shutil.rmtree(out / "auto", ignore_errors=True)
+    together(f"chose {chosen}")
+    options = dataclasses.replace(options, loss=chosen)
+    options = dataclasses.replace(options, anneal_steps=annealing(options))
+    return job.with_options(options, {"auto": {"chosen": chosen, "losses": asked}})
+
+
+def _try(job: Distill, loss: str, steps: int, out: pathlib.Path) -> dict[str, float | str]:
+    o = job.options
+    options = dataclasses.replace(
+        o,
+        loss=loss,
+        out=str(out),
+        steps=steps,
+        eval_every=steps,
+        eval_prompts=o.auto_prompts,
+        stop_at=0,
+        patience=0,
+        curves=False,
+        tensorboard=False,
+    )
+    options = dataclasses.replace(options, anneal_steps=annealing(options))
+    try:
+        report = fit(job.with_options(options, {}), options)
+    except FloatingPointError as error:
+        return {"failure": str(error)}
+    return {name: report[name] for name in ("tau", "tau_low", "tau_high") if name in report}
+
+
+def _fixed(options: DistillOptions) -> dict[str, Any]:
+    """What a calibration depends on."""
+    fields = dataclasses.fields(options)
+    free = {field.name for field in fields if field.metadata.get("free")} | {"auto_losses"}
+    found = {f.name: vars(options)[f.name] for f in fields if f.name not in free}
+    return json.loads(json.dumps(found))
+
+
+def _check(path: pathlib.Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    changes = [
+        f"{flag(name)} was {before[name]} and is {now[name]}"
+        for name in sorted(before.keys() & now.keys())
+        if before[name] != now[name]
+    ]
+    if changes:
+        raise ValueError(
+            f"{path} was written with other options:\n  "
+            + "\n  ".join(changes)
+            + "\nchoose another --out, or delete the file to compare the losses again"
+        )
+
+
+def _said(result: dict[str, float | str]) -> str:
+    if "failure" in result:
+        return str(result["failure"])
+    interval = f" ({result['tau_low']:.3f} to {result['tau_high']:.3f})"
+    return f"tau {result['tau']:.3f}" + interval * ("tau_low" in result)

@@ -1,0 +1,195 @@
+"""The job of `train.distill --teacher`: learning from what a target said before."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from specjax.contract import Arrays
+from specjax.files import read_outline
+from specjax.models import LanguageModel, LinenModel, Transformer, head_matrix
+from specjax.parallel import row_parts, to_host
+from specjax.training.dataset import model_hashes
+from specjax.training.divergences import DIVERGENCES
+from specjax.training.jobs.distill_job import ROWS, Batch, Distill, filled
+from specjax.training.jobs.distill_options import AUTO, DistillOptions
+from specjax.training.losses import (
+    against_recorded,
+    chunked,
+    chunked_rows,
+    recorded_agreement,
+    with_cap,
+)
+from specjax.training.material import learned
+from specjax.training.mesh import lay_batch
+from specjax.training.options import as_argument
+from specjax.training.recorded import Recorded
+from specjax.training.student import read
+from specjax.training.targets import dtype_of, load_target
+from specjax.training.written import Written
+
+
+@dataclasses.dataclass(eq=False)
+class DistillRecorded(Distill):
+    """A divergence from the log-probabilities of a recording."""
+
+    teacher: Recorded = dataclasses.field(kw_only=True)
+
+    @property
+    def frozen(self) -> Arrays:
+        return {}
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        o, made = self.options, self.teacher.batch(self.options, step)
+        made["top_ids"], made["top_log_probs"] = (
+            made[name][:, :, : o.top] for name in ("top_ids", "top_log_probs")
+        )
+        share = min(1.0, step / o.anneal_steps) if o.anneal_steps else 1.0
+        return {**made, "share": np.full(o.batch_size, share, np.float32)}
+
+    def loss(self, params: Arrays, frozen: Arrays, batch: Batch) -> tuple[Array, dict[str, Array]]:
+        o = self.options
+        weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
+        hidden = read(self.draft, params, batch["tokens"][:, :-1], self.end)
+        total = chunked(with_cap(against_recorded(DIVERGENCES[o.loss]), self.cap))(
+            hidden, head_matrix(params), (weight, *_flat(batch)), (self.serving, self._share(batch))
+        )
+        return total / weight.sum().clip(1), {"weight": weight.sum()}
+
+    @functools.cached_property
+    def _bounds(self) -> Callable[..., Array]:
+        def mean(params: Arrays, batch: Batch) -> Array:
+            weight = learned(batch["drawn"], self.options.learn_prompts) * batch["counted"][:, None]
+            hidden = read(self.draft, params, batch["tokens"][:, :-1], self.end)
+            values = chunked_rows(with_cap(recorded_agreement, self.cap))(
+                hidden, head_matrix(params), _flat(batch), (self.serving,)
+            )
+            return (weight.reshape(-1, 1) * values).sum(0) / weight.sum()
+
+        return jax.jit(mean)
+
+    def evaluate(self, params: Arrays) -> dict[str, float]:
+        means = []
+        for index in range(self.options.eval_batches):
+            batch = self.teacher.held_out(index * ROWS, ROWS)
+            batch["counted"] = np.ones(ROWS, np.float32)
+            # Padding rows have weight 0, so every mesh measures the same text.
+            batch = lay_batch(filled(batch, row_parts(self.mesh)), self.mesh)
+            means.append(to_host(self._bounds(params, batch)))
+        names = ("kl_at_least", "alpha_at_least", "alpha_at_most", "same_argmax")
+        values = np.mean(means, axis=0).tolist()
+        report = {f"held_out_{name}": value for name, value in zip(names, values, strict=True)}
+        return report | self._tau(params)
+
+    def goal(self, report: dict[str, float]) -> float:
+        return report.get("tau", -report["held_out_kl_at_least"])
+
+
+def _flat(batch: Batch) -> tuple[Array, Array]:
+    """The recorded ids and log-probabilities [B * T, k]."""
+    ids, log_probs = batch["top_ids"], batch["top_log_probs"]
+    return ids.reshape(-1, ids.shape[-1]), log_probs.reshape(-1, ids.shape[-1])
+
+
+def held_out_of(teacher: Recorded) -> Written:
+    """The held-out sequences of a recording, for prompts."""
+    rows = teacher.held_out(0, teacher.request.counts[2])
+    return Written(rows["tokens"], rows["drawn"], rows["limit"])
+
+
+def open_teacher(
+    options: DistillOptions, mesh: Mesh | None
+) -> tuple[DistillOptions, LanguageModel, Recorded]:
+    """The recording that a run learns from.
+
+    Returns:
+      The options with what the recording decides, the target (without parameters, unless tau is
+      measured with it), and the recording.
+
+    Raises:
+      ValueError: it is damaged or not complete, another target made it, or it was made for other
+        options.
+    """
+    assert options.teacher is not None
+    folder = pathlib.Path(options.teacher)
+    teacher = Recorded.open(folder)
+    request = teacher.request
+    if options.target:
+        _check_target(options, teacher)
+    asked = {
+        **options.settings,
+        "isolate_documents": options.isolate_documents,
+        "sequence_length": options.sequence_length,
+    }
+    found = {
+        **request.settings,
+        "isolate_documents": request.isolate_documents,
+        "sequence_length": request.length,
+    }
+    other = [name for name in asked if asked[name] != found[name]]
+    if other:
+        raise ValueError(
+            f"--teacher {folder} was recorded with "
+            + " ".join(as_argument(name, found[name]) for name in other)
+            + ", and this run has "
+            + " ".join(as_argument(name, asked[name]) for name in other)
+            + ": pass the former, or record it again"
+        )
+    if options.top > request.top:
+        raise ValueError(
+            f"--top is {options.top}; --teacher {folder} has {request.top} log-probabilities of "
+            "each token: pass no more, or record it again"
+        )
+    options = dataclasses.replace(
+        options,
+        top=options.top or request.top,
+        sampled_fraction=_share(options, request.counts),
+    )
+    if options.eval_prompts or options.loss == AUTO:
+        return options, load_target(options, options.dtype, mesh), teacher
+    outline = read_outline(folder)
+    if outline.tokenizer is None:
+        raise ValueError(f"--teacher {folder} has no tokenizer.json: record it again")
+    return options, outline.with_weights(LinenModel(Transformer(outline.config)), {}), teacher
+
+
+def _share(options: DistillOptions, counts: tuple[int, int, int]) -> float:
+    """The fraction of sequences with answers.
+
+    Raises:
+      ValueError: the recording has no sequences of a kind that is asked for.
+    """
+    text, answers, _ = counts
+    share = options.sampled_fraction
+    if share is None:
+        return 0.0 if not answers else 1.0 if not text else 0.5
+    if (share and not answers) or (share < 1 and not text):
+        raise ValueError(
+            f"--sampled-fraction is {share}; --teacher {options.teacher} has {text} sequences of "
+            f"text and {answers} with answers: leave it out"
+        )
+    return share
+
+
+def _check_target(options: DistillOptions, teacher: Recorded) -> None:
+    """Raises ValueError if another target, tokenizer or LoRA, or another type, was recorded."""
+    wanted, made = model_hashes(options.target, options.lora), teacher.request.hashes
+    for name in sorted({*wanted, *({"lora"} & made.keys())}):
+        if made.get(name) != wanted.get(name):
+            raise ValueError(
+                f"--teacher {options.teacher} was recorded with another {name} (sha256 "
+                f"{made.get(name, 'none'):.12}) than that of --target {options.target} "
+                f"({wanted.get(name, 'none'):.12}): record it again with python -m train.teacher"
+            )
+    if options.dtype is not None and dtype_of(options.dtype) != teacher.request.dtype:
+        raise ValueError(
+            f"--teacher {options.teacher} was recorded in {teacher.request.dtype}, not in --dtype "
+            f"{options.dtype}: pass the former, or record it again"
+        )

@@ -1,0 +1,167 @@
+"""Sequences with masks: answers to learn behind their prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from specjax.training.conversations import Row
+from specjax.training.mixture import turns
+
+_NEAR = 64
+"""Rows that are searched for room."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Written:
+    """Sequences with masks, as batches that depend on the step alone."""
+
+    tokens: np.ndarray  # [R, T + 1] int32, right-padded
+    drawn: np.ndarray  # [R, T] float32; 1 where the next token is part of an answer, to be learned
+    limit: np.ndarray  # [R] int32; positions before the cut; shorter rows end with an EOS
+    starts: np.ndarray | None = None  # [R, T] bool; where packed sequences begin; None: not packed
+    origin: np.ndarray | None = None  # [R] the source of a row, if sources are mixed
+    weights: tuple[float, ...] = ()  # of the sources
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], length: int, cut: Sequence[int] | None = None) -> Written:
+        """From token ids [L] and masks [L] bool, each cut or padded to `length` + 1 tokens.
+
+        Sequences with nothing left to learn are skipped, and their number is printed.
+
+        Args:
+          rows: token ids, and a mask of the tokens that are learned.
+          length: T.
+          cut: the largest length of each row when it was written (`cuts`); None: no limit.
+
+        Raises:
+          ValueError: no sequence has anything left to learn.
+        """
+        tokens = np.zeros((len(rows), length + 1), np.int32)
+        drawn = np.zeros((len(rows), length), np.float32)
+        for row, (ids, mask) in enumerate(rows):
+            ids = ids[: length + 1]
+            tokens[row, : len(ids)] = ids
+            drawn[row, : len(ids) - 1] = mask[1 : length + 1]
+        full = np.asarray(drawn.any(1))
+        if not full.any():
+            raise ValueError(
+                f"every prompt fills --sequence-length {length}: "
+                "nothing of an answer is left to learn"
+            )
+        if not full.all():
+            print(
+                f"skipped {(~full).sum()} of {len(rows)} sequences: "
+                f"their prompts fill {length} tokens"
+            )
+        limit = np.full(len(rows), length) if cut is None else np.minimum(np.array(cut) - 1, length)
+        return cls(tokens, drawn, limit.astype(np.int32)).at(full)
+
+    @classmethod
+    def joined(cls, parts: Mapping[int, Written], weights: tuple[float, ...]) -> Written:
+        """The rows of several sources, of which each has the share of its weight.
+
+        Args:
+          parts: rows that are not packed, by the number of their source.
+          weights: of all sources by their numbers.
+        """
+        arrays = zip(*((x.tokens, x.drawn, x.limit) for x in parts.values()), strict=True)
+        tokens, drawn, limit = (np.concatenate(x) for x in arrays)
+        origin = np.concatenate([np.full(len(x.tokens), i) for i, x in parts.items()])
+        return cls(tokens, drawn, limit, None, origin, weights)
+
+    def at(self, rows: np.ndarray) -> Written:
+        """The rows that a mask [R] bool or an array of row numbers selects."""
+        starts, origin = (None if x is None else x[rows] for x in (self.starts, self.origin))
+        picked = (self.tokens[rows], self.drawn[rows], self.limit[rows])
+        return Written(*picked, starts, origin, self.weights)
+
+    def split(self, out_of: int = 100) -> tuple[Written, Written]:
+        """Training rows and held-out rows: one in `out_of` is held out, but at least one."""
+        held = np.arange(len(self.tokens)) % out_of == 0
+        return self.at(~held), self.at(held)
+
+    def rows(self, first: int, count: int, seed: int) -> Written:
+        """Rows `first` ... `first + count - 1` of an endless order, reshuffled every epoch."""
+        if not len(self.tokens):
+            raise ValueError(
+                "the target wrote one sequence, which is held out, so none is left for training: "
+                "let it write more"
+            )
+        return self.at(np.array([self._row(n, seed) for n in range(first, first + count)], int))
+
+    def _row(self, number: int, seed: int) -> int:
+        if self.origin is None:
+            return shuffled(number, len(self.tokens), seed)
+        at = self._sources
+        source, index = turns(number, [self.weights[origin] for origin in at])
+        rows = list(at.values())[source]
+        return int(rows[shuffled(index, len(rows), seed)])
+
+    @functools.cached_property
+    def _sources(self) -> dict[int, np.ndarray]:
+        """The rows of each source that has any."""
+        assert self.origin is not None
+        found = np.unique(self.origin).tolist()
+        return {source: np.flatnonzero(self.origin == source) for source in found}
+
+    def packed(self) -> Written:
+        """Short sequences side by side in one row, as many as it has room for.
+
+        Sequences are taken in order, and each goes to the first of the last rows with room for it.
+        `starts` says where they begin, so that they do not attend to each other.
+        """
+        length = self.drawn.shape[1]
+        # Up to the last learned token; what follows it changes nothing.
+        sizes = (length - self.drawn[:, ::-1].argmax(1) + 1).tolist()
+        rows: list[list[int]] = []
+        room: list[int] = []
+        for number, size in enumerate(sizes):
+            near = range(max(0, len(rows) - _NEAR), len(rows))
+            origin = None if self.origin is None else self.origin[number]
+            fits = (
+                row
+                for row in near
+                if room[row] >= size
+                and (self.origin is None or self.origin[rows[row][0]] == origin)
+            )
+            row = next(fits, None)
+            if row is None:
+                row = len(rows)
+                rows.append([])
+                room.append(length + 1)
+            rows[row].append(number)
+            room[row] -= size
+        tokens = np.zeros((len(rows), length + 1), np.int32)
+        drawn, starts = (np.zeros((len(rows), length), kind) for kind in (np.float32, bool))
+        for row, numbers in enumerate(rows):
+            at = 0
+            for number in numbers:
+                size = sizes[number]
+                tokens[row, at : at + size] = self.tokens[number, :size]
+                drawn[row, at : at + size - 1] = self.drawn[number, : size - 1]
+                starts[row, at] = True
+                at += size
+        print(
+            f"packed {len(sizes)} sequences into {len(rows)} rows, which are "
+            f"{sum(sizes) / tokens.size:.0%} full",
+            flush=True,
+        )
+        kept = np.array([numbers[0] for numbers in rows])
+        origin = None if self.origin is None else self.origin[kept]
+        limit = np.full(len(rows), length, np.int32)
+        return Written(tokens, drawn, limit, starts, origin, self.weights)
+
+
+def shuffled(number: int, size: int, seed: int) -> int:
+    """Entry `number` of an endless order of `size` things, which is reshuffled every epoch."""
+    epoch, index = divmod(number, size)
+    return int(_order(seed, epoch, size)[index])
+
+
+@functools.lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, size: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(size)
