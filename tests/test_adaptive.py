@@ -1,7 +1,6 @@
 """`Adaptive` drafts where it pays: choices, widths, drafts that rest, and what is learned."""
 
 import dataclasses
-import sys
 
 import folders
 import jax
@@ -15,9 +14,9 @@ import specjax
 from specjax import RULES, Decoder, NGram, Params
 from specjax.contract import Context
 from specjax.generate import prepared
-from specjax.programs import Recent
 from specjax.proposers import MEASURED, Adaptive, AdaptiveParams, Chain, DraftSource
 from specjax.proposers.rates import Rates
+from specjax.tune import Learned
 from specjax.types import ABSENT, Proposal
 
 WIDTHS = (1, 2, 4)
@@ -300,19 +299,23 @@ def test_the_default_measures_once_and_keeps_the_text(target, draft, temperature
 
 
 def test_acceptance_is_learned_from_text_to_text(target):
-    """A later call of the same structure starts with the rates of the earlier ones."""
-    table = sys.modules["specjax.generate"]._compiled
-    table.clear()
-    how = {"max_new_tokens": 40, "temperature": 0.0}
-    call = prepared(target, "the cat the cat the cat", **how)
-    specjax.generate(target, "the cat the cat the cat", **how)
-    (learned,) = table.values()
-    before = learned.prior.copy()
-    assert before[1] == np.float32(0.4)
-    for _ in range(3):
-        specjax.generate(target, "the cat the cat the cat", **how)
-    assert 0 < learned.prior[0] < 1 and learned.prior[0] != before[0] != 0.5
-    assert isinstance(table, Recent) and call.learns
+    """The rates of all rows move the prior of their part; a call starts with the learned figures,
+    and the parameters get them without another program."""
+    learned = Learned(np.ones(4), np.array([0.5, 0.4]), 0.0)
+    rates = Rates(jnp.zeros((2, 3)), jnp.zeros((2, 3)), jnp.array([[10.0, 9.0], [10.0, 1.0]]))
+    learned.learn_rates(0, rates)
+    np.testing.assert_allclose(learned.prior, [(10 + 40 * 0.5) / 60, 0.4])
+    call = prepared(target, PROMPTS, max_new_tokens=NEW)
+    put = learned.put(call.params).proposer
+    np.testing.assert_allclose(put.prior, learned.prior)
+    np.testing.assert_allclose(put.seconds, 1)
+    state = call.decoder.run(call.params, call.prefill())
+    before = folders.compilations()
+    again = call.decoder.run(learned.put(call.params), call.prefill())
+    assert folders.compilations() == before
+    assert toys.texts(state) == toys.texts(again)
+    learned.learn(again)
+    assert learned.prior.shape == (2,) and learned.prior[1] == 0.4
 
 
 def test_where_a_text_would_depend_on_times_the_default_does_not_choose(target, draft):

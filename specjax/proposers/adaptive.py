@@ -204,24 +204,31 @@ class Adaptive(Proposer):
         paid = jnp.where(state.together, tokens.sum() > needed.sum(), tokens > needed)
 
         def after(
-            part: Proposer | None, params: Arrays, known: PartState | None, mine: Array
+            index: int, part: Proposer | None, own: Arrays, known: PartState | None, mine: Array
         ) -> PartState | None:
             if part is None or known is None:
                 return None
             offered = jnp.where(mine & (block.count > 0), state.offered, 0)
             accepted = jnp.maximum(block.count - 1, 0)
-            longer = jnp.where(paid, 1, jnp.minimum(2 * known.pause, _LONGEST))
+            # A single success is often luck: the pause ends only if the rates promise to pay.
+            rates = known.rates.after(offered, accepted)
+            expected = rates.gains(jnp.maximum(offered, 1), params.prior[index])[:, -1]
+            expected = jnp.where(offered > 0, expected, 0.0)
+            wanted = jnp.where(offered > 0, needed, 0.0)
+            pays = jnp.where(state.together, expected.sum() > wanted.sum(), expected > wanted)
+            longer = jnp.where(paid, known.pause // 2, 2 * known.pause)
+            longer = jnp.where(pays, 1, jnp.clip(longer, 2, _LONGEST))
             return PartState(
-                own=part.observe(params, known.own, block),
-                rates=known.rates.after(offered, accepted),
+                own=part.observe(own, known.own, block),
+                rates=rates,
                 quiet=known.quiet,
                 pause=jnp.where(offered > 0, longer, known.pause),
             )
 
         return dataclasses.replace(
             state,
-            lookup=after(self.lookup, params.lookup, state.lookup, ~state.drafted),
-            drafter=after(self.drafter, params.drafter, state.drafter, state.drafted),
+            lookup=after(0, self.lookup, params.lookup, state.lookup, ~state.drafted),
+            drafter=after(1, self.drafter, params.drafter, state.drafter, state.drafted),
             text=None if state.text is None else state.text.append(block),
         )
 

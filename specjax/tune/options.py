@@ -15,7 +15,7 @@ from specjax.parallel import to_host
 from specjax.proposers import Adaptive, AdaptiveParams, Rates
 from specjax.types import DecodeState, Params
 
-_STEPS, _ROUNDS = 3, 7
+_STEPS, _ROUNDS = 4, 7
 
 
 @dataclasses.dataclass
@@ -80,6 +80,10 @@ def option_seconds(
     order = [0, *deepest, *(i for i in range(1, len(options)) if i not in deepest)]
     found: list[list[float]] = [[] for _ in options]
     began, state = time.perf_counter(), prefill()
+    starting = np.inf
+    for _ in range(_ROUNDS):  # what a call costs without any step
+        seconds, _, state = _run(decoder, params, state, 0)
+        starting = min(starting, seconds)
     for turn in range(_ROUNDS):
         for index in order:
             late = time.perf_counter() - began > budget
@@ -90,25 +94,27 @@ def option_seconds(
             )
             forced = dataclasses.replace(params, proposer=own)
             for again in range(2):  # the first run of a width warms up
-                seconds, steps, state = _run(decoder, forced, state)
+                seconds, steps, state = _run(decoder, forced, state, _STEPS)
                 if steps < _STEPS:  # the rows are full
                     state = prefill()
                 elif again or turn:
-                    found[index].append(seconds)
+                    found[index].append(max(seconds - starting, 1e-9) / steps)
                     break
     # Every option that must be measured was, unless the capacity has room for very few steps.
     known = [min(each) if each else np.nan for each in found]
     return _filled(np.array(known), names, np.array(depths))
 
 
-def _run(decoder: Decoder, params: Params, state: DecodeState) -> tuple[float, int, DecodeState]:
-    """Seconds of a step, the number of steps that were run, and the state after them."""
+def _run(
+    decoder: Decoder, params: Params, state: DecodeState, most: int
+) -> tuple[float, int, DecodeState]:
+    """Seconds of at most so many steps, their number, and the state after them."""
     before = int(np.max(to_host(state.stats.target_passes)))
     started = time.perf_counter()
-    state = jax.block_until_ready(decoder.run(params, state, _STEPS))
+    state = jax.block_until_ready(decoder.run(params, state, most))
     seconds = time.perf_counter() - started
     steps = int(np.max(to_host(state.stats.target_passes))) - before
-    return seconds / max(steps, 1), steps, state
+    return seconds, steps, state
 
 
 def _filled(known: np.ndarray, names: list[str], depths: np.ndarray) -> np.ndarray:
