@@ -24,6 +24,7 @@ import numpy as np
 
 import specjax
 from bench.command import Report, run
+from specjax.call import check_length
 from specjax.drafters import BoundDrafter, Drafter, arrange
 from specjax.measure import Sample, Timed, describe, interval, medians, show, take_turns
 from specjax.prompts import encode_file
@@ -102,6 +103,10 @@ def main(argv: list[str] | None = None) -> None:
     target = specjax.load(arguments.target, "float32")
     prompts = encode_file(target, pathlib.Path(arguments.prompts))
     prompts = prompts[: arguments.limit_prompts or len(prompts)]
+    for kind in arguments.kinds:
+        for _, drafter in drafters(kind, out / f"{kind}-0", target, arguments.num_drafts):
+            if drafter.reader is not None:  # before hours of counting
+                check_length("draft", drafter.reader, prompts, arguments.max_new_tokens)
     rows = [
         row
         for temperature in arguments.temperatures
