@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         speculation = {"proposer": specjax.NGram(arguments.num_drafts)}
     answers = []
     for question in tqdm(questions, unit="question", disable=None, file=sys.stderr):
-        plain = answer(target, question, arguments, {})
+        plain = answer(target, question, arguments, {"proposer": "none"})
         fast = answer(target, question, arguments, speculation)
         group = GROUPS[question["category"]]
         answers.append(

@@ -97,7 +97,7 @@ assert compiled() == programs, "one program for all pieces and either way onto t
 
 text = io.StringIO()
 command = ["generate", "the dog", "--mesh", "data=2,model=4"]
-command += ["--whole-draft", "--json", "--no-compare"]
+command += ["--proposer", "draft", "--whole-draft", "--json", "--no-compare"]
 with contextlib.redirect_stdout(text):
     main([*command, "--target", str(folder), "--draft", str(folder), "--max-new-tokens", "6"])
 told = json.loads(text.getvalue())

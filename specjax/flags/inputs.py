@@ -293,7 +293,7 @@ def load_models(
     if not own_weights and arguments.drafter is not None:
         raise ValueError(f"--drafter is not used by --proposer {asked}; leave one of them out")
     sizes, whole = (vars(arguments).get(name) for name in ("mesh", "whole_draft"))
-    if whole and (not sizes or not drafted):
+    if whole and (not sizes or arguments.draft is None):
         raise ValueError("--whole-draft is used with --mesh and a draft; leave it out, or add them")
     mesh, split = sizes and make_mesh(**sizes), {} if whole else RULES
     # Jobs of training have a LoRA and int8.
