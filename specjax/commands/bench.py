@@ -186,8 +186,8 @@ def _entries(
         options: Options = {**sampling(asked, target), **processing(asked, target)}
         used = target.settings(temperature=temperature)["temperature"]
         facts = plain.facts("match", specjax.Match(), used)
-        plain: Options = {**options, "proposer": "none"}
-        entries.append(_Entry(target, prompts, plain, facts))
+        undrafted: Options = {**options, "drafter": plain.drafter}
+        entries.append(_Entry(target, prompts, undrafted, facts))
         for (name, rule), each in itertools.product(rules.items(), drafts):
             facts = each.facts(name, rule, used)
             if rule.chain_only and not each.drafter.proposer.is_chain:
