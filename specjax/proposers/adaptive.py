@@ -181,7 +181,8 @@ class Adaptive(Proposer):
         proposal = found
         if self.drafter is not None:
             deepest = jnp.max(jnp.where(uses_drafter, jnp.minimum(depth, limit), jnp.int32(0)))
-            made, state = self._draft(params, state, context, deepest, uses_drafter)
+            # Its pass reads every row, so all of them read what they missed.
+            made, state = self._draft(params, state, context, deepest, limit > 0)
             proposal = made if found is None else _either(uses_drafter, made, found)
         assert proposal is not None
         offered = jnp.minimum(jnp.minimum(_count(proposal), depth), limit)
