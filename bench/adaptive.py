@@ -32,7 +32,7 @@ from tqdm import tqdm
 from bench.command import Report, run
 from specjax import Block, Proposal
 from specjax.contract import Context, Proposer
-from specjax.drafters import PRIOR, WIDTHS
+from specjax.drafters import PRIOR, widths_of
 from specjax.plot import new_figure
 from specjax.proposers import MEASURED, Adaptive, AdaptiveParams
 from specjax.tune import Learned
@@ -80,7 +80,7 @@ class Offers(Proposer):
         return state
 
 
-PROPOSER = Adaptive(None, Offers(), WIDTHS)
+PROPOSER = Adaptive(None, Offers(), widths_of(DEPTH))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -109,10 +109,15 @@ def decode(
         state, written, spent, missed, steps, drafting = carry
         live = written < new
         context = Context(
-            pending=jnp.zeros(rows, jnp.int32), draw=None, warp=None, shared_noise=True,  # type: ignore[arg-type]
-            wants_logits=False, cache=None, num_drafts=jnp.where(live, DEPTH, 0),  # type: ignore[arg-type]
+            pending=jnp.zeros(rows, jnp.int32),
+            draw=None,  # type: ignore[arg-type]
+            warp=None,  # type: ignore[arg-type]
+            shared_noise=True,
+            wants_logits=False,
+            cache=None,  # type: ignore[arg-type]
+            num_drafts=jnp.where(live, DEPTH, 0),
             text_is_fixed=True,
-        )  # fmt: skip
+        )
         _, state = PROPOSER.propose(params, state, context)
         offered = state.offered
         window = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (DEPTH,)))

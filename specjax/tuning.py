@@ -12,17 +12,17 @@ import numpy as np
 from specjax.arguments import shown
 from specjax.call import Call
 from specjax.contract import Proposer
-from specjax.drafters import Drafter, adaptive, make_drafter
+from specjax.drafters import AdaptiveDrafter, Drafter, drafter_by_name, make_drafter
 from specjax.generate import compile_first, learned_of, prepared
 from specjax.measure import Sample, Timed, first_calls, medians, take_turns
 from specjax.models import LanguageModel
 from specjax.parallel import to_host
-from specjax.proposers import Adaptive, NGram
+from specjax.proposers import Adaptive
 from specjax.request import Prompts
 from specjax.tune import Candidate, Learned, Plan, about
 from specjax.types import Params
 
-_DEPTH, _OWN_PROMPTS, _OWN_TOKENS = 8, 4, 32
+_OWN_PROMPTS, _OWN_TOKENS = 4, 32
 
 
 class _Way(Timed):
@@ -110,10 +110,11 @@ def tune(
             f"the passes of {target.name!r} all have one width, so its decoding cannot be tuned: "
             "compare proposers with specjax bench"
         )
-    chain = make_drafter(target, models[0], num_drafts=_DEPTH) if models else None
-    if chain is not None and not chain.proposer.resumes:
-        chain = None
-    together = adaptive(chain, NGram(_DEPTH))
+    # A draft with other tokens cannot be left out of steps, so it is not a part of "auto".
+    together = drafter_by_name("auto", target, models[0] if models else None)
+    inside = models[:1] if isinstance(together, AdaptiveDrafter) else []
+    if not isinstance(together, AdaptiveDrafter):
+        together = drafter_by_name("auto", target)
     calls = [prepared(target, each, drafter=together, **settings) for each in rows]
     compile_first(calls[0])
     learned = learned_of(calls[0])
@@ -124,7 +125,7 @@ def tune(
         for index, (name, depth) in enumerate(proposer.options)
     ]
     for one in given:
-        if models and one is models[0] and chain is not None:
+        if any(one is other for other in inside):
             continue
         drafter = make_drafter(target, one) if isinstance(one, LanguageModel) else one
         own = [prepared(target, each, drafter=drafter, **settings) for each in rows]

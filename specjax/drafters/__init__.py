@@ -1,6 +1,6 @@
 """Drafters: a proposer together with its weights, for one target."""
 
-from specjax.drafters.adapting import PRIOR, WIDTHS, AdaptiveDrafter, adaptive
+from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, widths_of
 from specjax.drafters.arranging import arrange
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
@@ -19,7 +19,6 @@ __all__ = [
     "NUMBERS",
     "PRIOR",
     "SHAPES",
-    "WIDTHS",
     "Adapter",
     "AdaptiveDrafter",
     "BoundDrafter",
@@ -39,5 +38,6 @@ __all__ = [
     "own_drafter",
     "own_shardings",
     "sizes_of",
+    "widths_of",
     "with_draft",
 ]

@@ -16,8 +16,8 @@ from specjax.proposers import MEASURED, Adaptive, AdaptiveParams, NGram
 DEPTH = 8
 """The greatest depth of drafts by default."""
 
-WIDTHS = (1, 3, 5, DEPTH + 1)
-"""Tokens that the target reads of a row by default."""
+_LADDER = (1, 3, 5, 9, 17, 33)
+"""Tokens that the target may read of a row, up to the depth of the drafts and one."""
 
 PRIOR = (0.5, 0.4)
 """Acceptance rates of lookup and drafter before anything was measured."""
@@ -64,6 +64,11 @@ class AdaptiveDrafter(Drafter):
         return make
 
 
+def widths_of(depth: int) -> tuple[int, ...]:
+    """The widths of an `Adaptive` proposer whose drafts are so deep."""
+    return (*(width for width in _LADDER if width <= depth), depth + 1)
+
+
 def adaptive(
     drafter: Drafter | None = None,
     lookup: Drafter | Proposer | None = None,
@@ -99,9 +104,8 @@ def adaptive(
     if isinstance(lookup, Proposer):
         depth = lookup.max_depth
         lookup = BoundDrafter(lookup)
-    widths = (*tuple(width for width in (1, 3, 5, 9, 17, 33) if width <= depth), depth + 1)
     inner = None if drafter is None else drafter.proposer
-    proposer = Adaptive(lookup.proposer, inner, widths)
+    proposer = Adaptive(lookup.proposer, inner, widths_of(depth))
     if seconds is not None:
         seconds = tuple(float(second) for second in seconds)
         if len(seconds) != len(proposer.options) or not all(0 < s for s in seconds):
