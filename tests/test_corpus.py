@@ -13,8 +13,9 @@ import toys
 import trained
 
 from specjax.models.transformer import head_matrix
-from specjax.training.corpus import Source, Tokens, prepare, read_documents, starts_of_documents
+from specjax.training.corpus import Source, Tokens, read_documents, starts_of_documents
 from specjax.training.student import isolate, read
+from specjax.training.tokenising import prepare
 
 
 def test_batches_depend_on_the_step_alone(tmp_path):

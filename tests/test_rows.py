@@ -11,9 +11,10 @@ import trained
 from test_masks import TEMPLATES, target
 
 from specjax.training.conversations import encode_conversation, read_conversations
-from specjax.training.corpus import Source, files_of, prepare, read_documents
+from specjax.training.corpus import Source, files_of, read_documents
 from specjax.training.jobs import distill
 from specjax.training.rows import column_of, holds_conversations, read_rows
+from specjax.training.tokenising import prepare
 
 TEXTS = ["the cat sat", "on the mat", "and the dog ate"]
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]

@@ -108,7 +108,7 @@ def test_an_interrupt_before_the_loop(tmp_path, monkeypatch, capsys):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with monkeypatch.context() as context, contextlib.ExitStack() as after:
         after.callback(signal.signal, signal.SIGINT, before)
-        context.setattr("specjax.training.corpus.tqdm", interrupted)
+        context.setattr("specjax.training.tokenising.tqdm", interrupted)
         context.setattr(sys, "argv", ["train.pretrain"])
         with pytest.raises(SystemExit) as caught:
             run(lambda: pretrain.main(trained.command(tmp_path)))

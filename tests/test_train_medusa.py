@@ -16,6 +16,7 @@ from specjax.proposers import measure_ranks
 from specjax.training import lora
 from specjax.training.corpus import Tokens
 from specjax.training.jobs import medusa
+from specjax.training.jobs.medusa_job import labels_ahead
 from specjax.training.loop import LoopOptions
 from specjax.training.material import Material
 from specjax.training.optimizer import make_optimizer
@@ -82,7 +83,7 @@ def test_labels_lie_two_places_ahead_and_more():
     batch = jnp.arange(2 * 9).reshape(2, 9)
     mask = jnp.array([[1.0] * 8, [0, 0, 0, 0, 1, 1, 1, 0]])
     for k in range(3):
-        labels, weight = (np.asarray(x) for x in medusa.labels_ahead(batch, mask, k))
+        labels, weight = (np.asarray(x) for x in labels_ahead(batch, mask, k))
         assert labels.shape == weight.shape == (2, 8)
         learned = {
             (row, t): row == 0 or 5 <= t + 2 + k <= 7 for row in range(2) for t in range(7 - k)

@@ -108,7 +108,8 @@ def test_the_predicted_bytes_are_those_of_the_files(capsys):
         assert request.bytes(number) - 4096 < len(content) <= request.bytes(number)
     record(recording())
     assert (
-        "48 sequences of 32 tokens, 20 log-probabilities each: 0.000 GB" in capsys.readouterr().out
+        "48 sequences of 32 tokens, of each 20 log-probabilities: 0.000 GB"
+        in capsys.readouterr().out
     )
 
 
@@ -190,7 +191,7 @@ def test_learning_from_a_recording(tmp_path, monkeypatch):
         raise AssertionError("a target was loaded")
 
     monkeypatch.setattr("specjax.training.jobs.distill.load_target", none)
-    monkeypatch.setattr("specjax.training.jobs.distill_recorded.load_target", none)
+    monkeypatch.setattr("specjax.training.recordings.load_target", none)
     lines = run(tmp_path / "whole")
     values = [line["held_out_kl_at_least"] for line in lines if "held_out_kl_at_least" in line]
     assert values[-1] < values[0] - 0.05

@@ -6,6 +6,8 @@ import argparse
 import importlib
 import sys
 
+from specjax.extras import install
+
 HELP = "train drafts and heads: specjax train JOB --help shows the options of a job"
 
 JOBS = {
@@ -20,7 +22,7 @@ JOBS = {
     "ablation": "specjax.training.jobs.ablation",
     "prompts": "specjax.training.jobs.prompts",
 }
-"""Name -> module with `main(argv)`, imported when the job runs, since it needs specjax[train]."""
+"""Name -> module with `main(argv)`, imported when the job runs, as it needs the extra `train`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "specjax":
             raise
-        raise ImportError(f"{error.name} is not installed: pip install 'specjax[train]'") from None
+        raise ImportError(f"{error.name} is not installed: {install('train')}") from None
     # The usage and the error messages of the job begin with this name.
     sys.argv[0] = f"specjax train {arguments.job}"
     job.main(arguments.options)

@@ -234,6 +234,18 @@ def _bytes_of(token: str) -> bytes:
     )
 
 
+def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> list[bytes | None]:
+    """The bytes that each of `size` tokens writes; None for special tokens and padding.
+
+    Raises:
+      ValueError: a tokenizer whose tokens do not stand for bytes.
+    """
+    written: list[bytes | None] = [None] * size
+    for token, meaning in _Vocabulary.read(tokenizer, size).meaning.items():
+        written[token] = meaning if isinstance(meaning, bytes) else None
+    return written
+
+
 def vocabulary_digest(tokenizer: tokenizers.Tokenizer) -> str:
     """A hash that is equal for tokenizers that give the same tokens the same ids."""
     pairs = sorted(tokenizer.get_vocab(with_added_tokens=True).items())

@@ -1,4 +1,4 @@
-"""From text files to a tokenizer, a stream of token ids, and batches that depend on the step alone.
+"""Text files, a tokenizer, and streams of token ids whose batches depend on the step alone.
 
 Every document is `<|endoftext|>` followed by its text, so that the token which starts a prompt also
 ends a document.  A hash of its text decides whether a file is held out, so the split depends
@@ -11,23 +11,19 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import json
 import pathlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import tokenizers
-from tqdm import tqdm
 
-from specjax.files import read_tokenizer
-from specjax.parallel import leader
-from specjax.training.mesh import together
 from specjax.training.options import REQUIRED, Options, at_least, option
-from specjax.training.record import write
 from specjax.training.rows import has_rows, holds_conversations, read_texts
 
 END_OF_TEXT = "<|endoftext|>"
 _HELD_OUT_OF = 100  # one file in a hundred
+_BLOCK = 1 << 22
+"""Token ids that are read at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,22 +74,24 @@ class TextOptions(Options):
         return Source(self.data, self.pattern, self.exclude, self.max_bytes, self.column)
 
 
-def read_documents(source: Source) -> Iterator[tuple[pathlib.Path, str]]:
+def read_documents(source: Source, tells: bool = True) -> Iterator[tuple[pathlib.Path, str]]:
     """The distinct texts of a source, in sorted order: of a file, or of each row of a file.
 
-    Binary, empty and large texts are skipped.  The number of large ones is printed.
+    Binary, empty and large texts are skipped.  The number of large ones is printed if `tells`.
+    Besides the text that is read, a hash of 16 bytes of each text is in memory.
 
     Raises:
       ValueError: a folder does not exist, or a file holds conversations or a broken row.
     """
-    seen, large = set(), []
-    for path, size, read in _texts(source):
+    seen: set[bytes] = set()
+    count, largest = 0, (0, pathlib.Path())
+    for path, size, read in _texts(source, tells):
         if size > source.max_bytes:
-            large.append((size, path))
+            count, largest = count + 1, max(largest, (size, path))
         if not 0 < size <= source.max_bytes:
             continue
         raw = read()
-        digest = hashlib.sha256(raw).digest()
+        digest = hashlib.sha256(raw).digest()[:16]
         if digest in seen or b"\0" in raw:
             continue
         seen.add(digest)
@@ -101,18 +99,18 @@ def read_documents(source: Source) -> Iterator[tuple[pathlib.Path, str]]:
             yield path, raw.decode("utf-8")
         except UnicodeDecodeError:
             continue
-    if large:
-        size, path = max(large)
+    if count and tells:
+        size, path = largest
         print(
-            f"texts larger than --max-bytes {source.max_bytes}, left out: {len(large)} "
+            f"texts larger than --max-bytes {source.max_bytes}, left out: {count} "
             f"(the largest is {path}, {size} bytes)",
             flush=True,
         )
 
 
-def _texts(source: Source) -> Iterator[tuple[pathlib.Path, int, Callable[[], bytes]]]:
+def _texts(source: Source, tells: bool) -> Iterator[tuple[pathlib.Path, int, Callable[[], bytes]]]:
     """The name and the size of each text of a source, and a function that reads it."""
-    for path in files_of(source):
+    for path in files_of(source, tells):
         if str(path) in source.conversations:
             continue
         if not has_rows(path):
@@ -128,8 +126,8 @@ def _texts(source: Source) -> Iterator[tuple[pathlib.Path, int, Callable[[], byt
             yield path / where, len(raw), functools.partial(bytes, raw)
 
 
-def files_of(source: Source) -> list[pathlib.Path]:
-    """The files of a source.
+def files_of(source: Source, tells: bool = True) -> list[pathlib.Path]:
+    """The files of a source.  If it `tells`, the files that are left out are counted aloud.
 
     Raises:
       ValueError: a folder does not exist.
@@ -139,9 +137,8 @@ def files_of(source: Source) -> list[pathlib.Path]:
         files = list(_below(root, source, source.pattern))
         rows = [path for path in files if has_rows(path)]
         if source.pattern is None and root.is_dir() and 0 < len(rows) < len(files):
-            print(
-                f"{root}: reading its {len(rows)} files of rows; --pattern reads others", flush=True
-            )
+            if tells:
+                print(f"{root}: reading its {len(rows)} files of rows; --pattern reads others")
             files = rows
         found += files
     return found
@@ -161,7 +158,7 @@ def _below(root: pathlib.Path, source: Source, pattern: str | None) -> Iterator[
 
 def too_few(source: Source, count: int) -> str:
     """The error message for a source with too few texts; it counts the files that are there."""
-    large = sum(size > source.max_bytes for _, size, _ in _texts(source))
+    large = sum(size > source.max_bytes for _, size, _ in _texts(source, tells=False))
     below = [path for root in source.folders for path in _below(pathlib.Path(root), source, "*")]
     endings = collections.Counter(path.suffix or "no ending" for path in below)
     asked = "" if source.pattern is None else f" match --pattern {source.pattern!r}"
@@ -173,13 +170,19 @@ def too_few(source: Source, count: int) -> str:
     )
 
 
+def number_of(text: str) -> int:
+    """A number below 2^32 from the hash of a text."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def holds_out(text: str) -> bool:
+    """Is a text one of the hundredth part that is held out?"""
+    return number_of(text) % _HELD_OUT_OF == 0
+
+
 def held_out_texts(texts: list[str]) -> set[str]:
     """One text in a hundred, chosen by its hash, but at least one."""
-
-    def number(text: str) -> int:
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-
-    return {text for text in texts if number(text) % _HELD_OUT_OF == 0} or {min(texts, key=number)}
+    return {text for text in texts if holds_out(text)} or {min(texts, key=number_of)}
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> tokenizers.Tokenizer:
@@ -263,6 +266,11 @@ class Tokens:
             )
         return windows
 
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All token ids, in parts that fit into memory."""
+        for first in range(0, len(self.ids), _BLOCK):
+            yield np.asarray(self.ids[first : first + _BLOCK])
+
     def batch(self, step: int, rows: int, length: int, seed: int) -> np.ndarray:
         """The rows of a step in a run whose every step reads `rows` rows."""
         return self.rows(step * rows, rows, length, seed)
@@ -282,97 +290,3 @@ class Tokens:
             start = int(self._order(seed, epoch, windows)[index]) * length + shift
             out[row] = self.ids[start : start + length + 1]
         return out
-
-
-def prepare(
-    source: Source, out: pathlib.Path, vocab_size: int, tokenizer: str | None
-) -> tuple[tokenizers.Tokenizer, Tokens, Tokens]:
-    """Tokenise `source` into `out`, or read what an earlier call or the first process wrote there.
-
-    Returns:
-      The tokenizer (`tokenizer.json`), the training tokens (`train.bin`) and the held-out tokens
-      (`held_out.bin`).
-
-    Raises:
-      ValueError: `out` was made with other settings, one of its files is damaged, or the source has
-        fewer than two texts.
-    """
-    manifest = out / "corpus.json"
-    settings = {
-        "source": dataclasses.asdict(source),
-        "vocab_size": vocab_size,
-        "tokenizer": tokenizer,
-    }
-    settings = json.loads(json.dumps(settings))  # JSON turns tuples into lists
-    if leader() and manifest.exists():
-        before, hashes = _read_manifest(manifest)
-        if before != settings:
-            raise ValueError(
-                f"{manifest} was made with {before}, not with {settings}: "
-                "choose another --out, or delete it"
-            )
-        for name, sha256 in hashes.items():
-            if not (out / name).exists() or digest(out / name) != sha256:
-                raise ValueError(
-                    f"{out / name} is not what was tokenised (its SHA-256 is not the one in "
-                    f"{manifest.name}): delete {out} to tokenise --data again"
-                )
-    elif leader():
-        out.mkdir(parents=True, exist_ok=True)
-        documents = list(read_documents(source))
-        if len(documents) < 2:
-            few = too_few(source, len(documents))
-            raise ValueError(f"{few}.  Training needs at least two texts, one of them held out")
-        tests = held_out_texts([text for _, text in documents])
-        if tokenizer is None:
-            print(
-                f"training a tokenizer of {vocab_size} tokens on {len(documents)} files", flush=True
-            )
-            texts = (text for _, text in documents if text not in tests)
-            trained = train_tokenizer(texts, vocab_size)
-        else:
-            trained = read_tokenizer(tokenizer)
-        trained.save(str(out / "tokenizer.json"))
-        dtype = _dtype(trained)
-        counts = {"train": 0, "held_out": 0}
-        held_out = []
-        with open(out / "train.bin", "wb") as train, open(out / "held_out.bin", "wb") as test:
-            for path, text in tqdm(documents, desc="tokenising", unit="file", disable=None):
-                part = "held_out" if text in tests else "train"
-                ids = np.array(trained.encode(text).ids, dtype)
-                ids.tofile(test if part == "held_out" else train)
-                counts[part] += len(ids)
-                if part == "held_out":
-                    held_out.append(str(path))
-        names = ("tokenizer.json", "train.bin", "held_out.bin")
-        facts = {
-            "settings": settings,
-            "files": len(documents),
-            "tokens": counts,
-            "held_out": held_out,
-            "sha256": {name: digest(out / name) for name in names},
-        }
-        write(manifest, json.dumps(facts, indent=1))  # last: it says that the others are whole
-    together(f"read {out}")
-    loaded = read_tokenizer(out / "tokenizer.json")
-    dtype = _dtype(loaded)
-    return loaded, Tokens(out / "train.bin", dtype), Tokens(out / "held_out.bin", dtype)
-
-
-def _read_manifest(path: pathlib.Path) -> tuple[dict[str, object], dict[str, str]]:
-    """The settings and the hashes in `corpus.json`.
-
-    Raises:
-      ValueError: it cannot be read.
-    """
-    try:
-        facts = json.loads(path.read_bytes())
-        return dict(facts["settings"]), dict(facts["sha256"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error!r}): delete {path.parent} to tokenise --data again"
-        ) from None
-
-
-def _dtype(tokenizer: tokenizers.Tokenizer) -> type:
-    return np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32

@@ -38,7 +38,7 @@ from specjax.training.corpus import digest
 from specjax.training.measure import pad, width_for
 from specjax.training.mesh import together
 from specjax.training.record import write as write_text
-from specjax.training.shards import read_shard, save_shard
+from specjax.training.shards import check_request, read_shard, save_shard
 from specjax.types import DecodeState, Params
 
 Carry = tuple[DecodeState, Array, Array]
@@ -115,17 +115,8 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, wanted = folder / MANIFEST, dataclasses.asdict(request)
-    if path.exists() and (before := read_manifest(folder)["request"]) != wanted:
-        changes = [
-            f"{name} was {before.get(name)} and is {wanted[name]}"
-            for name in wanted
-            if before.get(name) != wanted[name]
-        ]
-        raise ValueError(
-            f"{folder} holds a dataset of another request:\n  "
-            + "\n  ".join(changes)
-            + "\nchoose another folder, or delete it"
-        )
+    if path.exists():
+        check_request(folder, "dataset", read_manifest(folder)["request"], wanted)
     if leader():
         _describe(path, wanted, False, 0, 0)
     count = 0

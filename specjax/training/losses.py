@@ -35,6 +35,8 @@ class Teacher:
 
     matrix: Arrays  # [E, V], an array or Int8
     softcap: float | None = struct.field(pytree_node=False, default=None)
+    # The first tokens that count, where the vocabulary is padded to another size than the draft's.
+    size: int | None = struct.field(pytree_node=False, default=None)
 
     def logits(self, hidden: Array) -> Array:
         """[C, E] -> [C, V] float32, in int8 as the target multiplies, else in bfloat16."""
@@ -42,7 +44,7 @@ class Teacher:
             product = int8_dot_general(hidden, self.matrix.unbox(), _LAST_FIRST)
         else:
             product = mixed_dot_general(hidden, self.matrix, _LAST_FIRST)
-        return capped(product.astype(jnp.float32), self.softcap)
+        return capped(product.astype(jnp.float32), self.softcap)[:, : self.size]
 
 
 def capped(logits: Array, cap: float | None) -> Array:
@@ -50,9 +52,14 @@ def capped(logits: Array, cap: float | None) -> Array:
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def with_cap(loss: Callable[..., Array], cap: float | None) -> Callable[..., Array]:
-    """A loss on logits, for a model whose logits have a softcap."""
-    return loss if cap is None else lambda logits, *others: loss(capped(logits, cap), *others)
+def with_cap(
+    loss: Callable[..., Array], cap: float | None, size: int | None = None
+) -> Callable[..., Array]:
+    """A loss on logits, for a model whose logits have a softcap, or of which the first `size`
+    count."""
+    if cap is None and size is None:
+        return loss
+    return lambda logits, *others: loss(capped(logits, cap)[:, :size], *others)
 
 
 def chunked(loss: Callable[..., Array], chunk: int = 512) -> Callable[..., Array]:

@@ -16,10 +16,11 @@ from jax import Array
 from specjax.models import LanguageModel
 from specjax.training import dataset
 from specjax.training.conversations import read_conversations
-from specjax.training.corpus import Source, Tokens, digest, files_of, prepare
+from specjax.training.corpus import Source, Tokens, digest, files_of
 from specjax.training.dataset import model_hashes
 from specjax.training.mixture import Mixture
 from specjax.training.rows import has_rows, holds_conversations
+from specjax.training.tokenising import prepare
 from specjax.training.written import Written
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -61,9 +61,10 @@ class Mixture:
     parts: tuple[Tokens, ...]
     weights: tuple[float, ...]
 
-    @functools.cached_property
-    def ids(self) -> np.ndarray:
-        return np.concatenate([part.ids for part in self.parts])
+    def blocks(self) -> Iterator[np.ndarray]:
+        """All token ids, in parts that fit into memory."""
+        for part in self.parts:
+            yield from part.blocks()
 
     @functools.cached_property
     def inputs(self) -> dict[str, str]:

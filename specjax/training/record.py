@@ -47,19 +47,21 @@ def versions() -> dict[str, str]:
     }
 
 
-def named(folder: str | None, model: object, params: Arrays) -> dict[str, Any]:
+def named(folder: str | None, model: object, parameters: Arrays | int) -> dict[str, Any]:
     """A model's entry in `run.json`: its folder, its family and sizes, and its parameters.
 
     Args:
       folder: where it comes from; None: it is new.
       model: its configuration, a dataclass.
-      params: arrays or their shapes.
+      parameters: their number, or arrays or shapes that are counted.
     """
+    if not isinstance(parameters, int):
+        parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))
     sizes = ("family", "num_layers", "hidden_size", "vocab_size", "max_positions")
     return {
         "folder": folder,
         **{name: value for name, value in vars(model).items() if name in sizes},
-        "parameters": sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)),
+        "parameters": parameters,
     }
 
 

@@ -1,12 +1,14 @@
 """What a target says about a data set, on disk: a draft then learns without the target in memory.
 
-    teacher.json          the request (hashes of the target and its tokenizer, settings, k), counts,
-                          hashes of the files below, and whether the recording is complete
+    teacher.json          the request (hashes of the target and its tokenizer, settings, what is
+                          recorded), counts, hashes of the files below, and whether the recording is
+                          complete
     config.json, ...      the files of the target's folder without its weights
+    shared.safetensors    with hidden states: the target's embedding, final norm and output matrix,
+                          which drafters use
     00000.safetensors     a chunk of sequences: tokens [R, T + 1] int32; drawn [R, T] uint8 and
-                          limit [R] int32, as in `Written`; of each next token top_ids [R, T, k] and
-                          top_log_probs [R, T, k] float32, after temperature, top-k and top-p; and
-                          the SHA-256 of all that in the file's metadata
+                          limit [R] int32, as in `Written`; what the target said of them (`Said`);
+                          and the SHA-256 of all that in the file's metadata
 
 First come the sequences of text, then those with answers, then those that are held out.  The
 content of a chunk depends on its number alone, so an interrupted call continues where it stopped.
@@ -20,9 +22,10 @@ import hashlib
 import json
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 from tqdm import tqdm
@@ -32,7 +35,7 @@ from specjax.parallel import leader
 from specjax.training.corpus import digest
 from specjax.training.mesh import together
 from specjax.training.record import write as write_text
-from specjax.training.shards import read_shard, save_shard
+from specjax.training.shards import check_request, read_shard, save_shard
 from specjax.training.sources import TARGET, TEXT, MixOptions, sources
 from specjax.training.written import Written, shuffled
 
@@ -43,8 +46,13 @@ _GB = 10**9
 _OPEN = 64
 """Files that are open at a time."""
 
-Outputs = tuple[np.ndarray, np.ndarray]
-"""top_ids and top_log_probs [R, T, k] of tokens [R, T + 1]."""
+CANDIDATES = ("top_ids", "top_log_probs")
+STATES = "states"
+
+Said = Mapping[str, np.ndarray]
+"""What a target says about tokens [R, T + 1]: of each next token `top_ids` [R, T, k] and
+`top_log_probs` [R, T, k] float32, after temperature, top-k and top-p; and `states` [R, T, F], the
+hidden states after the final norm, and those after each of the taps, as bits of bfloat16."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +62,16 @@ class Request:
     Attributes:
       hashes: `model_hashes` of the target, and the hashes of the data.
       settings: `temperature`, `top_k` and `top_p` of the log-probabilities.
-      top: k.
+      top: k; 0: no log-probabilities.
       dtype: type of the target's weights.
       isolate_documents: were documents read on their own?
       length: T, the tokens that are predicted in a sequence.
       chunk: the sequences of a file.
       vocab_size: V of the target.
       counts: the sequences of text, with answers, and held out.
+      share: of the sequences with answers, if the sources were weighed; else None.
+      hidden_size: E of the target if its hidden states are recorded, else 0.
+      taps: the layers of these states beside the last.
     """
 
     hashes: dict[str, str]
@@ -72,10 +83,31 @@ class Request:
     chunk: int
     vocab_size: int
     counts: tuple[int, int, int]
+    share: float | None = None
+    hidden_size: int = 0
+    taps: tuple[int, ...] = ()
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Request:
+        """From a manifest; one of an earlier version has fewer fields."""
+        counts, taps = tuple(fields["counts"]), tuple(fields.get("taps", ()))
+        return cls(**{**fields, "counts": counts, "taps": taps})
 
     @property
     def ids_type(self) -> type:
         return np.uint16 if self.vocab_size <= 2**16 else np.uint32
+
+    @property
+    def state_size(self) -> int:
+        """F."""
+        return self.hidden_size * (1 + len(self.taps))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a sequence."""
+        width = np.dtype(self.ids_type).itemsize + 4
+        token = self.top * width + 2 * self.state_size
+        return 4 * (self.length + 1) + self.length + 4 + self.length * token
 
     @property
     def files(self) -> int:
@@ -87,16 +119,24 @@ class Request:
 
     def bytes(self, number: int) -> int:
         """The most bytes of a chunk's file."""
-        width = np.dtype(self.ids_type).itemsize + 4
-        row = 4 * (self.length + 1) + self.length + 4 + self.length * self.top * width
-        return len(self.rows(number)) * row + _HEADER
+        return len(self.rows(number)) * self.row_bytes + _HEADER
+
+    @property
+    def _words(self) -> str:
+        """What is recorded of each token."""
+        parts = [f"{self.top} log-probabilities"] * bool(self.top)
+        layers = " ".join(map(str, self.taps))
+        parts += [
+            "the last hidden state" + f" and those of the layers {layers}" * bool(layers)
+        ] * bool(self.hidden_size)
+        return " and ".join(parts)
 
 
 def write(
     folder: pathlib.Path,
     request: Request,
     rows: Callable[[int], Written],
-    outputs: Callable[[np.ndarray], Outputs],
+    outputs: Callable[[np.ndarray], Said],
     files: Mapping[str, bytes],
 ) -> None:
     """Record a target, or continue an unfinished recording.
@@ -106,7 +146,7 @@ def write(
       request: what is recorded.
       rows: the sequences of chunk `number`.
       outputs: what the target says about tokens [R, T + 1].
-      files: of the target's folder, by name, without its weights.
+      files: of the target's folder, by name, without its weights; and of what drafters share.
 
     Raises:
       ValueError: the folder holds a recording of another request, or the disk is too small for the
@@ -114,29 +154,23 @@ def write(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, wanted = folder / MANIFEST, json.loads(json.dumps(dataclasses.asdict(request)))
-    if path.exists() and (before := read_manifest(folder)["request"]) != wanted:
-        changes = [
-            f"{name} was {before.get(name)} and is {wanted[name]}"
-            for name in wanted
-            if before.get(name) != wanted[name]
-        ]
-        raise ValueError(
-            f"{folder} holds a recording of another request:\n  "
-            + "\n  ".join(changes)
-            + "\nchoose another folder, or delete it"
-        )
+    if path.exists():
+        before = dataclasses.asdict(Request.read(read_manifest(folder)["request"]))
+        check_request(folder, "recording", json.loads(json.dumps(before)), wanted)
     missing = [n for n in range(request.files) if not _file(folder, n).exists()]
-    needed, free = sum(map(request.bytes, missing)), shutil.disk_usage(folder).free
+    beside = sum(len(c) for name, c in files.items() if not (folder / name).exists())
+    needed = sum(map(request.bytes, missing)) + beside
+    whole = sum(map(request.bytes, range(request.files))) + sum(map(len, files.values()))
+    free = shutil.disk_usage(folder).free
     print(
-        f"{sum(request.counts)} sequences of {request.length} tokens, {request.top} "
-        f"log-probabilities each: {sum(map(request.bytes, range(request.files))) / _GB:.3f} GB, "
-        f"{needed / _GB:.3f} GB of it still to write",
+        f"{sum(request.counts)} sequences of {request.length} tokens, of each {request._words}: "
+        f"{whole / _GB:.3f} GB, {needed / _GB:.3f} GB of it still to write",
         flush=True,
     )
     if needed > free:
         raise ValueError(
             f"{folder} needs {needed / _GB:.3f} GB more, and the disk has {free / _GB:.3f} GB: "
-            "pass a smaller --top or fewer --sequences, or another --out"
+            "pass a smaller --top, fewer --sequences or layers, or another --out"
         )
     if leader():
         for name, content in files.items():
@@ -155,15 +189,16 @@ def write(
             except ValueError as error:
                 print(f"{error}; it is written again", flush=True)
         made = rows(number)
-        ids, log_probs = outputs(made.tokens)
+        said = outputs(made.tokens)
         if leader():
             arrays = {
                 "tokens": made.tokens.astype(np.int32),
                 "drawn": made.drawn.astype(np.uint8),
                 "limit": made.limit.astype(np.int32),
-                "top_ids": ids.astype(request.ids_type),
-                "top_log_probs": log_probs.astype(np.float32),
+                **said,
             }
+            if request.top:
+                arrays["top_ids"] = said["top_ids"].astype(request.ids_type)
             save_shard(file, {name: np.ascontiguousarray(x) for name, x in arrays.items()})
     if leader():
         _describe(folder, wanted, files, complete=True)
@@ -189,25 +224,41 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recorded:
-    """A complete recording, whose sequences are read when a batch needs them."""
+    """A complete recording, whose sequences are read when a batch needs them.
+
+    Attributes:
+      folder: of the recording.
+      request: what it holds.
+      hash: of all its chunks.
+      names: the arrays that are read beside tokens and masks: `CANDIDATES`, or `STATES`.
+      taps: the layers whose states are read, of those that were recorded.
+    """
 
     folder: pathlib.Path
     request: Request
-    hash: str  # of all its chunks
+    hash: str
+    names: Sequence[str] = CANDIDATES
+    taps: tuple[int, ...] = ()
 
     @classmethod
-    def open(cls, folder: pathlib.Path) -> Recorded:
+    def open(cls, folder: pathlib.Path, names: Sequence[str] = CANDIDATES) -> Recorded:
         """Check a recording: every byte of it is read once.
 
         Raises:
-          ValueError: it is not complete, or one of its files is missing or damaged.
+          ValueError: it is not complete, or has not these arrays, or one of its files is missing
+            or damaged.
         """
         manifest = read_manifest(folder)
-        fields = dict(manifest["request"])
-        request = Request(**{**fields, "counts": tuple(fields["counts"])})
+        request = Request.read(manifest["request"])
         again = "run the train.teacher that made it again"
         if not manifest["complete"]:
             raise ValueError(f"{folder} is not complete: {again}")
+        for lacks, name, what, cure in (
+            (not request.top, CANDIDATES[0], "log-probabilities, from which drafts", "--top 64"),
+            (not request.hidden_size, STATES, "hidden states, from which heads", "--drafters KIND"),
+        ):
+            if name in names and lacks:
+                raise ValueError(f"{folder} has no {what} learn: record it again with {cure}")
         for name, sha256 in manifest["files"].items():
             if not (folder / name).exists() or digest(folder / name) != sha256:
                 raise ValueError(f"{folder / name} is not what was written there: {again}")
@@ -221,10 +272,26 @@ class Recorded:
             if len(arrays["tokens"]) != len(request.rows(number)):
                 raise ValueError(f"{file} has another number of sequences: delete it, and {again}")
             whole.update(digest(file).encode())
-        return cls(folder, request, whole.hexdigest())
+        return cls(folder, request, whole.hexdigest(), names)
+
+    def tapping(self, taps: tuple[int, ...]) -> Recorded:
+        """The recording with the states of these layers.
+
+        Raises:
+          ValueError: they were not recorded.
+        """
+        if not set(taps) <= set(self.request.taps):
+            asked, there = (" ".join(map(str, x)) for x in (taps, self.request.taps))
+            raise ValueError(
+                f"{self.folder} has the hidden states of the layers {there or 'none'} beside the "
+                f"last, and this drafter reads {asked}: record it again with --taps {asked}"
+                + f", or let it read some of those (--taps {there})"
+                * bool(there)
+            )
+        return dataclasses.replace(self, taps=taps)
 
     def batch(self, options: MixOptions, step: int) -> dict[str, np.ndarray]:
-        """The rows of a step, as those of `sources.mixed_rows`, with `top_ids` and `top_log_probs`.
+        """The rows of a step, as those of `sources.mixed_rows`, with the arrays of `names`.
 
         Each of the two kinds of sequences comes in an endless order, reshuffled every epoch.
         """
@@ -248,16 +315,43 @@ class Recorded:
         made = self.rows([text + answers + n % held for n in _range(first, count)])
         return {**made, "drawn": made["drawn"].astype(np.float32)}
 
+    def held_out_rows(self) -> Written:
+        """All held-out sequences."""
+        rows = dataclasses.replace(self, names=()).held_out(0, self.request.counts[2])
+        return Written(rows["tokens"], rows["drawn"], rows["limit"])
+
     def rows(self, numbers: list[int]) -> dict[str, np.ndarray]:
         """The sequences of these numbers."""
         found = [self._row(number) for number in numbers]
         stacked = {name: np.stack([row[name] for row in found]) for name in found[0]}
-        return {**stacked, "top_ids": stacked["top_ids"].astype(np.int32)}
+        if "top_ids" in stacked:
+            stacked["top_ids"] = stacked["top_ids"].astype(np.int32)
+        if STATES in stacked:
+            stacked[STATES] = self._tapped(stacked[STATES])
+        return stacked
 
-    def _row(self, number: int) -> dict[str, np.ndarray]:
+    def token_counts(self) -> np.ndarray:
+        """[V] how often each token is learned in the sequences that are not held out."""
+        size, text, answers = self.request.vocab_size, *self.request.counts[:2]
+        counts = np.zeros(size, np.int64)
+        for number in range(text + answers):
+            row = self._row(number, ())
+            labels, drawn = row["tokens"][1:], row["drawn"] > 0
+            counts += np.bincount(labels[drawn] if drawn.any() else labels, minlength=size)
+        return counts
+
+    def _tapped(self, states: np.ndarray) -> np.ndarray:
+        """[B, T, F] bfloat16: the last hidden states, and those of `taps`."""
+        size, there = self.request.hidden_size, self.request.taps
+        layers = states.view(jnp.bfloat16).reshape(*states.shape[:2], 1 + len(there), size)
+        chosen = layers[:, :, [0, *(1 + there.index(tap) for tap in self.taps)]]
+        return chosen.reshape(*states.shape[:2], -1)
+
+    def _row(self, number: int, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         at, row = divmod(number, self.request.chunk)
         file = self._opened(_file(self.folder, at))
-        return {name: file.get_slice(name)[row] for name in file.keys()}
+        wanted = ("tokens", "drawn", "limit", *(self.names if names is None else names))
+        return {name: file.get_slice(name)[row] for name in wanted}
 
     @functools.cached_property
     def _opened(self) -> Callable[[pathlib.Path], Any]:

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from specjax.prompts import read_lines
-
 _LINES = (".jsonl", ".ndjson")
 _COLUMNS = (".parquet", ".arrow")
 NAMES = ("messages", "conversations", "text", "content")
@@ -38,7 +36,7 @@ def read_rows(path: pathlib.Path) -> Iterator[tuple[str, Fields]]:
       OSError: the file cannot be read.
     """
     if path.suffix in _LINES:
-        for number, line in read_lines(path):
+        for number, line in _lines(path):
             try:
                 fields = json.loads(line)
                 if not isinstance(fields, dict):
@@ -105,6 +103,20 @@ def read_texts(path: pathlib.Path, asked: str | None) -> Iterator[tuple[str, str
                 "correct the row, or name another column with --column"
             )
         yield where, text
+
+
+def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers from 1, one at a time.
+
+    Only a newline ends a line: JSON texts may hold other characters that separate lines.
+    """
+    try:
+        with open(path, encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, line
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
 
 
 def _batches(path: pathlib.Path) -> Iterator[Any]:

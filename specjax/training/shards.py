@@ -1,4 +1,7 @@
-"""Files of arrays that notice when they are damaged: safetensors with a SHA-256 in the metadata."""
+"""Files of arrays that notice when they are damaged: safetensors with a SHA-256 in the metadata.
+
+A folder of them is written for one request, which its manifest holds.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,24 @@ import safetensors
 import safetensors.numpy
 
 _HASH = "sha256"
+
+
+def check_request(
+    folder: pathlib.Path, kind: str, before: Mapping[str, object], wanted: Mapping[str, object]
+) -> None:
+    """Raises ValueError if the `kind` of data in a folder was made for another request."""
+    if before == wanted:
+        return
+    changes = (
+        f"{name} was {before.get(name)} and is {wanted.get(name)}"
+        for name in {**wanted, **before}
+        if before.get(name) != wanted.get(name)
+    )
+    raise ValueError(
+        f"{folder} holds a {kind} of another request:\n  "
+        + "\n  ".join(changes)
+        + "\nchoose another folder, or delete it"
+    )
 
 
 def save_shard(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:

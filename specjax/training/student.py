@@ -29,6 +29,7 @@ from specjax.text import vocabulary_digest
 from specjax.training.families import alike, cut, stretched
 from specjax.training.options import Options, as_argument, at_least, matching, option
 from specjax.training.precision import mixed_dot_general
+from specjax.types import ModelOutput
 
 SIZES = ("hidden_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads")
 _ORIGINAL = ", or as the model that it starts from or is like"
@@ -213,7 +214,12 @@ def make_model(options: StudentOptions, vocab_size: int, context: int | None = N
 
 
 def check_initial(
-    start: Start | None, words: tokenizers.Tokenizer | None, size: int, whose: str, cure: str
+    start: Start | None,
+    words: tokenizers.Tokenizer | None,
+    size: int,
+    whose: str,
+    cure: str,
+    one_size: str = "this job",
 ) -> None:
     """Check that a folder with weights has the vocabulary of the job, before it is loaded.
 
@@ -223,20 +229,29 @@ def check_initial(
       size: size of the job's vocabulary, padding included.
       whose: for the message, what the job's vocabulary belongs to.
       cure: for the message, what to do if the folder has other tokens.
+      one_size: for the message, what needs a vocabulary that is padded to the same size; "" if
+        nothing does.
 
     Raises:
-      ValueError: the folder has other tokens, or another number of them.
+      ValueError: the folder has other tokens, or a vocabulary of another size.
     """
     if start is None or not start.has_weights or words is None:
         return
     folder = find_folder(start.folder)
     path, own_size = folder / "tokenizer.json", read_json(folder / "config.json").get("vocab_size")
     own = read_tokenizer(path) if path.exists() else words
-    if own_size != size or vocabulary_digest(own) != vocabulary_digest(words):
+    # Without a tokenizer only an equal size says that the tokens are the same.
+    unknown = own_size != size and not path.exists()
+    if unknown or vocabulary_digest(own) != vocabulary_digest(words):
         raise ValueError(
             f"{start.name} has other tokens ({own.get_vocab_size()}, in a "
             f"vocabulary of {own_size}) than {whose} ({words.get_vocab_size()}, in one of {size}): "
             f"{cure}, or leave it out"
+        )
+    if own_size != size and one_size:
+        raise ValueError(
+            f"{start.name} has the tokens of {whose}, but its vocabulary is padded to {own_size} "
+            f"and not to {size}, which {one_size} cannot take: leave one of the two out"
         )
 
 
@@ -263,7 +278,20 @@ def read(
     end: int | None = None,
     starts: Array | None = None,
 ) -> Array:
-    """The hidden states [B * T, E] of a batch [B, T] of packed text.
+    """The last hidden states [B * T, E] of a batch [B, T] of packed text; see `read_layers`."""
+    hidden = read_layers(model, params, inputs, end, starts).hidden
+    return hidden.reshape(-1, hidden.shape[-1])
+
+
+def read_layers(
+    model: LinenModel,
+    params: Arrays,
+    inputs: Array,
+    end: int | None = None,
+    starts: Array | None = None,
+    taps: tuple[int, ...] = (),
+) -> ModelOutput:
+    """A pass over a batch of packed text.
 
     Args:
       model: the model.
@@ -271,6 +299,7 @@ def read(
       inputs: [B, T].
       end: the token that starts a document.  With it, each document is read on its own.
       starts: [B, T] 1 where a sequence begins that is read on its own; None: only at the left.
+      taps: layers whose outputs are wanted, too.
     """
     positions, mask = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape), None
     documents = None if end is None else inputs == end
@@ -278,8 +307,7 @@ def read(
         documents = starts if documents is None else starts | documents
     if documents is not None:
         positions, mask = isolate(documents)
-    hidden = model.apply(params, inputs, positions, None, mask).hidden
-    return hidden.reshape(-1, hidden.shape[-1])
+    return model.apply(params, inputs, positions, None, mask, taps)
 
 
 def isolate(starts: Array) -> tuple[Array, Array]:

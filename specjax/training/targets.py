@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -68,6 +69,20 @@ def load_target(
         lora=options.lora,
     )
     return quantise(loaded) if dtype == _INT8 else loaded
+
+
+Sequences = TypeVar("Sequences", bound=Options)
+"""Options with a `sequence_length`."""
+
+
+def fitted(options: Sequences, target: LanguageModel) -> Sequences:
+    """The options with a `sequence_length` that the target can read, if it has its default."""
+    most = target.model.max_positions
+    field = next(f for f in dataclasses.fields(options) if f.name == "sequence_length")
+    if vars(options)[field.name] != field.default or field.default <= most:
+        return options
+    print(f"the target reads at most {most} tokens, so sequences have {most} (--sequence-length)")
+    return dataclasses.replace(options, **{field.name: most})
 
 
 def reader(target: LanguageModel) -> LinenModel:

@@ -1,9 +1,9 @@
 """Drafters that read hidden states of their target, as `train.drafter` trains them."""
 
 from specjax.training.drafters.anchors import draw_anchors
-from specjax.training.drafters.kinds import KINDS, plan
+from specjax.training.drafters.kinds import KINDS, default_taps, plan
 from specjax.training.drafters.learner import Drafts, Guess, Learner, Lesson
-from specjax.training.drafters.vocabulary import draft_vocabulary, mask_token
+from specjax.training.drafters.vocabulary import draft_vocabulary, mask_token, token_counts
 
 __all__ = [
     "KINDS",
@@ -11,8 +11,10 @@ __all__ = [
     "Guess",
     "Learner",
     "Lesson",
+    "default_taps",
     "draft_vocabulary",
     "draw_anchors",
     "mask_token",
     "plan",
+    "token_counts",
 ]

@@ -14,6 +14,9 @@ from specjax.training.drafters.layers import layers_like, taps_of
 from specjax.training.drafters.learner import Learner
 from specjax.training.drafters.peagle import PEagleLearner
 
+_TAPS = {"eagle3": 3, "peagle": 3, "dflash": 5, "dspark": 5}
+"""Layers of the target that a kind reads by default."""
+
 
 class Sizes(Protocol):
     """The options of a drafter's network."""
@@ -67,6 +70,11 @@ def plan(kind: str, options: Sizes, target: TransformerConfig, mask_token: int) 
     return KINDS[kind](options, target, mask_token)
 
 
+def default_taps(kind: str, num_layers: int) -> tuple[int, ...]:
+    """The layers that a kind reads by default of a target with so many."""
+    return taps_of(num_layers, _TAPS[kind])
+
+
 def _units(options: Sizes, target: TransformerConfig) -> int:
     """U, the tokens that the drafter knows."""
     return options.draft_vocab_size or target.vocab_size
@@ -83,7 +91,7 @@ def _eagle3_config(
     options: Sizes, target: TransformerConfig, num_layers: int
 ) -> tuple[Eagle3Config, tuple[int, ...]]:
     layers = layers_like(target, options.num_layers or num_layers, options.mlp_size, "llama")
-    taps = options.taps or taps_of(target.num_layers, 3)
+    taps = options.taps or taps_of(target.num_layers, _TAPS["eagle3"])
     return Eagle3Config(layers, len(taps), target.hidden_size), taps
 
 
@@ -113,7 +121,7 @@ def _block(
 ) -> BlockLearner:
     drafts, units = options.num_drafts, _units(options, target)
     first = 0 if corrects else 1
-    taps = options.taps or taps_of(target.num_layers, 5)
+    taps = options.taps or taps_of(target.num_layers, _TAPS["dflash"])
     layers = layers_like(target, options.num_layers or 2, options.mlp_size, "qwen3")
     config = BlockDraftConfig(
         layers=layers,

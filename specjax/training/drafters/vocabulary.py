@@ -10,31 +10,35 @@ from specjax.training.material import Material
 _PLACEHOLDERS = ("[PAD]", "<pad>", "<|pad|>", "<|mask|>", "[MASK]", "<mask>", "<|endoftext|>")
 
 
-def draft_vocabulary(
-    material: Material, size: int, vocab_size: int, needed: tuple[int, ...]
-) -> np.ndarray:
+def token_counts(material: Material, vocab_size: int) -> np.ndarray:
+    """[V] how often each token is in the text, or learned in the sequences with answers."""
+    counts = np.zeros(vocab_size, np.int64)
+    if material.text is not None:
+        for ids in material.text.blocks():
+            counts += np.bincount(ids, minlength=vocab_size)[:vocab_size]
+    if material.written is not None:
+        tokens, drawn = material.written.tokens[:, 1:], material.written.drawn > 0
+        counts += np.bincount(tokens[drawn], minlength=vocab_size)[:vocab_size]
+    return counts
+
+
+def draft_vocabulary(counts: np.ndarray, size: int, needed: tuple[int, ...]) -> np.ndarray:
     """The most frequent tokens of the data: [U] int32 ids of the target, ascending.
 
     Args:
-      material: counted are the tokens of the text, and the learned ones of sequences.
+      counts: [V] of each token in the data.
       size: U.
-      vocab_size: V of the target.
       needed: ids that are always taken, such as the EOS tokens.
 
     Raises:
       ValueError: a size above V, or below the number of needed ids.
     """
-    if not len(needed) <= size <= vocab_size:
+    if not len(needed) <= size <= len(counts):
         raise ValueError(
-            f"--draft-vocab-size is {size}; it must lie in [{max(1, len(needed))}, {vocab_size}], "
+            f"--draft-vocab-size is {size}; it must lie in [{max(1, len(needed))}, {len(counts)}], "
             "the size of the target's vocabulary"
         )
-    counts = np.zeros(vocab_size, np.int64)
-    if material.text is not None:
-        counts += np.bincount(np.asarray(material.text.ids), minlength=vocab_size)[:vocab_size]
-    if material.written is not None:
-        tokens, drawn = material.written.tokens[:, 1:], material.written.drawn > 0
-        counts += np.bincount(tokens[drawn], minlength=vocab_size)[:vocab_size]
+    counts = counts.copy()
     counts[list(needed)] = counts.max() + 1
     # A stable order, so that equal counts give the same vocabulary on every machine.
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)

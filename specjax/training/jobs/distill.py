@@ -29,7 +29,7 @@ from specjax.training.jobs.distill_options import (
     DistillOptions,
     annealing,
 )
-from specjax.training.jobs.distill_recorded import DistillRecorded, held_out_of, open_teacher
+from specjax.training.jobs.distill_recorded import DistillRecorded, taught
 from specjax.training.lock import alone
 from specjax.training.loop import fit
 from specjax.training.material import gather
@@ -38,7 +38,7 @@ from specjax.training.options import parse, run
 from specjax.training.record import named
 from specjax.training.sources import sample, share_of_target, with_starts
 from specjax.training.student import check_initial, make_model
-from specjax.training.targets import load_target
+from specjax.training.targets import fitted, load_target
 from specjax.training.written import Written
 
 
@@ -73,8 +73,7 @@ def make_job(options: DistillOptions) -> Distill:
     Raises:
       ValueError: options, models and data do not fit together.
     """
-    if not options.teacher and not (options.target and options.data):
-        raise ValueError("pass --target and --data, or --teacher with a folder of train.teacher")
+    options.check_source()
     if options.loss != AUTO:
         options = dataclasses.replace(options, anneal_steps=annealing(options))
     mesh = mesh_of_run(options)
@@ -85,6 +84,7 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
     """A job whose target is in memory."""
     out = pathlib.Path(options.out)
     target = load_target(options, options.dtype, mesh)
+    options = fitted(options, target)
     _check_start(options, target)
     material = gather(options, target, options.settings, options.loss == ACCEPTED_LENGTH)
     text, written = material.text, material.written
@@ -125,13 +125,13 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
 
 def _recorded(options: DistillOptions, mesh: Mesh | None) -> Distill:
     """A job that learns from a recording."""
-    options, target, teacher = open_teacher(options, mesh)
+    options, target, teacher = taught(options, mesh)
     _check_start(options, target)
     draft = make_model(options, target.model.vocab_size, target.model.max_positions)
-    assert target.tokenizer is not None  # `open_teacher` has checked it
+    assert target.tokenizer is not None  # `taught` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
     inputs = {**teacher.request.hashes, "teacher": teacher.hash, **_start_hash(options)}
-    rows = held_out_of(teacher)
+    rows = teacher.held_out_rows()
     job = DistillRecorded(
         options, draft, target, None, rows, None, end, inputs, mesh, teacher=teacher
     )
@@ -146,6 +146,7 @@ def _check_start(options: DistillOptions, target: LanguageModel) -> None:
     check_initial(
         foreign, target.tokenizer, target.model.vocab_size, f"--target {options.words}",
         "a draft must share the target's tokens: pass one that was trained for this target",
+        "--teacher" if options.teacher else "--draft-fraction" if options.draft_fraction else "",
     )  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def _with_models(job: Distill, teacher: str) -> Distill:
     """The job with its models in `run.json`; their sizes are printed."""
     shapes, start = jax.eval_shape(job.draft.init, jax.random.key(0)), job.options.start
     models = {
-        "target": named(teacher, job.target.model.module.config, job.target.params),
+        "target": named(teacher, job.target.model.module.config, job.target.num_params),
         "draft": named(start and start.folder, job.draft.module.config, shapes),
     }
     sizes = {"target": job.target.num_params, "draft": models["draft"]["parameters"]}

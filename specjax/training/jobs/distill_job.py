@@ -77,6 +77,9 @@ class Distill:
         self.serving = None if plain else Sampling.create(1, **self.options.settings)
         self.reader = reader(self.target)
         self.cap = self.draft.module.config.logit_softcap
+        # Equal tokenizers may be padded to other sizes; ids behind the smaller one are no tokens.
+        own, theirs = self.draft.vocab_size, self.target.model.vocab_size
+        self.size = None if own == theirs else min(own, theirs)
         # Of an early exit the other parameters are the target's.
         names = jax.eval_shape(self.draft.init, jax.random.key(0)) if self.trained else ()
         self.shared = tuple(name for name in names if name not in (self.trained or ()))
@@ -126,7 +129,7 @@ class Distill:
         weight = learned(batch["drawn"], o.learn_prompts).reshape(-1)
         hidden, rows = self._read(params, frozen, tokens, batch.get("starts"))
         shared = (self._teacher(frozen), self.serving, self._share(batch))
-        total = chunked(with_cap(against(DIVERGENCES[o.loss], o.top), self.cap))(
+        total = chunked(with_cap(against(DIVERGENCES[o.loss], o.top), self.cap, self.size))(
             hidden, head_matrix(params), (weight, rows), shared
         )
         return total / jnp.maximum(weight.sum(), 1), {"weight": weight.sum()}
@@ -153,7 +156,8 @@ class Distill:
         return mean, {"weight": weight, "expected_accepted_length": expected}
 
     def _teacher(self, frozen: Arrays) -> Teacher:
-        return Teacher(head_matrix(frozen), self.target.model.module.config.logit_softcap)
+        cap = self.target.model.module.config.logit_softcap
+        return Teacher(head_matrix(frozen), cap, self.size)
 
     def _share(self, batch: Batch) -> Array | None:
         """The weight of `--loss` against forward KL; None where nothing is annealed."""
@@ -179,7 +183,7 @@ class Distill:
         hidden, target = self._read(params, frozen, tokens)
         rows = (tokens[:, 1:].reshape(-1), target) if labelled else (target,)
         shared = (self._teacher(frozen), self.serving)
-        values = chunked_rows(with_cap(statistics, self.cap))(
+        values = chunked_rows(with_cap(statistics, self.cap, self.size))(
             hidden, head_matrix(params), rows, shared
         )
         return jnp.moveaxis(values.reshape(len(tokens), -1, values.shape[-1]), -1, 0)
@@ -223,9 +227,9 @@ class Distill:
                 theirs, mine = folded(top_of(theirs, o.top), mine)
             return jnp.sum(weight * blend(DIVERGENCES[o.loss], share)(theirs, mine))
 
-        target = rollout.logits.reshape(-1, rollout.logits.shape[-1])
+        target = rollout.logits.reshape(-1, rollout.logits.shape[-1])[:, : self.size]
         weight = jnp.ones(len(target))
-        total = chunked(with_cap(loss, self.cap))(
+        total = chunked(with_cap(loss, self.cap, self.size))(
             hidden.reshape(len(target), -1),
             head_matrix(params),
             (weight, target),

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 from specjax.sampling import Sampling
 from specjax.training.checkpoints import saved_steps
-from specjax.training.corpus import TextOptions
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.loop import LoopOptions
 from specjax.training.mixture import WeightOptions
 from specjax.training.options import at_least, option, within
 from specjax.training.record import RUN, read_run
+from specjax.training.recordings import TaughtOptions
 from specjax.training.student import SIZES, ModelOptions, Start
 from specjax.training.targets import ServedOptions
 
@@ -25,18 +25,9 @@ _FLAT = ("total-variation", ACCEPTED_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
-class DistillOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions, ServedOptions):
+class DistillOptions(LoopOptions, ModelOptions, TaughtOptions, WeightOptions, ServedOptions):
     """The target, the data, the draft's sizes, and the loop."""
 
-    target: str = option("", "folder of the target, or org/name on the Hub")
-    data: tuple[str, ...] = option(
-        (), "folders or files: text of any ending, JSON lines, parquet, or datasets of Hugging Face"
-    )
-    teacher: str | None = option(
-        None,
-        "folder of train.teacher to learn from, instead of --data and a target in memory; with "
-        "--target, the target is checked, and loaded for --eval-prompts alone",
-    )
     loss: str = option(
         "forward-kl",
         "training loss; auto: a short training with each of --auto-losses, and the one with the "
@@ -162,8 +153,7 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions, Serv
             )
         for loss in self.auto_losses if self.loss == AUTO else ():
             dataclasses.replace(self, loss=loss)  # raises ValueError where this loss cannot be
-        if self.teacher is not None:
-            self._check_teacher(self.teacher)
+        self._check_teacher()
         if self.top and self.loss == ACCEPTED_LENGTH:
             raise ValueError("--loss accepted-length reads every token's probability: no --top")
         if self.pack and self.loss == ACCEPTED_LENGTH:
@@ -183,32 +173,20 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions, Serv
                 f"together are more than --sequence-length {self.sequence_length}"
             )
 
-    def _check_teacher(self, teacher: str) -> None:
+    def _check_teacher(self) -> None:
         """Raises ValueError for what cannot be learned from a recording."""
-        needs = {
+        asks = {
             "--online": self.online,
             "--draft-fraction": self.draft_fraction,
             "--early-exit": self.early_exit is not None,
             f"--loss {ACCEPTED_LENGTH}": self.loss == ACCEPTED_LENGTH,
             "--pack": self.pack,
         }
-        for name in (name for name, given in needs.items() if given):
-            raise ValueError(
-                f"{name} asks the target during training, and --teacher {teacher} has only what "
-                "it said before: leave one of the two out"
-            )
-        if self.from_layers and self.like is None and not self.target:
+        measures = {"--eval-prompts": self.eval_prompts, f"--loss {AUTO}": self.loss == AUTO}
+        self.check_teacher(asks, measures)
+        if self.teacher and self.from_layers and self.like is None and not self.target:
             raise ValueError(
                 "--from-layers takes weights of the target: pass --target, too, or --like FOLDER"
-            )
-        if self.data:
-            raise ValueError(
-                f"--teacher {teacher} has the data that it was recorded on: leave out --data"
-            )
-        measuring = "--eval-prompts" if self.eval_prompts else "--loss auto"
-        if (self.eval_prompts or self.loss == AUTO) and not self.target:
-            raise ValueError(
-                f"{measuring} measures tau with the target: pass --target, too, or leave it out"
             )
 
     @property
@@ -220,11 +198,6 @@ class DistillOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions, Serv
     def auto(self) -> int:
         """The steps with each loss that `--loss auto` compares."""
         return self.auto_steps or min(self.steps, max(20, self.steps // 20))
-
-    @property
-    def words(self) -> str:
-        """The folder with the target's configuration and tokenizer."""
-        return self.target or self.teacher or ""
 
     @property
     def model_like(self) -> str | None:

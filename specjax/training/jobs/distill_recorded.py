@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable
 
 import jax
@@ -13,10 +12,8 @@ from jax import Array
 from jax.sharding import Mesh
 
 from specjax.contract import Arrays
-from specjax.files import read_outline
-from specjax.models import LanguageModel, LinenModel, Transformer, head_matrix
+from specjax.models import LanguageModel, head_matrix
 from specjax.parallel import row_parts, to_host
-from specjax.training.dataset import model_hashes
 from specjax.training.divergences import DIVERGENCES
 from specjax.training.jobs.distill_job import ROWS, Batch, Distill, filled
 from specjax.training.jobs.distill_options import AUTO, DistillOptions
@@ -29,11 +26,9 @@ from specjax.training.losses import (
 )
 from specjax.training.material import learned
 from specjax.training.mesh import lay_batch
-from specjax.training.options import as_argument
 from specjax.training.recorded import Recorded
+from specjax.training.recordings import open_teacher, share_of_answers, target_of
 from specjax.training.student import read
-from specjax.training.targets import dtype_of, load_target
-from specjax.training.written import Written
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,13 +93,7 @@ def _flat(batch: Batch) -> tuple[Array, Array]:
     return ids.reshape(-1, ids.shape[-1]), log_probs.reshape(-1, ids.shape[-1])
 
 
-def held_out_of(teacher: Recorded) -> Written:
-    """The held-out sequences of a recording, for prompts."""
-    rows = teacher.held_out(0, teacher.request.counts[2])
-    return Written(rows["tokens"], rows["drawn"], rows["limit"])
-
-
-def open_teacher(
+def taught(
     options: DistillOptions, mesh: Mesh | None
 ) -> tuple[DistillOptions, LanguageModel, Recorded]:
     """The recording that a run learns from.
@@ -117,79 +106,17 @@ def open_teacher(
       ValueError: it is damaged or not complete, another target made it, or it was made for other
         options.
     """
-    assert options.teacher is not None
-    folder = pathlib.Path(options.teacher)
-    teacher = Recorded.open(folder)
+    teacher = open_teacher(options, options, dtype=options.dtype, settings=options.settings)
     request = teacher.request
-    if options.target:
-        _check_target(options, teacher)
-    asked = {
-        **options.settings,
-        "isolate_documents": options.isolate_documents,
-        "sequence_length": options.sequence_length,
-    }
-    found = {
-        **request.settings,
-        "isolate_documents": request.isolate_documents,
-        "sequence_length": request.length,
-    }
-    other = [name for name in asked if asked[name] != found[name]]
-    if other:
-        raise ValueError(
-            f"--teacher {folder} was recorded with "
-            + " ".join(as_argument(name, found[name]) for name in other)
-            + ", and this run has "
-            + " ".join(as_argument(name, asked[name]) for name in other)
-            + ": pass the former, or record it again"
-        )
     if options.top > request.top:
         raise ValueError(
-            f"--top is {options.top}; --teacher {folder} has {request.top} log-probabilities of "
-            "each token: pass no more, or record it again"
+            f"--top is {options.top}; --teacher {options.teacher} has {request.top} "
+            "log-probabilities of each token: pass no more, or record it again"
         )
     options = dataclasses.replace(
         options,
         top=options.top or request.top,
-        sampled_fraction=_share(options, request.counts),
+        sampled_fraction=share_of_answers(options.sampled_fraction, teacher),
     )
-    if options.eval_prompts or options.loss == AUTO:
-        return options, load_target(options, options.dtype, mesh), teacher
-    outline = read_outline(folder)
-    if outline.tokenizer is None:
-        raise ValueError(f"--teacher {folder} has no tokenizer.json: record it again")
-    return options, outline.with_weights(LinenModel(Transformer(outline.config)), {}), teacher
-
-
-def _share(options: DistillOptions, counts: tuple[int, int, int]) -> float:
-    """The fraction of sequences with answers.
-
-    Raises:
-      ValueError: the recording has no sequences of a kind that is asked for.
-    """
-    text, answers, _ = counts
-    share = options.sampled_fraction
-    if share is None:
-        return 0.0 if not answers else 1.0 if not text else 0.5
-    if (share and not answers) or (share < 1 and not text):
-        raise ValueError(
-            f"--sampled-fraction is {share}; --teacher {options.teacher} has {text} sequences of "
-            f"text and {answers} with answers: leave it out"
-        )
-    return share
-
-
-def _check_target(options: DistillOptions, teacher: Recorded) -> None:
-    """Raises ValueError if another target, tokenizer or LoRA, or another type, was recorded."""
-    wanted, made = model_hashes(options.target, options.lora), teacher.request.hashes
-    for name in sorted({*wanted, *({"lora"} & made.keys())}):
-        if made.get(name) != wanted.get(name):
-            raise ValueError(
-                f"--teacher {options.teacher} was recorded with another {name} (sha256 "
-                f"{made.get(name, 'none'):.12}) than that of --target {options.target} "
-                f"({wanted.get(name, 'none'):.12}): record it again with python -m train.teacher"
-            )
-    if options.dtype is not None and dtype_of(options.dtype) != teacher.request.dtype:
-        raise ValueError(
-            f"--teacher {options.teacher} was recorded in {teacher.request.dtype}, not in --dtype "
-            f"{options.dtype}: pass the former, or record it again"
-        )
+    whole = bool(options.eval_prompts) or options.loss == AUTO
+    return options, target_of(teacher, options, mesh, whole), teacher

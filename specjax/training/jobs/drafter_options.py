@@ -5,17 +5,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from specjax.training.corpus import TextOptions
 from specjax.training.drafters import KINDS
 from specjax.training.loop import LoopOptions
 from specjax.training.mixture import WeightOptions
 from specjax.training.objectives import OBJECTIVES
 from specjax.training.options import REQUIRED, at_least, option, within
+from specjax.training.recordings import TaughtOptions
 from specjax.training.targets import ServedOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterOptions(LoopOptions, TextOptions, WeightOptions, ServedOptions):
+class DrafterOptions(LoopOptions, TaughtOptions, WeightOptions, ServedOptions):
     """The target, the data, the drafter's network, and the loop."""
 
     kind: str = option(REQUIRED, "kind of drafter", choices=tuple(KINDS))
@@ -102,6 +102,10 @@ class DrafterOptions(LoopOptions, TextOptions, WeightOptions, ServedOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_weights(self.data)
+        self.check_teacher(
+            {"--online": self.online, "--keep-features": self.keep_features},
+            {"--eval-prompts": self.eval_prompts},
+        )
         at_least(self, 1, "num_drafts", "sampled_sequences", "sampled_prompt", "sampled_batch")
         at_least(self, 1, "eval_batches", "eval_tokens")
         at_least(self, 0, "anchors", "draft_vocab_size", "markov_rank", "eval_prompts")
@@ -133,7 +137,7 @@ class DrafterOptions(LoopOptions, TextOptions, WeightOptions, ServedOptions):
                 f"--anchors is {self.anchors}; a sequence has {self.sequence_length} positions"
             )
         longest = self.sampled_prompt + (self.eval_tokens if self.eval_prompts else 0)
-        if longest > self.sequence_length:
+        if longest > self.sequence_length and (self.teacher is None or self.eval_prompts):
             raise ValueError(
                 f"--sampled-prompt {self.sampled_prompt} and --eval-tokens {self.eval_tokens} "
                 f"together are more than --sequence-length {self.sequence_length}"

@@ -16,13 +16,14 @@ from specjax.parallel import leader
 from specjax.prompts import encode_file
 from specjax.rules import RULES
 from specjax.training import dataset
-from specjax.training.corpus import TextOptions, prepare
+from specjax.training.corpus import TextOptions
 from specjax.training.dataset import Request, model_hashes
 from specjax.training.lock import alone
 from specjax.training.options import at_least, option, parse, run
 from specjax.training.record import versions, write
 from specjax.training.speculation import SpeculationOptions, load_speculation
 from specjax.training.targets import dtype_of
+from specjax.training.tokenising import prepare
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from specjax.training.corpus import TextOptions
 from specjax.training.loop import LoopOptions
 from specjax.training.mixture import WeightOptions
 from specjax.training.options import above, at_least, option, within
-from specjax.training.targets import TargetOptions
+from specjax.training.recordings import TaughtOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaOptions(LoopOptions, TextOptions, WeightOptions, TargetOptions):
+class MedusaOptions(LoopOptions, TaughtOptions, WeightOptions):
     """The target, the data, the shape of the heads, and the loop."""
 
     num_heads: int = option(4, "heads")
@@ -62,6 +61,7 @@ class MedusaOptions(LoopOptions, TextOptions, WeightOptions, TargetOptions):
     def __post_init__(self):
         super().__post_init__()
         self.check_weights(self.data)
+        self.check_teacher({"--lora-rank": self.lora_rank}, {"--eval-prompts": self.eval_prompts})
         at_least(self, 1, "num_heads", "num_layers", "written_sequences", "written_prompt")
         at_least(self, 1, "eval_batches", "eval_tokens")
         at_least(self, 0, "lora_rank", "eval_prompts", "heads_weight")

@@ -18,12 +18,13 @@ from jax.sharding import Mesh
 from specjax.contract import Arrays
 from specjax.files import find_folder, read_config, read_outline
 from specjax.models import LinenModel, head_matrix
-from specjax.training.corpus import TextOptions, Tokens, end_of_text, prepare, starts_of_documents
+from specjax.training.corpus import TextOptions, Tokens, end_of_text, starts_of_documents
 from specjax.training.dataset import initial_hash
 from specjax.training.lock import alone
 from specjax.training.loop import LoopOptions, fit
 from specjax.training.losses import chunked, cross_entropy, with_cap
 from specjax.training.mesh import lay_batch, mesh_of_run
+from specjax.training.mixture import Mixture, WeightOptions
 from specjax.training.options import at_least, option, parse, run
 from specjax.training.record import named
 from specjax.training.student import (
@@ -34,10 +35,11 @@ from specjax.training.student import (
     read,
     save_student,
 )
+from specjax.training.tokenising import prepare_all
 
 
 @dataclasses.dataclass(frozen=True)
-class PretrainOptions(LoopOptions, ModelOptions, TextOptions):
+class PretrainOptions(LoopOptions, ModelOptions, TextOptions, WeightOptions):
     """The data, the model's sizes, and the loop."""
 
     tokenizer: str | None = option(
@@ -53,6 +55,7 @@ class PretrainOptions(LoopOptions, ModelOptions, TextOptions):
 
     def __post_init__(self):
         super().__post_init__()
+        self.check_weights(self.data)
         at_least(self, 1, "eval_batches")
         if self.max_positions is not None:
             at_least(self, self.sequence_length, "max_positions")
@@ -66,8 +69,8 @@ class Pretrain:
 
     options: PretrainOptions
     model: LinenModel
-    train: Tokens
-    held_out: Tokens
+    train: Tokens | Mixture
+    held_out: Tokens | Mixture
     tokenizer: tokenizers.Tokenizer
     end: int | None = None  # the token that starts a document, if documents are isolated
     frozen: Arrays = None
@@ -149,8 +152,8 @@ def make_job(options: PretrainOptions) -> Pretrain:
     """
     mesh = mesh_of_run(options)
     out = pathlib.Path(options.out)
-    tokenizer, train, held_out = prepare(
-        options.source, out / "corpus", options.vocab_size, _tokenizer(options)
+    tokenizer, train, held_out = prepare_all(
+        options.source, options.weights, out / "corpus", options.vocab_size, _tokenizer(options)
     )
     start, size = options.start, tokenizer.get_vocab_size()
     if start is not None and start.has_weights:  # its vocabulary may have padding

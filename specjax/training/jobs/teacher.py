@@ -2,45 +2,66 @@
 
 The target reads every sequence of --data once.  Of each token that follows, its --top likeliest
 candidates are written with their log-probabilities, at the sampling settings that it will be served
-with.  `train.distill --teacher FOLDER` then needs no target.  Sequences that the target writes
-itself come from train.generate, whose folder is a part of --data.
+with.  `train.distill --teacher FOLDER` then needs no target.  With --drafters the hidden states are
+written that these kinds of drafters read, for `train.drafter --teacher FOLDER`.  Sequences that the
+target writes itself come from train.generate, whose folder is a part of --data.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from specjax.contract import Arrays
 from specjax.files import TOKENIZER
-from specjax.models import head_matrix
+from specjax.models import LinenModel, head_matrix
 from specjax.parallel import row_parts, to_host
 from specjax.sampling import Sampling
-from specjax.training import recorded
+from specjax.training import recorded, tables
 from specjax.training.corpus import TextOptions, Tokens, starts_of_documents
+from specjax.training.drafters import KINDS, default_taps
 from specjax.training.lock import alone
 from specjax.training.losses import Teacher, log_target, mapped
 from specjax.training.material import Material, gather
 from specjax.training.mesh import MeshOptions, lay_batch, mesh_of_sizes, mesh_sizes
-from specjax.training.mixture import Mixture
+from specjax.training.mixture import Mixture, WeightOptions
 from specjax.training.options import at_least, option, parse, run
 from specjax.training.recorded import Request
-from specjax.training.student import read
-from specjax.training.targets import ServedOptions, dtype_of, load_target, reader
+from specjax.training.student import read_layers
+from specjax.training.targets import ServedOptions, dtype_of, fitted, load_target, reader
 from specjax.training.top import top_of
 from specjax.training.written import Written
 
+_HEADS = "medusa"
+_MOST = 256 * 10**6
+"""Bytes of a file with hidden states, by default."""
+
 
 @dataclasses.dataclass(frozen=True)
-class TeacherOptions(MeshOptions, TextOptions, ServedOptions):
+class TeacherOptions(MeshOptions, TextOptions, WeightOptions, ServedOptions):
     """The target, the data, and what is recorded."""
 
     out: str = option("runs/teacher", "folder of the recording")
-    top: int = option(64, "candidates of each token whose log-probabilities are recorded")
+    top: int | None = option(
+        None,
+        "candidates of each token whose log-probabilities are recorded; by default 64, or none "
+        "with --drafters or --taps",
+    )
+    drafters: tuple[str, ...] = option(
+        (),
+        "record the hidden states that drafters of these kinds read by default",
+        choices=(*KINDS, _HEADS),
+    )
+    taps: tuple[int, ...] = option(
+        (),
+        "record the last hidden states and the outputs of these layers, too: 0 is the embedding",
+    )
     sequence_length: int = option(512, "tokens per sequence")
     sequences: int = option(
         0, "sequences of text; 0: one pass over it.  Sequences with answers are all recorded"
@@ -53,24 +74,40 @@ class TeacherOptions(MeshOptions, TextOptions, ServedOptions):
         False, "tokens do not attend to other documents packed into the same sequence"
     )
     batch_size: int = option(8, "sequences that the target reads at once")
-    chunk: int = option(64, "sequences per file")
+    chunk: int = option(
+        0, "sequences per file; 0: 64, or fewer if hidden states would make a file of over 256 MB"
+    )
     seed: int = option(0, "seed of the order of the text")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "top", "sequence_length", "held_out", "batch_size", "chunk")
-        at_least(self, 0, "sequences")
+        self.check_weights(self.data)
+        at_least(self, 1, "sequence_length", "held_out", "batch_size")
+        at_least(self, 0, "sequences", "chunk")
+        if self.top is not None:
+            at_least(self, 0, "top")
+        if not self.candidates and not self.has_states:
+            raise ValueError("--top 0 records nothing: pass --drafters or --taps, too")
+        if self.has_states and self.dtype == "int8":
+            raise ValueError(
+                "drafters use matrices of the target, which --dtype int8 has rounded: pass float32 "
+                "or bfloat16"
+            )
         Sampling.create(1, **self.settings)
+
+    @property
+    def has_states(self) -> bool:
+        return bool(self.drafters or self.taps)
+
+    @property
+    def candidates(self) -> int:
+        """k."""
+        return (0 if self.has_states else 64) if self.top is None else self.top
 
     @property
     def settings(self) -> dict[str, float]:
         """The settings that the target is served with, as `Sampling.create` takes them."""
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """All texts are one stream."""
-        return ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,11 +147,18 @@ class Sequences:
             return self._text(material.text, number, self.options.seed)
         if number < windows + answers:
             assert material.written is not None
-            return material.written.at(np.array([number - windows]))
+            return self._answer(material.written, number - windows)
         number -= windows + answers
         if isinstance(material.held_out, Tokens | Mixture):
             return self._text(material.held_out, number, 0)
         return material.held_out.at(np.array([number]))
+
+    def _answer(self, written: Written, number: int) -> Written:
+        """Every sequence once; those of weighed sources in turns, until as many were taken."""
+        if written.origin is None:
+            return written.at(np.array([number]))
+        row = written.rows(number, 1, self.options.seed)
+        return Written(row.tokens, row.drawn, row.limit)
 
     def _text(self, text: Tokens | Mixture, number: int, seed: int) -> Written:
         length = self.options.sequence_length
@@ -132,9 +176,11 @@ def record(options: TeacherOptions) -> None:
     """Run the job in a folder that the caller holds."""
     out, mesh = pathlib.Path(options.out), mesh_of_sizes(mesh_sizes(options))
     target = load_target(options, options.dtype, mesh)
-    size = target.model.vocab_size
-    if options.top > size:
-        raise ValueError(f"--top is {options.top}; the target has {size} tokens")
+    options = fitted(options, target)
+    size, config = target.model.vocab_size, target.model.module.config
+    if options.candidates > size:
+        raise ValueError(f"--top is {options.candidates}; the target has {size} tokens")
+    taps = _taps(options, config.num_layers)
     material = gather(options, target, options.settings)
     assert target.tokenizer is not None  # `gather` has checked it
     end = starts_of_documents(target.tokenizer, options.isolate_documents)
@@ -142,49 +188,90 @@ def record(options: TeacherOptions) -> None:
     request = Request(
         hashes=material.inputs,
         settings=options.settings,
-        top=options.top,
+        top=options.candidates,
         dtype=dtype_of(options.dtype),
         isolate_documents=options.isolate_documents,
         length=options.sequence_length,
-        chunk=options.chunk,
+        chunk=options.chunk or 64,
         vocab_size=size,
         counts=sequences.counts,
+        share=material.share,
+        hidden_size=config.hidden_size if options.has_states else 0,
+        taps=taps,
     )
-    plain = options.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
-    serving = None if plain else Sampling.create(1, **options.settings)
-    network = reader(target)
-    cap = target.model.module.config.logit_softcap
-
-    def said(params: Arrays, tokens: Array) -> tuple[Array, Array]:
-        """Ids and log-probabilities [B * T, k]."""
-        teacher = Teacher(head_matrix(params), cap)
-        hidden = read(network, params, tokens[:, :-1], end)
-        top = mapped(lambda h: top_of(log_target(teacher.logits(h), serving), options.top), hidden)
-        return top.ids, top.log_probs
-
-    ask = jax.jit(said)
+    if not options.chunk and options.has_states:
+        most = max(1, min(64, _MOST // request.row_bytes))
+        request = dataclasses.replace(request, chunk=most)
+    ask = jax.jit(functools.partial(_said, options, reader(target), request, end))
     parts = row_parts(mesh)
     rows = -(-options.batch_size // parts) * parts
 
-    def outputs(tokens: np.ndarray) -> recorded.Outputs:
+    def outputs(tokens: np.ndarray) -> recorded.Said:
         found = []
         for first in range(0, len(tokens), rows):
             part = tokens[first : first + rows]
             # Filled up with its first sequence, so that no other shape is compiled.
             full = np.concatenate([part, np.repeat(part[:1], rows - len(part), axis=0)])
-            ids, log_probs = to_host(ask(target.params, lay_batch(full, mesh)))
-            shape = (rows, tokens.shape[1] - 1, options.top)
-            found.append([x.reshape(shape)[: len(part)] for x in (ids, log_probs)])
-        ids, log_probs = (np.concatenate(x) for x in zip(*found, strict=True))
-        return ids, log_probs
+            said = to_host(ask(target.params, lay_batch(full, mesh)))
+            found.append({name: x[: len(part)] for name, x in said.items()})
+        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
 
     files = dict(target.files)
     if "tokenizer.json" not in files:
         files["tokenizer.json"] = target.tokenizer.to_str().encode()
     kept = ("config.json", "generation_config.json", *TOKENIZER)
     files = {name: files[name] for name in kept if name in files}
+    if options.has_states:
+        files[tables.FILE] = tables.packed(target)
     recorded.write(out, request, lambda n: sequences.rows(request.rows(n)), outputs, files)
     print(f"wrote {out}", flush=True)
+
+
+def _said(
+    options: TeacherOptions,
+    network: LinenModel,
+    request: Request,
+    end: int | None,
+    params: Arrays,
+    tokens: Array,
+) -> dict[str, Array]:
+    """What the target says about tokens [B, T + 1]; see `recorded.Said`."""
+    inputs = tokens[:, :-1]
+    out = read_layers(network, params, inputs, end, taps=request.taps)
+    said: dict[str, Array] = {}
+    if request.hidden_size:
+        layers = [out.hidden] if out.features is None else [out.hidden, out.features]
+        states = jnp.concatenate(layers, axis=-1).astype(jnp.bfloat16)
+        said[recorded.STATES] = jax.lax.bitcast_convert_type(states, jnp.uint16)
+    if request.top:
+        plain = options.settings == {"temperature": 1, "top_k": 0, "top_p": 1}
+        serving = None if plain else Sampling.create(1, **options.settings)
+        teacher = Teacher(head_matrix(params), network.module.config.logit_softcap)
+        hidden = out.hidden.reshape(-1, out.hidden.shape[-1])
+        top = mapped(
+            lambda part: top_of(log_target(teacher.logits(part), serving), request.top), hidden
+        )
+        shape = (*inputs.shape, request.top)
+        said |= {"top_ids": top.ids.reshape(shape), "top_log_probs": top.log_probs.reshape(shape)}
+    return said
+
+
+def _taps(options: TeacherOptions, layers: int) -> tuple[int, ...]:
+    """The layers whose outputs are recorded, ascending.
+
+    Raises:
+      ValueError: the target does not have one of them.
+    """
+    found = set(options.taps)
+    for kind in options.drafters:
+        found |= set(default_taps(kind, layers) if kind != _HEADS else ())
+    for tap in found:
+        if not 0 <= tap <= layers:
+            raise ValueError(
+                f"--taps names {tap}, and the target has {layers} layers: 0 is the embedding, and "
+                f"{layers} the output of the last layer"
+            )
+    return tuple(sorted(found))
 
 
 if __name__ == "__main__":
