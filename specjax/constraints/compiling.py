@@ -1,0 +1,208 @@
+"""From what a user asks for to automata over a target's tokens, kept in memory and on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import weakref
+import zipfile
+import zlib
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from specjax.arguments import each, shown
+from specjax.automata import Automaton
+from specjax.constraints.expressions import Choice, Expression, JSONSchema, Regex
+from specjax.constraints.lifting import canonical, lift, reachable, spelt
+from specjax.folders import cache_folder
+from specjax.models import LanguageModel
+from specjax.programs import Recent
+from specjax.text import no_panic, token_bytes, vocabulary_digest
+
+_FORM = 1  # of the files
+_DAMAGE = (zipfile.BadZipFile, zlib.error, AttributeError)
+_ARRAYS = ("classes", "next", "accepting", "likely")
+
+_recent: Recent[tuple[str, str, int], Automaton] = Recent()
+_digests: weakref.WeakKeyDictionary[tokenizers.Tokenizer, str] = weakref.WeakKeyDictionary()
+
+Constraint = Expression | Automaton
+
+
+def constraints_of(
+    target: LanguageModel, constraint: object, ends: list[list[int]], new: int
+) -> list[Automaton | None]:
+    """The automaton of each row, or None.
+
+    Args:
+      target: the model whose tokens they are about.
+      constraint: one for all rows, or a list with one or None for each.
+      ends: the tokens that end each row.
+      new: the most new tokens of a row.
+
+    Raises:
+      ValueError: it is no constraint, cannot be compiled, or has no text of at most `new` tokens.
+    """
+    asked = each("constraint", constraint, len(ends))
+    made = [None if one is None else automaton_of(target, one) for one in asked]
+    fitted: list[Automaton | None] = []
+    for one, automaton, eos in zip(asked, made, ends, strict=True):
+        if automaton is None:
+            fitted.append(None)
+            continue
+        if not eos:
+            raise ValueError(
+                f"constraint={_called(one)} needs a token that ends the text, and {target.name} "
+                "has none here: pass eos="
+            )
+        automaton = _without(automaton, tuple(eos))
+        least = int(automaton.shortest[automaton.start])
+        if least > new:
+            raise ValueError(
+                f"max_new_tokens={new} is too small: the shortest text of {_called(one)} has "
+                f"{least} tokens; pass at least {least}"
+            )
+        fitted.append(automaton)
+    return fitted
+
+
+@functools.lru_cache(maxsize=64)
+def _without(automaton: Automaton, eos: tuple[int, ...]) -> Automaton:
+    return automaton.without(eos)
+
+
+def automaton_of(target: LanguageModel, constraint: object) -> Automaton:
+    """The automaton of a constraint over the tokens of a target.
+
+    Raises:
+      ValueError: it is no constraint, it allows no text or only the empty one, the vocabulary
+        cannot write it, or it is larger than the bounds.
+    """
+    size = target.model.vocab_size
+    if isinstance(constraint, Automaton):
+        if constraint.vocab_size != size:
+            raise ValueError(
+                f"constraint is an automaton over {constraint.vocab_size} tokens, and "
+                f"{target.name} has {size}"
+            )
+        return constraint
+    if not isinstance(constraint, Regex | JSONSchema | Choice):
+        raise ValueError(
+            f"constraint={shown(constraint)} is not a constraint; pass specjax.Regex('...'), "
+            "specjax.JSONSchema({...}), specjax.Choice(['...']), a specjax.Automaton, or a list of "
+            "them with one per prompt"
+        )
+    if target.tokenizer is None:
+        raise ValueError(
+            f"constraint={_called(constraint)} needs a tokenizer, and {target.name} has none: pass "
+            "a specjax.Automaton over its tokens"
+        )
+    tokenizer = target.tokenizer
+    digest = _digests.get(tokenizer)
+    if digest is None:
+        digest = _digests[tokenizer] = vocabulary_digest(tokenizer)
+
+    key = json.dumps([constraint.key, constraint.canonical])
+
+    def make() -> Automaton:
+        path = _path(key, digest, size)
+        found = _read(path)
+        if found is None:
+            found = _compile(target, tokenizer, constraint)
+            _write(path, found)
+        return found
+
+    return _recent.get((key, digest, size), make)
+
+
+def _compile(
+    target: LanguageModel, tokenizer: tokenizers.Tokenizer, constraint: Expression
+) -> Automaton:
+    called, automaton = _called(constraint), constraint.compile()
+    example = automaton.example()
+    if example is None:
+        raise ValueError(f"constraint={called} matches no text: correct it")
+    if not (automaton.next[0] >= 0).any():
+        raise ValueError(f"constraint={called} matches only the empty text: correct it")
+    written = token_bytes(tokenizer, target.model.vocab_size)
+    classes, table = lift(automaton, written)
+
+    def encode(text: bytes) -> list[int]:
+        try:
+            with no_panic(f"constraint={called}"):
+                return tokenizer.encode(text.decode(), add_special_tokens=False).ids
+        except UnicodeDecodeError:  # a part of a character
+            return []
+
+    likely = spelt(automaton, written, encode)
+    if constraint.canonical:
+        classes, table = canonical(classes, table, likely)
+    try:
+        return reachable(Automaton(classes, table, automaton.accepting, 0, likely))
+    except ValueError:
+        known = set(b"".join(text for text in written if text))
+        lacking = bytes(byte for byte in example if byte not in known)
+        named = f" (no token writes {lacking!r})" if lacking else ""
+        raise ValueError(
+            f"the vocabulary of {target.name} cannot write any text of constraint={called}{named}, "
+            f"such as {shown(example.decode(errors='replace'))}"
+        ) from None
+
+
+def _called(constraint: Any) -> str:
+    if isinstance(constraint, Regex):
+        return f"Regex({shown(constraint.expression)})"
+    if isinstance(constraint, Choice):
+        return f"Choice({shown(list(constraint.texts))})"
+    if isinstance(constraint, JSONSchema):
+        return f"JSONSchema({shown(constraint.schema)})"
+    return shown(constraint)
+
+
+def _path(key: str, digest: str, size: int) -> pathlib.Path:
+    name = hashlib.sha256(json.dumps([_FORM, key, digest, size]).encode()).hexdigest()[:32]
+    return cache_folder("constraints") / f"{name}.npz"
+
+
+def _read(path: pathlib.Path) -> Automaton | None:
+    """The automaton of a file, or None if it is missing or damaged."""
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            classes, table, accepting, likely = (file[name] for name in _ARRAYS)
+            return Automaton(classes, table, accepting, int(file["start"]), likely)
+    except (*_DAMAGE, OSError, ValueError, KeyError, EOFError, TypeError, IndexError):
+        return None
+
+
+def _write(path: pathlib.Path, automaton: Automaton) -> None:
+    """Keep an automaton; a folder that cannot be written is no error."""
+    partial = path.with_suffix(f".{os.getpid()}.npz")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            fields = {
+                "classes": automaton.classes, "next": automaton.next,
+                "accepting": automaton.accepting, "likely": automaton.likely,
+            }  # fmt: skip
+            np.savez_compressed(file, start=automaton.start, **fields)  # type: ignore[arg-type]
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+
+
+def check_least(automata: list[Automaton | None], least: object) -> None:
+    """Raises ValueError where `min_new_tokens` is more than a constraint's longest text has."""
+    if not isinstance(least, np.ndarray):
+        return
+    for row, (automaton, asked) in enumerate(zip(automata, least.tolist(), strict=True)):
+        most = asked if automaton is None else int(automaton.longest[automaton.start])
+        if asked > most:
+            raise ValueError(
+                f"min_new_tokens={asked} is more than the {most} tokens of the longest text of the "
+                f"constraint of prompt {row}"
+            )

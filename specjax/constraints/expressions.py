@@ -1,0 +1,125 @@
+"""What a user constrains a text to: `Regex`, `JSONSchema`, `Choice`."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specjax.arguments import flag, items, shown
+from specjax.constraints import byte_automaton, schemas
+from specjax.constraints.byte_automaton import Bytes
+
+
+class Expression(abc.ABC):
+    """The set of texts that a row may write, whatever the vocabulary."""
+
+    canonical: bool
+    """True: characters that must follow are written as the tokenizer spells them, and in no other
+    way.  The texts are the same ones, more tokens are forced, and the target reads keys and names
+    as it has learned them."""
+
+    @property
+    @abc.abstractmethod
+    def key(self) -> str:
+        """What tells expressions apart."""
+
+    @abc.abstractmethod
+    def compile(self) -> Bytes:
+        """Its automaton.
+
+        Raises:
+          ValueError: it cannot be compiled, or not within the bounds on states and seconds.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Regex(Expression):
+    r"""Texts that a regular expression matches from the first to the last character.
+
+    The syntax is that of Rust's `regex`: as in Python's `re`, without look-around, back-references
+    and \b; `.` is any character but a newline, and \d one of 0 to 9.
+    """
+
+    expression: str
+    canonical: bool = False
+
+    def __post_init__(self) -> None:
+        flag("canonical", self.canonical)
+        if not isinstance(self.expression, str):
+            raise ValueError(
+                f"Regex({shown(self.expression)}); pass a text such as Regex('[0-9]+')"
+            )
+
+    @property
+    def key(self) -> str:
+        return json.dumps(["regex", self.expression])
+
+    def compile(self) -> Bytes:
+        subject = f"Regex({shown(self.expression)})"
+        return byte_automaton.of_request(
+            subject, expression=byte_automaton.ascii_digits(self.expression)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class JSONSchema(Expression):
+    r"""Texts that are JSON of a schema.
+
+    The keys of an object stand in the order of the schema, optional ones may be left out, and
+    others do not occur.  A keyword that cannot be kept is refused by its name.
+
+    Attributes:
+      schema: a dict, or its JSON as a text.
+      whitespace: a regular expression for the white space between the tokens of JSON: at most one
+        space by default.  With "" a text has none, so more of it is forced.
+      canonical: as in `Expression`.
+    """
+
+    schema: Mapping[str, Any] | str
+    whitespace: str = "[ ]?"
+    canonical: bool = False
+
+    def __post_init__(self) -> None:
+        flag("canonical", self.canonical)
+        if not isinstance(self.whitespace, str):
+            raise ValueError(f"whitespace={shown(self.whitespace)}; pass a regular expression")
+        object.__setattr__(self, "schema", schemas.canonical(self.schema))
+
+    @property
+    def key(self) -> str:
+        return json.dumps(["schema", self.schema, self.whitespace])
+
+    def compile(self) -> Bytes:
+        assert isinstance(self.schema, str)
+        return schemas.compile_schema(self.schema, self.whitespace)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice(Expression):
+    """One of these texts."""
+
+    texts: Sequence[str]
+    canonical: bool = False
+
+    def __post_init__(self) -> None:
+        flag("canonical", self.canonical)
+        texts = items(self.texts)
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            raise ValueError(
+                f"Choice({shown(self.texts)}); pass a list of texts, none of them empty"
+            )
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"Choice({shown(texts)}) cannot be encoded ({error})") from None
+        object.__setattr__(self, "texts", tuple(texts))
+
+    @property
+    def key(self) -> str:
+        return json.dumps(["choice", *self.texts])
+
+    def compile(self) -> Bytes:
+        return byte_automaton.of_texts(self.texts)

@@ -1,0 +1,56 @@
+"""`Forced`: the tokens that a constraint leaves no choice about."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from specjax import tree
+from specjax.contract import Arrays, Context, Proposer
+from specjax.proposers.chain import check_num_drafts
+from specjax.types import ABSENT, Block, Proposal
+
+_WIDTHS = (1, 3, 5)
+"""Few tokens are forced at a time, and a narrower pass of the target costs less."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Forced(Proposer):
+    """Drafts what a row's constraint forces: the keys, quotes and braces of JSON, for instance.
+
+    Where the characters that follow are forced, the drafts are the tokens that the tokenizer spells
+    them with.  The target may spell them otherwise, so it verifies these drafts like all others.
+    Rows without a constraint, and those in a state with several ways on, have no drafts; put
+    another proposer behind it with `FirstOf(Forced(4), NGram(4))`.
+    """
+
+    num_drafts: int = 4
+    is_chain = True
+    point_mass = True
+
+    def __post_init__(self) -> None:
+        check_num_drafts(self.num_drafts)
+        nodes = self.num_drafts + 1
+        narrower = tuple(width for width in _WIDTHS if width < nodes)
+        self.declare(num_nodes=nodes, max_depth=self.num_drafts, narrower=narrower)
+
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> tuple[()]:
+        return ()
+
+    def propose(
+        self, params: Arrays, state: tuple[()], context: Context
+    ) -> tuple[Proposal, tuple[()]]:
+        pending = context.pending
+        if context.forced is None:
+            drafts = jnp.zeros((len(pending), self.num_drafts), jnp.int32)
+            count = jnp.zeros(len(pending), jnp.int32)
+        else:
+            drafts, count = context.forced(self.num_drafts)
+        present = jnp.arange(self.num_nodes) <= count[:, None]
+        parent = jnp.where(present, tree.chain(self.num_nodes), ABSENT)
+        tokens = jnp.concatenate([pending[:, None], drafts], axis=1)
+        return Proposal(tokens, parent, point_mass=True), state
+
+    def observe(self, params: Arrays, state: tuple[()], block: Block) -> tuple[()]:
+        return state

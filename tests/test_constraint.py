@@ -1,0 +1,498 @@
+"""Expressions, schemas and choices as automata over the tokens of real tokenizers, and what
+`generate` writes under them."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+
+import folders
+import jsonschema
+import numpy as np
+import pytest
+import test_vocabulary as vocabularies
+from command_line import PAIR, failure, run
+
+import specjax
+from specjax import Automaton, Choice, JSONSchema, Regex
+from specjax.constraints import automaton_of, compiling
+from specjax.generate import prepared
+from specjax.text import token_bytes
+
+EXPRESSIONS = [
+    r"[a-c]+x?", r"(the|that|then) (cat|rat|dog)s*", r"\d{1,3}(\.[\d]{1,3}){3}", r"é*|日本(語|人)?",
+    r"[^t]*t", r"(ab|a)(bc|c)?", r"🙂+ ?",
+    r"[0-9]+(\.[0-9]+)?", r"a|ab|a*?bé?c*", r"(t|th)*(he)?", r"é?",
+]  # fmt: skip
+LOG = {
+    "type": "object",
+    "properties": {
+        "level": {"enum": ["INFO", "WARN", "ERROR"]},
+        "at": {"type": "string", "format": "date-time"},
+        "code": {"type": ["integer", "null"]},
+        "seconds": {"type": "number"},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 3},
+        "host": {"$ref": "#/$defs/host"},
+    },
+    "required": ["level", "code", "host"],
+    "additionalProperties": False,
+    "$defs": {
+        "host": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "pattern": "^[a-z]{1,8}(-[0-9]+)?$"},
+                           "up": {"type": "boolean"}},
+            "required": ["name"],
+        }
+    },
+}  # fmt: skip
+SCHEMAS = [
+    LOG,
+    {"enum": ['a"b\\', "é\n", 1.5, None, True, {"x y": [1, "]"]}, []]},
+    {"const": {"a": [1, {"b": "c.*"}]}},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+    {"type": "array", "items": {"anyOf": [{"type": "null"}, {"type": "integer"}]}, "minItems": 2},
+    {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}},
+    {"type": "object", "properties": {"ключ .*": {"allOf": [{"type": "boolean"}]},
+                                      "z": {"const": 1}}, "required": ["z"]},
+    {"type": "string", "pattern": "a|b|\\d{3}"},
+    {"type": ["number", "boolean"]},
+    {"type": "string", "minLength": 2, "maxLength": 4},
+    {"type": "string", "enum": ["x", "y z"], "title": "T", "default": "x"},
+    {"type": "string", "format": "uuid"},
+    {"type": "array", "items": {"type": "string", "format": "date"}, "minItems": 1, "maxItems": 1},
+    {"type": "object", "properties": {}},
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path))
+    specjax.clear_programs()
+
+
+@pytest.fixture(scope="module")
+def target():
+    return specjax.load(folders.target())
+
+
+@pytest.fixture(scope="module")
+def draft():
+    return specjax.load(folders.draft())
+
+
+class Words:
+    """What `automaton_of` needs of a model."""
+
+    class Sized:
+        vocab_size = 400
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.model, self.name = tokenizer, self.Sized(), "words"
+
+
+def walks(automaton, written, count, seed=0, most=40):
+    """Random complete texts of tokens: at random, and after `most` tokens by the shortest way."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        state, tokens = automaton.start, []
+        while True:
+            if automaton.accepting[state] and (len(tokens) >= most or rng.random() < 0.3):
+                break
+            after = automaton.next[state][automaton.classes]
+            open_ = np.flatnonzero(after >= 0)
+            if not open_.size:
+                assert automaton.accepting[state]
+                break
+            if len(tokens) >= most:
+                ends = automaton.shortest[after[open_]]
+                open_ = open_[ends == ends.min()]
+            # A class first, or long strings of any character would take all.
+            kind = rng.choice(np.unique(automaton.classes[open_]))
+            tokens.append(int(rng.choice(open_[automaton.classes[open_] == kind])))
+            state = int(after[tokens[-1]])
+        yield tokens, b"".join(written[token] for token in tokens)
+
+
+def accepts(automaton, tokens):
+    state = automaton.start
+    for token in tokens:
+        state = int(automaton.next[state, automaton.classes[token]])
+        if state < 0:
+            return False
+    return bool(automaton.accepting[state])
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_texts_of_an_expression(expression, kind):
+    """What an automaton of tokens writes matches in Python's `re`, and every way to write a
+    matching text with tokens is allowed."""
+    words = Words(vocabularies.TOKENIZERS[kind]())
+    written = token_bytes(words.tokenizer, 400)
+    automaton = automaton_of(words, Regex(expression))
+    single = {}
+    for token, text in enumerate(written):
+        if text:
+            single.setdefault(text, []).append(token)
+    rng, texts = np.random.default_rng(1), set()
+    for tokens, text in walks(automaton, written, 40):
+        assert re.fullmatch(expression, text.decode()), text
+        assert accepts(automaton, tokens)
+        texts.add(text)
+        again, at = [], 0  # another spelling of the same text
+        while at < len(text):
+            ends = [end for end in range(at + 1, len(text) + 1) if text[at:end] in single]
+            end = int(rng.choice(ends))
+            again.append(int(rng.choice(single[text[at:end]])))
+            at = end
+        assert accepts(automaton, again), (text, again)
+        if text and not re.fullmatch(expression, text[:-1].decode(errors="replace")):
+            assert not any(accepts(automaton, [t]) for t in single.get(text[:-1], []))
+    assert len(texts) >= 2
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:40])
+def test_texts_of_a_schema(schema, target):
+    """They are JSON, and valid; each kind of them occurs."""
+    written = token_bytes(target.tokenizer, target.model.vocab_size)
+    for whitespace in ("[ ]?", "", r"[ \n]{0,2}"):
+        automaton = automaton_of(target, JSONSchema(schema, whitespace))
+        values = set()
+        for _, text in walks(automaton, written, 25):
+            value = json.loads(text.decode())
+            jsonschema.validate(value, schema, format_checker=jsonschema.FormatChecker(["uuid"]))
+            values.add(json.dumps(value))
+        wanted = len(schema["enum"]) if "enum" in schema else 1 if "const" in schema else 2
+        assert len(values) >= min(wanted, 3 if schema.get("properties") != {} else 1)
+
+
+def test_equal_texts_and_special_tokens():
+    """Tokens with the same bytes are of one class, and special tokens are no text."""
+    tokenizer = vocabularies.TOKENIZERS["sentencepiece"]()
+    automaton = automaton_of(Words(tokenizer), Regex("a+ ?"))
+    a, fallback = tokenizer.token_to_id("a"), tokenizer.token_to_id("<0x61>")
+    assert automaton.classes[a] == automaton.classes[fallback]
+    assert accepts(automaton, [a, fallback])
+    end, space = tokenizer.token_to_id("</s>"), tokenizer.token_to_id("▁")
+    assert accepts(automaton, [a, space])
+    assert (automaton.next[:, automaton.classes[end]] < 0).all()
+    odd = automaton_of(Words(tokenizer), Regex("(</s>)+"))  # as text, not as the token
+    assert (odd.next[:, odd.classes[end]] < 0).all()
+
+
+def test_forced_tokens_are_those_of_the_tokenizer(target):
+    automaton = automaton_of(target, JSONSchema({"const": {"that": "the cat sat"}}, ""))
+    state, tokens = automaton.start, []
+    while automaton.likely[state] >= 0:
+        tokens.append(int(automaton.likely[state]))
+        state = int(automaton.next[state, automaton.classes[tokens[-1]]])
+    assert target.tokenizer.decode(tokens) == '{"that":"the cat sat"}'
+    assert tokens == target.tokenizer.encode('{"that":"the cat sat"}').ids
+
+
+@pytest.mark.parametrize("constraint", [
+    JSONSchema(LOG, "", canonical=True), Choice(["the cat sat", "the cats", "é"], canonical=True),
+    Regex("(the )+(cat|rat)|that", canonical=True),
+], ids=lambda one: type(one).__name__)  # fmt: skip
+def test_canonical_texts(constraint, target):
+    """What must follow has one spelling, and every text can still be written."""
+    free = automaton_of(target, dataclasses.replace(constraint, canonical=False))
+    one = automaton_of(target, constraint)
+    for state in np.flatnonzero(one.likely >= 0):
+        assert (one.next[state][one.classes] >= 0).sum() == 1
+    assert (one.likely >= 0).any()
+    written = token_bytes(target.tokenizer, target.model.vocab_size)
+    texts = {text for _, text in walks(free, written, 30)}
+    for tokens, _ in walks(one, written, 30):
+        assert accepts(free, tokens)
+    single = {}
+    for token, text in enumerate(written):
+        if text:
+            single.setdefault(text, []).append(token)
+    for text in texts:  # by any tokens, from left to right
+        ways = {(0, one.start)}
+        for at in range(len(text)):
+            for begun, state in [way for way in ways if way[0] == at]:
+                for end in range(begun + 1, len(text) + 1):
+                    for token in single.get(text[begun:end], []):
+                        after = int(one.next[state, one.classes[token]])
+                        ways |= {(end, after)} if after >= 0 else set()
+        assert any(at == len(text) and one.accepting[state] for at, state in ways), text
+
+
+def test_shortest_and_longest():
+    automaton = Automaton.of([{0: 1, 1: 2}, {2: 2}, {}, {3: 0}], [2], 5)
+    assert automaton.shortest.tolist() == [1, 1, 0, 2]
+    assert automaton.longest.tolist()[:3] == [2, 1, 0]
+    loop = Automaton.of([{0: 0, 1: 1, 2: 2}, {}, {3: 2}], [1], 5)
+    assert loop.longest[0] > 1000
+    assert loop.next[0, loop.classes[2]] < 0  # no text can be completed from there
+    assert loop.without([0]).longest[0] == 1
+
+
+def test_automata_are_kept(target, tmp_path, monkeypatch):
+    """Another process reads the file, and a damaged file is made again."""
+    constraint = JSONSchema(LOG)
+    made = automaton_of(target, constraint)
+    (file,) = (tmp_path / "constraints").glob("*.npz")
+    specjax.clear_programs()
+    compiled = []
+    own = compiling._compile
+    monkeypatch.setattr(
+        compiling, "_compile", lambda *arguments: compiled.append(1) or own(*arguments)
+    )
+    read = automaton_of(target, constraint)
+    assert not compiled
+    for name in ("classes", "next", "accepting", "likely", "shortest"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(made, name))
+    for content in (b"", file.read_bytes()[:200], b"PK\x03\x04" + bytes(100)):
+        specjax.clear_programs()
+        file.write_bytes(content)
+        automaton_of(target, constraint)
+    assert len(compiled) == 3
+    specjax.clear_programs()
+    automaton_of(target, JSONSchema(LOG, ""))
+    assert len(compiled) == 4
+
+
+def test_no_package(target, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install -e .*\[constrain\]"):
+        automaton_of(target, Regex("needs the package [0-9]"))
+    assert automaton_of(target, Choice(["the cat", "a rat"])).shortest.max() > 0
+
+
+REFUSED = {
+    "nothing": (Regex(r"[^\x00-\x{10FFFF}]"), ["matches no text"]),
+    "empty": (Regex("a{0}"), ["only the empty text"]),
+    "exploding": (Regex("(a|b)*a(a|b){15}"), ["more than 16384 states", "bound"]),
+    "long": (Regex(r"(\w{1,300}){1,300}"), ["smaller"]),
+    "look-around": (Regex("(?=a)b"), ["cannot be compiled", "look-around"]),
+    "damaged": (Regex("[a"), ["cannot be compiled"]),
+    "space": (JSONSchema({"type": "null"}, "x?"), ["whitespace='x?'", "spaces, tabs"]),
+    "another kind": (3, ["constraint=3", "specjax.Regex"]),
+    "a text": ("[0-9]+", ["constraint='[0-9]+'", "specjax.Regex"]),
+    "a dict": ({"type": "null"}, ["specjax.JSONSchema"]),
+    "too many": ([Regex("a"), None], ["constraint has 2 values for 1 prompts"]),
+    "other tokens": (Automaton.of([{0: 0}], [0], 7), ["7 tokens", "320"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_constraints_are_refused(case, target):
+    constraint, words = REFUSED[case]
+    before = folders.compilations()
+    with pytest.raises(ValueError) as error:
+        specjax.generate(target, "the cat", constraint=constraint)
+    assert all(word in str(error.value) for word in words), error.value
+    assert folders.compilations() == before
+
+
+UNSUPPORTED = {
+    "minimum": {"type": "integer", "minimum": 3},
+    "multipleOf": {"type": "number", "multipleOf": 2},
+    "uniqueItems": {"type": "array", "items": {"type": "null"}, "uniqueItems": True},
+    "patternProperties": {"type": "object", "properties": {}, "patternProperties": {}},
+    "oneOf": {"oneOf": [{"type": "null"}, {"type": "integer"}]},
+    "not": {"type": "null", "not": {}},
+    "if": {"type": "null", "if": {}},
+    "recursive": {"$ref": "#/$defs/x", "$defs": {"x": {"type": "array", "items": {
+        "$ref": "#/$defs/x"}}}},
+    "leads to nothing": {"$ref": "#/$defs/x"},
+    "$ref": {"$ref": "https://example.org/x"},
+    "format": {"type": "string", "format": "email"},
+    "together": {"type": "string", "pattern": "a", "maxLength": 3},
+    "escapes": {"type": "string", "pattern": ".*"},
+    "no type": {"properties": {"a": {"type": "null"}}},
+    "object without properties": {"type": "object"},
+    "array without items": {"type": "array"},
+    "required": {"type": "object", "properties": {}, "required": ["x"]},
+    "another type": {"type": "string", "enum": ["a", 1]},
+    "minItems": {"type": "array", "items": {"type": "null"}, "minItems": 4, "maxItems": 2},
+    "property": {"type": "object", "properties": {'a"b': {"type": "null"}}},
+    "'anyOf' beside '$ref'": {"$ref": "#/$defs/x", "anyOf": [], "$defs": {"x": {"type": "null"}}},
+    "type 'text'": {"type": "text"},
+    "allows anything": {"type": "array", "items": True},
+    "too large": {
+        "$ref": "#/$defs/0",
+        "$defs": {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(20)}
+        | {"20": {"type": "null"}},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", UNSUPPORTED)
+def test_what_a_schema_cannot_keep_is_named(word, target):
+    deep = {"type": "object", "properties": {"here": UNSUPPORTED[word]}, "required": ["here"],
+            "$defs": UNSUPPORTED[word].get("$defs", {})}  # fmt: skip
+    with pytest.raises(ValueError) as error:
+        automaton_of(target, JSONSchema(deep))
+    assert word in str(error.value) and "#/properties/here" in str(error.value), error.value
+
+
+@pytest.mark.parametrize("schema", ["{", "[1]", 3, {"a": float("nan")}, {"a": {1}}])
+def test_what_is_no_schema(schema):
+    with pytest.raises(ValueError, match="no schema"):
+        JSONSchema(schema)
+
+
+@pytest.mark.parametrize("texts", [[], "yes", ["a", ""], [1], ["\ud800"]])
+def test_what_is_no_choice(texts):
+    with pytest.raises(ValueError, match="Choice"):
+        Choice(texts)
+
+
+@pytest.mark.parametrize(
+    ("ways", "accepting", "words"),
+    [
+        ([{0: 1}, {}], [], "no text"),
+        ([{9: 0}], [0], "token of transitions"),
+        ([{0: 4}], [0], "state of transitions"),
+        ([], [0], "transitions"),
+        ([{0: 0}], [3], "accepting"),
+    ],
+)
+def test_what_is_no_automaton(ways, accepting, words):
+    with pytest.raises(ValueError, match=words):
+        Automaton.of(ways, accepting, 5)
+
+
+def test_a_vocabulary_that_cannot_write_a_character():
+    words = Words(vocabularies.TOKENIZERS["unigram"]())
+    with pytest.raises(ValueError, match=r"cannot write any text of .*no token writes b'#"):
+        automaton_of(words, Regex("a#b"))
+    # Another way is left.
+    assert automaton_of(words, Regex("a(#|t)")).shortest.max() >= 1
+
+
+def test_numbers_that_do_not_fit(target):
+    def refused(words, **options):
+        before = folders.compilations()
+        with pytest.raises(ValueError, match=words):
+            specjax.generate(target, "the cat", **options)
+        assert folders.compilations() == before
+
+    choice = Choice(["the cat sat on the mat", "the cat sat on the hat"])
+    least = automaton_of(target, choice).shortest[0]
+    refused(f"max_new_tokens={least - 1} is too small.* {least} tokens",
+            constraint=choice, max_new_tokens=int(least) - 1)  # fmt: skip
+    refused("min_new_tokens=100 is more than", constraint=choice, min_new_tokens=100)
+    refused("needs a token that ends", constraint=choice, eos=[])
+    wordless = specjax.load(folders.wordless())
+    with pytest.raises(ValueError, match="needs a tokenizer"):
+        specjax.generate(wordless, [[1, 2]], constraint=choice)
+
+
+CONSTRAINTS = [
+    Regex("(the|a) [a-z]{3,5}( sat| ran)?"), None, JSONSchema(SCHEMAS[4], ""),
+    Choice(["cat", "rat"]),
+]  # fmt: skip
+PROMPTS = ["the cat sat", "and the dog", "then the rat", "the"]
+
+
+def valid(constraint, text):
+    if constraint is None:
+        return True
+    if isinstance(constraint, Regex):
+        return re.fullmatch(constraint.expression, text) is not None
+    if isinstance(constraint, Choice):
+        return text in constraint.texts
+    jsonschema.validate(json.loads(text), json.loads(constraint.schema))
+    return True
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_generate(target, draft, temperature):
+    """One constraint a prompt: valid texts, equal with every proposer, streamed or not."""
+    options = {"constraint": CONSTRAINTS, "max_new_tokens": 24, "temperature": temperature,
+               "logprobs": 1, "seed": 3}  # fmt: skip
+    plain = specjax.generate(target, PROMPTS, proposer="none", **options)
+    assert all(map(valid, CONSTRAINTS, plain.text)), plain.text
+    assert all(np.isfinite(row.warped).all() for row in plain.logprobs)
+    for how in ({"proposer": "forced"}, {"draft": draft, "num_drafts": 3}, {}):
+        assert specjax.generate(target, PROMPTS, **how, **options).text == plain.text
+    stream = specjax.generate(target, PROMPTS, proposer="forced", stream=True, **options)
+    pieces = np.array(list(stream))
+    assert ["".join(column) for column in pieces.T] == plain.text
+
+
+def test_a_stop_string_cuts_a_text(target):
+    constraint = Regex("(cat|rat|hat)(, (cat|rat|hat)){5,9}")
+    options = {"constraint": constraint, "max_new_tokens": 60, "temperature": 1.0}
+    whole = specjax.generate(target, "the", **options)
+    assert valid(constraint, whole.text[0])
+    cut = specjax.generate(target, "the", stop=", ", **options)
+    assert cut.finish == ["stop"] and cut.text[0] in ("cat", "rat", "hat")
+    assert whole.text[0].startswith(cut.text[0] + ", ")
+
+
+def test_a_text_is_complete_at_the_limit(target):
+    """Near the limit only the tokens are left that complete the text."""
+    constraint = JSONSchema({"type": "array", "items": {"type": "string"}, "minItems": 1}, "")
+    for new in (5, 9, 17):
+        output = specjax.generate(
+            target, PROMPTS, constraint=constraint, max_new_tokens=new, temperature=1.0
+        )
+        assert all(valid(constraint, text) for text in output.text)
+        assert all(len(tokens) <= new for tokens in output.tokens)
+
+
+def test_the_fewest_new_tokens(target):
+    """They are reached where the constraint has such texts; the prompt stays as short as it is."""
+    constraint = Regex("(cat ?|rat ?){1,20}")
+    options = {"constraint": constraint, "max_new_tokens": 40, "temperature": 1.0}
+    call = prepared(target, "the", min_new_tokens=12, **options)
+    assert call.prompt.shape == (1, 16)
+    for proposer in ("none", "forced"):
+        output = specjax.generate(target, "the", min_new_tokens=12, proposer=proposer, **options)
+        assert len(output.tokens[0]) >= 12 and valid(constraint, output.text[0])
+
+
+def test_bans_do_not_break_a_constraint(target):
+    """Where other settings ban all that may follow, the constraint holds."""
+    tokens = target.tokenizer.encode("cat").ids
+    output = specjax.generate(
+        target, "the", constraint=Choice(["cat", "cats"]), max_new_tokens=8,
+        logit_bias={t: -float("inf") for t in {*tokens, *target.tokenizer.encode("c").ids}},
+    )  # fmt: skip
+    assert output.text[0] in ("cat", "cats")
+
+
+def test_the_command_line(capsys, tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({"type": "object", "properties": {"a": {"type": "boolean"}}}))
+    short = ["--json", "--no-compare", "--max-new-tokens", "40"]
+    for options, holds in (
+        (["--regex", "[0-9]{2}-[a-f]+", "--proposer", "forced"], r"[0-9]{2}-[a-f]+"),
+        (["--choice", "yes", "--choice", "no", "--canonical"], "yes|no"),
+        (["--json-schema", file, "--json-whitespace", ""], r'\{("a":(true|false))?\}'),
+    ):
+        said = run(capsys, "generate", "def f(", "--target", PAIR[1], *options, *short)
+        assert re.fullmatch(holds, json.loads(said.out)["text"][0]), said.out
+    file.write_text('{"type": "integer", "minimum": 3}')
+    command = ["generate", "def f(", "--target", PAIR[1]]
+    assert "'minimum'" in failure(capsys, *command, "--json-schema", file)
+    assert "--json-schema" in failure(capsys, *command, "--json-whitespace", "")
+    assert "--canonical" in failure(capsys, *command, "--canonical")
+    assert "not allowed with" in failure(capsys, *command, "--regex", "a", "--choice", "b")
+    file.write_text("no schema")
+    assert str(file) in failure(capsys, *command, "--json-schema", file)
+
+
+def test_every_text_of_a_finite_expression():
+    """Texts that are a beginning of others, lazy repetitions and alternatives in any order."""
+    words = Words(vocabularies.TOKENIZERS["byte-level"]())
+    known = [token.encode() for token in ("a", "b", "é", "x")]
+    single = {text: n for n, text in enumerate(token_bytes(words.tokenizer, 400)) if text}
+    every = [""]
+    for _ in range(4):
+        every += [text + letter for text in every for letter in "abéx" if len(text) < 4]
+    assert len(known) == 4
+    for expression in (
+        "a|ab|abé", "ab?é?", "(a|ab)(é|bé)?x*?", "(?:a*|b)x?", "a*?|b|é+", "((a|b)*?x)?", "é?(ab)*",
+    ):  # fmt: skip
+        automaton = automaton_of(words, Regex(expression))
+        for text in set(every):
+            spelt = [single[bytes([byte])] for byte in text.encode()]
+            wanted = re.fullmatch(expression, text) is not None
+            assert accepts(automaton, spelt) == wanted, (expression, text)
