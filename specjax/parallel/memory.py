@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from specjax.caches import KVCache
 from specjax.contract import Model, Proposer
-from specjax.parallel.sharding import by_row, row_parts
+from specjax.parallel.sharding import by_row, make_mesh, mesh_of, row_parts
 from specjax.platforms import Device, default_devices
 from specjax.types import Arrays, DecodeState, Params
 
@@ -126,6 +126,12 @@ def devices_of(params: Arrays) -> set[Device]:
     arrays = (leaf for leaf in jax.tree.leaves(params) if isinstance(leaf, jax.Array))
     first = next(arrays, None)
     return default_devices() if first is None else first.devices()
+
+
+def mesh_holding(params: Arrays) -> Mesh:
+    """The mesh that arrays are on; if they are on none, one of the devices that hold them."""
+    mesh = mesh_of(params)
+    return make_mesh(devices=list(devices_of(params))) if mesh is None else mesh
 
 
 def free_bytes(device: Device) -> int | None:

@@ -35,6 +35,11 @@ _T = TypeVar("_T")
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
+
+class Indivisible(ValueError):
+    """A mesh does not divide the heads or the sizes of a model's layers."""
+
+
 RULES: Rules = {
     "batch": ("data", "fsdp"),
     "vocab": ("model", "kv_copies"),
@@ -191,7 +196,7 @@ def named_shardings(
             parts = _size(mesh, axis)
             count = math.gcd(parts_of.get(name or "", 0), size)
             if count % parts and name not in _INDIVISIBLE:
-                raise ValueError(
+                raise Indivisible(
                     f"{jax.tree_util.keystr(path)} has {count} {name}, which do not divide among "
                     f"{parts} devices along the mesh axis {', '.join(axis)}: use "
                     f"{math.gcd(count, parts)} devices along it, or pass "
