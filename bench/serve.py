@@ -1,0 +1,272 @@
+"""python -m bench.serve: an engine beside one request after the other and static batches.
+
+    requests     prompts of a file, each with its own number of new tokens; nobody ends early
+    one by one   specjax.generate for each of them, plain and with the draft model
+    static       specjax.generate for `--slots` of them at once, until the longest has ended
+    offline      the same, but all of them equally long: no row is ever idle
+    engine       as many clients as slots, each sending its next request when its last one has ended
+    transformers `generate_batch`, its continuous batching, with --peer (needs torch)
+
+All contestants take turns, `--rounds` times, and the table has medians.  A token is counted once it
+was asked for, so idle rows of a static batch count nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import itertools
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import specjax
+from bench.command import Report, run
+from bench.prompts import SHIPPED
+from specjax.drafters import BoundDrafter, Drafter
+from specjax.flags import say
+from specjax.prompts import encode_file
+from specjax.serve import Engine
+
+Work = list[tuple[list[int], int]]
+"""Prompts, and how many new tokens each one asks for."""
+
+
+@dataclasses.dataclass
+class Taken:
+    """What one turn of a contestant took."""
+
+    seconds: float
+    tokens: int
+    first: list[float] = dataclasses.field(default_factory=list)  # until the first token
+    between: list[float] = dataclasses.field(default_factory=list)  # two pieces of a text
+    host: float | None = None  # the host's share, of an engine
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = parser().parse_args(argv)
+    for name in ("requests", "rounds", "slots", "num_drafts"):
+        if getattr(arguments, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1")
+    report = measure(arguments)
+    print(table(report))
+    if arguments.json:
+        pathlib.Path(arguments.json).write_text(json.dumps(report, indent=1))
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m bench.serve", description=(__doc__ or "").split("\n")[0]
+    )
+    shipped = SHIPPED.parent
+    made.add_argument("--target", default=str(shipped / "target"))
+    made.add_argument("--draft", default=str(shipped / "draft"))
+    made.add_argument("--prompt-file", default=str(SHIPPED))
+    made.add_argument("--dtype")
+    made.add_argument("--requests", type=int, default=32)
+    made.add_argument("--prompt-length", type=int, default=96, help="the last tokens of a prompt")
+    made.add_argument(
+        "--new-tokens", type=int, nargs=2, default=[16, 128], metavar=("LEAST", "MOST")
+    )
+    made.add_argument("--slots", type=int, default=8)
+    made.add_argument("--num-drafts", type=int, default=4)
+    made.add_argument("--temperature", type=float, default=0.0)
+    made.add_argument("--rounds", type=int, default=3)
+    made.add_argument("--peer", action="store_true", help="transformers' continuous batching, too")
+    made.add_argument("--json", help="write the report to this file")
+    return made
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """The report of all contestants."""
+    target = specjax.load(arguments.target, arguments.dtype)
+    draft = specjax.load(arguments.draft, arguments.dtype)
+    drafter = specjax.make_drafter(target, draft, num_drafts=arguments.num_drafts)
+    work = requests(arguments, target)
+    longest = max(len(prompt) for prompt, _ in work) + arguments.new_tokens[1]
+    room = {"slots": arguments.slots, "capacity": longest, "waiting": len(work)}
+    lookup = BoundDrafter(specjax.NGram(arguments.num_drafts))
+    with (
+        Engine(target, **room) as bare,
+        Engine(target, {"draft": drafter, "lookup": lookup}, **room) as drafting,
+    ):
+        contestants = {
+            "one by one, plain": generated(arguments, target, work, 1, None),
+            "one by one, draft": generated(arguments, target, work, 1, drafter),
+            "static batches, plain": generated(arguments, target, work, arguments.slots, None),
+            "static batches, draft": generated(arguments, target, work, arguments.slots, drafter),
+            "engine without drafters": served(arguments, bare, work, "none"),
+            "engine, none": served(arguments, drafting, work, "none"),
+            "engine, lookup": served(arguments, drafting, work, "lookup"),
+            "engine, draft": served(arguments, drafting, work, "draft"),
+        }
+        even = [(prompt, arguments.new_tokens[1]) for prompt, _ in work]
+        even = even[: len(even) // arguments.slots * arguments.slots]
+        if even:
+            contestants |= {
+                "offline, plain": generated(arguments, target, even, arguments.slots, None),
+                "engine, as offline, plain": served(arguments, bare, even, "none"),
+                "offline, draft": generated(arguments, target, even, arguments.slots, drafter),
+                "engine, as offline, draft": served(arguments, drafting, even, "draft"),
+            }
+        if arguments.peer:
+            contestants["transformers, generate_batch"] = batched(arguments, work)
+        turns: dict[str, list[Taken]] = {name: [] for name in contestants}
+        for turn in range(arguments.rounds + 1):
+            for name, contest in contestants.items():
+                say(f"turn {turn} of {arguments.rounds}: {name}")
+                taken = contest()
+                if turn:  # the first turn compiles
+                    turns[name].append(taken)
+    rows = [row(name, taken) for name, taken in turns.items()]
+    return {"arguments": {k: str(v) for k, v in vars(arguments).items()}, "rows": rows}
+
+
+def requests(arguments: argparse.Namespace, target: specjax.LanguageModel) -> Work:
+    prompts = encode_file(target, pathlib.Path(arguments.prompt_file))
+    drawn = np.random.default_rng(0)
+    least, most = arguments.new_tokens
+    if not 1 <= least <= most:
+        raise ValueError(f"--new-tokens {least} {most}; pass the least and the most, from 1 on")
+    chosen = itertools.islice(itertools.cycle(prompts), arguments.requests)
+    return [
+        (prompt[-arguments.prompt_length :], int(drawn.integers(least, most + 1)))
+        for prompt in chosen
+    ]
+
+
+def generated(
+    arguments: argparse.Namespace,
+    target: specjax.LanguageModel,
+    work: Work,
+    rows: int,
+    drafter: Drafter | None,
+) -> Callable[[], Taken]:
+    """`specjax.generate` for `rows` requests at a time."""
+    how: dict[str, Any] = {"proposer": "none"} if drafter is None else {"drafter": drafter}
+    most = max(new for _, new in work)
+
+    def contest() -> Taken:
+        began, tokens = time.perf_counter(), 0
+        for at in range(0, len(work), rows):
+            part = work[at : at + rows]
+            # One shape for all batches: the last one is filled up, and alone a text may be shorter.
+            filled = (part * rows)[:rows]
+            new = most if rows > 1 else part[0][1]
+            specjax.generate(
+                target, [prompt for prompt, _ in filled], max_new_tokens=new, eos=[],
+                temperature=arguments.temperature, **how,
+            )  # fmt: skip
+            tokens += sum(new for _, new in part)
+        return Taken(time.perf_counter() - began, tokens)
+
+    return contest
+
+
+def served(
+    arguments: argparse.Namespace, engine: Engine, work: Work, drafter: str
+) -> Callable[[], Taken]:
+    """An engine with as many clients as slots."""
+
+    def client(index: int) -> tuple[float, list[float], int]:
+        prompt, new = work[index]
+        began = time.perf_counter()
+        handle = engine.submit(
+            specjax.Request(
+                prompts=[prompt], max_new_tokens=new, eos=[], proposer=drafter,
+                temperature=arguments.temperature, seed=index,
+            )
+        )  # fmt: skip
+        moments, count = [], 0
+        for increment in handle:
+            if increment.tokens:
+                moments.append(time.perf_counter())
+                count += len(increment.tokens)
+        between = [after - before for before, after in itertools.pairwise(moments)]
+        return moments[0] - began, between, count
+
+    def contest() -> Taken:
+        began = time.perf_counter()
+        with concurrent.futures.ThreadPoolExecutor(arguments.slots) as pool:
+            made = list(pool.map(client, range(len(work))))
+        seconds = time.perf_counter() - began
+        between = [gap for _, gaps, _ in made for gap in gaps]
+        tokens = sum(count for *_, count in made)
+        first = [first for first, *_ in made]
+        return Taken(seconds, tokens, first, between, engine.load().host_share)
+
+    return contest
+
+
+def batched(arguments: argparse.Namespace, work: Work) -> Callable[[], Taken]:
+    """transformers' continuous batching on the same weights; all texts get the longest length."""
+    import torch
+    import transformers
+
+    torch.set_grad_enabled(False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        arguments.target, dtype=getattr(torch, arguments.dtype or "float32"),
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    model.generation_config.eos_token_id = -1
+    model.generation_config.do_sample = arguments.temperature > 0
+
+    def contest() -> Taken:
+        began = time.perf_counter()
+        tokens = 0
+        # It takes one length for all texts of a call.  The manager stays, so that the turns after
+        # the first one do not start it again.
+        made = model.generate_batch(
+            [prompt for prompt, _ in work],
+            max_new_tokens=max(new for _, new in work),
+            persistent_manager=True,
+        )
+        for (_, new), output in zip(work, made.values(), strict=True):
+            tokens += min(new, len(output.generated_tokens))
+        return Taken(time.perf_counter() - began, tokens)
+
+    return contest
+
+
+def row(name: str, taken: list[Taken]) -> Report:
+    """Medians over turns; percentiles over all requests of all turns."""
+    first = [second for one in taken for second in one.first]
+    between = [second for one in taken for second in one.between]
+
+    def at(seconds: list[float], percent: float) -> float | None:
+        return 1e3 * float(np.percentile(seconds, percent)) if seconds else None
+
+    hosts = [one.host for one in taken if one.host is not None]
+    return {
+        "contestant": name,
+        "tokens_per_second": float(np.median([one.tokens / one.seconds for one in taken])),
+        "first_p50_ms": at(first, 50),
+        "first_p99_ms": at(first, 99),
+        "between_p50_ms": at(between, 50),
+        "between_p99_ms": at(between, 99),
+        "host_share": float(np.median(hosts)) if hosts else None,
+    }
+
+
+def table(report: Report) -> str:
+    lines = [
+        "| | tokens/s | first token, ms, p50 | p99 | between pieces, ms, p50 | p99 | host |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for entry in report["rows"]:
+        cells = [f"{entry['tokens_per_second']:.1f}"]
+        for name in ("first_p50_ms", "first_p99_ms", "between_p50_ms", "between_p99_ms"):
+            cells.append("" if entry[name] is None else f"{entry[name]:.1f}")
+        share = entry["host_share"]
+        cells.append("" if share is None else f"{share:.3f}")
+        lines.append(f"| {entry['contestant']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,21 @@
+"""Serving: an engine whose texts do not depend on load, and an HTTP server for it."""
+
+from specjax.serve.engine import Engine
+from specjax.serve.handle import Busy, Closed, Guess, Handle, Increment, Served, Times
+from specjax.serve.listening import ServerOptions, check_packages, run_server
+from specjax.serve.scheduler import Load
+
+__all__ = [
+    "Busy",
+    "Closed",
+    "Engine",
+    "Guess",
+    "Handle",
+    "Increment",
+    "Load",
+    "Served",
+    "ServerOptions",
+    "Times",
+    "check_packages",
+    "run_server",
+]

@@ -1,0 +1,192 @@
+"""`Engine`: requests come and go in a batch of fixed shape, while the texts stay what they are.
+
+    submit -> queue -> read the prompt, a chunk a turn -> slot of the batch -> handle
+
+One thread owns the device.  Each of its turns reads at most one chunk of a prompt and then runs a
+few steps of the batch, so a long prompt delays the texts of others by one chunk at a time.
+
+Why no text depends on others: every pass has a fixed shape, rows do not mix in any operation, the
+noise of a token is keyed by the seed and the position, and the chunks of a prompt follow from its
+length.  `tests/test_serve.py` holds the engine to that, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specjax.arguments import items, shown, whole
+from specjax.decoding import Decoder
+from specjax.drafters import Drafter
+from specjax.models import LanguageModel
+from specjax.parallel import mesh_of
+from specjax.request import Request
+from specjax.rules import Match
+from specjax.serve.asked import NONE, Loaded, Shop, load_all
+from specjax.serve.device import Device
+from specjax.serve.handle import Handle
+from specjax.serve.scheduler import Admission, Load, Scheduler
+from specjax.serve.several import PLAIN, Several
+from specjax.types import Params
+
+CHUNK = 128
+"""The most tokens of a prompt that are read between two steps of the batch."""
+
+_EOS_IDS = 4
+
+
+class Engine:
+    """Serves requests for texts of one target, each with a drafter of its own.
+
+    Threads may share it.  `with Engine(...) as engine` closes it at the end.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafters: Mapping[str, Drafter] | None = None,
+        *,
+        slots: int = 8,
+        capacity: int = 2048,
+        waiting: int = 64,
+        chunk: int = CHUNK,
+        logprobs: int | None = None,
+        default: str | None = None,
+        constraint_size: tuple[int, int] | None = None,
+    ) -> None:
+        """Compiles all programs, and starts to serve.
+
+        Args:
+          target: from `specjax.load`.
+          drafters: what requests may draft with, by name.
+          slots: the rows of the batch.
+          capacity: the most tokens of a prompt with its output.
+          waiting: the most requests that wait for a slot; more are refused at once.
+          chunk: the most tokens of a prompt that are read between two steps of the batch.
+          default: the drafter of requests that name none, "none" for plain decoding; None is the
+            first one.
+          constraint_size: the most states of a request's constraint, and the most classes of its
+            tokens, which take part in every step; None refuses constraints.
+          logprobs: record log-probabilities, and those of this many most probable tokens; None
+            records nothing.
+
+        Raises:
+          ValueError: a number or a drafter that cannot be used.
+        """
+        if not isinstance(target, LanguageModel):
+            raise ValueError(
+                f"target is a {type(target).__name__}; pass what specjax.load(folder) returns"
+            )
+        if mesh_of(target.params) is not None:
+            raise ValueError(
+                f"{target.name} is on a mesh, and an engine serves from one device: load it "
+                "without mesh="
+            )
+        for name, value, least in (
+            ("slots", slots, 1), ("capacity", capacity, 2), ("waiting", waiting, 0),
+            ("chunk", chunk, 1),
+        ):  # fmt: skip
+            whole(name, value, least, 2**24, f"a whole number of at least {least}")
+        most = target.model.vocab_size
+        if logprobs is not None:
+            whole("logprobs", logprobs, 0, most, f"a whole number in [0, {most}], or None")
+        if not isinstance(drafters, Mapping | None):
+            raise ValueError(f"drafters={shown(drafters)}; pass a dict from names to drafters")
+        loaded = load_all(target, drafters or {})
+        chunk = min(chunk, capacity)
+        room = min(capacity, target.model.max_positions + 1)
+        num_eos = -(-max(_EOS_IDS, len(target.eos)) // _EOS_IDS) * _EOS_IDS
+        size = None if constraint_size is None else _size(constraint_size)
+        names = [part.name for part in loaded]
+        if default not in (None, NONE, *names):
+            listed = ", ".join([NONE, *names])
+            raise ValueError(f"default={shown(default)} is no drafter; pass one of {listed}")
+        self.shop = Shop(target, loaded, room, logprobs, num_eos, default, size)
+        several = Several(tuple(part.drafter.proposer for part in loaded))
+        decoder = Decoder(
+            target.model, several, Match(), target.eos, -(-capacity // chunk) * chunk, None,
+            logprobs,
+        )  # fmt: skip
+        params = Params(target.params, tuple(_arrays(part, target) for part in loaded))
+        self._device = Device(decoder, params, slots, chunk)
+        example, _ = self.shop.row(
+            Request(prompts=[[0, 0]], max_new_tokens=1, proposer=NONE, eos=[]), 0
+        )
+        self._device.start(example)
+        self._scheduler = Scheduler(self._device, waiting)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close(finish=error[0] is None)
+
+    @property
+    def target(self) -> LanguageModel:
+        return self.shop.target
+
+    @property
+    def drafters(self) -> tuple[Loaded, ...]:
+        """What requests may name."""
+        return self.shop.loaded
+
+    @property
+    def max_depth(self) -> int:
+        """The most drafts on a path, over all drafters."""
+        return self._device.several.max_depth
+
+    def submit(self, request: Request, index: int = 0) -> Handle:
+        """Queue a request of a single prompt.
+
+        Args:
+          request: `proposer` is the name of a drafter of this engine, "none" for plain decoding, or
+            two names as "first+second": a step drafts with the first where that has drafts, and
+            else with the second.  `adapter` is a name in one of their banks.
+          index: texts of one seed and prompt differ by this number, as rows of `generate` do.
+
+        Raises:
+          ValueError: a field that cannot be used; the message has the fix.
+          Busy: too many requests are waiting.
+          Closed: the engine was closed.
+        """
+        self._scheduler.check_open()
+        row, call = self.shop.row(request, index)
+        names = [None if part == PLAIN else self.drafters[part].name for part in row.choice]
+        handle = Handle(call.texts, (names[0], names[1]), len(row.tokens), request.logprobs)
+        self._scheduler.put(Admission(row, call, handle))
+        return handle
+
+    def load(self) -> Load:
+        """What the engine is doing."""
+        return self._scheduler.load()
+
+    @property
+    def healthy(self) -> bool:
+        """Does the engine still serve what it has accepted?"""
+        return self._scheduler.healthy
+
+    def compiled(self) -> int:
+        """The programs that this engine has compiled; the number stays what it was at the start."""
+        return self._device.compiled()
+
+    def close(self, finish: bool = True, timeout: float | None = None) -> None:
+        """Take no more requests, and stop.
+
+        Args:
+          finish: serve what was accepted first; else those requests end with `Closed`.
+          timeout: wait at most so many seconds; what is left then ends with `Closed`.
+        """
+        self._scheduler.close(finish, timeout)
+
+
+def _arrays(part: Loaded, target: LanguageModel) -> object:
+    """The parameters of a drafter; each row chooses its adapter later."""
+    return part.drafter.arrays(target, 1, part.adapters[0] if part.adapters else None)
+
+
+def _size(given: object) -> tuple[int, int]:
+    values = items(given) or []
+    if len(values) != 2:
+        raise ValueError(f"constraint_size={shown(given)}; pass states and classes, as (512, 256)")
+    wanted = "states and classes of at least 1"
+    states, classes = (whole("constraint_size", value, 1, 2**20, wanted) for value in values)
+    return states, classes

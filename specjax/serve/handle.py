@@ -1,0 +1,279 @@
+"""`Handle`: a request that an engine serves, as its user sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from specjax.logprobs import Logprobs
+from specjax.serve.several import unpack
+from specjax.text import Texts
+
+
+class Busy(Exception):
+    """The queue of an engine is full; try again after `seconds`."""
+
+    def __init__(self, waiting: int, seconds: float) -> None:
+        super().__init__(f"{waiting} requests are waiting already: try again in {seconds:.0f} s")
+        self.seconds = seconds
+
+
+class Closed(Exception):
+    """The engine takes no more requests, or has stopped before it had served this one."""
+
+
+class Guess(NamedTuple):
+    """Who guessed a token."""
+
+    depth: int  # as a draft: 1 is the token after the pending one; 0: the target drew it itself
+    drafter: str | None  # None at depth 0
+    offered: int  # drafts of the step that wrote this token
+
+
+class Counts(NamedTuple):
+    """The fields of `specjax.types.Stats`, of one row."""
+
+    target_passes: int
+    emitted: int
+    accepted: int
+    tested: int
+    proposed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Increment:
+    """What is new of a text."""
+
+    text: str  # only what cannot change any more
+    tokens: list[int]
+    guesses: list[Guess]
+    logprobs: Logprobs | None  # of the tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Moments in seconds of `time.perf_counter`; None: not yet."""
+
+    submitted: float
+    begun: float | None = None  # reading the prompt
+    first: float | None = None  # new token
+    ended: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A whole text."""
+
+    text: str
+    tokens: list[int]
+    finish: str  # "eos", "stop", "limit" or "cancelled"
+    guesses: list[Guess]
+    logprobs: Logprobs | None
+    stats: Counts  # with what was written after a stop string
+    prompt: int  # tokens
+    copied: int  # tokens of the prompt that were copied from another row
+    times: Times
+
+    @property
+    def steps(self) -> list[tuple[int, int]]:
+        """Of each step of the target: how many drafts it had, and how many were accepted."""
+        made, accepted = [], 0
+        for guess in self.guesses:
+            accepted = max(accepted, guess.depth)
+            if guess.depth == 0:
+                made.append((guess.offered, accepted))
+                accepted = 0
+        return made + [(self.guesses[-1].offered, accepted)] * (accepted > 0)
+
+
+class Handle:
+    """Iterate over it for increments, or ask for the `result`.
+
+    Several threads may use it.  `async for` and `await handle.wait()` work from an event loop.
+    """
+
+    def __init__(
+        self, texts: Texts, drafters: tuple[str | None, str | None], prompt: int, wants: int | None
+    ) -> None:
+        self.texts, self.wants = texts, wants
+        self._drafters, self.prompt = drafters, prompt
+        self._changed = threading.Condition()
+        self._wakers: list[Callable[[], None]] = []
+        self._tokens: list[int] = []
+        self._guesses: list[Guess] = []
+        self._logprobs: list[Logprobs] = []
+        self._times = Times(time.perf_counter())
+        self._served: Served | None = None
+        self._error: Exception | None = None
+        self.copied = 0
+        self.cancelled = False  # the engine looks at it before every turn
+
+    def cancel(self) -> None:
+        """Stop writing this text.  Its slot is free after the running turn."""
+        self.cancelled = True
+
+    def done(self) -> bool:
+        return self._served is not None or self._error is not None
+
+    def result(self, timeout: float | None = None) -> Served:
+        """Wait for the whole text.
+
+        Raises:
+          Closed: the engine stopped before.
+          TimeoutError: it took longer than `timeout` seconds.
+        """
+        with self._changed:
+            if not self._changed.wait_for(self.done, timeout):
+                raise TimeoutError(f"the text is not finished after {timeout} s")
+        return self._outcome()
+
+    async def wait(self) -> Served:
+        """As `result`, from an event loop."""
+        async for _ in self:
+            pass
+        return self._outcome()
+
+    def __iter__(self) -> Iterator[Increment]:
+        at, sent = 0, 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda at=at: self._moved(at))
+            increment, at, sent, ended = self._since(at, sent)
+            if increment is not None:
+                yield increment
+            if ended:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Increment]:
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody reads any more
+                loop.call_soon_threadsafe(event.set)
+
+        with self._changed:
+            self._wakers.append(wake)
+        try:
+            at, sent = 0, 0
+            while True:
+                if not self._moved(at):
+                    await event.wait()
+                event.clear()
+                increment, at, sent, ended = self._since(at, sent)
+                if increment is not None:
+                    yield increment
+                if ended:
+                    return
+        finally:
+            with self._changed:
+                self._wakers.remove(wake)
+
+    def _moved(self, at: int) -> bool:
+        return self.done() or len(self._tokens) > at
+
+    def _since(self, at: int, sent: int) -> tuple[Increment | None, int, int, bool]:
+        """What is new since `at` tokens and `sent` characters, and whether that is the end."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            served, tokens = self._served, list(self._tokens)
+            guesses, logprobs = self._guesses[at:], self._joined(at)
+        if served is not None:
+            text = served.text
+        else:
+            text = self.texts.certain(self.texts.decode(0, tokens))
+        new = text[sent:]
+        if len(tokens) == at and not new:
+            return None, at, sent, served is not None
+        increment = Increment(new, tokens[at:], guesses, logprobs)
+        return increment, len(tokens), max(sent, len(text)), served is not None
+
+    def _joined(self, at: int) -> Logprobs | None:
+        if self.wants is None or not self._logprobs:
+            return None
+        whole = jax.tree.map(lambda *x: np.concatenate(x), *self._logprobs)
+        return jax.tree.map(lambda x: x[at : len(self._tokens)], whole)
+
+    def _outcome(self) -> Served:
+        if self._error is not None:
+            raise self._error
+        assert self._served is not None
+        return self._served
+
+    # The engine calls what follows.
+
+    @property
+    def seconds(self) -> float:
+        """From the first chunk of the prompt to the end of the text; 0 before."""
+        begun, ended = self._times.begun, self._times.ended
+        return 0.0 if begun is None or ended is None else ended - begun
+
+    @property
+    def tokens(self) -> list[int]:
+        """The new tokens so far."""
+        return self._tokens
+
+    def begin(self) -> None:
+        self._times = dataclasses.replace(self._times, begun=time.perf_counter())
+
+    def extend(
+        self, tokens: list[int], codes: list[int], accepted: int, logprobs: Logprobs | None
+    ) -> None:
+        """Add tokens with their codes (`several.unpack`).
+
+        Args:
+          accepted: the accepted drafts of the whole text so far.
+        """
+        if not tokens:
+            return
+        guesses = [self._guess(*unpack(code)) for code in codes]
+        drafts = sum(guess.depth > 0 for guess in [*self._guesses, *guesses])
+        if drafts < accepted:
+            # A code says that the last token of a step was drawn by the target.  That is wrong
+            # where an EOS or the limit cuts the text at a draft.
+            before = [*self._guesses, *guesses][-2:-1]
+            depth = 1 + sum(guess.depth for guess in before)
+            guesses[-1] = self._guess(depth, *unpack(codes[-1])[1:])
+        if self._times.first is None:
+            self._times = dataclasses.replace(self._times, first=time.perf_counter())
+        with self._changed:
+            self._tokens += tokens
+            self._guesses += guesses
+            if logprobs is not None:
+                self._logprobs.append(logprobs)
+        self._wake()
+
+    def _guess(self, depth: int, column: int, offered: int) -> Guess:
+        return Guess(depth, self._drafters[column] if depth else None, offered)
+
+    def finish(self, kept: int, text: str, finish: str, counts: tuple[int, ...]) -> None:
+        """End with the first `kept` tokens."""
+        self._times = dataclasses.replace(self._times, ended=time.perf_counter())
+        with self._changed:
+            del self._tokens[kept:], self._guesses[kept:]
+            self._served = Served(
+                text, list(self._tokens), finish, list(self._guesses), self._joined(0),
+                Counts(*counts), self.prompt, self.copied, self._times,
+            )  # fmt: skip
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        with self._changed:
+            if not self.done():
+                self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+            wakers = list(self._wakers)
+        for wake in wakers:
+            wake()

@@ -1,0 +1,249 @@
+"""The bodies of answers: OpenAI's completions and chats, LoRAX's, and figures of speculation."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax.logprobs import Logprobs
+from specjax.models import LanguageModel
+from specjax.serve.handle import Guess, Handle, Increment, Served
+from specjax.serve.http.requests import Asked
+
+_REASONS = {"eos": "stop", "stop": "stop", "limit": "length", "cancelled": "abort"}
+_LORAX_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "limit": "length"}
+
+
+def speculation(served: Sequence[Served], most: int) -> dict[str, Any]:
+    """Figures of a request, under the names that vLLM gives them.
+
+    Args:
+      served: its texts.
+      most: the drafts of a step are at most this deep.
+    """
+    steps = [step for one in served for step in one.steps if step[0]]
+    offered, accepted = sum(step[0] for step in steps), sum(step[1] for step in steps)
+    histogram = np.bincount([step[1] for step in steps], minlength=most + 1).tolist()
+    return {
+        "mean_acceptance_length": 1 + accepted / len(steps) if steps else None,
+        "draft_acceptance_rate": accepted / offered if offered else None,
+        "acceptance_histogram": histogram,
+        "num_accepted_draft_tokens": accepted,
+        "num_draft_tokens": offered,
+        "num_spec_steps": len(steps),
+        "num_spec_tokens": most,
+        "per_step_accepted": [step[1] for step in steps],
+        "per_step_drafted": [step[0] for step in steps],
+    }
+
+
+def usage(prompt: int, completion: int, copied: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": copied},
+    }
+
+
+def usage_of(served: Sequence[Served], n: int) -> dict[str, Any]:
+    """Of all texts of a request; a prompt counts once, although `n` texts begin with it."""
+    prompts = served[::n]
+    return usage(
+        sum(one.prompt for one in prompts),
+        sum(len(one.tokens) for one in served),
+        sum(one.copied for one in prompts),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """Writes the answers to one request.
+
+    Attributes:
+      chat: in the form of chats, not of completions.
+      most: the drafts of a step are at most this deep.
+    """
+
+    target: LanguageModel
+    asked: Asked
+    chat: bool
+    most: int
+    wants_guesses: bool
+    id: str = ""
+    created: int = 0
+
+    @classmethod
+    def of(
+        cls, target: LanguageModel, asked: Asked, chat: bool, most: int, guesses: bool
+    ) -> Writer:
+        name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        return cls(target, asked, chat, most, guesses, name, int(time.time()))
+
+    def whole(self, served: Sequence[Served]) -> dict[str, Any]:
+        """The answer of a request that does not stream."""
+        choices = []
+        for index, one in enumerate(served):
+            choice: dict[str, Any] = {"index": index, "finish_reason": _REASONS[one.finish]}
+            if self.chat:
+                choice["message"] = {"role": "assistant", "content": one.text}
+            else:
+                choice["text"] = one.text
+            choice["logprobs"] = self._logprobs(one.tokens, one.logprobs)
+            if self.wants_guesses:
+                choice["guesses"] = list(map(_guess, one.guesses))
+                choice["token_ids"] = one.tokens
+            choices.append(choice)
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {
+            **self._head(kind),
+            "choices": choices,
+            "usage": usage_of(served, self.asked.n),
+            **self.figures(served),
+        }
+
+    def first(self, index: int) -> dict[str, Any] | None:
+        """The chunk that opens a text; None if there is none."""
+        if not self.chat:
+            return None
+        delta = {"role": "assistant", "content": ""}
+        return self._chunk({"index": index, "delta": delta, "finish_reason": None})
+
+    def increment(self, index: int, new: Increment, pieces: list[str] | None) -> dict[str, Any]:
+        """A chunk with new text; `pieces` has the text of each token, for those who want it."""
+        choice: dict[str, Any] = {"index": index, "finish_reason": None}
+        if self.chat:
+            choice["delta"] = {"content": new.text}
+        else:
+            choice["text"] = new.text
+        if new.logprobs is not None:
+            choice["logprobs"] = self._logprobs(new.tokens, new.logprobs)
+        if pieces is not None:
+            choice["guesses"] = list(map(_guess, new.guesses))
+            choice["token_ids"], choice["pieces"] = new.tokens, pieces
+        return self._chunk(choice)
+
+    def last(self, index: int, served: Served) -> dict[str, Any]:
+        """The chunk that ends a text."""
+        choice: dict[str, Any] = {"index": index, "finish_reason": _REASONS[served.finish]}
+        choice |= {"delta": {}} if self.chat else {"text": ""}
+        return self._chunk(choice)
+
+    def end(self, served: Sequence[Served]) -> dict[str, Any]:
+        """The chunk after all texts, with what they cost."""
+        usage = {"usage": usage_of(served, self.asked.n)}
+        return {**self._chunk(None), **self.figures(served), **usage}
+
+    def figures(self, served: Sequence[Served]) -> dict[str, Any]:
+        """How the texts were drafted, and the seed."""
+        drafted = speculation(served, self.most)
+        return {"metrics": {"speculative_decoding": drafted, "seed": self.asked.seed}}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        head = {"id": self.id, "object": kind, "created": self.created}
+        return {**head, "model": self.asked.model}
+
+    def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.chat else "text_completion"
+        return {**self._head(kind), "choices": [] if choice is None else [choice]}
+
+    def _logprobs(self, tokens: list[int], logprobs: Logprobs | None) -> dict[str, Any] | None:
+        if logprobs is None:
+            return None
+        words = [word_of(self.target, token) for token in tokens]
+        raw = [float(x) for x in logprobs.raw[: len(tokens)]]
+        top = [
+            [(word_of(self.target, int(t)), float(x)) for t, x in zip(ids, values, strict=True)]
+            for ids, values in zip(logprobs.top_ids, logprobs.top, strict=True)
+        ]
+        if not self.chat:
+            offsets = np.cumsum([0, *map(len, words)])[:-1].tolist()
+            best = [dict(pairs) for pairs in top]
+            return {
+                "tokens": words, "token_logprobs": raw, "top_logprobs": best,
+                "text_offset": offsets,
+            }  # fmt: skip
+        content = [
+            {**_entry(word, x), "top_logprobs": [_entry(*pair) for pair in pairs]}
+            for word, x, pairs in zip(words, raw, top, strict=True)
+        ]
+        return {"content": content, "refusal": None}
+
+
+def pieces_of(handle: Handle, tokens: list[int], new: int) -> list[str]:
+    """The text that each of the last `new` of the tokens adds."""
+    texts = [
+        handle.texts.certain(handle.texts.decode(0, tokens[:count]))
+        for count in range(len(tokens) - new, len(tokens) + 1)
+    ]
+    return [after[len(before) :] for before, after in itertools.pairwise(texts)]
+
+
+def word_of(target: LanguageModel, token: int) -> str:
+    """A token as a text, or its number if there is no tokenizer."""
+    if target.tokenizer is None:
+        return f"token_id:{token}"
+    return target.tokenizer.decode([token], skip_special_tokens=False)
+
+
+def lorax_whole(
+    target: LanguageModel, served: Served, prompt: str | None, seed: int, details: bool
+) -> dict[str, Any]:
+    """LoRAX's answer; `prompt` is put before the text if it is not None."""
+    answer: dict[str, Any] = {"generated_text": (prompt or "") + served.text}
+    if details:
+        tokens = lorax_tokens(target, served.tokens, served.guesses, served.logprobs)
+        answer["details"] = {
+            **_lorax_details(served, seed),
+            "skipped_tokens": sum(guess.depth > 0 for guess in served.guesses),
+            "prefill": [],
+            "tokens": tokens,
+        }
+    return answer
+
+
+def lorax_tokens(
+    target: LanguageModel, tokens: list[int], guesses: list[Guess], logprobs: Logprobs | None
+) -> list[dict[str, Any]]:
+    """A token is `skipped` if it was an accepted draft, so that it needed no pass of its own."""
+    raw = [None] * len(tokens) if logprobs is None else [float(x) for x in logprobs.raw]
+    special = set(target.eos)
+    return [
+        {
+            "id": token,
+            "text": word_of(target, token),
+            "logprob": x,
+            "special": token in special,
+            "skipped": guess.depth > 0,
+        }
+        for token, guess, x in zip(tokens, guesses, raw, strict=False)
+    ]
+
+
+def lorax_end(served: Served, prompt: str | None, seed: int) -> dict[str, Any]:
+    """The last two fields of a stream."""
+    text = (prompt or "") + served.text
+    return {"generated_text": text, "details": _lorax_details(served, seed)}
+
+
+def _lorax_details(served: Served, seed: int) -> dict[str, Any]:
+    return {
+        "finish_reason": _LORAX_REASONS.get(served.finish, "length"),
+        "prompt_tokens": served.prompt,
+        "generated_tokens": len(served.tokens),
+        "seed": seed,
+    }
+
+
+def _guess(guess: Guess) -> list[Any]:
+    return [guess.depth, guess.drafter, guess.offered]
+
+
+def _entry(word: str, logprob: float) -> dict[str, Any]:
+    return {"token": word, "logprob": logprob, "bytes": list(word.encode())}

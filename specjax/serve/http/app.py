@@ -1,0 +1,362 @@
+"""The routes: OpenAI's API, LoRAX's, health, metrics, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import hmac
+import json
+import pathlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from sse_starlette.sse import EventSourceResponse
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from specjax.serve.engine import Engine
+from specjax.serve.handle import Handle, Served
+from specjax.serve.http import answers, following, requests
+from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Tokenize
+from specjax.serve.http.metrics import Metrics
+from specjax.serve.http.problems import Problem, parse
+
+_PAGE = pathlib.Path(__file__).with_name("page.html")
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a server accepts.
+
+    Attributes:
+      api_key: requests have to send it as `Authorization: Bearer KEY`; None: they need none.
+      body: the most bytes of a request.
+      body_seconds: a body has to arrive in so many seconds.
+      send_seconds: a client that reads nothing for so long is dropped.
+      texts: the most texts that one request may ask for (prompts times n).
+    """
+
+    api_key: str | None = None
+    body: int = 4 * 2**20
+    body_seconds: float = 30.0
+    send_seconds: float = 60.0
+    texts: int = 16
+
+
+class Service:
+    """The state of a server: its engine, its metrics, and whether it is about to stop."""
+
+    def __init__(self, engine: Engine, limits: Limits) -> None:
+        self.engine, self.limits = engine, limits
+        self.metrics = Metrics(engine)
+        self.draining = False
+        self.running = 0  # requests that are being answered
+
+    async def completions(self, request: Request) -> Response:
+        body = parse(Completion, await self._body(request))
+        make = functools.partial(requests.of_completion, self.engine, body, self.limits.texts)
+        return await self._generate(request, body, make, chat=False)
+
+    async def chats(self, request: Request) -> Response:
+        body = parse(Chat, await self._body(request))
+        make = functools.partial(requests.of_chat, self.engine, body, self.limits.texts)
+        return await self._generate(request, body, make, chat=True)
+
+    async def lorax(self, request: Request) -> Response:
+        return await self._lorax(request, streams=False)
+
+    async def lorax_stream(self, request: Request) -> Response:
+        return await self._lorax(request, streams=True)
+
+    async def lorax_root(self, request: Request) -> Response:
+        return await self._lorax(request, streams=None)
+
+    async def tokenize(self, request: Request) -> Response:
+        body = parse(Tokenize, await self._body(request))
+        ids = await following.in_thread(requests.of_tokenize, self.engine, body)
+        return JSONResponse(
+            {"count": len(ids), "max_model_len": self.engine.shop.room, "tokens": ids}
+        )
+
+    async def models(self, request: Request) -> Response:
+        root = self.engine.target.name
+        data = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "specjax",
+                "root": root,
+                "parent": None if owner is None else root,
+                "max_model_len": self.engine.shop.room,
+            }
+            for name, owner in requests.models(self.engine).items()
+        ]
+        data.sort(key=lambda entry: entry["parent"] is not None)  # clients take the first one
+        return JSONResponse({"object": "list", "data": data})
+
+    async def health(self, request: Request) -> Response:
+        if not self.engine.healthy or self.draining:
+            return JSONResponse({"status": "stopping"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def prometheus(self, request: Request) -> Response:
+        return Response(self.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    async def page(self, request: Request) -> Response:
+        offered = {
+            "model": self.engine.target.name,
+            "drafters": [
+                {
+                    "name": part.name,
+                    "depth": part.drafter.proposer.max_depth,
+                    "adapters": part.adapters,
+                }
+                for part in self.engine.drafters
+            ],
+        }
+        # Inside a script element only "</" could end the text early.
+        shown = json.dumps(offered).replace("</", "<\\/")
+        return HTMLResponse(_PAGE.read_text(encoding="utf-8").replace("{{offered}}", shown))
+
+    async def _body(self, request: Request) -> bytes:
+        """The body, if it is small enough and arrives in time."""
+        most = self.limits.body
+        too_large = Problem(413, f"the body is larger than {most} bytes")
+        length = request.headers.get("content-length", "0")
+        if length.isdigit() and int(length) > most:
+            raise too_large
+        content = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                async for part in request.stream():
+                    content += part
+                    if len(content) > most:
+                        raise too_large
+        except TimeoutError:
+            raise Problem(
+                408, f"the body did not arrive in {self.limits.body_seconds:g} s"
+            ) from None
+        return bytes(content)
+
+    def _submit(self, asked: requests.Asked) -> list[Handle]:
+        handles: list[Handle] = []
+        try:
+            for one, index in asked.each:
+                handles.append(self.engine.submit(one, index))
+        except Exception:
+            following.cancel(handles)  # a part of an answer is no answer
+            raise
+        return handles
+
+    def _most(self, asked: requests.Asked) -> int:
+        """How deep the drafts of a request are."""
+        row, _ = self.engine.shop.row(asked.requests[0], 0)
+        return row.num_drafts
+
+    async def _generate(
+        self,
+        request: Request,
+        body: Sampled,
+        make: Callable[[], requests.Asked],
+        chat: bool,
+    ) -> Response:
+        def begin() -> tuple[answers.Writer, list[Handle]]:
+            asked = make()
+            most = self._most(asked)
+            writer = answers.Writer.of(self.engine.target, asked, chat, most, body.return_guesses)
+            return writer, self._submit(asked)
+
+        writer, handles = await following.in_thread(begin)
+        if body.stream:
+            return self._stream(self._chunks(writer, handles, body), handles)
+        with following.cancelling(handles):
+            served = await following.unless_gone(request, following.all_of(handles))
+        self._count(served)
+        return JSONResponse(writer.whole(served))
+
+    async def _chunks(
+        self, writer: answers.Writer, handles: list[Handle], body: Sampled
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The chunks of a stream."""
+        options = body.stream_options
+        for index in range(len(handles)):
+            if (first := writer.first(index)) is not None:
+                yield first
+        counts, tokens = [0] * len(handles), [list[int]() for _ in handles]
+        with_usage = options is not None and options.include_usage
+        left = len(handles)
+        async for index, new in following.merged(handles):
+            if isinstance(new, Served):
+                left -= 1
+                last = writer.last(index, new)
+                # Clients expect a chunk without a choice only if they asked for the usage.
+                if left == 0 and not with_usage:
+                    last |= writer.figures([handle.result() for handle in handles])
+                yield last
+                continue
+            tokens[index] += new.tokens
+            counts[index] += len(new.tokens)
+            pieces = None
+            if writer.wants_guesses:
+                pieces = answers.pieces_of(handles[index], tokens[index], len(new.tokens))
+            chunk = writer.increment(index, new, pieces)
+            if options is not None and options.continuous_usage_stats:
+                known = [handle.prompt for handle in handles[:: writer.asked.n]]
+                chunk["usage"] = answers.usage(sum(known), sum(counts), 0)
+            yield chunk
+        served = [handle.result() for handle in handles]
+        self._count(served)
+        if with_usage:
+            yield writer.end(served)
+
+    def _stream(
+        self, chunks: AsyncIterator[dict[str, Any]], handles: list[Handle], done: bool = True
+    ) -> Response:
+        async def events() -> AsyncIterator[dict[str, str]]:
+            with following.cancelling(handles):
+                try:
+                    async for chunk in chunks:
+                        yield {"data": json.dumps(chunk, ensure_ascii=False)}
+                except Exception as error:  # the status is sent already, so this is the last event
+                    yield {"data": json.dumps(Problem.of(error).body())}
+                if done:
+                    yield {"data": "[DONE]"}
+
+        return EventSourceResponse(
+            self._while_running(events()), sep="\n", send_timeout=self.limits.send_seconds
+        )
+
+    async def _while_running(self, events: AsyncIterator[_T]) -> AsyncIterator[_T]:
+        """A stream runs on after its handler has returned the response."""
+        self.running += 1
+        try:
+            async for event in events:
+                yield event
+        finally:
+            self.running -= 1
+
+    async def _lorax(self, request: Request, streams: bool | None) -> Response:
+        body = parse(Lorax, await self._body(request))
+        streams = body.stream if streams is None else streams
+        if body.parameters.details and self.engine.shop.logprobs is None:
+            raise Problem(
+                400, "details have log-probabilities, which this server does not record: start it "
+                "with --logprobs 0", "details",
+            )  # fmt: skip
+
+        def begin() -> tuple[requests.Asked, list[Handle]]:
+            asked = requests.of_lorax(self.engine, body)
+            return asked, self._submit(asked)
+
+        asked, handles = await following.in_thread(begin)
+        prompt = body.inputs if body.parameters.return_full_text else None
+        if streams:
+            return self._stream(self._lorax_chunks(asked, handles, prompt), handles, done=False)
+        with following.cancelling(handles):
+            served = await following.unless_gone(request, following.all_of(handles))
+        self._count(served)
+        return JSONResponse(
+            answers.lorax_whole(
+                self.engine.target, served[0], prompt, asked.seed, body.parameters.details
+            )
+        )
+
+    async def _lorax_chunks(
+        self, asked: requests.Asked, handles: list[Handle], prompt: str | None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """One event for each token; the last one has the whole text, too."""
+        held: dict[str, Any] | None = None
+        async for new in handles[0]:
+            tokens = answers.lorax_tokens(self.engine.target, new.tokens, new.guesses, new.logprobs)
+            for token in tokens:
+                if held is not None:
+                    yield held
+                held = {"token": token, "generated_text": None, "details": None}
+        served = handles[0].result()
+        self._count([served])
+        if held is not None:
+            yield {**held, **answers.lorax_end(served, prompt, asked.seed)}
+
+    def _count(self, served: list[Served]) -> None:
+        for one in served:
+            self.metrics.count(one)
+
+
+def make_app(engine: Engine, limits: Limits | None = None) -> Starlette:
+    """The ASGI application of an engine; its `state.service` is a `Service`."""
+    service = Service(engine, limits or Limits())
+    routes = [
+        ("/v1/completions", "POST", service.completions),
+        ("/v1/chat/completions", "POST", service.chats),
+        ("/v1/models", "GET", service.models),
+        ("/generate", "POST", service.lorax),
+        ("/generate_stream", "POST", service.lorax_stream),
+        ("/", "POST", service.lorax_root),
+        ("/tokenize", "POST", service.tokenize),
+        ("/metrics", "GET", service.prometheus),
+        ("/health", "GET", service.health),
+        ("/", "GET", service.page),
+    ]
+    app = Starlette(
+        routes=[
+            Route(path, _guarded(service, path, method, handler), methods=[method])
+            for path, method, handler in routes
+        ],
+        exception_handlers={404: _not_found, 405: _not_found},
+    )
+    app.state.service = service
+    return app
+
+
+def _guarded(
+    service: Service,
+    path: str,
+    method: str,
+    handler: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
+    """A handler with the checks that all of them share, whose errors become answers."""
+    is_open = path == "/health" or (path, method) == ("/", "GET")
+
+    async def guarded(request: Request) -> Response:
+        service.running += 1
+        try:
+            if not is_open:
+                _authorise(request, service.limits.api_key)
+            if method == "POST" and service.draining:
+                raise Problem(503, "the server is stopping", headers={"Retry-After": "5"})
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        except Exception as error:
+            problem = Problem.of(error)
+            if not isinstance(error, ValueError | Problem) and problem.status == 400:
+                raise  # a mistake of ours
+            service.metrics.refuse(problem.status)
+            return problem.answer()
+        finally:
+            service.running -= 1
+
+    return guarded
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    what = f"{request.method} {request.url.path} is no route of this server"
+    return Problem(404, f"{what}: see docs/serving.md").answer()
+
+
+def _authorise(request: Request, key: str | None) -> None:
+    if key is None:
+        return
+    sent = request.headers.get("authorization", "").encode()
+    if not hmac.compare_digest(sent, f"Bearer {key}".encode()):
+        raise Problem(
+            401,
+            "send the API key of this server as Authorization: Bearer KEY",
+            headers={"WWW-Authenticate": "Bearer"},
+        )

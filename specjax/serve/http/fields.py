@@ -1,0 +1,137 @@
+"""The bodies of requests, as OpenAI's API and LoRAX's name their fields."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Whole = Annotated[int, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
+Number = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Body(BaseModel):
+    """Unknown fields are refused: one that nobody reads would be a wish that nobody hears."""
+
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+    refused: ClassVar[dict[str, str]] = {}
+    """Fields of the API that this server does not honour, and what to do instead."""
+
+    ignored: ClassVar[tuple[str, ...]] = ()
+    """Fields of the API that do not change the answer."""
+
+
+class Speculation(Body):
+    """How a request drafts; the text is the same with every choice."""
+
+    drafter: Text | None = None
+    num_speculative_tokens: Whole | None = None
+    adapter: Text | None = None
+
+
+class StreamOptions(Body):
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
+
+
+class Sampled(Body):
+    """What completions and chats have in common."""
+
+    ignored: ClassVar[tuple[str, ...]] = (
+        "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+        "parallel_tool_calls", "skip_special_tokens", "add_generation_prompt",
+    )  # fmt: skip
+    refused: ClassVar[dict[str, str]] = {
+        "tools": "this server calls no tools",
+        "tool_choice": "this server calls no tools",
+        "functions": "this server calls no functions",
+        "function_call": "this server calls no functions",
+        "best_of": "use n",
+        "suffix": "the models of this server only continue a text",
+        "echo": "put the prompt before the answer yourself",
+        "use_beam_search": "sample, or pass temperature 0",
+        "audio": "this server writes text",
+        "modalities": "this server writes text",
+        "prediction": "drafts come from the drafters of the server",
+        "reasoning_effort": "pass chat_template_kwargs",
+    }
+
+    model: Text | None = None
+    max_tokens: Whole | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Whole | None = None
+    min_p: Number | None = None
+    n: Annotated[int, Field(strict=True, ge=1)] = 1
+    seed: Whole | None = None
+    stop: Text | list[Text] | None = None
+    stop_token_ids: list[Whole] | None = None
+    ignore_eos: Flag = False
+    min_tokens: Whole = 0
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    repetition_penalty: Number | None = None
+    logit_bias: dict[str, Number] | None = None
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    speculation: Speculation = Speculation()
+    return_guesses: Flag = False  # who guessed each token: see docs/serving.md
+
+
+class Completion(Sampled):
+    prompt: Text | list[Text] | list[Whole] | list[list[Whole]]
+    logprobs: Whole | None = None
+
+
+class Chat(Sampled):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Whole | None = None
+    logprobs: Flag = False
+    top_logprobs: Whole | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Tokenize(Body):
+    ignored: ClassVar[tuple[str, ...]] = ("return_token_strs", "add_generation_prompt")
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: Flag = True
+
+
+class LoraxParameters(Body):
+    ignored: ClassVar[tuple[str, ...]] = ("adapter_source", "api_token")
+    refused: ClassVar[dict[str, str]] = {
+        "merged_adapters": "merge the adapters before the server starts",
+        "decoder_input_details": "ask /tokenize for the tokens of a prompt",
+        "typical_p": "use top_p or min_p",
+        "best_of": "send the request several times with other seeds",
+        "watermark": "this server writes no watermark",
+        "return_k_alternatives": "use logprobs of /v1/completions",
+        "truncate": "shorten the prompt yourself",
+    }
+
+    adapter_id: Text | None = None
+    max_new_tokens: Whole | None = None
+    ignore_eos_token: Flag = False
+    repetition_penalty: Number | None = None
+    return_full_text: Flag = False
+    stop: list[Text] = []
+    seed: Whole | None = None
+    temperature: Number | None = None
+    top_k: Whole | None = None
+    top_p: Number | None = None
+    details: Flag = False
+    response_format: dict[str, Any] | None = None
+    do_sample: Flag = False
+
+
+class Lorax(Body):
+    inputs: Text
+    parameters: LoraxParameters = LoraxParameters()
+    stream: Flag = False

@@ -1,0 +1,121 @@
+"""Errors as answers: a status, a message, and what OpenAI's clients read of it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from starlette.responses import JSONResponse
+
+from specjax.serve.handle import Busy, Closed
+from specjax.serve.http.fields import (
+    Body,
+    Chat,
+    Completion,
+    Lorax,
+    LoraxParameters,
+    Speculation,
+    StreamOptions,
+    Tokenize,
+)
+
+_BodyT = TypeVar("_BodyT", bound=Body)
+
+_NAMES = {
+    name
+    for kind in (Chat, Completion, Lorax, LoraxParameters, Speculation, StreamOptions, Tokenize)
+    for name in kind.model_fields
+}
+"""Of all fields."""
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class Problem(Exception):
+    """A request that ends with an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param = status, message, param
+        self.headers = dict(headers or {})
+
+    @classmethod
+    def of(cls, error: Exception) -> Problem:
+        """What an engine raised, as an answer."""
+        if isinstance(error, Problem):
+            return error
+        if isinstance(error, Busy):
+            return cls(429, str(error), headers={"Retry-After": str(math.ceil(error.seconds))})
+        if isinstance(error, Closed):
+            return cls(503, str(error))
+        if isinstance(error, ImportError):  # of a package that only some requests need
+            return cls(501, str(error))
+        return cls(400, str(error))
+
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "internal_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
+        return {"error": error}
+
+    def answer(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def parse(kind: type[_BodyT], content: bytes) -> _BodyT:
+    """The fields of a body.
+
+    Raises:
+      Problem: it is not JSON, or a field is unknown, missing or of another type.
+    """
+    try:
+        fields = json.loads(content, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, f"the body is not JSON: {error}") from None
+    return read(kind, fields)
+
+
+def read(kind: type[_BodyT], fields: object) -> _BodyT:
+    """As `parse`, for a body that is read."""
+    if not isinstance(fields, dict):
+        raise Problem(400, f"the body is a {type(fields).__name__}; send a JSON object")
+    known = [*kind.model_fields, *kind.refused]
+    kept = {}
+    for name, value in fields.items():
+        if name in kind.refused and value:
+            raise Problem(400, f"{name} is not supported: {kind.refused[name]}", name)
+        if name in kind.model_fields:
+            kept[name] = value
+        elif name not in kind.refused and name not in kind.ignored:
+            near = difflib.get_close_matches(name, known, 1)
+            cure = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
+            raise Problem(400, f"there is no field {name!r}; {cure}", name)
+    try:
+        return kind.model_validate(kept)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        # pydantic also names the members of a union, such as "list[str]", and places in a list.
+        where = ".".join(part for part in map(str, first["loc"]) if part in _NAMES)
+        shown = repr(first["input"])[:80]
+        raise Problem(400, f"{where}={shown} is not allowed: {first['msg']}", where) from None
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not part of JSON")

@@ -1,0 +1,222 @@
+"""From the body of a request to the requests of an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from specjax.constraints import JSONSchema
+from specjax.prompts import conversations, encode
+from specjax.request import Request
+from specjax.serve.engine import Engine
+from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Speculation, Tokenize
+from specjax.serve.http.problems import Problem
+
+_COMPLETION_TOKENS = 16  # OpenAI's default for completions
+_LORAX_TOKENS = 20  # LoRAX's
+_LARGEST_SEED = 2**32 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """The requests of one body: `n` texts for each prompt."""
+
+    requests: list[Request]
+    n: int
+    seed: int
+    model: str
+    num_drafts: int | None
+
+    @property
+    def each(self) -> list[tuple[Request, int]]:
+        """Each request with its index among the texts of its prompt."""
+        return [(request, index) for request in self.requests for index in range(self.n)]
+
+
+def models(engine: Engine) -> dict[str, tuple[str, str] | None]:
+    """What `model` may name: the target, or an adapter with the drafter that has it."""
+    named: dict[str, tuple[str, str] | None] = {}
+    for part in engine.drafters:
+        named |= {name: (part.name, name) for name in part.adapters}
+    return {**named, engine.target.name: None}
+
+
+def of_completion(engine: Engine, body: Completion, most: int) -> Asked:
+    """Raises Problem or ValueError for what the engine cannot do."""
+    prompt = body.prompt
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) else list(prompt)
+    if prompts and isinstance(prompts[0], int):
+        prompts = [prompts]
+    ids = encode(engine.target, prompts)
+    new = _COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return _asked(engine, body, ids, [new] * len(ids), body.logprobs, most)
+
+
+def of_chat(engine: Engine, body: Chat, most: int) -> Asked:
+    """Raises Problem or ValueError for what the engine cannot do."""
+    ids = conversations(engine.target, None, [_messages(body.messages)], body.chat_template_kwargs)
+    new = body.max_completion_tokens
+    new = body.max_tokens if new is None else new
+    if new is None:
+        new = max(1, engine.shop.room - len(ids[0]))
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Problem(400, "top_logprobs needs logprobs: true", "top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _asked(engine, body, ids, [new], logprobs, most)
+
+
+def of_lorax(engine: Engine, body: Lorax) -> Asked:
+    """Raises Problem or ValueError for what the engine cannot do."""
+    asked = body.parameters
+    adapter = asked.adapter_id
+    if adapter in (None, "", "__base_model__", engine.target.name):
+        adapter = None
+    sampled = Sampled(
+        model=adapter,
+        # LoRAX decodes greedily unless it is told to sample.
+        temperature=(asked.temperature or 1.0) if _samples(asked) else 0.0,
+        top_p=asked.top_p,
+        top_k=asked.top_k,
+        seed=asked.seed,
+        stop=asked.stop,
+        ignore_eos=asked.ignore_eos_token,
+        repetition_penalty=asked.repetition_penalty,
+        response_format=asked.response_format,
+    )
+    ids = encode(engine.target, [body.inputs])
+    new = _LORAX_TOKENS if asked.max_new_tokens is None else asked.max_new_tokens
+    logprobs = None if engine.shop.logprobs is None else 0
+    return _asked(engine, sampled, ids, [new], logprobs, 1)
+
+
+def _samples(asked: Any) -> bool:
+    settings = asked.temperature, asked.top_k, asked.top_p
+    return asked.do_sample or any(value is not None for value in settings)
+
+
+def of_tokenize(engine: Engine, body: Tokenize) -> list[int]:
+    """The token ids of a text or a conversation."""
+    if (body.prompt is None) == (body.messages is None):
+        raise Problem(400, "send either prompt or messages", "prompt")
+    if body.messages is not None:
+        return conversations(engine.target, None, [_messages(body.messages)])[0]
+    if engine.target.tokenizer is not None and not body.add_special_tokens:
+        return engine.target.tokenizer.encode(body.prompt, add_special_tokens=False).ids
+    return encode(engine.target, [body.prompt or ""])[0]
+
+
+def _asked(
+    engine: Engine,
+    body: Sampled,
+    ids: list[list[int]],
+    new: list[int],
+    logprobs: int | None,
+    most: int,
+) -> Asked:
+    if len(ids) * body.n > most:
+        raise Problem(
+            400, f"{len(ids)} prompts with n={body.n} are {len(ids) * body.n} texts; this server "
+            f"writes at most {most} for a request", "n",
+        )  # fmt: skip
+    constraint = _constraint(body.response_format)
+    chosen = models(engine)
+    model = engine.target.name if body.model is None else body.model
+    if model not in chosen:
+        listed = ", ".join(chosen)
+        raise Problem(404, f"there is no model {model!r}; this server has {listed}", "model")
+    drafter, adapter = _drafting(body.speculation, chosen[model])
+    seed = secrets.randbits(32) if body.seed is None else body.seed
+    defaults = engine.target.defaults
+    temperature = body.temperature
+    if temperature is None and "temperature" not in defaults:
+        temperature = 1.0  # OpenAI's default
+    requests = [
+        Request(
+            prompts=[tokens],
+            max_new_tokens=count,
+            proposer=drafter,
+            adapter=adapter,
+            num_drafts=body.speculation.num_speculative_tokens,
+            temperature=temperature,
+            top_k=None if body.top_k is None else max(body.top_k, 0),  # vLLM's -1 is off
+            top_p=body.top_p,
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            presence_penalty=body.presence_penalty,
+            frequency_penalty=body.frequency_penalty,
+            logit_bias=_bias(body.logit_bias),
+            min_new_tokens=body.min_tokens,
+            eos=_ends(engine, body),
+            # OpenAI's clients may send any 64 bits, negative numbers too.
+            seed=seed & _LARGEST_SEED,
+            stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+            logprobs=logprobs,
+            constraint=constraint,
+        )
+        for tokens, count in zip(ids, new, strict=True)
+    ]
+    return Asked(requests, body.n, seed, model, body.speculation.num_speculative_tokens)
+
+
+def _drafting(
+    speculation: Speculation, owner: tuple[str, str] | None
+) -> tuple[str | None, str | None]:
+    """The drafter and the adapter, where the model may be an adapter's name."""
+    drafter, adapter = speculation.drafter, speculation.adapter
+    if owner is None:
+        return drafter, adapter
+    if adapter not in (None, owner[1]):
+        raise Problem(
+            400, f"model={owner[1]!r} is an adapter, and speculation.adapter is {adapter!r}: "
+            "name one of them", "speculation",
+        )  # fmt: skip
+    return drafter or owner[0], owner[1]
+
+
+def _constraint(asked: Mapping[str, Any] | None) -> JSONSchema | None:
+    """The constraint of OpenAI's `response_format`, or of LoRAX's."""
+    form = asked or {"type": "text"}
+    kind, schema = form.get("type"), form.get("schema")
+    if kind == "text":
+        return None
+    if kind == "json_schema":
+        inner = form.get("json_schema")
+        schema = inner.get("schema") if isinstance(inner, Mapping) else None
+    if kind not in ("json_schema", "json_object") or not isinstance(schema, Mapping):
+        raise Problem(
+            400, f"response_format of the type {kind!r} without a schema is not supported: send "
+            '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}',
+            "response_format",
+        )  # fmt: skip
+    return JSONSchema(schema)
+
+
+def _ends(engine: Engine, body: Sampled) -> list[int] | None:
+    own = [] if body.ignore_eos else list(engine.target.eos)
+    more = body.stop_token_ids or []
+    return None if not (body.ignore_eos or more) else [*own, *more]
+
+
+def _bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
+    if not bias:
+        return None
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        raise Problem(400, "the keys of logit_bias are token ids", "logit_bias") from None
+
+
+def _messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages whose content is one text: OpenAI also allows a list of parts."""
+    made = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            kinds = [part.get("type") if isinstance(part, dict) else None for part in content]
+            if set(kinds) - {"text"}:
+                raise Problem(400, "a message may only have parts of the type text", "messages")
+            content = "".join(str(part.get("text", "")) for part in content)
+        made.append({**message, "content": content})
+    return made

@@ -1,0 +1,76 @@
+"""uvicorn around the application: SIGTERM ends a server after it has answered what it accepted."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from specjax.serve.engine import Engine
+from specjax.serve.http.app import Limits, Service, make_app
+
+_IDLE_SECONDS = 5
+_CONNECTIONS = 2048
+_HEADER_BYTES = 64 * 1024
+
+
+class Server(uvicorn.Server):
+    """A server that answers 503 to new requests once it was told to stop.
+
+    A second signal stops it at once.
+    """
+
+    def __init__(
+        self, engine: Engine, limits: Limits, host: str, port: int, grace: float = 300.0
+    ) -> None:
+        app = make_app(engine, limits)
+        self.service: Service = app.state.service
+        self.grace = grace
+        super().__init__(
+            uvicorn.Config(
+                app, host, port, log_level="warning", access_log=False, lifespan="off",
+                timeout_keep_alive=_IDLE_SECONDS, limit_concurrency=_CONNECTIONS,
+                h11_max_incomplete_event_size=_HEADER_BYTES, timeout_graceful_shutdown=10,
+                http="h11", ws="none",
+            )
+        )  # fmt: skip
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.service.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self.service.draining = True
+        threading.Thread(target=self._exit_when_idle, daemon=True).start()
+
+    def _exit_when_idle(self) -> None:
+        until = time.monotonic() + self.grace
+        load = self.service.engine.load()
+        while time.monotonic() < until and (self.service.running or load.running or load.waiting):
+            time.sleep(0.02)
+            load = self.service.engine.load()
+        self.should_exit = True
+
+
+def serve(
+    engine: Engine, limits: Limits, host: str, port: int, started: Callable[[str, int], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, and close the engine.
+
+    Raises:
+      OSError: the address cannot be used.
+    """
+    # uvicorn would print such an error and exit; here it becomes a line of the command.
+    listening = socket.create_server(
+        (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
+    )
+    server = Server(engine, limits, host, port)
+    try:
+        started(*listening.getsockname()[:2])
+        server.run(sockets=[listening])
+    finally:
+        listening.close()
+        engine.close(finish=False)

@@ -1,0 +1,54 @@
+"""Starts the HTTP server of an engine; its packages are imported only here."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+
+from specjax.extras import install
+from specjax.serve.engine import Engine
+
+_PACKAGES = ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerOptions:
+    """How a server listens.
+
+    Attributes:
+      host, port: the address; port 0 is any free one.
+      api_key: what clients have to send; None: they need none.
+      body: the most bytes of a request.
+      texts: the most texts that one request may ask for.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    body: int = 4 * 2**20
+    texts: int = 16
+
+
+def check_packages() -> None:
+    """Raises ImportError if a package of the extra `serve` is missing."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"serving needs {', '.join(missing)}: {install('serve')}")
+
+
+def run_server(engine: Engine, options: ServerOptions, started: Callable[[str, int], None]) -> None:
+    """Serve until SIGTERM or SIGINT, and close the engine.
+
+    Args:
+      started: is called with the address once the server listens.
+
+    Raises:
+      ImportError: as `check_packages`.
+      OSError: the address cannot be used.
+    """
+    check_packages()
+    from specjax.serve.http import Limits, serve
+
+    limits = Limits(options.api_key, options.body, texts=options.texts)
+    serve(engine, limits, options.host, options.port, started)

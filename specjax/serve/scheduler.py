@@ -1,0 +1,343 @@
+"""The thread of an engine: which request is read, what runs, and who gets what.
+
+    queue -> one prompt that is read, a chunk a turn -> a slot of the batch -> the handle
+
+A turn reads at most one chunk of a prompt and then runs a few steps of the batch.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import time
+
+import numpy as np
+
+from specjax.call import Call
+from specjax.logprobs import Logprobs
+from specjax.serve.device import MOST_STEPS, Device, News, Row, prompt_passes
+from specjax.serve.handle import Busy, Closed, Handle
+from specjax.serve.reading import Reading
+
+_HOST_SHARE = 0.05
+"""Turns have so many steps that the host's part of the time is below this."""
+
+
+@dataclasses.dataclass(eq=False)
+class Admission:
+    """A request on its way to a slot."""
+
+    row: Row
+    call: Call
+    handle: Handle
+    reading: Reading | None = None
+    left: list[tuple[int, np.ndarray, int]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(eq=False)
+class _Slot:
+    """A slot, and the request in it."""
+
+    handle: Handle | None = None
+    call: Call | None = None
+    length: int = 0  # of prompt and output, as the host knows it
+    written: int = 0
+    counts: tuple[int, ...] = (0,) * 5  # the fields of `Stats`
+    # What the slot was filled with; it stays after the request has ended.
+    prompt: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
+    uses: frozenset[int] = frozenset()  # the parts that have read this prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What an engine is doing, and has done."""
+
+    running: int
+    waiting: int
+    finished: int
+    cancelled: int
+    prompt_tokens: int
+    copied_tokens: int  # of them
+    host_share: float  # of the time of recent turns
+    steps: int  # of the next turn
+
+
+class Scheduler:
+    """Serves requests in the order in which they came, in a thread of its own."""
+
+    def __init__(self, device: Device, waiting: int) -> None:
+        """Starts the thread.
+
+        Args:
+          device: with its batch made (`Device.start`).
+          waiting: the most requests that wait.
+        """
+        self._device, self._most_waiting = device, waiting
+        self._slots = [_Slot() for _ in range(device.slots)]
+        self._queue: collections.deque[Admission] = collections.deque()
+        self._admission: Admission | None = None
+        self._changed = threading.Condition()
+        self._closing = self._cut = False
+        self._error: Exception | None = None
+        self._finished = self._cancelled = self._prompt_tokens = self._copied_tokens = 0
+        self._steps, self._host_share, self._mean_seconds = 1, 0.0, 1.0
+        self._thread = threading.Thread(target=self._serve, name="specjax engine", daemon=True)
+        self._thread.start()
+
+    def put(self, admission: Admission) -> None:
+        """Queue a request.
+
+        Raises:
+          Busy: too many requests are waiting.
+          Closed: the scheduler was closed.
+        """
+        with self._changed:
+            self.check_open()
+            if len(self._queue) >= self._most_waiting and not self._is_idle():
+                raise Busy(len(self._queue), self._seconds_until_a_place())
+            self._queue.append(admission)
+            self._changed.notify_all()
+
+    def load(self) -> Load:
+        with self._changed:
+            running = sum(slot.handle is not None for slot in self._slots)
+            return Load(
+                running, len(self._queue) + (self._admission is not None), self._finished,
+                self._cancelled, self._prompt_tokens, self._copied_tokens, self._host_share,
+                self._steps,
+            )  # fmt: skip
+
+    @property
+    def healthy(self) -> bool:
+        """Does it still serve what it has accepted?"""
+        return self._thread.is_alive() and self._error is None
+
+    def close(self, finish: bool, timeout: float | None) -> None:
+        """As `Engine.close`."""
+        with self._changed:
+            self._closing = True
+            self._cut |= not finish
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            with self._changed:
+                self._cut = True
+                self._changed.notify_all()
+            self._thread.join()
+
+    def check_open(self) -> None:
+        """Raises Closed unless it takes requests."""
+        if self._error is not None:
+            raise Closed(f"the engine has stopped: {self._error}")
+        if self._closing:
+            raise Closed("the engine is stopping and takes no more requests")
+
+    def _is_idle(self) -> bool:
+        """Will the next request begin at once?"""
+        is_free = any(slot.handle is None for slot in self._slots)
+        return is_free and self._admission is None and not self._queue
+
+    def _seconds_until_a_place(self) -> float:
+        return max(1.0, self._mean_seconds * len(self._queue) / len(self._slots))
+
+    # What follows runs in the engine's own thread.
+
+    def _serve(self) -> None:
+        try:
+            while self._wait_for_work():
+                self._turn()
+        except Exception as error:  # whatever it is, nobody may wait for ever
+            self._error = error
+        error = Closed("the engine was closed before this text was finished")
+        if self._error is not None:
+            error = Closed(f"the engine has stopped: {self._error!r}")
+            error.__cause__ = self._error
+        with self._changed:
+            self._closing = True
+            waiting = [admission.handle for admission in self._queue]
+            self._queue.clear()
+        waiting += [self._admission.handle] if self._admission else []
+        for handle in (*waiting, *(slot.handle for slot in self._slots if slot.handle)):
+            handle.fail(error)
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do.  False: stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._has_work())
+            return not self._cut and self._has_work()
+
+    def _has_work(self) -> bool:
+        running = any(slot.handle is not None for slot in self._slots)
+        return bool(self._queue) or self._admission is not None or running
+
+    def _turn(self) -> None:
+        """Drop what was cancelled, read one chunk of a prompt, and run a few steps."""
+        began = time.perf_counter()
+        self._drop_cancelled()
+        with self._changed:
+            if self._admission is None and self._queue:
+                self._admission = self._queue.popleft()
+        reads = self._admission is not None and self._read(self._admission)
+        if not any(slot.handle is not None for slot in self._slots):
+            return
+        # While a prompt is read, its text waits for every step.
+        steps = 1 if reads else self._steps
+        ran = time.perf_counter()
+        self._device.run(steps)
+        length = np.array([slot.length for slot in self._slots], np.int32)
+        written = np.array([slot.written for slot in self._slots], np.int32)
+        news = self._device.peek(length, written)
+        arrived = time.perf_counter()
+        for number, (slot, new) in enumerate(zip(self._slots, news, strict=True)):
+            if slot.handle is not None:
+                self._deliver_or_fail(number, slot, new)
+        if not reads:
+            host = time.perf_counter() - arrived + ran - began
+            self._adapt(host, arrived - ran, steps)
+
+    def _adapt(self, host: float, device: float, steps: int) -> None:
+        """Choose the steps of the next turns by the seconds of this one."""
+        share = host / (host + device)
+        self._host_share += 0.1 * (share - self._host_share)
+        needed = host / _HOST_SHARE / max(device / steps, 1e-9)
+        wanted = min(MOST_STEPS, max(1, round(needed)))
+        # A slow turn of the host is often chance: one step more or less at a time.
+        self._steps += int(np.sign(wanted - self._steps))
+
+    def _drop_cancelled(self) -> None:
+        ended = np.zeros(len(self._slots), bool)
+        for number, slot in enumerate(self._slots):
+            if slot.handle is not None and slot.handle.cancelled:
+                self._finish(slot, "cancelled")
+                ended[number] = True
+        if ended.any():
+            self._device.end(ended)
+        with self._changed:
+            dropped = [a for a in self._queue if a.handle.cancelled]
+            for admission in dropped:
+                self._queue.remove(admission)
+        if self._admission is not None and self._admission.handle.cancelled:
+            dropped.append(self._admission)
+            self._admission = None
+        for admission in dropped:
+            self._cancelled += 1
+            admission.handle.finish(0, "", "cancelled", (0,) * 5)
+
+    def _read(self, admission: Admission) -> bool:
+        """Read a chunk of a prompt; once it is read, put it into a free slot.
+
+        Returns:
+          False if the prompt is read and waits for a slot.
+        """
+        row, device = admission.row, self._device
+        if admission.reading is None:
+            admission.handle.begin()
+            slot, count = self._known_prefix(row)
+            admission.reading = device.copy(slot, count) if count else device.empty()
+            admission.handle.copied = count
+            admission.left = prompt_passes(count, row.tokens, device.chunk)
+            self._prompt_tokens += len(row.tokens)
+            self._copied_tokens += count
+        if admission.left:
+            at, tokens, width = admission.left.pop(0)
+            admission.reading = device.read(admission.reading, tokens, at, width, row.uses)
+            if admission.left:
+                return True
+        free = [number for number, slot in enumerate(self._slots) if slot.handle is None]
+        if not free:
+            return False
+        number = self._least_useful(free)
+        self._device.insert(number, device.begin(admission.reading, row))
+        self._slots[number] = _Slot(
+            admission.handle,
+            admission.call,
+            len(row.tokens),
+            prompt=row.tokens,
+            uses=row.uses,
+        )
+        self._admission = None
+        return True
+
+    def _known_prefix(self, row: Row) -> tuple[int, int]:
+        """A slot that holds the beginning of this prompt, and how many tokens of it can be copied.
+
+        Only whole chunks are copied: they were read with the same bits as this prompt would be.
+        At least one token is left, since a drafter may need the hidden state of the last one.
+        """
+        best = 0, 0
+        if not self._device.copies:
+            return best
+        chunk = self._device.chunk
+        for number, slot in enumerate(self._slots):
+            if not row.uses <= slot.uses:
+                continue
+            most = max(0, min(len(slot.prompt) - 1, len(row.tokens) - 2))
+            same = slot.prompt[:most] == row.tokens[:most]
+            shared = most if same.all() else int(same.argmin())
+            whole_chunks = shared // chunk * chunk
+            if whole_chunks > best[1]:
+                best = number, whole_chunks
+        return best
+
+    def _least_useful(self, free: list[int]) -> int:
+        """The free slot whose prompt is the shortest: the longer ones may be copied again."""
+        return min(free, key=lambda number: len(self._slots[number].prompt))
+
+    def _deliver_or_fail(self, number: int, slot: _Slot, new: News) -> None:
+        """A text that cannot be passed on, such as by a broken tokenizer, fails alone."""
+        handle = slot.handle
+        assert handle is not None
+        try:
+            self._deliver(number, slot, new)
+        except Exception as error:
+            handle.fail(error)
+            self._device.end(np.arange(len(self._slots)) == number)
+            with self._changed:
+                slot.handle = slot.call = None
+
+    def _deliver(self, number: int, slot: _Slot, new: News) -> None:
+        """Pass on what a slot has written, and free it if its text has ended."""
+        handle, call = slot.handle, slot.call
+        assert handle is not None and call is not None
+        logprobs = None
+        if handle.wants is not None and new.tokens:
+            logprobs = _part(self._device.recorded(number), slot.length, new.length, handle.wants)
+        slot.length, slot.written = new.length, slot.written + len(new.tokens)
+        slot.counts = new.counts
+        handle.extend(new.tokens, new.origin, new.counts[2], logprobs)
+        if call.texts.stops and new.tokens:
+            kept, _, stopped = call.texts.cut(0, handle.tokens)
+            if stopped:
+                if not new.done:
+                    ended = np.arange(len(self._slots)) == number
+                    self._device.end(ended)
+                self._finish(slot, "stop", len(kept))
+                return
+        if new.done:
+            ends = set(call.eos[0].tolist())
+            is_eos = bool(handle.tokens) and handle.tokens[-1] in ends
+            self._finish(slot, "eos" if is_eos else "limit")
+
+    def _finish(self, slot: _Slot, finish: str, kept: int | None = None) -> None:
+        """End the text of a slot, and free the slot."""
+        handle, call = slot.handle, slot.call
+        assert handle is not None and call is not None
+        tokens = handle.tokens[:kept]
+        text = call.texts.cut(0, tokens)[1] if finish == "stop" else call.texts.decode(0, tokens)
+        with self._changed:
+            slot.handle = slot.call = None
+            self._cancelled += finish == "cancelled"
+            self._finished += finish != "cancelled"
+        handle.finish(len(tokens), text, finish, slot.counts)
+        self._mean_seconds += 0.1 * (handle.seconds - self._mean_seconds)
+
+
+def _part(whole_row: Logprobs | None, start: int, stop: int, num_top: int) -> Logprobs | None:
+    """The log-probabilities of the tokens `start` to `stop`, with those of `num_top` tokens."""
+    if whole_row is None:
+        return None
+    raw, warped, top_ids, top = (
+        x[start:stop] for x in (whole_row.raw, whole_row.warped, whole_row.top_ids, whole_row.top)
+    )
+    return Logprobs(raw, warped, top_ids[:, :num_top], top[:, :num_top])

@@ -1,0 +1,206 @@
+"""`Several`: a proposer in which each row of a batch drafts with a proposer of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax.contract import Arrays, Context, Proposer, Rule
+from specjax.emission import write
+from specjax.tree import Tree
+from specjax.types import ABSENT, Block, Proposal
+
+PLAIN = -1
+"""In `SeveralState.choice`: no proposer."""
+
+_BY, _OFFERED = 8, 16
+"""Bits of a code in `SeveralState.origin`: the depth is below them."""
+
+
+@struct.dataclass
+class SeveralState:
+    """The states of all parts, what each row chose, and who guessed each of its new tokens."""
+
+    own: tuple[Arrays, ...]  # a state for each part
+    choice: Array  # [B, 2] int32; the part whose drafts a row takes, and the part for steps in
+    # which the first one has none; PLAIN: none
+    used: Array  # [B] int32; the drafts of the last step are those of the first or second choice
+    offered: Array  # [B] int32; how many drafts the last step had
+    origin: Array  # [B, L] int32; a code for each new token, see `unpack`
+    written: Array  # [B] int32; new tokens so far
+
+
+@dataclasses.dataclass(frozen=True)
+class Several(Proposer):
+    """For each row the drafts of the proposer that it chose, or of its second choice, or none.
+
+    All parts run on the whole batch, but a part that no row chose is skipped with all its passes.
+    Proposals always have as many nodes as the largest part makes, and the target always reads all
+    of them.  So no row can change the shape of a pass over another row, and with it the rounding.
+
+    Attributes:
+      parts: chains and trees; none of them drafts in the target's cache.
+    """
+
+    parts: tuple[Proposer, ...]
+
+    def __post_init__(self) -> None:
+        self.declare(
+            num_nodes=max([1, *(part.num_nodes for part in self.parts)]),
+            max_depth=max([0, *(part.max_depth for part in self.parts)]),
+            is_chain=all(part.is_chain for part in self.parts),
+            taps=tuple(sorted({tap for part in self.parts for tap in part.taps})),
+        )
+
+    def check(self, rule: Rule) -> None:
+        for part in self.parts:
+            part.check(rule)
+
+    def init(self, params: tuple[Arrays, ...], prompt: Block, capacity: int) -> SeveralState:
+        own = tuple(self.begin(index, params, prompt, capacity) for index in range(len(self.parts)))
+        return self.state(own, len(prompt.tokens), capacity)
+
+    def begin(self, index: int, params: tuple[Arrays, ...], prompt: Block, capacity: int) -> Arrays:
+        """The state of a part after a prompt."""
+        # Another part may commit more tokens in a step than this one drafts, so it gets more room.
+        room = capacity + self.num_nodes
+        return self.parts[index].init(params[index], self.seen(index, prompt), room)
+
+    def state(self, own: tuple[Arrays, ...], rows: int, capacity: int) -> SeveralState:
+        """The state of rows that have not chosen yet, from the states of the parts."""
+        zero = jnp.zeros(rows, jnp.int32)
+        return SeveralState(
+            own=own,
+            choice=jnp.full((rows, 2), PLAIN, jnp.int32),
+            used=zero,
+            offered=zero,
+            origin=jnp.zeros((rows, capacity + self.max_depth + 1), jnp.int32),
+            written=zero,
+        )
+
+    def seen(self, index: int, block: Block) -> Block:
+        """`block` with the features of the layers that a part taps."""
+        taps = self.parts[index].taps
+        if block.features is None or not taps:
+            return dataclasses.replace(block, features=None)
+        layers = jnp.split(block.features, len(self.taps), axis=-1)
+        chosen = [layers[self.taps.index(tap)] for tap in taps]
+        return dataclasses.replace(block, features=jnp.concatenate(chosen, axis=-1))
+
+    def propose(
+        self, params: tuple[Arrays, ...], state: SeveralState, context: Context
+    ) -> tuple[Proposal, SeveralState]:
+        rows = len(context.pending)
+        limit = context.num_drafts
+        assert limit is not None  # the decoder passes it
+        blank = self._padded(
+            context.pending[:, None], jnp.full((rows, 1), ABSENT, jnp.int32), context.pending
+        )
+        made, own = [], []
+        for index in range(len(self.parts)):
+            wanted = (state.choice == index).any(1) & (limit > 0)
+            drafts, after = self._drafts(index, params, state, context, wanted, limit, blank)
+            made.append(drafts)
+            own.append(after)
+        (tokens, parent), used = blank, jnp.zeros(rows, jnp.int32)
+        for column in (1, 0):
+            for index, (drafted, below) in enumerate(made):
+                takes = (state.choice[:, column] == index) & (below != ABSENT).any(1)
+                tokens = jnp.where(takes[:, None], drafted, tokens)
+                parent = jnp.where(takes[:, None], below, parent)
+                used = jnp.where(takes, column, used)
+        depth = jax.vmap(lambda row: Tree.of(row, self.max_depth, self.is_chain).depth)(parent)
+        offered = ((parent != ABSENT) & (depth <= limit[:, None])).sum(1, dtype=jnp.int32)
+        state = dataclasses.replace(state, own=tuple(own), used=used, offered=offered)
+        return Proposal(tokens, parent), state
+
+    def observe(
+        self, params: tuple[Arrays, ...], state: SeveralState, block: Block
+    ) -> SeveralState:
+        own = []
+        for index, part in enumerate(self.parts):
+            # A row that did not choose a part may have committed more than the part can store.
+            count = jnp.where((state.choice == index).any(1), block.count, 0)
+            seen = dataclasses.replace(self.seen(index, block), count=count)
+            own.append(part.observe(params[index], state.own[index], seen))
+        place = jnp.arange(block.tokens.shape[1])
+        depth = jnp.where(place < block.count[:, None] - 1, place + 1, 0)
+        code = depth | (state.used << _BY)[:, None] | (state.offered << _OFFERED)[:, None]
+        return dataclasses.replace(
+            state,
+            own=tuple(own),
+            origin=write(state.origin, code.astype(jnp.int32), state.written),
+            written=state.written + block.count,
+        )
+
+    def _drafts(
+        self,
+        index: int,
+        params: tuple[Arrays, ...],
+        state: SeveralState,
+        context: Context,
+        wanted: Array,
+        limit: Array,
+        blank: tuple[Array, Array],
+    ) -> tuple[tuple[Array, Array], Arrays]:
+        """Tokens and parents [B, N] of a part, and its state; it is skipped if no row wants it."""
+        part = self.parts[index]
+        depth = jnp.minimum(jnp.max(jnp.where(wanted, limit, 1)), part.max_depth)
+        narrowed = dataclasses.replace(context, depth=depth)
+
+        def turn(carry: Any) -> Any:
+            proposal, own = part.propose(params[index], carry[2], narrowed)
+            drafts = self._padded(proposal.tokens, proposal.parent, context.pending)
+            return jnp.zeros_like(carry[0]), drafts, own
+
+        # A loop of at most one iteration, because XLA copies the result of a `cond` but updates the
+        # carry of a loop in place.
+        begun = wanted.any(), blank, state.own[index]
+        _, drafts, own = jax.lax.while_loop(lambda carry: carry[0], turn, begun)
+        return drafts, own
+
+    def _padded(self, tokens: Array, parent: Array, pending: Array) -> tuple[Array, Array]:
+        """Tokens and parents with `num_nodes` nodes: absent ones are added."""
+        more = ((0, 0), (0, self.num_nodes - tokens.shape[1]))
+        tokens = jnp.pad(tokens, more).at[:, 0].set(pending)
+        return tokens.astype(jnp.int32), jnp.pad(parent, more, constant_values=ABSENT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun(Proposer):
+    """Stands in for `Several` where a state is made from parts that have read the prompt.
+
+    Its parameters are that state.
+    """
+
+    num_nodes: int
+    max_depth: int
+    is_chain: bool
+
+    @classmethod
+    def of(cls, several: Several) -> Begun:
+        return cls(several.num_nodes, several.max_depth, several.is_chain)
+
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        return params
+
+    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+        raise TypeError("this proposer only begins rows; the rows decode with Several")
+
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return state
+
+
+def unpack(code: int) -> tuple[int, int, int]:
+    """A code of `SeveralState.origin`.
+
+    Returns:
+      The depth of the token as a draft, 0 if the target drew it itself; which choice of the row
+      drafted in that step, 0 or 1; and how many drafts the step had.
+    """
+    return code & 255, code >> _BY & 255, code >> _OFFERED
