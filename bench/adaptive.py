@@ -85,7 +85,12 @@ PROPOSER = Adaptive(None, Offers(), widths_of(DEPTH))
 
 @functools.partial(jax.jit, static_argnums=0)
 def decode(
-    new: int, right: jax.Array, seconds: jax.Array, draft: jax.Array, prior: jax.Array
+    new: int,
+    right: jax.Array,
+    seconds: jax.Array,
+    draft: jax.Array,
+    prior: jax.Array,
+    pause: jax.Array,
 ) -> tuple[Any, Any, Any]:
     """Decode B rows of `new` tokens.
 
@@ -94,13 +99,13 @@ def decode(
       right: [B, new + DEPTH] bool, is the draft of the token at this position right?
       seconds: [O] of a step with each option; inf for options that are forbidden.
       draft: seconds of a pass of the draft model.
-      prior: [2], as in `AdaptiveParams`.
+      prior, pause: [2], as in `AdaptiveParams`.
 
     Returns:
       The seconds of all steps, the steps with drafts as a share of all, and the last rates.
     """
     rows = len(right)
-    params = AdaptiveParams(None, None, seconds, jnp.array(MEASURED, jnp.int32), prior)
+    params = AdaptiveParams(None, None, seconds, jnp.array(MEASURED, jnp.int32), prior, pause)
     depths = jnp.array([depth for _, depth in PROPOSER.options], jnp.int32)
     prompt = Block(jnp.zeros((rows, 1), jnp.int32), jnp.zeros((rows, 1, 1)), jnp.ones(rows, int))
     state = PROPOSER.init(params, prompt, new + 2)
@@ -164,7 +169,8 @@ def cell(batch: int, rates: np.ndarray, cost: float, token: float, seed: int) ->
     for _ in range(texts):
         coins = rng.random((batch, new + DEPTH))
         right = coins < np.pad(rates, (0, DEPTH), mode="edge")
-        arrays = map(jnp.asarray, (right, seconds, np.float32(cost), np.float32(learned.prior)))
+        known = np.float32(learned.prior), np.int32(learned.pause)
+        arrays = map(jnp.asarray, (right, seconds, np.float32(cost), *known))
         time, share, rates_ = decode(new, *arrays)
         learned.learn_rates(1, rates_)
         spent += float(time)

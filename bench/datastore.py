@@ -20,15 +20,22 @@ import numpy as np
 import specjax
 from bench.command import Report, run
 from bench.prompts import SHIPPED
+from bench.suffix_tree import INSTALL, Peer, Setting
 from specjax.contract import Proposer
 from specjax.datastores import predict_size
 from specjax.flags import say
 from specjax.prompts import encode_file
 from specjax.proposers import DEPTH, DatastoreParams, look_up
-from specjax.training.corpus import Source, prepare
+from specjax.training.corpus import Source
+from specjax.training.tokenising import prepare
 
 _EXCLUDED = ("site-packages", "transformers", "sympy", "test", "tests")
 _TREE = (3, 2, 1)
+_PEER = tuple(
+    Setting(most, tree, factor)
+    for most, tree in ((4, False), (8, False), (15, True))
+    for factor in (1.0, 4.0)
+)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -44,6 +51,11 @@ def main(argv: list[str] | None = None) -> None:
         help="folder for the tokenised corpus; one that is there is read",
     )  # fmt: skip
     parser.add_argument("--tokens", type=pathlib.Path, help="a train.bin, instead of --data")
+    parser.add_argument("--first", type=int, help="use the first so many tokens of the corpus only")
+    parser.add_argument(
+        "--peer", action="store_true",
+        help="also count what arctic-inference's suffix tree of the same tokens drafts",
+    )  # fmt: skip
     parser.add_argument("--target", default=str(SHIPPED.parent / "target"))
     parser.add_argument("--prompt-file", type=pathlib.Path, default=SHIPPED)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
@@ -59,14 +71,23 @@ def main(argv: list[str] | None = None) -> None:
         tokenizer = str(pathlib.Path(arguments.target) / "tokenizer.json")
         size = target.model.vocab_size
         file = prepare(source, arguments.corpus, size, tokenizer)[1].path
-    say(f"building a datastore: {predict_size([file], None, target.model.vocab_size)}")
+    dtype = np.uint16 if target.model.vocab_size <= 2**16 else np.uint32
+    corpus = np.memmap(file, dtype, "r")[: arguments.first]
+    # Loaded first: it may be missing, and the rest takes minutes.
+    peer = None
+    if arguments.peer:
+        try:
+            peer = Peer(corpus)
+        except ImportError as error:
+            raise ValueError(f"--peer needs arctic-inference ({error}): {INSTALL}") from None
+    say(f"building a datastore: {predict_size([corpus], None, target.model.vocab_size)}")
     started = time.perf_counter()
-    store = specjax.Datastore.build([file], target, name="Python code")
+    store = specjax.Datastore.build([corpus], target, name="Python code")
     report: Report = {
         "tokens": store.size,
         "bytes_per_token": store.tokens.itemsize + 4,
         "build_seconds": time.perf_counter() - started,
-        "rows": acceptance(target, store, arguments),
+        "rows": acceptance(target, store, peer, arguments),
     }
     if arguments.rounds:
         report["lookup_microseconds"] = lookups(store, arguments.lookups, arguments.rounds)
@@ -76,7 +97,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def acceptance(
-    target: specjax.LanguageModel, store: specjax.Datastore, arguments: argparse.Namespace
+    target: specjax.LanguageModel,
+    store: specjax.Datastore,
+    peer: Peer | None,
+    arguments: argparse.Namespace,
 ) -> list[Report]:
     """Tokens a pass of each proposer at each temperature, over all prompts."""
     chain = store.drafter(target)
@@ -85,6 +109,7 @@ def acceptance(
         "prompt lookup, 4 drafts": specjax.NGram(4),
         "datastore, 4 drafts": chain,
         "datastore, 8 drafts": chain.shaped(specjax.Chain, num_drafts=8),
+        "datastore, 15 drafts": chain.shaped(specjax.Chain, num_drafts=15),
         f"datastore, tree {' '.join(map(str, _TREE))}": tree,
     }
     prompts = encode_file(target, arguments.prompt_file)
@@ -106,6 +131,11 @@ def acceptance(
         rows.append(row)
         figures = (f"{row[str(t)]:.2f} at temperature {t:g}" for t in arguments.temperatures)
         say(f"{name}: {', '.join(figures)}")
+    if peer is None:
+        return rows
+    for setting in _PEER:
+        found = {str(t): peer.tokens_per_pass(prompts, plain[t], setting) for t in plain}
+        rows.append({"name": str(setting), **found})
     return rows
 
 

@@ -131,14 +131,15 @@ def tune(
         own = [prepared(target, each, drafter=drafter, **settings) for each in rows]
         ways.append(_Way(f"{type(drafter.proposer).__name__} of {drafter.name}", own, None))
     auto = _Way("auto", calls, learned)
-    first_calls([*ways, auto])
+    first_calls(ways)
+    for option, way in zip(proposer.options, ways, strict=False):
+        _learn(learned, way, option)
+    first_calls([auto])
     take_turns([*ways, auto], rounds)
     candidates = []
     for index, way in enumerate(ways):
         known = index < len(proposer.options)
         candidates.append(way.candidate(_predicted(way, learned, index, batch) if known else None))
-        if known and index:
-            _learn(learned, way, proposer.options[index])
     plan = Plan(
         about(calls[0].decoder, batch, temperature > 0),
         tuple(learned.seconds.tolist()),
@@ -154,7 +155,7 @@ def _only(learned: Learned, option: int) -> Learned:
     """Figures with which every step takes one option."""
     seconds = np.full_like(learned.seconds, np.inf)
     seconds[option] = 1.0
-    return Learned(seconds, learned.prior, 0.0)
+    return Learned(seconds, learned.prior.copy(), 0.0)
 
 
 def _predicted(way: _Way, learned: Learned, option: int, batch: int) -> float:
@@ -171,9 +172,10 @@ def _predicted(way: _Way, learned: Learned, option: int, batch: int) -> float:
 def _learn(learned: Learned, way: _Way, option: tuple[str, int]) -> None:
     """Take the rate of a part's first drafts from its shallowest option."""
     name, depth = option
-    index = ("lookup", "drafter").index(name)
-    if way.tested.sum() and depth <= 2:
+    if way.tested.sum() and 0 < depth <= 2:
+        index = ("lookup", "drafter").index(name)
         learned.prior[index] = way.accepted.sum() / way.tested.sum()
+        learned.judged[index] = way.tested.sum()
 
 
 def _batches(prompts: Any, batch: int) -> list[list[Any]]:

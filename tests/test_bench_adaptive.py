@@ -8,6 +8,7 @@ import pytest
 
 from bench import adaptive
 from specjax.drafters import PRIOR
+from specjax.proposers import PAUSE
 
 
 @pytest.mark.parametrize("option", range(len(adaptive.PROPOSER.options)))
@@ -21,8 +22,9 @@ def test_one_allowed_option_is_the_fixed_setting(option):
     if option:
         seconds[0] = 1e9  # no step without drafts
     spent, share, _ = adaptive.decode(
-        60, jnp.asarray(right), jnp.asarray(seconds), jnp.float32(0), jnp.float32(PRIOR)
-    )
+        60, jnp.asarray(right), jnp.asarray(seconds), jnp.float32(0), jnp.float32(PRIOR),
+        jnp.full(2, PAUSE, jnp.int32),
+    )  # fmt: skip
     assert float(spent) == pytest.approx(adaptive.fixed(60, right, depth, 1.5))
     assert float(share) == (1.0 if depth else 0.0)
 

@@ -6,19 +6,31 @@ import argparse
 import warnings
 
 from specjax import __version__
-from specjax.commands import audit, bench, datastore, generate, inspect, train, tune
+from specjax.commands import (
+    audit,
+    bench,
+    datastore,
+    demo,
+    generate,
+    inspect,
+    serve,
+    train,
+    tune,
+)
 from specjax.flags import ending, open_streams, say
 from specjax.parallel import join_from, leaving
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
+    "demo": demo,
     "generate": generate,
     "bench": bench,
     "audit": audit,
     "inspect": inspect,
     "tune": tune,
     "datastore": datastore,
+    "serve": serve,
     "train": train,
 }
 """Name -> module with `HELP`, `add_arguments(parser)` and `run(arguments)`."""

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+from collections.abc import Mapping
 
 import specjax
 from specjax import plot
@@ -128,8 +129,11 @@ def run(arguments: argparse.Namespace) -> None:
         plot.new_figure()  # without matplotlib this raises before the measurement, not after it
     prompts = read_prompts(arguments)
     prompts = prompts[: arguments.limit_prompts or len(prompts)]
+    # As for `generate`, `auto` has a draft model only if one is passed.
+    drafted = DRAFTED if arguments.draft is None else (*DRAFTED, "auto")
     target, draft = load_models(arguments, arguments.proposers, arguments.rules)
-    entries, impossible = _entries(arguments, target, draft, prompts)
+    models = {kind: draft for kind in drafted}
+    entries, impossible = _entries(arguments, target, models, prompts)
     report = {
         **describe(),
         "dtype": target.model.dtype.name,
@@ -152,12 +156,12 @@ def run(arguments: argparse.Namespace) -> None:
 def _entries(
     arguments: argparse.Namespace,
     target: specjax.LanguageModel,
-    draft: specjax.LanguageModel | None,
+    models: Mapping[str, specjax.LanguageModel | None],
     prompts: list[str],
 ) -> tuple[list[_Entry], list[tuple[str, str]]]:
     """The rows to measure, and the pairs (proposer, rule) that cannot be combined.
 
-    The first row of each temperature is plain decoding.
+    The first row of each temperature is plain decoding.  `models` are the draft models by kind.
 
     Raises:
       ValueError: the target, the draft, the proposers, the rules and the prompts do not fit
@@ -172,7 +176,7 @@ def _entries(
                 raise ValueError(
                     f"num_drafts={gamma}; it must be at least 1: plain decoding is measured anyway"
                 )
-            drafter = make_drafter(asked, kind, target, draft if kind in DRAFTED else None)
+            drafter = make_drafter(asked, kind, target, models.get(kind))
             if drafter.reader is not None:
                 check_length("draft", drafter.reader, ids, arguments.max_new_tokens)
             drafts.append(_Drafts(kind, drafter, branching))

@@ -8,13 +8,17 @@ import json
 import specjax
 from specjax import plot, tree
 from specjax.call import Call
+from specjax.commands.colours import LEGEND, depths_of, painted
 from specjax.flags import (
+    add_constraint_arguments,
+    add_draft_mesh_argument,
     add_model_arguments,
     add_processor_arguments,
     add_proposer_arguments,
     add_rule_arguments,
     add_sampling_arguments,
     choose,
+    constraint,
     load_models,
     make_drafter,
     make_rule,
@@ -24,7 +28,7 @@ from specjax.flags import (
     sampling,
 )
 from specjax.generate import compile_first, decode, prepared
-from specjax.parallel import add_process_arguments, leader
+from specjax.parallel import add_process_arguments, leader, mesh_of
 from specjax.request import Options
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
@@ -32,10 +36,12 @@ HELP = "continue a prompt with speculation, and compare with plain decoding"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
+    add_draft_mesh_argument(parser)
     add_proposer_arguments(parser)
     add_rule_arguments(parser)
     add_sampling_arguments(parser)
     add_processor_arguments(parser)
+    add_constraint_arguments(parser)
     add_process_arguments(parser)
     parser.add_argument(
         "--chat",
@@ -55,6 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot", help="draw the tree of the Medusa heads and its measured acceptance to this file"
     )
     parser.add_argument(
+        "--colour", "--color", action="store_true",
+        help="colour the tokens that were accepted drafts, by depth; this decodes once more",
+    )  # fmt: skip
+    parser.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
 
@@ -63,12 +73,15 @@ def run(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments)
     if arguments.logprobs is not None and not arguments.json:
         raise ValueError("--logprobs is printed as JSON; add --json")
+    if arguments.colour and (arguments.json or arguments.stop):
+        raise ValueError("--colour colours a text up to its end: leave --json and --stop out")
     kind = choose(arguments, arguments.rule)
     target, draft = load_models(arguments, [kind], [arguments.rule])
     settings = sampling(arguments, target)
     options: Options = {
         **settings,
         **processing(arguments, target),
+        "constraint": constraint(arguments),
         "logprobs": arguments.logprobs,
         "rule": make_rule(arguments, arguments.rule),
     }
@@ -77,10 +90,13 @@ def run(arguments: argparse.Namespace) -> None:
     asked = None if arguments.chat else prompts
     # A comparison does not stream, since the time for reading the text every few steps would count
     # as decoding time.
-    stream = not arguments.json and len(prompts) == 1 and arguments.no_compare
+    stream = (
+        not arguments.json and not arguments.colour and len(prompts) == 1 and arguments.no_compare
+    )
     drafter = make_drafter(arguments, kind, target, draft)
     drafted: Options = {**options, "drafter": drafter}
-    call = prepared(target, asked, stream=stream, **drafted)
+    draft_mesh = mesh_of(draft.params) if arguments.draft_mesh and draft is not None else None
+    call = prepared(target, asked, stream=stream, draft_mesh=draft_mesh, **drafted)
     undrafted: Options = {**options, "proposer": "none"}
     plain = None if arguments.no_compare else prepared(target, asked, stream=stream, **undrafted)
     if arguments.plot:
@@ -146,8 +162,18 @@ def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> spec
         output = _whole(decode(call))
     if not arguments.json:
         end = f"\n{'-' * 80}" if len(prompts) > 1 else ""
-        for prompt, text in zip(prompts, output.text, strict=True):
+        texts = output.text
+        if arguments.colour:
+            texts = [
+                painted(call, row, tokens, depths)
+                for row, (tokens, depths) in enumerate(
+                    zip(output.tokens, depths_of(call), strict=True)
+                )
+            ]
+        for prompt, text in zip(prompts, texts, strict=True):
             print(f"{prompt}{gap}{text}{end}")
+        if arguments.colour:
+            print(f"\n{LEGEND}")
     return output
 
 
@@ -186,6 +212,8 @@ def _print_table(
         ("new tokens / target passes", f"{stats.tokens} / {stats.target_passes}"),
         ("lossless rule", "yes" if output.exact else "no"),
     ]
+    if stats.hit_rate is not None:
+        rows.append(("drafted in time (hit rate)", f"{stats.hit_rate:.3f}"))
     if output.choices is not None:
         rows.append(("chosen from, in every step", str(output.choices)))
     print()

@@ -1,7 +1,7 @@
 """Drafters: a proposer together with its weights, for one target."""
 
 from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, widths_of
-from specjax.drafters.arranging import arrange
+from specjax.drafters.arranging import arrange, as_chain
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
 from specjax.drafters.costs import cost_aware
@@ -31,6 +31,7 @@ __all__ = [
     "Sizes",
     "adaptive",
     "arrange",
+    "as_chain",
     "cost_aware",
     "drafter_by_name",
     "first_of",

@@ -9,12 +9,10 @@ import jax.numpy as jnp
 
 from specjax.arguments import shown
 from specjax.contract import Proposer
+from specjax.drafters.arranging import CHAIN
 from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
 from specjax.models import LanguageModel
-from specjax.proposers import MEASURED, Adaptive, AdaptiveParams, NGram
-
-DEPTH = 8
-"""The greatest depth of drafts by default."""
+from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, NGram
 
 _LADDER = (1, 3, 5, 9, 17, 33)
 """Tokens that the target may read of a row, up to the depth of the drafts and one."""
@@ -59,6 +57,7 @@ class AdaptiveDrafter(Drafter):
                 seconds=jnp.array(seconds, jnp.float32),
                 forced=jnp.array(MEASURED, jnp.int32),
                 prior=jnp.array(self.prior, jnp.float32),
+                pause=jnp.full(2, PAUSE, jnp.int32),
             )
 
         return make
@@ -98,7 +97,7 @@ def adaptive(
             raise ValueError(f"{name}={shown(part)} is not a drafter; pass what a loader returns")
     if isinstance(drafter, Proposer):
         drafter = BoundDrafter(drafter)
-    depth = DEPTH if drafter is None else drafter.proposer.max_depth
+    depth = CHAIN if drafter is None else drafter.proposer.max_depth
     if lookup is None:
         lookup = NGram(depth)
     if isinstance(lookup, Proposer):

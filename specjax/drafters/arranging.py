@@ -6,6 +6,9 @@ from specjax.contract import BlockSource, Proposer, Source
 from specjax.drafters.drafter import Drafter
 from specjax.proposers import BestFirst, Chain, ChoiceTree, DynamicTree
 
+CHAIN = 8
+"""The greatest depth of the drafts of `auto` by default."""
+
 _DEPTH, _WIDTH = 8, 10
 """Of the trees that the authors of EAGLE-3 grow: the root's children and 7 levels below them."""
 
@@ -50,3 +53,15 @@ def arrange(
         return DynamicTree(source, num_drafts or _DEPTH, most, num_nodes)
 
     return drafter.shaped(shape)
+
+
+def as_chain(drafter: Drafter, num_drafts: int | None = None) -> Drafter:
+    """A drafter of chains as it is, or one of trees as chains, at most `CHAIN` drafts long.
+
+    Raises:
+      ValueError: a length that the drafter does not allow, or a drafter without a source.
+    """
+    proposer = drafter.proposer
+    if num_drafts is None and proposer.is_chain:
+        return drafter
+    return arrange(drafter, num_drafts or min(proposer.max_depth, CHAIN))

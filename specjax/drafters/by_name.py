@@ -12,7 +12,8 @@ from typing import Any
 
 from specjax.arguments import shown
 from specjax.contract import Proposer
-from specjax.drafters.adapting import DEPTH, adaptive
+from specjax.drafters.adapting import adaptive
+from specjax.drafters.arranging import CHAIN
 from specjax.drafters.drafter import BoundDrafter, Drafter, first_of
 from specjax.drafters.pairing import make_drafter
 from specjax.models import LanguageModel
@@ -21,6 +22,7 @@ from specjax.proposers import (
     Chain,
     DynamicTree,
     EarlyExit,
+    Forced,
     NGram,
     NoProposer,
     StaticTree,
@@ -39,6 +41,7 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     "early-exit": ("exit_layer", "num_drafts", "confidence_threshold"),
     "first-of": ("num_drafts", "confidence_threshold"),
     "ngram": ("num_drafts", "max_ngram", "min_ngram"),
+    "forced": ("num_drafts",),
     "medusa": (),
     "datastore": (),
 }
@@ -80,7 +83,7 @@ def drafter_by_name(
             )
         return make_drafter(target, target, dtype="int8", **_settings("draft", numbers))
     if name == "auto":
-        depth = _settings(name, numbers).get("num_drafts", DEPTH)
+        depth = _settings(name, numbers).get("num_drafts", CHAIN)
         if draft is None:
             return adaptive(lookup=NGram(depth))
         chain = make_drafter(target, draft, Chain, dtype=dtype, num_drafts=depth)
@@ -128,6 +131,8 @@ def drafter_by_name(
         if layer is None:
             layer = max(layers // 2, 1)
         return BoundDrafter(EarlyExit(target.model, layer, **settings))
+    if name == "forced":
+        return BoundDrafter(Forced(**settings))
     return BoundDrafter(NGram(**settings) if name == "ngram" else NoProposer())
 
 

@@ -12,6 +12,7 @@ from jax import Array
 
 from specjax import tree
 from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
+from specjax.looping import apply_if
 from specjax.proposers.first_of import with_logits
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.rates import Rates
@@ -23,9 +24,15 @@ MEASURED = -1
 _MARGIN = 0.01
 """Drafts have to promise so much more than plain decoding: rates and times are estimates."""
 
-_PAUSE, _LONGEST = 2, 256
-"""Steps without drafts of a part before it is tried again: at first, and at most.  The pause
-doubles whenever drafts did not pay, and is 1 after they did."""
+PAUSE = 2
+"""Steps before the first trial of a part of which nothing is known."""
+
+_NEARLY = 0.9
+"""A part that by its prior has so much of the speed of plain decoding is tried soon."""
+
+_LONGEST = 256
+"""The most steps without drafts of a part before it is tried again.  The pause doubles whenever
+drafts did not pay, and is 1 after they did."""
 
 
 @struct.dataclass
@@ -37,6 +44,7 @@ class AdaptiveParams:
     seconds: Array  # [O] of a step with each of `Adaptive.options`, in any unit
     forced: Array  # [] int32: the option that every step takes, or `MEASURED`
     prior: Array  # [2] acceptance rates of lookup and drafter before any draft of a row was judged
+    pause: Array  # [2] int32: steps before the first trial of each, if by `prior` it will not pay
 
 
 @struct.dataclass
@@ -132,26 +140,35 @@ class Adaptive(Proposer):
         rows = len(prompt.count)
         zero = jnp.zeros(rows, jnp.int32)
 
-        def start(part: Proposer | None, params: Arrays) -> PartState | None:
+        def start(index: int, part: Proposer | None, own: Arrays) -> PartState | None:
             if part is None:
                 return None
-            own = part.init(params, prompt, capacity)
             rates = Rates.zeros(rows, self.max_depth)
-            return PartState(own, rates, zero, jnp.full(rows, _PAUSE, jnp.int32))
+            pause = self._first_pause(params, rates, index)
+            return PartState(part.init(own, prompt, capacity), rates, zero, pause)
 
         text = None
         if self.drafter is not None and self.drafter.resumes:
             own = dataclasses.replace(prompt, documents=None)
             text = OwnText.of(own, capacity, self.num_nodes)
         return AdaptiveState(
-            lookup=start(self.lookup, params.lookup),
-            drafter=start(self.drafter, params.drafter),
+            lookup=start(0, self.lookup, params.lookup),
+            drafter=start(1, self.drafter, params.drafter),
             text=text,
             offered=zero,
             drafted=jnp.zeros(rows, bool),
             needed=jnp.ones(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
         )
+
+    def _first_pause(self, params: AdaptiveParams, rates: Rates, part: int) -> Array:
+        """[B] steps before the first trial of a part; few if it nearly pays by the prior."""
+        depths = jnp.array(self.widths[1:]) - 1
+        gains = rates.gains(jnp.full(len(rates.slow), self.max_depth), params.prior[part])
+        first = 1 + part * (len(depths) if self.lookup is not None else 0)
+        quotients = gains[:, depths] / params.seconds[first : first + len(depths)]
+        nearly = quotients.max(1) * params.seconds[0] > _NEARLY
+        return jnp.where(nearly, PAUSE, params.pause[part]).astype(jnp.int32)
 
     def propose(
         self, params: AdaptiveParams, state: AdaptiveState, context: Context
@@ -303,12 +320,9 @@ class Adaptive(Proposer):
         none = dataclasses.replace(none, parent=jnp.full_like(none.parent, ABSENT))
         text = state.text
 
-        # A loop of at most one iteration, because XLA copies the result of a `cond` but updates the
-        # carry of a loop in place.
-        def turn(carry: tuple[Array, Proposal, Arrays]) -> tuple[Array, Proposal, Arrays]:
-            own = drafter.resume(params.drafter, carry[2], text.tokens, text.length, wanted)
-            made, own = propose(own)
-            return jnp.zeros_like(carry[0]), made, own
+        def turn(carry: tuple[Proposal, Arrays]) -> tuple[Proposal, Arrays]:
+            own = drafter.resume(params.drafter, carry[1], text.tokens, text.length, wanted)
+            return propose(own)
 
         runs = depth > 0
         rested = jax.tree.map(
@@ -316,7 +330,7 @@ class Adaptive(Proposer):
             known.own,
             drafter.rest(known.own),
         )
-        _, made, own = jax.lax.while_loop(lambda carry: carry[0], turn, (runs, none, rested))
+        made, own = apply_if(runs, turn, (none, rested))
         return made, dataclasses.replace(state, drafter=dataclasses.replace(known, own=own))
 
 

@@ -12,10 +12,16 @@ import numpy as np
 
 from specjax.decoding import Decoder
 from specjax.parallel import to_host
-from specjax.proposers import Adaptive, AdaptiveParams, Rates
+from specjax.proposers import PAUSE, Adaptive, AdaptiveParams, Rates
 from specjax.types import DecodeState, Params
 
 _STEPS, _ROUNDS = 4, 7
+
+_EARLIER = 40
+"""All earlier texts count in the prior of a text as much as so many drafts.  After so many drafts
+the prior is trusted: what did not pay in earlier texts is first tried after `_TRUSTED` steps."""
+
+_TRUSTED = 64
 
 
 @dataclasses.dataclass
@@ -25,6 +31,13 @@ class Learned:
     seconds: np.ndarray  # [O] of a step with each of `Adaptive.options`
     prior: np.ndarray  # [2] acceptance rates of lookup and drafter
     spent: float  # seconds of the measurement
+    # [2] drafts of each that were judged so far
+    judged: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(2))
+
+    @property
+    def pause(self) -> np.ndarray:
+        """[2] `AdaptiveParams.pause`."""
+        return np.where(self.judged >= _EARLIER, _TRUSTED, PAUSE)
 
     def put(self, params: Params) -> Params:
         """The parameters with these figures; another figure does not recompile."""
@@ -33,6 +46,7 @@ class Learned:
             own,
             seconds=_like(own.seconds, self.seconds),
             prior=_like(own.prior, self.prior),
+            pause=_like(own.pause, self.pause),
         )
         return dataclasses.replace(params, proposer=own)
 
@@ -46,9 +60,8 @@ class Learned:
     def learn_rates(self, part: int, rates: Rates) -> None:
         """Take the rates of all rows into the prior of a part."""
         judged, accepted = np.sum(to_host(rates.slow), axis=0)
-        # All earlier texts count as much as so many drafts of these.
-        earlier = 40.0
-        self.prior[part] = (accepted + earlier * self.prior[part]) / (judged + earlier)
+        self.prior[part] = (accepted + _EARLIER * self.prior[part]) / (judged + _EARLIER)
+        self.judged[part] += judged
 
 
 def _like(old: jax.Array, new: np.ndarray) -> jax.Array:

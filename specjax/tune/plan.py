@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from specjax.decoding import Decoder
+from specjax.folders import cache_folder
 from specjax.proposers import Adaptive
 from specjax.tune.options import Learned
 
@@ -46,7 +47,7 @@ class Plan:
     def path(self) -> pathlib.Path:
         """Where `save` writes it."""
         text = json.dumps(self.about, sort_keys=True)
-        return plans_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+        return cache_folder("plans") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
     def save(self) -> pathlib.Path:
         """Write it to the cache directory, where calls of `generate` on this device find it."""
@@ -91,12 +92,6 @@ class Plan:
         return f'The fastest is {best.name}. proposer="auto" starts from these figures.'
 
 
-def plans_folder() -> pathlib.Path:
-    """`$SPECJAX_CACHE`, or `specjax` in the user's cache directory."""
-    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(os.environ.get("SPECJAX_CACHE") or pathlib.Path(home) / "specjax") / "plans"
-
-
 def about(decoder: Decoder, rows: int, samples: bool) -> dict[str, Any]:
     """What the seconds of a step depend on, without the weights."""
     assert isinstance(decoder.proposer, Adaptive)
@@ -130,4 +125,4 @@ def read_plan(about: dict[str, Any]) -> Learned | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         warnings.warn(f"the plan {path} cannot be used ({error}); a new one is made", stacklevel=2)
         return None
-    return Learned(seconds, prior, 0.0)
+    return Learned(seconds, prior, 0.0, judged=np.full(2, np.inf))
