@@ -26,7 +26,16 @@ import specjax
 from bench.command import Report, run
 from specjax.call import check_length
 from specjax.drafters import BoundDrafter, Drafter, arrange
-from specjax.measure import Sample, Timed, describe, interval, medians, show, take_turns
+from specjax.measure import (
+    Sample,
+    Timed,
+    describe,
+    first_calls,
+    interval,
+    medians,
+    show,
+    take_turns,
+)
 from specjax.prompts import encode_file
 from specjax.proposers import NoProposer
 from specjax.training.measure import measure
@@ -89,7 +98,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--sequence-length", type=int, default=256)
     parser.add_argument("--num-drafts", type=int, default=7, help="depth of the trained drafts")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
+    parser.add_argument(
+        "--temperatures", nargs="*", type=float, default=[0.0, 1.0],
+        help="of the counts; none leaves them out",
+    )  # fmt: skip
     parser.add_argument("--rules", nargs="+", default=["match", "rejection"])
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=0, help="timed turns; 0: no speed")
@@ -225,6 +237,7 @@ def timed(
     for kind in arguments.kinds:
         for form, drafter in drafters(kind, out / f"{kind}-0", target, arguments.num_drafts):
             entries.append(_Entry(form, target, prompts, {**options, "drafter": drafter}))
+    entries, _ = first_calls(entries)
     take_turns(entries, arguments.rounds)
     rows: list[Report] = []
     for entry in entries:
@@ -246,10 +259,10 @@ def timed(
 
 def table(report: Report) -> str:
     """The figures as Markdown."""
-    lines = [
-        "| drafter | drafts | rule | temperature | tokens per pass | by seed |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = []
+    if report["rows"]:
+        lines.append("| drafter | drafts | rule | temperature | tokens per pass | by seed |")
+        lines.append("|---|---|---|---|---|---|")
     for row in report["rows"]:
         seeds = " ".join(f"{value:.2f}" for value in row["by_seed"])
         lines.append(

@@ -17,13 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.command import run
-from specjax import Processors, Sampling, eos_of_rows, make_key, sampling, warp
+from specjax import Automaton, Processors, Sampling, eos_of_rows, make_key, sampling, warp
 from specjax.logprobs import Logprobs
 from specjax.measure import Sample, Timed, describe, first_calls, take_turns
 from specjax.processors import process
 from specjax.types import ABSENT, Arrays, DecodeState
 
 NODES, TOP_K, TOP_P = 5, 50, 0.9
+STATES, CLASSES = 195, 120
+EOS = eos_of_rows([[0]])
 TOKENS, LENGTH = np.arange(64, dtype=np.int32)[None], np.array([32], np.int32)
 
 
@@ -54,11 +56,23 @@ def parts(size: int) -> dict[str, Part]:
         "minimum new tokens": {"min_new_tokens": 8},
     }.items():
         made[name] = (run_processors, begun(Processors.create(1, size, **settings), size))
+    constrained = Processors.create(1, size, constraint=automaton(size))
+    made["a constraint"] = (run_processors, begun(constrained, size))
     made["a user's function"] = (run_function, begun(Processors(), size, counted=True))
     made["noise, shared"] = (shared_noise, jax.random.split(make_key(0), 1))
     made["log-probabilities"] = (lambda x, _: logprobs(x, 0), None)
     made["log-probabilities, best 5"] = (lambda x, _: logprobs(x, 5), None)
     return made
+
+
+def automaton(size: int) -> Automaton:
+    """One of the size of a schema with strings, numbers, choices and a nested object."""
+    drawn = np.random.default_rng(0)
+    table = drawn.integers(0, STATES, (STATES, CLASSES))
+    table = np.where(drawn.random(table.shape) < 0.5, table, ABSENT)
+    table[np.arange(STATES - 1), 0] = np.arange(1, STATES)
+    accepting = np.arange(STATES) == STATES - 1
+    return Automaton(drawn.integers(0, CLASSES, size), table, accepting)
 
 
 def sorted_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
@@ -77,7 +91,8 @@ def sorted_top_p(x: jax.Array, p: jax.Array) -> jax.Array:
 
 def begun(processors: Processors | None, size: int, counted: bool = False) -> Processors:
     assert processors is not None
-    return processors.begin(jnp.asarray(TOKENS), jnp.asarray(LENGTH), size, counted)
+    tokens, length = jnp.asarray(TOKENS), jnp.asarray(LENGTH)
+    return processors.begin(tokens, length, size, counted, jnp.asarray(EOS))
 
 
 def state(processors: Processors) -> DecodeState:
@@ -86,7 +101,8 @@ def state(processors: Processors) -> DecodeState:
         processors=processors,
         tokens=jnp.asarray(TOKENS),
         length=jnp.asarray(LENGTH),
-        eos=jnp.asarray(eos_of_rows([[0]])),
+        limit=jnp.asarray(LENGTH + 512),
+        eos=jnp.asarray(EOS),
     )
     return cast(DecodeState, fields)
 

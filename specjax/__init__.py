@@ -6,6 +6,7 @@ accepts a path from its root.  Autoregressive decoding is the special case of a 
 
 from specjax.audit import Report, audit
 from specjax.caches import KVCache, RecurrentCache
+from specjax.constraints import Automaton, Choice, JSONSchema, Regex
 from specjax.datastores import Datastore, load_datastore, save_datastore
 from specjax.decoding import Decoder
 from specjax.drafters import (
@@ -51,6 +52,7 @@ from specjax.proposers import (
     EarlyExit,
     EarlyExitSource,
     FirstOf,
+    Forced,
     Medusa,
     MedusaSource,
     NGram,
@@ -78,11 +80,13 @@ __all__ = [
     "PROPOSERS",
     "RULES",
     "Adaptive",
+    "Automaton",
     "BestFirst",
     "Block",
     "BlockDraftSource",
     "BlockVerification",
     "Chain",
+    "Choice",
     "ChoiceTree",
     "CostAware",
     "Datastore",
@@ -99,6 +103,8 @@ __all__ = [
     "EarlyExit",
     "EarlyExitSource",
     "FirstOf",
+    "Forced",
+    "JSONSchema",
     "KVCache",
     "LanguageModel",
     "LinenModel",
@@ -119,6 +125,7 @@ __all__ = [
     "Proposal",
     "PublishedDrafter",
     "RecurrentCache",
+    "Regex",
     "Rejection",
     "Report",
     "Request",

@@ -160,3 +160,19 @@ def per_row(
 def is_count(value: float) -> bool:
     """Is it 0 or greater?  For `accept` of `per_row`."""
     return value >= 0
+
+
+def tokens_of(name: str, tokens: object, vocab_size: int) -> list[int]:
+    """A list of token ids.  Raises ValueError, with the name of the argument, for anything else."""
+    listed = items(tokens)
+    if listed is None:
+        raise ValueError(f"{name} holds {shown(tokens)}; pass a list of texts or of token-id lists")
+    made = []
+    for token in listed:
+        known = number(token)
+        if not isinstance(known, int) or not 0 <= known < vocab_size:
+            raise ValueError(
+                f"{name} holds the token {shown(token)}; the vocabulary has 0 to {vocab_size - 1}"
+            )
+        made.append(known)
+    return made

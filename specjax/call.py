@@ -5,30 +5,40 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax.arguments import each, flag, hashable, items, shown, whole
+from specjax.arguments import each, flag, hashable, items, shown, tokens_of, whole
 from specjax.caches import SPARE_SLOTS
+from specjax.constraints import check_least, constraints_of
 from specjax.contract import Arrays, Rule
 from specjax.decoding import Decoder
 from specjax.drafters import AdaptiveDrafter, MakeArrays
-from specjax.drafting import choose_drafter
+from specjax.drafting import DEPTH, choose_drafter
 from specjax.models import LanguageModel
-from specjax.parallel import beside, lay, mesh_of, row_parts
+from specjax.parallel import (
+    Overlapped,
+    beside,
+    lay,
+    mesh_holding,
+    mesh_of,
+    overlapped,
+    row_parts,
+)
 from specjax.prefilling import eos_of_rows, slots_ahead
-from specjax.processors import Processors, tokens_of, word_list
+from specjax.processors import Processors, word_list
 from specjax.prompts import conversations, documents_of, encode, text_ids
 from specjax.proposers import MedusaParams
 from specjax.request import Request
 from specjax.rules import RULES, Match
 from specjax.sampling import Sampling, make_key
 from specjax.text import Texts
-from specjax.types import ABSENT, DecodeState, Params
+from specjax.types import ABSENT, Params
 
 _GREATEST = 2**31 - 1
 _SLOTS_STEP = 128
@@ -49,6 +59,7 @@ class Call:
     make_arrays: MakeArrays  # for the proposer
     learns: bool  # an `Adaptive` proposer whose costs are to be measured
     mesh: Mesh | None
+    overlapped: Overlapped | None  # decodes instead of the decoder, if the draft has its own mesh
     prompt: np.ndarray  # [B, P] int32, padded on the right
     lengths: np.ndarray  # [B] int32
     new: int  # the most new tokens of a row
@@ -62,12 +73,21 @@ class Call:
     stream: bool
     single: bool  # the prompt was given alone, not in a list
 
-    @functools.cached_property
+    @property
     def params(self) -> Params:
         """The weights on their devices.
 
         The first access moves the weights and makes those of the proposer, which may compile.
         """
+        return self._together if self.runner is self.decoder else self._apart
+
+    @functools.cached_property
+    def _apart(self) -> Params:
+        params = Params(self.target.params, self.make_arrays(self.target))
+        return params if self.overlapped is None else self.overlapped.place(params)
+
+    @functools.cached_property
+    def _together(self) -> Params:
         laid = self.target
         if self.mesh is not None:
             laid = dataclasses.replace(laid, params=lay(laid.model, laid.params, self.mesh))
@@ -84,10 +104,22 @@ class Call:
     @property
     def _padding(self) -> int:
         """Rows to add so that the mesh divides the batch."""
-        return -len(self.lengths) % row_parts(self.mesh)
+        parts = row_parts(self.mesh)
+        if self.overlapped is not None:
+            parts = math.lcm(parts, row_parts(self.overlapped.draft_mesh))
+        return -len(self.lengths) % parts
 
-    def prefill(self, endless: bool = False) -> DecodeState:
+    @property
+    def runner(self) -> Any:
+        """What decodes: the decoder, or the one with two meshes, which has the same methods."""
+        return self.overlapped if self.overlapped and not self.overlapped.alone else self.decoder
+
+    def prefill(self, endless: bool = False) -> Any:
         """Read the prompts.  With `endless` rows end only where there is no more room."""
+        return self.runner.prefill(self.params, **self._inputs(endless))
+
+    def _inputs(self, endless: bool = False) -> dict[str, Any]:
+        """The arguments of `Decoder.prefill`."""
         seeds, rows = self.seeds
         arrays = {
             "prompt": self.prompt,
@@ -106,20 +138,33 @@ class Call:
             room = min(self.decoder.capacity, self.target.model.max_positions + 1)
             limit = np.where(wanted, room, limit)
             arrays["eos"] = np.full_like(self.eos, ABSENT)
-        return self.decoder.prefill(
-            self.params, limit=limit.astype(np.int32), **pad_rows(arrays, self._padding)
-        )
+        return {"limit": limit.astype(np.int32), **pad_rows(arrays, self._padding)}
 
     def compile(self) -> None:
         """Compile everything that decoding runs, by a prefill and a few steps."""
+        if self.overlapped is not None and not self.overlapped.alone:
+            self._compile_apart(self.overlapped)
+            if not self.overlapped.alone:
+                return
         states = self.decoder.stream(self.params, self.prefill(), steps_per_chunk=WARM_STEPS)
         state = next(states)
         with contextlib.suppress(StopIteration):
             states.send(np.ones(state.done.shape, bool))
 
+    def _compile_apart(self, apart: Overlapped) -> None:
+        """Compile for two meshes, and find out whether they pay."""
+        apart.compile(self.params, self.prefill())
+        if jax.process_count() == 1:  # else each process would measure other times
+            endless = functools.partial(self._inputs, endless=True)
+            apart.compare(self._apart, self._together, endless)
+
 
 def check(
-    target: LanguageModel, request: Request, stream: bool = False, mesh: Mesh | None = None
+    target: LanguageModel,
+    request: Request,
+    stream: bool = False,
+    mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
 ) -> Call:
     """The call that a request asks for, with each of its fields checked.
 
@@ -130,16 +175,23 @@ def check(
         raise ValueError(
             f"target is a {type(target).__name__}; pass what specjax.load(folder) returns"
         )
-    if not isinstance(mesh, Mesh | None):
-        raise ValueError(f"mesh={shown(mesh)} is not a mesh; pass what specjax.make_mesh returns")
+    for name, given in (("mesh", mesh), ("draft_mesh", draft_mesh)):
+        if not isinstance(given, Mesh | None):
+            raise ValueError(
+                f"{name}={shown(given)} is not a mesh; pass what specjax.make_mesh returns"
+            )
     mesh = mesh_of(target.params) if mesh is None else mesh
+    if draft_mesh is not None:
+        mesh = mesh_holding(target.params) if mesh is None else mesh
+        if request.proposer is None and request.drafter is None and request.num_drafts is None:
+            # The draft itself, and not a choice between it and others in every step.
+            request = dataclasses.replace(request, num_drafts=DEPTH)
     rule, stream, stops = _rule(request.rule), flag("stream", stream), _stops(target, request.stop)
     wanted = f"a whole number, at least 1 and at most {_GREATEST}"
     new = whole("max_new_tokens", request.max_new_tokens, 1, _GREATEST, wanted)
     size, logprobs = target.model.vocab_size, request.logprobs
     if logprobs is not None:
         logprobs = whole("logprobs", logprobs, 0, size, f"a whole number in [0, {size}], or None")
-
     ids, single = _ids(target, request)
     rows, longest = len(ids), max(map(len, ids))
     ends, seeds = ends_of(target, request.eos, rows), seeds_of(request.seed, rows)
@@ -150,6 +202,7 @@ def check(
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
     )
+    automata = constraints_of(target, request.constraint, ends, new)
     processors = Processors.create(
         rows,
         size,
@@ -159,12 +212,15 @@ def check(
         logit_bias=request.logit_bias,
         bad_words=bad_word_ids(target, request.bad_words, ends),
         min_new_tokens=request.min_new_tokens,
+        constraint=automata,
     )
     least = None if processors is None else processors.min_length
     if least is not None and least.max() > new:
         raise ValueError(f"min_new_tokens={least.max()} is more than max_new_tokens={new}")
-
-    drafter, drafts = choose_drafter(target, request, rule, rows, mesh)
+    check_least(automata, least)
+    drafter, drafts = choose_drafter(
+        target, request, rule, rows, mesh if draft_mesh is None else draft_mesh
+    )
     check_length("target", target, ids, new)
     if drafter.reader is not None:
         check_length("draft", drafter.reader, ids, new)
@@ -182,6 +238,9 @@ def check(
     decoder = Decoder(
         target.model, proposer, rule, target.eos, capacity, request.logits_processor, logprobs
     )
+    apart = None
+    if draft_mesh is not None and mesh is not None:
+        apart = overlapped(decoder, draft_mesh, mesh)
     # The last check, since it puts arrays onto the device.
     sampling = Sampling.create(rows, **settings)
     prompt = np.zeros((rows, width), np.int32)
@@ -193,6 +252,7 @@ def check(
         make_arrays=make_arrays,
         learns=isinstance(drafter, AdaptiveDrafter) and drafter.seconds is None,
         mesh=mesh,
+        overlapped=apart,
         prompt=prompt,
         lengths=np.array([len(row) for row in ids], np.int32),
         new=new,

@@ -27,7 +27,13 @@ from specjax.emission import count, emit, record, write
 from specjax.given import check_fit, check_given, check_slot
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
 from specjax.prefilling import eos_of_rows, start
-from specjax.processors import LogitsProcessor, Processors, check_function, process
+from specjax.processors import (
+    LogitsProcessor,
+    Processors,
+    check_function,
+    forced_tokens,
+    process,
+)
 from specjax.programs import programs
 from specjax.sampling import (
     IndependentDraw,
@@ -220,6 +226,7 @@ class Decoder:
             num_drafts=jnp.where(state.done, 0, state.num_drafts),
             sampled=sampled,
             text_is_fixed=self.rule.fixes_text(),
+            forced=forced_tokens(state),
         )
         if self.proposer.shares_cache:
             proposal, cache = self.proposer.propose(params.proposer, state.cache, context)
@@ -344,7 +351,7 @@ class Decoder:
             raise ValueError(
                 "the row and the batch are of different shapes: prefill both with the same "
                 "decoder, and both without processors or both with "
-                "Processors.create(..., every=True)"
+                "Processors.create(..., every=True) and one constraint_size"
             )
         return _insert(layout(state), state, jnp.asarray(slot), row)
 

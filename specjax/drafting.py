@@ -17,7 +17,9 @@ from specjax.contract import Proposer, Rule
 from specjax.drafters import (
     BoundDrafter,
     Drafter,
+    adaptive,
     arrange,
+    as_chain,
     drafter_by_name,
     make_drafter,
     with_draft,
@@ -81,9 +83,15 @@ def drafts_of(
 
 
 def _auto(
-    target: LanguageModel, request: Request, rule: Rule, draft: LanguageModel | None, depth: int
+    target: LanguageModel,
+    request: Request,
+    rule: Rule,
+    drafts: LanguageModel | Drafter | None,
+    depth: int,
 ) -> Drafter:
     """The drafter of `proposer="auto"`, and of a request that names none.
+
+    `drafts` is a draft model, or the drafter that was passed with `proposer="auto"`.
 
     Its choices follow measured times, so a seed gives one text only if the text does not depend on
     the drafts.  Elsewhere the default is the draft, or else plain decoding.
@@ -99,7 +107,11 @@ def _auto(
         raise ValueError(
             f'proposer="auto" cannot be used with {why}; pass proposer="ngram", or leave it out'
         )
-    kind = request.draft_dtype
+    if isinstance(drafts, Drafter):
+        # Rows of a chain drop the drafts beyond `num_drafts`.
+        trees = not drafts.proposer.is_chain
+        return adaptive(as_chain(drafts, depth if numbered and trees else None))
+    kind, draft = request.draft_dtype, drafts
     if why is None and (named or draft is None or not numbered):
         numbers = {"num_drafts": depth} if numbered else {}
         return drafter_by_name("auto", target, draft, kind, **numbers)
@@ -115,11 +127,15 @@ def _drafter(
     if asked is None or (isinstance(asked, str) and asked == "auto"):
         return _auto(target, request, rule, draft, depth)
     if request.drafter is not None:
+        is_auto = isinstance(request.proposer, str) and request.proposer == "auto"
+        if is_auto and isinstance(request.drafter, Drafter) and draft is None:
+            return _auto(target, request, rule, request.drafter, depth)
         fields = {"draft": request.draft, "proposer": request.proposer}
         others = [name for name, value in fields.items() if value is not None]
         if others:
             raise ValueError(
                 f"drafter= comes with its proposer and weights: leave {' and '.join(others)}= out"
+                ' (or pass it with proposer="auto" alone)'
             )
         if not isinstance(request.drafter, Drafter):
             raise ValueError(

@@ -17,12 +17,12 @@ from specjax.call import Call, check
 from specjax.logprobs import Logprobs
 from specjax.metrics import Summary, summarize
 from specjax.models import LanguageModel
-from specjax.parallel import to_host
+from specjax.parallel import OverlapState, to_host
 from specjax.programs import Recent
 from specjax.proposers import Adaptive
 from specjax.request import Options, Prompts, Request, make_request
 from specjax.tune import Learned, about, option_seconds, read_plan
-from specjax.types import DecodeState, Params
+from specjax.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +90,7 @@ def generate(
     *,
     stream: Literal[False] = False,
     mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
     **options: Unpack[Options],
 ) -> Output: ...
 
@@ -101,6 +102,7 @@ def generate(
     *,
     stream: Literal[True],
     mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
     **options: Unpack[Options],
 ) -> TextStream: ...
 
@@ -111,6 +113,7 @@ def generate(
     *,
     stream: bool = False,
     mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
     **options: Any,
 ) -> Output | TextStream:
     """Continue each prompt with the text that `target` alone would generate, but faster.
@@ -122,6 +125,8 @@ def generate(
       mesh: decode on its devices: rows are split along `data`, and the target's parameters
         along `model`.  A target that was loaded with a mesh needs no mesh here; any other target is
         moved in every call.  The draft is split as it was loaded, or else copied onto each device.
+      draft_mesh: devices of the draft model alone, which drafts on them while the target verifies
+        (see `specjax.parallel.Overlapped`).  The text is the same.
       **options: the fields of `specjax.Request`: how to draft (`draft`, `drafter`, `proposer`,
         `num_drafts`), how to draw tokens (`temperature`, `seed`, ...), and where rows end.
 
@@ -132,7 +137,9 @@ def generate(
       ValueError: an argument cannot be used.  The message has its name, its value and the fix, and
         comes before anything is compiled.
     """
-    return decode(prepared(target, prompts, stream=stream, mesh=mesh, **options))
+    return decode(
+        prepared(target, prompts, stream=stream, mesh=mesh, draft_mesh=draft_mesh, **options)
+    )
 
 
 def prepared(
@@ -141,10 +148,11 @@ def prepared(
     *,
     stream: bool = False,
     mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
     **options: Any,
 ) -> Call:
     """The checked call of `generate` with these arguments, for `decode`."""
-    return check(target, make_request(prompts, options), stream, mesh)
+    return check(target, make_request(prompts, options), stream, mesh, draft_mesh)
 
 
 def _signature() -> inspect.Signature:
@@ -171,7 +179,7 @@ def decode(call: Call) -> Output | TextStream:
     compiled = compile_first(call)
     params, learned = _params(call)
     started = time.perf_counter()
-    state = jax.block_until_ready(call.decoder.run(params, call.prefill()))
+    state = jax.block_until_ready(call.runner.run(params, call.prefill()))
     return _output(call, state, time.perf_counter() - started, compiled, learned)
 
 
@@ -192,7 +200,7 @@ def _kind(call: Call) -> Hashable:
     shapes = tuple((x.shape, x.dtype.name) for x in leaves)
     # Sampling needs noise for every draft, so a step with drafts has another price.
     samples = call.learns and _samples(call)
-    return (call.decoder, call.mesh, call.learns, samples, structure, shapes)
+    return (call.decoder, call.mesh, call.overlapped, call.learns, samples, structure, shapes)
 
 
 def _samples(call: Call) -> bool:
@@ -232,6 +240,11 @@ def learned_of(call: Call) -> Learned | None:
     return _compiled.get(_kind(call), lambda: None)
 
 
+def params_of(call: Call) -> Params:
+    """The weights that decoding uses, with what was learned of a structure that was compiled."""
+    return _params(call)[0]
+
+
 def _params(call: Call) -> tuple[Params, Learned | None]:
     """The weights, and for an adaptive drafter what was learned of this structure."""
     learned = learned_of(call)
@@ -239,7 +252,7 @@ def _params(call: Call) -> tuple[Params, Learned | None]:
 
 
 def _output(
-    call: Call, state: DecodeState, seconds: float, compiled: float, learned: Learned | None
+    call: Call, state: Any, seconds: float, compiled: float, learned: Learned | None
 ) -> Output:
     choices = None
     if learned is not None:
@@ -253,6 +266,10 @@ def _output(
         tokens.append(kept)
         finish.append("stop" if stopped else "eos" if kept and kept[-1] in ends[row] else "limit")
     stats = summarize(to_host(state.stats), sum(map(len, tokens)), seconds, compiled)
+    if isinstance(state, OverlapState):
+        assert call.overlapped is not None
+        hits, expected = call.overlapped.hit_rates(state)
+        stats = dataclasses.replace(stats, hit_rate=hits, expected_hit_rate=expected)
     recorded = to_host(state.logprobs)
     logprobs = recorded and [
         recorded.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)
@@ -260,7 +277,7 @@ def _output(
     return Output(text, tokens, finish, stats, call.decoder.rule.exact, logprobs, choices)
 
 
-def _new_tokens(state: DecodeState, lengths: np.ndarray) -> list[list[int]]:
+def _new_tokens(state: Any, lengths: np.ndarray) -> list[list[int]]:
     tokens, ends = to_host((state.tokens, state.length))
     return [tokens[row, lengths[row] : ends[row]].tolist() for row in range(len(lengths))]
 
@@ -272,7 +289,7 @@ def _stream(call: Call) -> Generator[list[str], None, Output]:
     params, learned = _params(call)
     seconds, started = 0.0, time.perf_counter()
     state = call.prefill()
-    states = call.decoder.stream(params, state)
+    states = call.runner.stream(params, state)
     stopped = None
     while True:
         try:

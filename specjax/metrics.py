@@ -30,6 +30,10 @@ class Summary:
     tested: int  # judged drafts
     seconds: float  # of prefill and decoding
     compile_seconds: float = 0.0  # of compilation before that; 0 if an earlier call compiled
+    # With a mesh for the draft: the share of proposals that were ready when the target needed them,
+    # and the share that was expected; else None.
+    hit_rate: float | None = None
+    expected_hit_rate: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -44,10 +48,11 @@ class Summary:
     def __str__(self) -> str:
         alpha = "no drafts" if self.acceptance_rate is None else f"alpha {self.acceptance_rate:.3f}"
         compiled = f", compiled in {self.compile_seconds:.1f} s" if self.compile_seconds else ""
+        hits = "" if self.hit_rate is None else f", hits {self.hit_rate:.3f}"
         return (
             f"{self.tokens} tokens in {self.target_passes} passes, "
             f"{self.tokens_per_second:.1f} tokens/s, {alpha}, "
-            f"tau {self.mean_accepted_length:.2f}{compiled}"
+            f"tau {self.mean_accepted_length:.2f}{hits}{compiled}"
         )
 
     def to_json(self) -> dict[str, Any]:

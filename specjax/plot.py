@@ -1,4 +1,4 @@
-"""Pictures of trees with their acceptance, and of `specjax bench`; they need `specjax[plot]`."""
+"""Pictures of trees with their acceptance, and of `specjax bench`; they need the extra `plot`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
+from specjax.extras import install
 from specjax.types import ABSENT
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def new_figure(width: float = 4, height: float = 3) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError("drawing needs matplotlib: pip install 'specjax[plot]'") from None
+        raise ImportError(f"drawing needs matplotlib: {install('plot')}") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

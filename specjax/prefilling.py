@@ -117,6 +117,30 @@ def _read_prompts(
     return spread(hidden, mesh, False), spread(features, mesh, False), spread(cache, mesh, split)
 
 
+def begin(
+    decoder: Parts,
+    cache: Cache,
+    states: list[Array | None],
+    proposer: Arrays,
+    prompt: Array,
+    prompt_length: Array,
+    **settings: Arrays,
+) -> DecodeState:
+    """The state of rows whose prompts have been read elsewhere, on one device.
+
+    Args:
+      decoder: its proposer makes its state from the parameters `proposer`.
+      cache: of the target, with the prompts but their last tokens committed.
+      states: the last hidden states [B, W, E], and those after the proposer's taps, or None.
+      prompt, prompt_length: as for `Decoder.prefill`, whose other arguments are `settings`.
+    """
+    names = "limit", "num_drafts", "sampling", "key", "processors", "eos", "rule", "documents"
+    more = [settings.get(name) for name in names]
+    return _begin(
+        decoder, (None, False, False), cache, proposer, states, prompt, prompt_length, *more
+    )
+
+
 def _kind(
     cache: object,
     params: object,
@@ -167,7 +191,8 @@ def _begin(
     zero = jnp.zeros(rows, jnp.int32)
     counted, size = decoder.logits_processor is not None, decoder.target.vocab_size
     if counted or processors is not None:
-        processors = (processors or Processors()).begin(prompt, prompt_length, size, counted)
+        processors = processors or Processors()
+        processors = processors.begin(prompt, prompt_length, size, counted, eos)
     top = decoder.num_logprobs
     state = DecodeState(
         tokens=tokens.at[:, :width].set(prompt),

@@ -4,7 +4,8 @@ The text of a node is the prompt, the output, and the *path* of drafts from belo
 node.  Every processor reads that text only, so it is exact at every node of a chain or a tree, and
 the emitted text does not depend on the drafts.
 
-    logits -> bias -> penalties -> banned phrases -> min length -> user's function -> sampling.warp
+    logits -> bias -> penalties -> banned phrases -> min length -> user's function -> constraint
+    -> sampling.warp
 
 That is the order of transformers.  A processor that is off is None and costs nothing: a state
 without it has another structure than a state with it, so each has a compiled program of its own.
@@ -13,6 +14,7 @@ without it has another structure than a state with it, so each has a compiled pr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +25,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.arguments import each, hashable, is_count, items, number, per_row, shown
+from specjax.arguments import each, hashable, is_count, items, number, per_row, shown, tokens_of
+from specjax.automata import Automata, Automaton
 from specjax.types import ABSENT, DecodeState
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -60,6 +63,7 @@ class Processors:
     phrases: _Host | None = None  # [B, W, K] banned token sequences, padded on the left with ABSENT
     min_length: _Host | None = None  # [B] of prompt and output; no EOS before it
     counts: Array | None = None  # [B, V] int32; how often each token occurs in the output
+    automata: Automata | None = None  # what each row may write
 
     @classmethod
     def create(
@@ -73,6 +77,8 @@ class Processors:
         logit_bias: Mapping[int, float] | Sequence[Mapping[int, float]] | None = None,
         bad_words: Sequence[Sequence[int]] = (),
         min_new_tokens: _Numbers = 0,
+        constraint: Automaton | Sequence[Automaton | None] | None = None,
+        constraint_size: tuple[int, int] | None = None,
         every: bool = False,
     ) -> Processors | None:
         """Settings for `batch` rows, still on the host; None where all are off.
@@ -88,6 +94,8 @@ class Processors:
           bad_words: token sequences that no row may write: the last token of each is banned after
             the others.
           min_new_tokens: EOS is banned until a row has this many new tokens.
+          constraint: what a row may write, for all rows or one per row; None is anything.
+          constraint_size: states and classes of padded tables, as in `Automata.of_rows`.
           every: keep the arrays of settings that are off, so that any row can be put into any
             batch (`Decoder.insert`).
 
@@ -133,16 +141,24 @@ class Processors:
             return every or any(bool((setting != default).any()) for setting in settings)
 
         penalised = needed(1, repetition) or needed(0, presence, frequency)
+        automata = each("constraint", constraint, batch, "row")
+        confined = constraint_size is not None or any(one is not None for one in automata)
         made = cls(
             penalties=Penalties(repetition, presence, frequency) if penalised else None,
             bias=bias if needed(0, bias) else None,
             phrases=phrases if needed(ABSENT, phrases) else None,
             min_length=least if needed(0, least) else None,
+            automata=Automata.of_rows(automata, vocab_size, constraint_size) if confined else None,
         )
         return made if jax.tree.leaves(made) else None
 
     def begin(
-        self, prompt: Array, prompt_length: Array, vocab_size: int, counted: bool
+        self,
+        prompt: Array,
+        prompt_length: Array,
+        vocab_size: int,
+        counted: bool,
+        eos: Array | None = None,
     ) -> Processors:
         """For `prefill`: the settings with the arrays that depend on the prompts.
 
@@ -151,6 +167,7 @@ class Processors:
           prompt_length: [B] int32.
           vocab_size: V.
           counted: count tokens even without penalties, for a user's function.
+          eos: [B, ids] int32; the tokens that end each row, for a constraint.
         """
         made, rows = self, len(prompt)
         if self.penalties is not None:
@@ -169,14 +186,19 @@ class Processors:
             made = dataclasses.replace(made, min_length=self.min_length + prompt_length)
         if counted or self.penalties is not None:
             made = dataclasses.replace(made, counts=jnp.zeros((rows, vocab_size), jnp.int32))
+        if self.automata is not None and eos is not None:
+            made = dataclasses.replace(made, automata=self.automata.begin(eos))
         return made
 
     def observe(self, emitted: Array, count: Array) -> Processors:
-        """Count the first `count` [B] of the tokens `emitted` [B, T]."""
+        """After the first `count` [B] of the tokens `emitted` [B, T]."""
+        made = self
+        if self.automata is not None:
+            made = dataclasses.replace(made, automata=self.automata.observe(emitted, count))
         if self.counts is None:
-            return self
+            return made
         tokens = jnp.where(jnp.arange(emitted.shape[1]) < count[:, None], emitted, ABSENT)
-        return dataclasses.replace(self, counts=_count(self.counts, tokens))
+        return dataclasses.replace(made, counts=_count(self.counts, tokens))
 
 
 def word_list(bad_words: object) -> list[Any]:
@@ -204,7 +226,7 @@ def process(
       logits: after each node.
       path: [B, M, D] tokens from below the root to each node, padded on the right with ABSENT;
         None: every node is the root.
-      function: the user's function, applied last.
+      function: the user's function, applied after all but the constraint.
       window: the length of the text that `function` gets; it is the decoder's capacity.
     """
     processors: Processors = state.processors
@@ -227,7 +249,18 @@ def process(
         assert processors.counts is not None
         counts = _count(jnp.repeat(processors.counts[:, None], x.shape[1], axis=1), path)
         x = jax.vmap(jax.vmap(function))(x, _text(state, path, window), counts).astype(jnp.float32)
+    if processors.automata is not None:
+        least = 0 if processors.min_length is None else processors.min_length
+        x = processors.automata.allow(x, path, state.length, state.limit, least)
     return x
+
+
+def forced_tokens(state: DecodeState) -> Callable[[int], tuple[Array, Array]] | None:
+    """`Automata.drafts` of the rows, as `Context.forced`."""
+    processors: Processors | None = state.processors
+    if processors is None or processors.automata is None:
+        return None
+    return functools.partial(processors.automata.drafts, eos=state.eos)
 
 
 def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) -> None:
@@ -363,19 +396,3 @@ def _pad_left(words: list[list[int]]) -> np.ndarray:
 
 def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-def tokens_of(name: str, tokens: object, vocab_size: int) -> list[int]:
-    """A list of token ids.  Raises ValueError, with the name of the argument, for anything else."""
-    listed = items(tokens)
-    if listed is None:
-        raise ValueError(f"{name} holds {shown(tokens)}; pass a list of texts or of token-id lists")
-    made = []
-    for token in listed:
-        known = number(token)
-        if not isinstance(known, int) or not 0 <= known < vocab_size:
-            raise ValueError(
-                f"{name} holds the token {shown(token)}; the vocabulary has 0 to {vocab_size - 1}"
-            )
-        made.append(known)
-    return made

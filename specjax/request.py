@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from specjax.constraints import Constraint
 from specjax.contract import Proposer, Rule
 from specjax.drafters import Adapter, Drafter
 from specjax.models import LanguageModel
@@ -39,7 +40,8 @@ class Request:
         "ngram" or "tree"; or "module:Name" for your own; or "self-int8", where the draft is the
         target with its weights in int8.  "auto", the default, chooses in every step between plain
         decoding, prompt lookup, and `draft` if there is one, by recent acceptance and by what steps
-        cost; the first call measures that.  With rules other than `match` the default is a chain
+        cost; the first call measures that.  With `drafter` and "auto", chains of that drafter take
+        the place of the draft.  With rules other than `match` the default is a chain
         from `draft`, or plain decoding.
       speculative_config: drafter, draft, proposer and num_drafts in vLLM's form, such as
         {"method": "ngram", "num_speculative_tokens": 4}.
@@ -70,6 +72,9 @@ class Request:
         node, applied after all of the above: see `specjax.processors.LogitsProcessor`.  A new
         function compiles again.
       min_new_tokens: EOS is banned until a row has this many new tokens; one, or one per prompt.
+      constraint: what the new text must be: `Regex`, `JSONSchema`, `Choice` or an `Automaton` of
+        your own; one, or a list with one or None for each prompt.  The text is complete when it
+        ends, by EOS or by `max_new_tokens`; a text in `stop` cuts it.
       eos: token ids that end a row instead of the target's own, for all rows or a list for each
         prompt; [] for none.
       seed: a number in [0, 2^32) for all prompts, or one per prompt.  With one number, the rows
@@ -102,6 +107,7 @@ class Request:
     bad_words: Sequence[str | Sequence[int]] = ()
     logits_processor: LogitsProcessor | None = None
     min_new_tokens: int | Sequence[int] = 0
+    constraint: Constraint | Sequence[Constraint | None] | None = None
     eos: int | Sequence[int] | Sequence[Sequence[int]] | None = None
     seed: int | Sequence[int] = 0
     stop: str | Sequence[str] | None = ()
@@ -134,6 +140,7 @@ class Options(TypedDict, total=False):
     bad_words: Sequence[str | Sequence[int]]
     logits_processor: LogitsProcessor | None
     min_new_tokens: int | Sequence[int]
+    constraint: Constraint | Sequence[Constraint | None] | None
     eos: int | Sequence[int] | Sequence[Sequence[int]] | None
     seed: int | Sequence[int]
     stop: str | Sequence[str] | None
@@ -158,6 +165,10 @@ OTHER_WORDS = {
     "bad_words_ids": "bad_words=",
     "streamer": "stream=True, which returns an iterator over pieces of text",
     "generation_config": "the settings themselves, such as temperature=",
+    "guided_regex": "constraint=specjax.Regex(...)",
+    "guided_json": "constraint=specjax.JSONSchema(...)",
+    "guided_choice": "constraint=specjax.Choice([...])",
+    "response_format": "constraint=specjax.JSONSchema(...)",
     "input_ids": "prompts=, which takes lists of token ids",
 }
 """Keywords of other libraries, and what to pass instead."""

@@ -23,6 +23,7 @@ _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 _IMPLEMENTATION = "threefry2x32"
 
 _LEAST_TEMPERATURE = 1e-20
+_EXCLUDED = -30.0  # the score of a token that processors exclude, below those that are kept
 _FEW = 16  # so many siblings or levels are worth a pass over the vocabulary each
 """Logits up to 3e18 stay finite when they are divided by it.  The noise only decides between logits
 that are equal, or within 1e-18 of each other."""
@@ -194,8 +195,8 @@ def scores(logits: Array, warped: Array, noise: Array | float) -> Array:
     """[..., V] scores: the tokens with the greatest scores become siblings.
 
     Tokens that `warped` keeps score warped + noise.  All others score below them, in the order of
-    `logits`.  So siblings are distinct even if `warped` keeps fewer tokens than there are siblings,
-    as at temperature 0.
+    `logits`, but for those that processors exclude in spite of greater logits.  So siblings are
+    distinct even if `warped` keeps fewer tokens than there are siblings, as at temperature 0.
 
     Args:
       logits: [..., V] of the model that drafts.
@@ -205,10 +206,13 @@ def scores(logits: Array, warped: Array, noise: Array | float) -> Array:
     kept = warped > -jnp.inf
     drawn = warped + noise
 
-    def lowest(x: Array) -> Array:
-        return jnp.where(kept, x, jnp.inf).min(-1, keepdims=True)
+    def lowest(x: Array, among: Array) -> Array:
+        return jnp.where(among, x, jnp.inf).min(-1, keepdims=True)
 
-    return jnp.where(kept, drawn, lowest(drawn) + jnp.minimum(logits - lowest(logits), 0))
+    # A constraint may keep tokens that the model cannot draft, whose logits are -inf.
+    least = lowest(logits, kept & (logits > -jnp.inf))
+    rest = jnp.where(logits > least, _EXCLUDED, logits - least)
+    return jnp.where(kept, drawn, lowest(drawn, kept) + rest)
 
 
 def _largest(x: Array, enough: Callable[[Array], Array]) -> Array:

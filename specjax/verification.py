@@ -11,8 +11,12 @@ from flax import struct
 from jax import Array
 
 from specjax.contract import Cache, Model, Proposer
+from specjax.looping import apply_if
 from specjax.tree import Tree
 from specjax.types import ABSENT, Arrays, ModelOutput, Proposal, Verdict
+
+Made = tuple[Verdict, ModelOutput, Array]
+"""Verdicts, the output of the target, and the warped logits."""
 
 
 @struct.dataclass
@@ -49,7 +53,7 @@ def verify_narrowly(
     num_nodes, taps = proposal.tokens.shape[1], proposer.taps
     positions = cache.length[:, None] + tree.depth
 
-    def read(width: int, cache: Cache) -> tuple[Verdict, ModelOutput, Array]:
+    def read(width: int, cache: Cache) -> Made:
         drafts = jax.tree.map(lambda x: x[:, :width], proposal)
         part = jax.tree.map(lambda x: x[:, :width], tree)
         part = part.replace(ancestors=part.ancestors[..., :width])
@@ -80,16 +84,11 @@ def verify_narrowly(
     )
     made = (made[0], made[1].replace(cache=cache), made[2])
 
-    # Loops of at most one iteration instead of branches: XLA copies the cache that a branch
-    # returns, but updates a loop's carry in place.
-    def read_if(wanted: Array, width: int, before: Arrays) -> Arrays:
-        def turn(carry: tuple[Array, Arrays]) -> tuple[Array, Arrays]:
-            return jnp.zeros_like(wanted), read(width, carry[1][1].cache)
-
-        return jax.lax.while_loop(lambda carry: carry[0], turn, (wanted, before))[1]
+    def reader(width: int) -> Callable[[Made], Made]:
+        return lambda made: read(width, made[1].cache)
 
     for index, width in enumerate(proposer.narrower):
         with jax.named_scope("fewer_drafts"):
-            made = read_if(chosen == index, width, made)
-    verdict, output, logits = read_if(chosen == len(proposer.narrower), num_nodes, made)
+            made = apply_if(chosen == index, reader(width), made)
+    verdict, output, logits = apply_if(chosen == len(proposer.narrower), reader(num_nodes), made)
     return Verification(verdict, tree, output, logits)

@@ -202,6 +202,11 @@ def biased(call, wanted):
     return np.array_equal(held, given)
 
 
+def is_nones(value):
+    entries = listed(value)
+    return entries is not None and len(entries) == ROWS and all(e is None for e in entries)
+
+
 def anything(call, wanted):
     return True
 
@@ -257,6 +262,10 @@ MEANINGS = {
         setting(lambda n: 0 <= n <= NEW, whole=True),
         lambda c, w: (c.processors.min_length.tolist() if c.processors else [0] * ROWS) == w,
     ),
+    "constraint": (
+        lambda v: v if v is None or is_nones(v) else REFUSED,
+        lambda c, w: c.processors is None,
+    ),
     "eos": (
         or_none(eos, [[0]] * ROWS),
         lambda c, w: (
@@ -275,4 +284,5 @@ MEANINGS = {
         lambda c, w: c.stream is w,
     ),
     "mesh": (only(None), lambda c, w: c.mesh is None),
+    "draft_mesh": (only(None), lambda c, w: c.overlapped is None),
 }

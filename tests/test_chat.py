@@ -162,7 +162,7 @@ def test_mistakes_are_named(template, messages, words):
 def test_without_jinja2(monkeypatch):
     """The error names the extra that installs it."""
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(ValueError, match=r"specjax\[chat\]"):
+    with pytest.raises(ValueError, match=r"pip install -e .*\[chat\]"):
         render(files("a template that was not compiled before"), CHATS["one"])
 
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
+import hashlib
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from command_line import PAIR, ROOT, SHORT, TINY, failure, run
 
 import specjax
-from specjax.commands import COMMANDS, main
-from specjax.flags import inputs
+from specjax.commands import COMMANDS, colours, main
+from specjax.flags import inputs, make_drafter
+from specjax.generate import decode, prepared
 
 
 def test_generate_prints_text_and_table(capsys):
@@ -89,6 +95,64 @@ def test_medusa_and_its_picture(capsys, tmp_path):
     assert result["stats"]["same_tokens"] is True
     assert result["stats"]["acceptance_rate"] is not None
     assert picture.read_bytes().startswith(b"\x89PNG")
+    auto = ["--proposer", "auto", "--drafter", tmp_path / "heads", *SHORT]
+    printed = run(capsys, "generate", "import os\n", *PAIR[:2], *auto).out
+    assert "drafter of 2: " in printed
+    both = [*auto, *PAIR[2:]]
+    assert "--draft or --drafter" in failure(capsys, "generate", "import os\n", *PAIR[:2], *both)
+
+
+def test_colours_show_the_accepted_drafts(capsys):
+    """Without its colours the text is the same; coloured are the drafts that were accepted."""
+    arguments = ["def main(", *PAIR, *SHORT, "--proposer", "draft", "--no-compare"]
+    plain = run(capsys, "generate", *arguments).out
+    shown = run(capsys, "generate", *arguments, "--colour").out
+    text = shown.split(colours.LEGEND)[0]
+    bare = re.sub(r"\x1b\[\d+m", "", text).rstrip("\n")
+    assert plain.startswith("def main(") and bare and plain.startswith(bare)
+    target = specjax.load(TINY / "target")
+    call = prepared(target, "def main(", draft=specjax.load(TINY / "draft"), max_new_tokens=24,
+                    num_drafts=4)  # fmt: skip
+    (depths,) = colours.depths_of(call)
+    output = decode(call)
+    assert len(depths) == len(output.tokens[0])
+    assert sum(depth > 0 for depth in depths) == output.stats.accepted > 0
+    # A step gives its drafts in order, and then the target's token.
+    assert all(b in (0, a + 1) if a else b in (0, 1) for a, b in itertools.pairwise(depths))
+    assert sum(depth == 0 for depth in depths) in (
+        output.stats.target_passes, output.stats.target_passes - 1,
+    )  # fmt: skip
+    assert text.count("\x1b[32m") <= depths.count(1) + text.count("\n")
+
+
+def test_the_demo(capsys):
+    """Every way writes the same tokens, with and without the weights of drafts."""
+    arguments = ["demo", "def main(", *PAIR[:2], *SHORT]
+    alone = run(capsys, *arguments, "--no-colour").out
+    assert "The same tokens in every row of a table: yes" in alone and "\x1b" not in alone
+    assert "early-exit" in alone and "tree" not in alone and "medusa" not in alone
+    report = json.loads(run(capsys, *arguments, *PAIR[2:], "--json").out)
+    names = [row["proposer"] for row in report["rows"]]
+    assert report["same_tokens"] is True
+    assert names == ["none", "auto", "none", "auto", "ngram", "draft", "tree", "early-exit"]
+    assert len({row["sha256"] for row in report["rows"][:2]}) == 1
+    drawn = specjax.generate(
+        specjax.load(TINY / "target"), "def main(", temperature=1.0, seed=1, max_new_tokens=24
+    )
+    assert {row["tokens"] for row in report["rows"][2:]} == {len(drawn.tokens[0])}
+    digest = hashlib.sha256(np.array(drawn.tokens[0], "<i4").tobytes()).hexdigest()
+    assert {row["sha256"] for row in report["rows"][2:]} == {digest[:16]}
+
+
+def test_the_shipped_heads_are_not_those_of_auto():
+    """Where the shipped heads are loaded for another proposer, `auto` still has none."""
+    arguments = argparse.Namespace(target=None, draft=None, drafter=None, dtype="float32")
+    target, _ = inputs.load_models(arguments, ["auto", "medusa"])
+    assert arguments.drafter is not None
+    made = make_drafter(arguments, "auto", target, None)
+    assert made.proposer.drafter is None
+    arguments.drafter_of_auto = arguments.drafter
+    assert make_drafter(arguments, "auto", target, None).proposer.drafter is not None
 
 
 def test_no_compare(capsys):

@@ -32,7 +32,8 @@ ATTRIBUTES = {
 DEFAULTS = {
     Proposer: {"taps": (), "narrower": (), "estimates": False, "shares_cache": False, "scratch": 0,
                "point_mass": False,
-               "asks_draft": False, "reads_documents": False, "resumes": False},
+               "asks_draft": False, "reads_documents": False, "resumes": False,
+               "separable": False},
     Source: {"taps": (), "shares_cache": False, "asks_draft": False, "may_abstain": False,
              "reads_documents": False, "resumes": False},
     BlockSource: {"taps": ()},
@@ -57,6 +58,25 @@ def test_a_part_that_has_all_is_built(kind):
     assert set(kind.__abstractmethods__) == METHODS[kind]
     made = built(kind)
     assert {name: getattr(made, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
+
+
+@pytest.mark.parametrize("kind", [Proposer, Source])
+@pytest.mark.parametrize("name", ["rest", "resume"])
+def test_a_promised_method_that_is_missing_fails_when_the_part_is_built(kind, name):
+    """`resumes=True` needs both methods, also where it is declared for one object."""
+    more = {"rest", "resume"} - {name}
+    said = ATTRIBUTES[kind] | {"resumes": True}
+    with pytest.raises(TypeError, match=f"resumes=True and lacks the method {name}: define it"):
+        built(kind, methods=METHODS[kind] | more, attributes=said)
+
+    def declares(self):
+        self.declare(resumes=True)
+
+    late = {"__init__": declares, **{n: lambda *_: None for n in METHODS[kind] | more}}
+    with pytest.raises(TypeError, match=name):
+        type("Mine", (kind,), late | ATTRIBUTES[kind])()
+    made = built(kind, methods=METHODS[kind] | {"rest", "resume"}, attributes=said)
+    assert made.resumes
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,13 @@ from trained import metrics
 
 from specjax.training import dataset
 from specjax.training.checkpoints import saved_steps
-from specjax.training.corpus import Source, prepare
+from specjax.training.corpus import Source
 from specjax.training.jobs import distill, medusa, pretrain
 from specjax.training.jobs.distill_options import DistillOptions, annealing
 from specjax.training.jobs.generate import Request
 from specjax.training.lock import alone
 from specjax.training.loop import fit
+from specjax.training.tokenising import prepare
 
 DAMAGES = {
     "a flipped bit": lambda data: flipped(data, len(data) // 2),

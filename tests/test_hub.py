@@ -137,7 +137,7 @@ def test_revision_of_a_folder(unreachable):
 def test_without_huggingface_hub(monkeypatch):
     """The error names the extra that installs it."""
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=r"org/name.*specjax\[hub\]"):
+    with pytest.raises(ValueError, match=r"org/name.*pip install -e .*\[hub\]"):
         specjax.load("org/name")
 
 

@@ -80,6 +80,8 @@ def test_summary_is_json():
         "tested": 18,
         "seconds": 2.0,
         "compile_seconds": 0.0,
+        "hit_rate": None,
+        "expected_hit_rate": None,
         "tokens_per_second": 9.5,
     }
 

@@ -96,5 +96,5 @@ def test_without_matplotlib(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"pip install 'specjax\[plot\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e .*\[plot\]"):
         plot.tree([-1, 0])

@@ -33,7 +33,7 @@ def test_the_keywords_of_generate_are_the_fields_of_a_request():
     for name, kind in Options.__annotations__.items():
         assert getattr(kind, "__forward_arg__", kind) == fields[name].type, name
     shown = inspect.signature(specjax.generate).parameters
-    assert set(shown) == {"target", "stream", "mesh", *fields}
+    assert set(shown) == {"target", "stream", "mesh", "draft_mesh", *fields}
     assert all(shown[name].default == field.default for name, field in fields.items())
     documented = Request.__doc__
     assert [name for name in fields if name not in documented] == []

@@ -48,6 +48,7 @@ from specjax import RULES, Datastore, Decoder, Params, Sampling
 from specjax.contract import Proposer, Source
 from specjax.proposers import (
     MEASURED,
+    PAUSE,
     PROPOSERS,
     Adaptive,
     AdaptiveParams,
@@ -106,8 +107,9 @@ def datastore() -> Any:
 def adaptive(seconds: tuple[float, ...], drafter: Any = None) -> AdaptiveParams:
     """The parameters of an `Adaptive` proposer of a lookup and a drafter."""
     return AdaptiveParams(
-        None, drafter, jnp.array(seconds), jnp.array(MEASURED, jnp.int32), jnp.array([0.5, 0.4])
-    )
+        None, drafter, jnp.array(seconds), jnp.array(MEASURED, jnp.int32), jnp.array([0.5, 0.4]),
+        jnp.full(2, PAUSE, jnp.int32),
+    )  # fmt: skip
 
 
 TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
@@ -143,6 +145,7 @@ TABLE: dict[str, dict[str, tuple[Proposer, Any]]] = {
         "datastore": (PROPOSERS["datastore"](VOCAB, 3, min_share=0.2), datastore()),
         "datastore tree": (PROPOSERS["datastore"](VOCAB, branching=(3, 2)), datastore()),
     },
+    "forced": {"forced": (PROPOSERS["forced"](3), None)},
     "ngram": {"ngram": (PROPOSERS["ngram"](num_drafts=3, min_ngram=1), None)},
     "universal": {
         "universal": (
@@ -243,6 +246,7 @@ ALONE = [
     ("translated tree", "rejection"),
     ("translated dynamic tree", "match"),
     ("datastore", "match"),
+    ("forced", "match"),
     ("datastore tree", "rejection"),
     ("datastore dynamic tree", "match"),
     ("first of", "rejection"),
@@ -270,7 +274,7 @@ COVERING = {
     ("translated dynamic tree", "match"), ("datastore tree", "rejection"),
     ("eagle3 tree", "rejection"), ("first of", "rejection"), ("medusa tree", "match"),
     ("best first", "rejection"), ("best first, cost-aware", "match"),
-    ("adaptive", "match"), ("adaptive", "rejection"),
+    ("adaptive", "match"), ("adaptive", "rejection"), ("forced", "match"),
     ("block draft tree", "rejection"),
 }  # fmt: skip
 """The part of `ALONE` that runs by default: each shape, each source, and each proposer that is

@@ -25,13 +25,19 @@ _STEPS, _ROUNDS = 8, 5
 class _Steps(Timed):
     """Decoding with random weights, with as much text as the cell says."""
 
-    def __init__(self, cell: dict[str, Any]) -> None:
+    def __init__(self, cell: dict[str, Any], weights: dict[tuple[Any, ...], Arrays]) -> None:
         super().__init__(f"{cell['size']}, {cell['drafter']}", 1)
         vocab_size, rows = cell["vocab_size"], cell["batch"]
         target = shapes_of(config_of(cell["size"], vocab_size), cell["dtype"])
         draft = shapes_of(config_of(cell["draft"], vocab_size), cell["dtype"])
         sketch = DRAFTERS[cell["drafter"]](target, draft)
-        params, proposer = _random(target.params), _random(sketch.params)
+        # Cells of one size share their weights, which would not fit many times.
+        kind = cell["size"], cell["dtype"], vocab_size
+        made = {kind: target.params, (*kind, cell["drafter"], cell["draft"]): sketch.params}
+        for name, shapes in made.items():
+            if name not in weights:
+                weights[name] = _random(shapes)
+        params, proposer = (weights[name] for name in made)
         if isinstance(proposer, SharedParams):
             shared = {name: params[name] for name in proposer.target}
             proposer = SharedParams(proposer.own, shared)
@@ -68,7 +74,8 @@ def beside(cells: list[dict[str, Any]], here: Chip) -> str:
 
     The cells take turns.  A cell is left out if other processes disturbed all its samples.
     """
-    entries = [_Steps(cell) for cell in cells]
+    weights: dict[tuple[Any, ...], Arrays] = {}
+    entries = [_Steps(cell, weights) for cell in cells]
     for entry in entries:
         entry.run_first()
     take_turns(entries, _ROUNDS)

@@ -47,7 +47,7 @@ _SAMPLING = tuple(field.name for field in dataclasses.fields(Settings))
 _OFF = {
     name: parameter.default
     for name, parameter in inspect.signature(Processors.create).parameters.items()
-    if name not in ("batch", "vocab_size", "every")
+    if name not in ("batch", "vocab_size", "every", "constraint", "constraint_size")
 }
 """The settings of logits processors, with the values that switch them off."""
 _NAMES = {1: "distribution", 2: "distribution, hot", 3: "distribution, cold"}

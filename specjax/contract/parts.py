@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import abc
 import inspect
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
 
 _T = TypeVar("_T")
 
 
 class _Declared(abc.ABCMeta):
-    """Refuses an instance that lacks an attribute declared by its base class without a default."""
+    """Refuses an instance that lacks an attribute declared by its base class without a default, or
+    a method that one of its attributes promises."""
 
     def __call__(cls: type[_T], *arguments: object, **named: object) -> _T:
         made = super().__call__(*arguments, **named)
@@ -19,6 +21,7 @@ class _Declared(abc.ABCMeta):
             for base in cls.__mro__
             if isinstance(base, _Declared)
             for name in inspect.get_annotations(base)
+            if name != "PROMISED"
         ]
         missing = sorted({name for name in declared if not hasattr(made, name)})
         if missing:
@@ -26,11 +29,22 @@ class _Declared(abc.ABCMeta):
                 f"{cls.__name__} lacks {', '.join(missing)}: give the class that attribute, or set "
                 f"it in __post_init__ with self.declare({missing[0]}=...)"
             )
+        for base in cls.__mro__:
+            for attribute, methods in vars(base).get("PROMISED", {}).items():
+                inherited = [name for name in methods if getattr(cls, name) is vars(base)[name]]
+                if inherited and vars(made).get(attribute, getattr(cls, attribute)):
+                    raise TypeError(
+                        f"{cls.__name__} has {attribute}=True and lacks the method "
+                        f"{', '.join(inherited)}: define it, or set {attribute}=False"
+                    )
         return made
 
 
 class Part(metaclass=_Declared):
     """A part of a decoder: frozen, hashable, without arrays."""
+
+    # Attribute -> methods.  If the attribute is true, a subclass must override these methods.
+    PROMISED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     def declare(self, **attributes: object) -> None:
         """For `__post_init__` of a frozen dataclass: set attributes that follow from its fields."""

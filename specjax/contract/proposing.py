@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +36,9 @@ class Context:
     text_is_fixed: bool = False
     # [] int32: a shape that can leaves out the passes for deeper drafts; None: it drafts max_depth
     depth: Array | None = None
+    # D -> tokens [B, D] that the rows' constraints force next, and how many [B]; None: there are no
+    # constraints
+    forced: Callable[[int], tuple[Array, Array]] | None = None
 
     def noise(self, node: Array, depth: Array) -> Array:
         """[B, M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
@@ -68,6 +73,11 @@ class Proposer(Part):
     asks_draft: bool = False  # its parameters are those of a draft model
     reads_documents: bool = False  # `init` uses `Block.documents`
     resumes: bool = False  # it can be left out of steps: see `rest` and `resume`
+    # It drafts with a model of its own from committed tokens alone, and the first call of
+    # `context.warp` is for the logits after the pending token.
+    separable: bool = False
+
+    PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 
     def check(self, rule: Rule) -> None:
         """Raises ValueError if it does not work with `rule`.  Building a decoder calls this."""
@@ -99,7 +109,7 @@ class Proposer(Part):
 
     def rest(self, state: Arrays) -> Arrays:
         """The state in a step in which `propose` is not called; `observe` is."""
-        raise NotImplementedError(f"{type(self).__name__} has resumes=True and no method rest")
+        raise NotImplementedError  # building an object with resumes=True checks that it exists
 
     def resume(
         self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
@@ -112,4 +122,4 @@ class Proposer(Part):
           length: [B] int32, how many there are.
           wanted: [B] bool, the rows that will have drafts.
         """
-        raise NotImplementedError(f"{type(self).__name__} has resumes=True and no method resume")
+        raise NotImplementedError  # building an object with resumes=True checks that it exists

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 from jax import Array
 
@@ -38,6 +39,8 @@ class Source(Part):
     may_abstain: bool = False  # `known` often leaves out all drafts
     reads_documents: bool = False
     resumes: bool = False  # `Proposer.rest` and `Proposer.resume` are `rest` and `resume` here
+
+    PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 
     @abc.abstractmethod
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
@@ -96,13 +99,13 @@ class Source(Part):
 
     def rest(self, state: Arrays) -> Arrays:
         """As `Proposer.rest`."""
-        raise NotImplementedError(f"{type(self).__name__} has resumes=True and no method rest")
+        raise NotImplementedError  # building an object with resumes=True checks that it exists
 
     def resume(
         self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
     ) -> Arrays:
         """As `Proposer.resume`."""
-        raise NotImplementedError(f"{type(self).__name__} has resumes=True and no method resume")
+        raise NotImplementedError  # building an object with resumes=True checks that it exists
 
 
 class BlockSource(Part):

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 
 from specjax.models import Config
+from specjax.parallel import Indivisible
 
 CONFIG, SINGLE, INDEX, SHARDS = (
     "config.json",
@@ -37,6 +38,8 @@ def named(path: pathlib.Path) -> Iterator[None]:
     """Every ValueError of this block names the file or folder, and ends with a cure."""
     try:
         yield
+    except Indivisible as error:  # the folder is as it should be
+        raise Indivisible(f"{path}: {error}") from None
     except ValueError as error:
         if str(path) in str(error):
             raise

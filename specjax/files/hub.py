@@ -6,6 +6,7 @@ import os
 import pathlib
 
 from specjax.arguments import shown
+from specjax.extras import install
 from specjax.files.folder import INDEX, SINGLE, check_links, shard_names
 
 TOKENIZER = (
@@ -72,7 +73,7 @@ def _download(name: str, revision: str | None) -> pathlib.Path:
     except ImportError:
         raise ValueError(
             f"{name} is not a folder here, and fetching it from the Hub needs huggingface_hub: "
-            "pip install 'specjax[hub]'"
+            f"{install('hub')}"
         ) from None
 
     def fetch(files: list[str], revision: str | None) -> pathlib.Path:

@@ -1,7 +1,10 @@
 """Command line options that `specjax` and the training jobs share."""
 
+from specjax.flags.constraints import add_constraint_arguments, constraint
 from specjax.flags.exits import ending, open_streams, say
 from specjax.flags.inputs import (
+    EXAMPLE,
+    add_draft_mesh_argument,
     add_model_arguments,
     add_processor_arguments,
     add_proposer_arguments,
@@ -28,8 +31,11 @@ from specjax.flags.waiting import progress
 
 __all__ = [
     "DRAFTED",
+    "EXAMPLE",
     "KINDS",
     "NUMBERS",
+    "add_constraint_arguments",
+    "add_draft_mesh_argument",
     "add_model_arguments",
     "add_numbers_of_proposers",
     "add_numbers_of_rules",
@@ -38,6 +44,7 @@ __all__ = [
     "add_rule_arguments",
     "add_sampling_arguments",
     "choose",
+    "constraint",
     "ending",
     "load_models",
     "make_drafter",

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
+
+import jax
+from jax.sharding import Mesh
 
 import specjax
 from specjax.flags.speculation import (
@@ -18,12 +23,16 @@ from specjax.flags.speculation import (
     numbers_given,
 )
 from specjax.flags.waiting import progress
-from specjax.parallel import RULES, make_mesh, parse_mesh
+from specjax.parallel import RULES, Indivisible, Rules, make_mesh, parse_mesh
 from specjax.prompts import read_file
 from specjax.request import Options
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-_SHIPPED = pathlib.Path(specjax.__file__).parent.parent / "checkpoints" / "pycode"
+_CHECKOUT = pathlib.Path(specjax.__file__).parent.parent
+_SHIPPED = _CHECKOUT / "checkpoints" / "pycode"
+
+EXAMPLE = _CHECKOUT / "examples" / "prompt.txt"
+"""A prompt for the shipped target."""
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,10 +64,21 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--mesh",
         type=_mesh,
         metavar="data=N,model=M",
-        help="device mesh: rows are sharded over N and each layer over M; default: one device",
+        help="device mesh: rows are sharded over N and each layer over M, on the first N x M "
+        "devices; default: one device",
     )
     parser.add_argument(
         "--whole-draft", action="store_true", help="with --mesh: do not shard the draft's layers"
+    )
+
+
+def add_draft_mesh_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--draft-mesh",
+        type=_mesh,
+        metavar="data=N,model=M",
+        help="devices of the draft alone, after those of --mesh: it drafts while the target "
+        "verifies",
     )
 
 
@@ -242,6 +262,8 @@ def choose(arguments: argparse.Namespace, rule: str | None = None) -> str:
         return arguments.proposer
     if arguments.drafter is not None:
         return "drafter"
+    if vars(arguments).get("draft_mesh"):
+        return "draft"
     if rule is not None and specjax.RULES[rule].fixes_text() and not numbers_given(arguments):
         return "auto"
     return "draft" if arguments.draft is not None or arguments.target is None else "ngram"
@@ -253,6 +275,7 @@ def load_models(
     """The target, and the draft if one of these kinds of proposers needs one.
 
     If there is no `--target`, this sets the missing folders in `arguments` to the shipped ones.
+    `arguments.drafter_of_auto` is the `--drafter` that was given, or None.
 
     Raises:
       ValueError, FileNotFoundError: folders or options do not fit the proposers and rules; raised
@@ -262,6 +285,8 @@ def load_models(
     drafted, shipped = [kind for kind in kinds if kind in DRAFTED], arguments.target is None
     own = any(":" in kind for kind in kinds)
     own_weights = [kind for kind in kinds if kind in DRAFTERS]
+    # `auto` takes a drafter that the user names, and not the shipped one of another proposer.
+    arguments.drafter_of_auto = arguments.drafter
     if shipped:
         arguments.target = _SHIPPED / "target"
         if not arguments.target.is_dir():
@@ -282,6 +307,8 @@ def load_models(
         )
     if not (drafted or own or "auto" in kinds) and arguments.draft is not None:
         raise ValueError(f"--draft is not used by --proposer {asked}; leave one of them out")
+    if "auto" in kinds and not (drafted or own_weights) and arguments.draft and arguments.drafter:
+        raise ValueError("--proposer auto takes --draft or --drafter; leave one of them out")
     if own_weights and arguments.drafter is None:
         none = f"; there is none at {_SHIPPED / DRAFTERS[own_weights[0]]}" if shipped else ""
         made = "trained for this target (python -m train.drafter)"
@@ -290,12 +317,16 @@ def load_models(
         raise ValueError(
             f"--proposer {own_weights[0]} needs --drafter with a folder that was {made}{none}"
         )
-    if not own_weights and arguments.drafter is not None:
+    if not (own_weights or "auto" in kinds) and arguments.drafter is not None:
         raise ValueError(f"--drafter is not used by --proposer {asked}; leave one of them out")
     sizes, whole = (vars(arguments).get(name) for name in ("mesh", "whole_draft"))
     if whole and (not sizes or arguments.draft is None):
         raise ValueError("--whole-draft is used with --mesh and a draft; leave it out, or add them")
-    mesh, split = sizes and make_mesh(**sizes), {} if whole else RULES
+    own = vars(arguments).get("draft_mesh")
+    if own and arguments.draft is None:
+        raise ValueError("--draft-mesh is used with a draft model: pass --proposer draft")
+    mesh, draft_mesh = meshes(sizes or (own and {"data": 1, "model": 1}), own)
+    split = {} if whole else RULES
     # Jobs of training have a LoRA and int8.
     lora, in_int8 = vars(arguments).get("lora"), arguments.dtype == "int8"
     dtype = None if in_int8 else arguments.dtype
@@ -304,4 +335,46 @@ def load_models(
         target = specjax.quantise(target) if in_int8 else target
         if arguments.draft is None:
             return target, None
-        return target, specjax.load(arguments.draft, dtype, mesh=mesh, rules=split)
+        return target, _draft(arguments.draft, dtype, draft_mesh or mesh, split)
+
+
+def meshes(
+    sizes: Mapping[str, int] | None, own: Mapping[str, int] | None
+) -> tuple[Mesh | None, Mesh | None]:
+    """The meshes of `--mesh` and `--draft-mesh`, on the first devices and on those after them.
+
+    Raises:
+      ValueError: there are too few devices, or a process would have none.
+    """
+    if sizes is None:
+        return None, None
+    devices, first = jax.devices(), math.prod(sizes.values())
+    if "model" not in sizes and own is None:
+        first = max(len(devices) // first, 1) * first
+    second = math.prod(own.values()) if own else 0
+    if own and first + second > len(devices) > 1:
+        raise ValueError(
+            f"--mesh takes {first} devices and --draft-mesh {second} more, and there are "
+            f"{len(devices)}: use fewer, or more processes or devices"
+        )
+    used = devices[: first + second] if first + second <= len(devices) else devices
+    if lost := {d.process_index for d in devices} - {d.process_index for d in used}:
+        raise ValueError(
+            f"the first {len(used)} devices are not in process {min(lost)}: use devices of every "
+            "process, or fewer processes"
+        )
+    mesh = make_mesh(**sizes, devices=used[:first])
+    # A single device is shared, and Overlapped says so.
+    rest = used[first:] if len(devices) > 1 else used
+    return mesh, make_mesh(**{"model": 1, **own}, devices=rest) if own else None
+
+
+def _draft(
+    folder: str | pathlib.Path, dtype: str | None, mesh: Mesh | None, rules: Rules
+) -> specjax.LanguageModel:
+    """The draft; whole on each device if the mesh does not divide its heads or layers."""
+    try:
+        return specjax.load(folder, dtype, mesh=mesh, rules=rules)
+    except Indivisible as error:
+        print(f"the draft is whole on each device: {error}", file=sys.stderr)
+        return specjax.load(folder, dtype, mesh=mesh, rules={})

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack, cast
 
 import specjax
 from specjax.contract import Rule
-from specjax.drafters import arrange, drafter_by_name
+from specjax.drafters import adaptive, arrange, as_chain, drafter_by_name
 
 DRAFTERS = {"datastore": "datastore", "drafter": "eagle3", "medusa": "medusa"}
 """The kinds whose arrays are in a folder of their own, `--drafter`, with the shipped folder; no
@@ -47,8 +47,8 @@ class Number:
 
 NUMBERS = {
     "num_drafts": Number(
-        4, ("auto", "draft", "dynamic-tree", "early-exit", "first-of", "ngram", "drafter",
-            "datastore"),
+        4, ("auto", "draft", "dynamic-tree", "early-exit", "first-of", "forced", "ngram",
+            "drafter", "datastore"),
         "draft tokens per target pass (gamma), or depth of a tree; 0 is plain decoding; auto "
         "drafts at most so many, by default 8",
         ("--num-speculative-tokens",),
@@ -189,6 +189,11 @@ def make_drafter(
         return arrange(loaded, *(cast(int | None, number) for number in numbers))
     if ":" in kind:
         return drafter_by_name(kind, target, draft)
+    of_auto = vars(arguments).get("drafter_of_auto")
+    if kind == "auto" and draft is None and of_auto is not None:
+        loaded = specjax.load_drafter(of_auto, target)
+        most = cast(int | None, _given(arguments, NUMBERS).get("num_drafts"))
+        return adaptive(as_chain(loaded, most)) if most != 0 else drafter_by_name("none", target)
     if kind == "auto" and "num_drafts" not in _given(arguments, NUMBERS):
         return drafter_by_name(kind, target, draft)
     numbers = {name: number_of(arguments, name) for name in NUMBERS if reads(kind, name)}

@@ -8,7 +8,7 @@ several tokens in one pass.  `NGram`, `DatastoreLookup` and `NoProposer` need no
 from collections.abc import Callable
 
 from specjax.contract import Proposer
-from specjax.proposers.adaptive import MEASURED, Adaptive, AdaptiveParams
+from specjax.proposers.adaptive import MEASURED, PAUSE, Adaptive, AdaptiveParams
 from specjax.proposers.best_first import BestFirst
 from specjax.proposers.chain import Chain
 from specjax.proposers.choice_tree import ChoiceTree
@@ -23,6 +23,7 @@ from specjax.proposers.cost_aware import CostAware, CostAwareParams
 from specjax.proposers.datastore import DatastoreLookup
 from specjax.proposers.dynamic_tree import DynamicTree
 from specjax.proposers.first_of import FirstOf
+from specjax.proposers.forced import Forced
 from specjax.proposers.named import DraftModel, DraftTree, EarlyExit, Medusa, Universal
 from specjax.proposers.ngram import NGram
 from specjax.proposers.none import NoProposer
@@ -53,6 +54,7 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {
     "dynamic-tree": DynamicTree,
     "early-exit": EarlyExit,
     "first-of": FirstOf,
+    "forced": Forced,
     "medusa": Medusa,
     "ngram": NGram,
     "universal": Universal,
@@ -64,6 +66,7 @@ UniversalParams = TranslatedParams
 __all__ = [
     "DEPTH",
     "MEASURED",
+    "PAUSE",
     "PROPOSERS",
     "Adaptive",
     "AdaptiveParams",
@@ -85,6 +88,7 @@ __all__ = [
     "EarlyExit",
     "EarlyExitSource",
     "FirstOf",
+    "Forced",
     "Medusa",
     "MedusaParams",
     "MedusaSource",

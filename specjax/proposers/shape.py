@@ -41,6 +41,7 @@ class Shape(Proposer):
             narrower=(1,) if self.source.may_abstain else (),
             reads_documents=self.source.reads_documents,
             resumes=self.source.resumes,
+            separable=self.source.asks_draft,
             scratch=staged if self.source.shares_cache else 0,
         )
         object.__setattr__(self, "_lookahead", Lookahead(max_depth, staged, self.is_chain))

@@ -4,7 +4,7 @@ from specjax.text.chat import Messages, render
 from specjax.text.rust import no_panic
 from specjax.text.sandbox import ask
 from specjax.text.stops import Texts
-from specjax.text.vocabulary import Translation, translate, vocabulary_digest
+from specjax.text.vocabulary import Translation, token_bytes, translate, vocabulary_digest
 
 __all__ = [
     "Messages",
@@ -13,6 +13,7 @@ __all__ = [
     "ask",
     "no_panic",
     "render",
+    "token_bytes",
     "translate",
     "vocabulary_digest",
 ]

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specjax.arguments import items, number, shown
+from specjax.extras import install
 from specjax.text.confined import LONGEST
 from specjax.text.sandbox import ask
 
@@ -64,7 +65,7 @@ def render(
             "tokenizer_config.json): pass the whole prompt as text"
         )
     if importlib.util.find_spec("jinja2") is None:
-        raise ValueError("chat templates need jinja2: pip install 'specjax[chat]'")
+        raise ValueError(f"chat templates need jinja2: {install('chat')}")
     known = {"tools": None, "documents": None, **_special_tokens(files, config), **variables}
     known |= {"messages": turns, "add_generation_prompt": add_generation_prompt}
     try:

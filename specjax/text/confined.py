@@ -9,6 +9,8 @@ It imports nothing of specjax, which would bring JAX.
 
 from __future__ import annotations
 
+import array
+import base64
 import contextlib
 import datetime
 import functools
@@ -34,6 +36,12 @@ PER_BYTE = 64
 
 LONGEST = 2**24
 """The characters that a template may write; a text of a million tokens has about 5 million."""
+
+END = chr(0x10FFFF)
+"""Ends the texts of an expression: it is no character, and never in a text."""
+
+STATES = 2**14
+"""The states of bytes that an expression may have; the table has 16 bits for each."""
 
 _SHOWN = 400  # characters of a message
 _GROWTH = 1000  # times that normalizers and decoders may lengthen a text
@@ -138,6 +146,49 @@ def tokenizers() -> _Job:
     return guarded
 
 
+def expressions() -> _Job:
+    """Compiles {"expression": ...} or {"schema": ..., "whitespace": ...} into states of bytes."""
+    from outlines_core import Index, Vocabulary, json_schema
+
+    letters = Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
+
+    def answer(request: bytes) -> _Answer:
+        fields = json.loads(request)
+        try:
+            text = fields.get("expression")
+            if text is None:
+                text = json_schema.build_regex_from_schema(fields["schema"], fields["whitespace"])
+            # An index stops at the first match that it prefers (`a|ab` has no "ab"), and drops
+            # bytes after a match.  With an end of its own, every match is at the end.
+            index = Index(f"(?:{text})\\x{{{ord(END):X}}}", letters)
+        except MemoryError:
+            raise
+        except BaseException as error:  # a panic of Rust is no Exception
+            # It says so of a state from which no byte leads to a text.
+            nothing = "Found no transitions" in str(error)
+            return {"states": 0} if nothing else {"refused": _text(error)}
+        moves, final, start = (
+            index.get_transitions(), index.get_final_states(), index.get_initial_state(),
+        )  # fmt: skip
+        order = {start: 0}
+        for state in (*moves, *(after for ways in moves.values() for after in ways.values())):
+            order.setdefault(state, len(order))
+        if len(order) > STATES:
+            return {"many": STATES}
+        table = array.array("h", [-1]) * (256 * len(order))
+        for state, ways in moves.items():
+            for byte, after in ways.items():
+                if byte < 256:  # 256 stands for the end
+                    table[256 * order[state] + byte] = order[after]
+        if sys.byteorder == "big":
+            table.byteswap()
+        ended = sorted(order[state] for state in final if state in order)
+        encoded = base64.b64encode(table.tobytes()).decode()
+        return {"states": len(order), "table": encoded, "ended": ended, "end": END}
+
+    return answer
+
+
 def _growth(part: object) -> float:
     """The greatest factor by which a normalizer or decoder can lengthen a text by replacements."""
     if isinstance(part, list):
@@ -169,7 +220,9 @@ def _text(error: BaseException) -> str:
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
-JOBS: dict[str, Callable[[], _Job]] = {"templates": templates, "tokenizers": tokenizers}
+JOBS: dict[str, Callable[[], _Job]] = {
+    "expressions": expressions, "templates": templates, "tokenizers": tokenizers,
+}  # fmt: skip
 
 
 def _confine() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from specjax.text import confined
 
-SECONDS = {"templates": 5.0, "tokenizers": 10.0}
+SECONDS = {"expressions": 10.0, "templates": 5.0, "tokenizers": 10.0}
 """Processor time for one request of each job, and a second more for 10^6 bytes of it."""
 
 _WAIT = 15.0  # seconds that a small request may take, however little of the processor it gets

@@ -13,6 +13,7 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import mesh_cases
 import pytest
 import toys
@@ -27,6 +28,7 @@ from bench.tpu.traffic import host_transfers, traffic
 from specjax import RULES, Decoder, Params, TransformerConfig
 from specjax.caches import kv
 from specjax.models import transformer
+from specjax.models.drafts import eagle3
 from specjax.parallel import device_bytes
 
 CONFIG = TransformerConfig(
@@ -130,6 +132,34 @@ def test_the_form_for_a_cpu_would_copy(monkeypatch, module, proposer, least):
     is_weight = module is transformer
     copies = [n for path, n in counted.copies if path.startswith("params.") == is_weight]
     assert max(copies, default=0) >= least
+
+
+def _logits_of_a_head_with_a_reduced_vocabulary() -> float:
+    """The traffic of logits in a step, as a multiple of one array [rows, V] of float32."""
+    target, rows = shapes_of(CONFIG), 4
+    sketch = DRAFTERS["eagle3"](target, DRAFT)
+    decoder = Decoder(target.model, sketch.proposer, specjax.Match(), (2,), CAPACITY)
+    params = Params(target.params, sketch.params)
+    made = compile_loop(decoder, params, devices_of(chip("v5e"), 1), rows)
+    counted = traffic(parse(made.text), (CONFIG.vocab_size, 32000))
+    return counted.bytes["logits"] / (4 * rows * CONFIG.vocab_size)
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_logits_of_a_reduced_vocabulary_are_not_padded(monkeypatch, planted):
+    """Few rows stay few: a gather of all rows at once would lay them along 128 lanes."""
+    if not planted:
+        assert _logits_of_a_head_with_a_reduced_vocabulary() < 100
+        return
+
+    def of_all_rows(logits, vocab_size, to_draft=None):
+        taken = jnp.take(logits, jnp.maximum(to_draft, 0), axis=-1)
+        return jnp.where(to_draft >= 0, taken, -jnp.inf)
+
+    jax.clear_caches()
+    monkeypatch.setattr(eagle3, "on_target", of_all_rows)
+    assert _logits_of_a_head_with_a_reduced_vocabulary() > 200
+    jax.clear_caches()
 
 
 @EACH

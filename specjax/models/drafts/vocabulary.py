@@ -16,7 +16,10 @@ def on_target(logits: Array, vocab_size: int, to_draft: Array | None = None) -> 
         none; None: equal ids mean equal tokens, and the padded sizes may differ.
     """
     if to_draft is not None:
-        taken = jnp.take(logits, jnp.maximum(to_draft, 0), axis=-1)
+        # Each row is gathered by itself.  If one gather takes all rows, XLA:TPU stores the logits
+        # as [V, rows] and pads the rows to 128.
+        index = jnp.broadcast_to(to_draft, (*logits.shape[:-1], len(to_draft)))
+        taken = jnp.take_along_axis(logits, index, axis=-1, mode="clip")
         return jnp.where(to_draft >= 0, taken, -jnp.inf)
     missing = vocab_size - logits.shape[-1]
     if missing > 0:

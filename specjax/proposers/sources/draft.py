@@ -11,6 +11,7 @@ from jax import Array
 
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
+from specjax.looping import apply_if
 from specjax.proposers.sources.catch_up import remember, then_pending
 from specjax.types import ABSENT, Block, Proposal
 
@@ -149,9 +150,7 @@ class DraftSource(Source):
             fresh = jax.vmap(jnp.roll)(state.fresh, -most)
             return DraftState(cache.commit(most), fresh, state.count - most, state.ahead)
 
-        # A loop of at most one iteration, because XLA copies the result of a `cond` but updates the
-        # carry of a loop in place.
-        state = jax.lax.while_loop(lambda state: (state.count > 1).any(), read, state)
+        state = apply_if((state.count > 1).any(), read, state)
         return dataclasses.replace(state, fresh=state.fresh[:, :1])
 
     def _read(

@@ -11,6 +11,7 @@ from jax import Array
 
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
+from specjax.models import on_target
 from specjax.proposers.sources.catch_up import remember, then_pending
 from specjax.text import Translation
 from specjax.types import ABSENT, Block, Proposal
@@ -160,8 +161,9 @@ class TranslatedSource(Source):
         )
         out = self.model.apply(params.model, jnp.maximum(tokens, 0), positions, cache, mask)
         logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
-        to_draft = params.translation.to_draft
-        return out.cache, jnp.where(to_draft >= 0, logits[..., to_draft], -jnp.inf)
+        return out.cache, on_target(
+            logits, self.vocab_size, jnp.asarray(params.translation.to_draft)
+        )
 
 
 def _most_pieces(params: TranslatedParams, depth: int) -> int:

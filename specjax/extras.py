@@ -1,0 +1,32 @@
+"""How to install what an optional part of the package needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import re
+
+_ROOT = pathlib.Path(__file__).parent.parent
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra.
+
+    In a checkout the command installs the checkout with the extra.  Elsewhere it installs the
+    packages of the extra.  It never names `specjax` itself, because another project on the public
+    index has that name.
+    """
+    if (_ROOT / "pyproject.toml").is_file():
+        where = "." if pathlib.Path.cwd() == _ROOT else str(_ROOT)
+        return f"pip install -e '{where}[{extra}]'"
+    return f"pip install {' '.join(repr(one) for one in _requirements(extra))}"
+
+
+def _requirements(extra: str) -> list[str]:
+    """The packages of an extra, from the metadata of the installed package."""
+    found = importlib.metadata.requires("specjax") or []
+    return [
+        line.partition(";")[0].strip()
+        for line in found
+        if re.search(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]", line)
+    ]
