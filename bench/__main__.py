@@ -16,10 +16,11 @@ import numpy as np
 import specjax
 from bench import machine, prompts
 from bench.command import Report, run
-from bench.contestants import Contestant, Imposition, ours, theirs
+from bench.contestants import INT8_TARGET, Contestant, Imposition, ours, theirs
 from bench.drawing import draw
 from bench.imposed import coins
-from bench.report import INT8_TARGET, floor_seconds, rows_of, table
+from bench.peers.engines import ENGINES, Engine, Setting, interpreter
+from bench.report import floor_seconds, rows_of, table
 from bench.timing import alternate
 from bench.weights import SIZES, Pair, from_folders, random_folders, random_on_device
 from specjax import LanguageModel
@@ -125,6 +126,17 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--compiled", action="store_true", help="also run transformers plain under torch.compile"
     )
+    made.add_argument(
+        "--engines",
+        nargs="*",
+        choices=tuple(ENGINES),
+        default=[],
+        help="engines of the extra [peers] that run what --peers names, in a process each",
+    )
+    made.add_argument(
+        "--engine-python",
+        help="interpreter of the environment that has the engines; default: this one",
+    )  # fmt: skip
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument(
         "--seconds",
@@ -165,10 +177,14 @@ def measure(arguments: argparse.Namespace) -> Report:
         script = (np.pad(text, ((0, 0), (0, width))), np.pad(right, ((0, 0), (length, width))))
 
     entries = [*_our_entries(pair, arguments, script), *_their_entries(pair, arguments, script)]
+    engines = _start_engines(pair, arguments, script)
+    entries += [entry for engine in engines for entry in engine.contestants()]
     until = began + arguments.seconds
     timed, left_out = alternate(entries, batches, new, arguments.rounds, until)
+    for engine in engines:
+        engine.close()
     return {
-        "machine": describe(),
+        "machine": describe() | {engine.name: engine.version for engine in engines},
         "ceilings": top,
         "arguments": {
             k: v
@@ -229,6 +245,29 @@ def _their_entries(
         if "ngram" in peers:
             entries.append(theirs(pair, "ngram", gamma, script))
     return entries
+
+
+def _start_engines(
+    pair: Pair, arguments: argparse.Namespace, script: Imposition | None
+) -> list[Engine]:
+    """Each engine in the measured precision and, with --int8, in int8."""
+    if not arguments.engines:
+        return []
+    if pair.folders is None:
+        raise ValueError("--weights device writes no files, which --engines need; name a folder")
+    setting = Setting(
+        *pair.folders,
+        work=pathlib.Path(arguments.weights),
+        python=interpreter(arguments.engine_python),
+        ways=arguments.peers,
+        num_drafts=arguments.num_drafts,
+        alone=arguments.batch == 1,
+        script=script,
+    )
+    precisions = [arguments.dtype, *(["int8"] if arguments.int8 else [])]
+    return [
+        Engine(name, setting, precision) for name in arguments.engines for precision in precisions
+    ]
 
 
 def _in_int8(

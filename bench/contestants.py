@@ -19,6 +19,9 @@ from specjax.contract import Proposer
 from specjax.measure import PromptCounts
 from specjax.types import Arrays
 
+INT8_TARGET = "int8 target"
+"""The name of plain decoding with 8-bit weights, whose text differs."""
+
 Imposition = tuple[np.ndarray, np.ndarray]
 """The text [B, L] that the target writes, and bool [B, L]: is the draft of this token right?"""
 

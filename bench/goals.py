@@ -1,6 +1,7 @@
 """python -m bench.goals: this project's goals on a CPU, and whether each is met or missed.
 
-Every figure is a ratio from one run of `python -m bench`; `RUNS` has the arguments.
+Every figure is a ratio from one run of `python -m bench`; `RUNS` has the arguments.  With
+`--engines` the peers include llama.cpp and OpenVINO.
 """
 
 from __future__ import annotations
@@ -13,56 +14,115 @@ from collections.abc import Callable
 
 from bench.__main__ import check, measure, parser, table
 from bench.command import Report, run
+from bench.contestants import INT8_TARGET
+from bench.peers.engines import ENGINES
+from bench.report import ratio
+from specjax.measure import Interval, show
 
 _IMPOSED = "--synthetic-acceptance 0.8"
 RUNS = {
-    "110M f32": f"--size 110m {_IMPOSED} --num-drafts 1 2 4 6 8 --peers plain draft",
+    "110M f32": f"--size 110m {_IMPOSED} --num-drafts 1 2 4 6 8 --compiled --int8",
     "850M f32": f"--size 850m {_IMPOSED} --num-drafts 4 --peers plain",
     "110M bf16": f"--size 110m --dtype bfloat16 {_IMPOSED} --num-drafts 4 --compiled",
     "110M f32 batch 8": f"--size 110m {_IMPOSED} --num-drafts 4 --batch 8 --peers plain",
     "110M bf16 batch 8": (
         f"--size 110m --dtype bfloat16 {_IMPOSED} --num-drafts 4 --batch 8 --peers plain"
     ),
-    "shipped pair": "--peers",
+    "shipped pair": "--num-drafts 2 4 8",
 }
 _QUICK = "--size tiny --vocab-size 512 --new-tokens 16 --rounds 1"
 
 
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A measured ratio with its 95 % interval, and the peer that it is over, if any."""
+
+    value: Interval
+    peer: str = ""
+
+
 class Rows:
-    """The rows of one run."""
+    """The rows of one run; its methods give None where a side has no clean sample."""
 
     def __init__(self, report: Report) -> None:
         self.rows: list[Report] = report["rows"]
 
-    def row(self, library: str, proposer: str, num_drafts: int = 0) -> Report:
-        """The row of a contestant, or {} if it was left out."""
-        key = library, proposer, num_drafts
+    def row(self, proposer: str, num_drafts: int = 0) -> Report:
+        """Our row of a proposer, or {} if it was left out."""
+        key = "specjax", proposer, num_drafts
         return next(
             (r for r in self.rows if (r["library"], r["proposer"], r["num_drafts"]) == key), {}
         )
 
-    def ours(self, proposer: str, what: str, num_drafts: int = 0) -> float | None:
-        return self.row("specjax", proposer, num_drafts).get(what)
+    def over_plain(self, proposer: str, num_drafts: int) -> Judged | None:
+        """Times our own plain decoding."""
+        plain, mine = self.row("plain"), self.row(proposer, num_drafts)
+        known = _known(plain) and _known(mine)
+        return Judged(ratio(plain["seconds"], mine["seconds"])) if known else None
 
-    def times(self, proposer: str, other: str, gamma: int = 0, its: int = 0) -> float | None:
-        """specjax over transformers in tokens/s; None if either has no clean sample."""
-        mine = self.row("specjax", proposer, gamma).get("tokens_per_second")
-        peer = self.row("transformers", other, its).get("tokens_per_second")
-        return mine / peer if mine and peer else None
+    def over_peer(self, proposer: str, num_drafts: int = 0) -> Judged | None:
+        """Times the fastest peer that decodes in the same way."""
+        mine = self.row(proposer, num_drafts)
+        return Judged(mine["over_peer"], mine["peer"]) if mine.get("over_peer") else None
 
-    def least_parts(self) -> float | None:
+    def over_best(self, proposer: str, num_drafts: int) -> Judged | None:
+        """Times the fastest peer in whichever way it is fastest, in the same precision."""
+        mine = self.row(proposer, num_drafts)
+        peers = {
+            r["tokens_per_second"]: r
+            for r in self.rows
+            if r["library"] != "specjax" and r["proposer"] != INT8_TARGET and _known(r)
+        }
+        if not peers or not _known(mine):
+            return None
+        best = peers[max(peers)]
+        way = f"{best['library']} {best['proposer']} {best['num_drafts'] or ''}".strip()
+        return Judged(ratio(best["seconds"], mine["seconds"]), way)
+
+    def best_lookup(self) -> Judged | None:
+        """Our best prompt lookup over the best one of a peer."""
+        ours, theirs = (
+            [
+                r
+                for r in self.rows
+                if r["proposer"] == "ngram" and (r["library"] == "specjax") == mine and _known(r)
+            ]
+            for mine in (True, False)
+        )
+        if not ours or not theirs:
+            return None
+        one, other = (max(rows, key=lambda r: r["tokens_per_second"]) for rows in (ours, theirs))
+        return Judged(
+            ratio(other["seconds"], one["seconds"]), f"{other['library']} {other['num_drafts']}"
+        )
+
+    def share(self) -> Judged | None:
+        """The time to read every weight over the time of a step of plain decoding."""
+        return _point(self.row("plain").get("share_of_bandwidth"))
+
+    def least_parts(self) -> Judged | None:
         """The least `parts_over_step` of all proposers."""
         ratios = (r["parts_over_step"] for r in self.rows if r.get("parts_over_step"))
-        return min(ratios, default=None)
+        return _point(min(ratios, default=None))
 
-    def best(self) -> float | None:
-        """The speed-up of the best proposer over plain decoding."""
-        speedups = (
-            r["speedup"]
-            for r in self.rows
-            if r["library"] == "specjax" and r["num_drafts"] and r["speedup"]
-        )
-        return max(speedups, default=None)
+    def best(self) -> Judged | None:
+        """The best proposer over plain decoding."""
+        drafting = [
+            r for r in self.rows if r["library"] == "specjax" and r["num_drafts"] and _known(r)
+        ]
+        if not drafting:
+            return None
+        best = max(drafting, key=lambda r: r["tokens_per_second"])
+        return self.over_plain(best["proposer"], best["num_drafts"])
+
+
+def _known(row: Report) -> bool:
+    return bool(row.get("tokens_per_second"))
+
+
+def _point(value: float | None) -> Judged | None:
+    """A ratio of medians of steps, which has no interval."""
+    return None if value is None else Judged((value, value, value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +130,7 @@ class Goal:
     case: str
     run: str
     goal: float
-    value: Callable[[Rows], float | None]
+    value: Callable[[Rows], Judged | None]
 
 
 def _goals() -> list[Goal]:
@@ -78,28 +138,32 @@ def _goals() -> list[Goal]:
     for size in ("110M", "850M"):
         run = f"{size} f32"
         goals += [
-            Goal(f"{run}, plain, over transformers", run, 2.2,
-                 lambda r: r.times("plain", "plain")),
+            Goal(f"{run}, plain, over the fastest peer", run, 1.0, lambda r: r.over_peer("plain")),
             Goal(f"{run}, imposed 0.8, 4 drafts, over plain", run, 2.7,
-                 lambda r: r.ours("draft", "speedup", 4)),
-            Goal(f"{run}, plain, share of the bandwidth", run, 0.75,
-                 lambda r: r.ours("plain", "share_of_bandwidth")),
+                 lambda r: r.over_plain("draft", 4)),
+            Goal(f"{run}, plain, share of the bandwidth", run, 0.75, Rows.share),
             Goal(f"{run}, least parts over step", run, 0.92, Rows.least_parts),
         ]  # fmt: skip
-    wide, half = "110M f32 batch 8", "110M bf16 batch 8"
     goals += [
-        Goal("110M f32, assisted, over transformers", "110M f32", 3,
-             lambda r: r.times("draft", "draft", 4, 4)),
-        Goal("110M bf16, plain, over a compiled one", "110M bf16", 1.2,
-             lambda r: r.times("plain", "plain compiled")),
-        Goal("110M bf16, assisted, over transformers", "110M bf16", 1.4,
-             lambda r: r.times("draft", "draft", 4, 4)),
-        Goal("110M bf16, prompt lookup, over transformers", "110M bf16", 1.4,
-             lambda r: r.times("ngram", "ngram", 4, 4)),
-        Goal(f"{wide}, assisted, over transformers plain", wide, 2.5,
-             lambda r: r.times("draft", "plain", 4)),
-        Goal(f"{half}, assisted, over transformers plain", half, 2.5,
-             lambda r: r.times("draft", "plain", 4)),
+        Goal("110M f32, imposed 0.8, 4 drafts, over the peers' best", "110M f32", 1.3,
+             lambda r: r.over_best("draft", 4)),
+        Goal("110M int8, plain, over the fastest peer", "110M f32", 0.8,
+             lambda r: r.over_peer(INT8_TARGET)),
+        Goal("110M bf16, plain, over the fastest peer", "110M bf16", 0.9,
+             lambda r: r.over_peer("plain")),
+        Goal("110M bf16, imposed 0.8, 4 drafts, over the peers' best", "110M bf16", 1.3,
+             lambda r: r.over_best("draft", 4)),
+    ]  # fmt: skip
+    for run in ("110M f32 batch 8", "110M bf16 batch 8"):
+        goals.append(
+            Goal(f"{run}, imposed 0.8, 4 drafts, over the peers' best", run, 1.3,
+                 lambda r: r.over_best("draft", 4))
+        )  # fmt: skip
+    goals += [
+        Goal("shipped pair, plain, over the fastest peer", "shipped pair", 1.0,
+             lambda r: r.over_peer("plain")),
+        Goal("shipped pair, prompt lookup, over the best of a peer", "shipped pair", 1.0,
+             Rows.best_lookup),
         Goal("shipped pair, best proposer over plain", "shipped pair", 2, Rows.best),
     ]  # fmt: skip
     return goals
@@ -116,6 +180,8 @@ def main(argv: list[str] | None = None) -> None:
     made.add_argument(
         "--quick", action="store_true", help="use tiny models, to see that everything runs"
     )
+    made.add_argument("--engines", nargs="*", choices=tuple(ENGINES), default=[])
+    made.add_argument("--engine-python", help="as of python -m bench")
     made.add_argument("--rounds", type=int, default=5)
     made.add_argument("--new-tokens", type=int, default=128)
     made.add_argument("--json", help="write the reports and the goals to this file")
@@ -125,10 +191,10 @@ def main(argv: list[str] | None = None) -> None:
         reports[name] = measure(settings(name, arguments))
         print(f"{name}: python -m bench {RUNS[name]}\n\n{table(reports[name])}\n", flush=True)
         rows += [judge(goal, reports[name]) for goal in GOALS if goal.run == name]
-    print("| case | measured | goal | |\n|---|---|---|---|")
+    print("| case | measured | over | goal | |\n|---|---|---|---|---|")
     for row in rows:
-        measured = "" if row["measured"] is None else f"{row['measured']:.2f}"
-        print(f"| {row['case']} | {measured} | {row['goal']:.2f} | {row['verdict']} |")
+        cells = show(row["measured"], ".2f"), row["peer"], f"{row['goal']:.2f}", row["verdict"]
+        print(f"| {row['case']} | {' | '.join(cells)} |")
     if arguments.json:
         pathlib.Path(arguments.json).write_text(
             json.dumps({"goals": rows, "reports": reports}, indent=1)
@@ -144,6 +210,10 @@ def settings(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
         "--new-tokens",
         str(arguments.new_tokens),
     ]
+    if arguments.engines:
+        words += ["--engines", *arguments.engines]
+    if arguments.engine_python:
+        words += ["--engine-python", arguments.engine_python]
     if arguments.quick:
         words += [*_QUICK.split(), "--limit-prompts", "2"]
     chosen = parser().parse_args(words)
@@ -153,10 +223,23 @@ def settings(name: str, arguments: argparse.Namespace) -> argparse.Namespace:
 
 
 def judge(goal: Goal, report: Report) -> Report:
-    """A row of the table; the verdict is `open` if a side of the ratio has no clean sample."""
-    measured = goal.value(Rows(report))
-    verdict = "open" if measured is None else "met" if measured >= goal.goal else "missed"
-    return {"case": goal.case, "measured": measured, "goal": goal.goal, "verdict": verdict}
+    """A row of the table.
+
+    A goal is met or missed if the whole interval is on one side of it, and open otherwise, or if a
+    side of the ratio has no clean sample.
+    """
+    judged = goal.value(Rows(report))
+    verdict = "open"
+    if judged is not None:
+        _, low, high = judged.value
+        verdict = "met" if low >= goal.goal else "missed" if high < goal.goal else "open"
+    return {
+        "case": goal.case,
+        "measured": judged and judged.value,
+        "peer": judged.peer if judged else "",
+        "goal": goal.goal,
+        "verdict": verdict,
+    }
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.command import Report
+from bench.contestants import INT8_TARGET
 from bench.timing import Timed
 from specjax import LanguageModel
-from specjax.measure import interval, medians, show
+from specjax.measure import Interval, interval, medians, show
 
-INT8_TARGET = "int8 target"
 _DRAFTERS = {"draft": "draft alone", "draft int8": "draft int8 alone", "self-int8": INT8_TARGET}
 """Proposer -> the row of its draft's plain decoding.  Drafts of prompt lookup cost nothing."""
 
@@ -27,9 +27,6 @@ def rows_of(
     """One row for each contestant; the first is plain decoding, the base of all speed-ups."""
     batches = len(timed[0].tokens)
     count = batches * arguments.batch * arguments.new_tokens
-    seconds = {
-        (t.contestant.library, t.contestant.name, t.contestant.num_drafts): t.median for t in timed
-    }
     steps = {
         (t.contestant.name, t.contestant.num_drafts): t.step
         for t in timed
@@ -42,9 +39,6 @@ def rows_of(
     for t in timed:
         name, gamma = t.contestant.name, t.contestant.num_drafts
         is_ours = t.contestant.library == "specjax"
-        peer, loop = (
-            seconds.get((library, name, gamma)) for library in ("transformers", "torch loop")
-        )
         median = t.median
         row: Report = {
             "library": t.contestant.library,
@@ -52,6 +46,7 @@ def rows_of(
             "num_drafts": gamma,
             "first_call_seconds": t.first,
             "samples": sum(map(len, t.seconds)),
+            "seconds": t.seconds,
             "dropped": t.dropped,
             "spread": t.spread,
         }
@@ -60,8 +55,8 @@ def rows_of(
         speedup = interval(before, medians(t.seconds)) if before is not None and median else None
         row["speedup"] = speedup and speedup[0]
         row["speedup_interval"] = speedup and speedup[1:]
-        row["over_peer"] = peer / median if median and peer and is_ours else None
-        row["over_loop"] = loop / median if median and loop and is_ours else None
+        if is_ours and median:
+            row |= _beside_peers(t, timed)
         if is_ours and median and t.decoding and t.step:
             row["prefill_seconds"] = (median - t.decoding) / batches
             row["step_seconds"] = t.step
@@ -72,6 +67,45 @@ def rows_of(
             row["same_tokens"] = int((np.concatenate(t.tokens) == reference).all(1).sum())
         rows.append(row)
     return rows
+
+
+def _beside_peers(mine: Timed, timed: Sequence[Timed]) -> Report:
+    """The fastest peer that decodes in the same way, and how many times as fast `mine` is.
+
+    A compiled peer counts as the same way.
+    """
+    way = mine.contestant.name, mine.contestant.num_drafts
+    peers = {
+        t.median: t
+        for t in timed
+        if t.contestant.library != "specjax"
+        and (t.contestant.name.removesuffix(" compiled"), t.contestant.num_drafts) == way
+        and t.median
+    }
+    if not peers:
+        return {}
+    best = peers[min(peers)]
+    return {"peer": best.contestant.library, "over_peer": ratio(best.seconds, mine.seconds)}
+
+
+def ratio(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Interval:
+    """Median seconds over median seconds, with a 95 % interval.
+
+    Args:
+      above, below: the samples of each item.  The bootstrap draws items; of a single item, it draws
+        samples.
+    """
+    found = interval(medians(above), medians(below))
+    assert found is not None, "seconds are positive"
+    if len(above) > 1:
+        return found
+    draw = np.random.default_rng(0)
+    both = [
+        np.median(draw.choice(samples[0], (2000, len(samples[0]))), axis=1)
+        for samples in (above, below)
+    ]
+    low, high = np.quantile(both[0] / both[1], [0.025, 0.975])
+    return found[0], float(low), float(high)
 
 
 def floor_seconds(target: LanguageModel, dtype: str, top: dict[str, float]) -> float:
@@ -102,6 +136,7 @@ def parts_over_step(
     return None if step is None or wide is None or alone is None else (wide + gamma * alone) / step
 
 
+_VERSIONS = ("torch", "transformers", "llama.cpp", "openvino")
 _COLUMNS = {
     "library": ("library", ""),
     "proposer": ("proposer", ""),
@@ -111,8 +146,8 @@ _COLUMNS = {
     "tokens/s": ("tokens_per_second", ".1f"),
     "spread": ("spread", ".2f"),
     "x plain": ("speedup", ".2f"),
-    "x peer": ("over_peer", ".2f"),
-    "x loop": ("over_loop", ".2f"),
+    "x best peer": ("over_peer", ".2f"),
+    "best peer": ("peer", ""),
     "prefill, s": ("prefill_seconds", ".4f"),
     "s a step": ("step_seconds", ".5f"),
     "of bandwidth": ("share_of_bandwidth", ".2f"),
@@ -137,7 +172,8 @@ def table(report: Report) -> str:
             else "real acceptance"
         ),
         f"{head['processor']}, {head['cores']} cores, {head['device']}, jax {head['jax']}, "
-        f"torch {head.get('torch')}, transformers {head.get('transformers')}, {head['date']}; "
+        + "".join(f"{name} {head[name]}, " for name in _VERSIONS if name in head)
+        + f"{head['date']}; "
         + ", ".join(f"{k} {v:.0f}" for k, v in report["ceilings"].items())
         + f"; reading every weight takes {report['floor_seconds'] * 1e3:.3f} ms; "
         f"{report['dropped']} samples dropped",

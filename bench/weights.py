@@ -39,6 +39,7 @@ class Pair:
     target: LanguageModel
     draft: LanguageModel | None
     peer: Callable[[str], TorchModel]  # of a role; on torch's accelerator if there is one
+    folders: tuple[pathlib.Path, pathlib.Path | None] | None = None  # None if nothing is written
 
 
 def from_folders(target: pathlib.Path, draft: pathlib.Path | None, dtype: str) -> Pair:
@@ -55,7 +56,8 @@ def from_folders(target: pathlib.Path, draft: pathlib.Path | None, dtype: str) -
         )
         return model.eval().to(_torch_device())
 
-    return Pair(specjax.load(target, dtype), specjax.load(draft, dtype) if draft else None, peer)
+    models = specjax.load(target, dtype), specjax.load(draft, dtype) if draft else None
+    return Pair(*models, peer, (target, draft))
 
 
 def random_folders(

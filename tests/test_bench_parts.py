@@ -93,12 +93,16 @@ def test_laws_hold_here(pair):
     )
 
 
-def row(library, proposer, gamma, rate, **more):
+def row(library, proposer, gamma, seconds, **more):
+    """A row with three samples of one item; [] if none is clean."""
+    rate = seconds and 60 / sorted(seconds)[1]
     return {
         "library": library,
         "proposer": proposer,
         "num_drafts": gamma,
-        "tokens_per_second": rate,
+        "seconds": [seconds],
+        "tokens_per_second": rate or None,
+        "speedup": 6 * (rate or 0) / 60 or None,
         **more,
     }
 
@@ -106,23 +110,33 @@ def row(library, proposer, gamma, rate, **more):
 REPORT = {
     "arguments": {"batch": 1, "prompt_length": None, "vocab_size": 256},
     "rows": [
-        row("specjax", "plain", 0, 10.0, speedup=1.0, share_of_bandwidth=0.8),
-        row("specjax", "draft", 4, 30.0, speedup=3.0, parts_over_step=0.9),
-        row("transformers", "plain", 0, 5.0, speedup=0.5),
-        row("transformers", "draft", 4, None, speedup=None),
+        row("specjax", "plain", 0, [6.0] * 3, share_of_bandwidth=0.8, over_peer=(0.9, 0.8, 1.1),
+            peer="llama.cpp"),
+        row("specjax", "draft", 4, [2.0] * 3, parts_over_step=0.9),
+        row("transformers", "plain", 0, [12.0] * 3),
+        row("llama.cpp", "draft", 4, [3.0] * 3),
+        row("openvino", "draft", 4, []),
     ],
-}
+}  # fmt: skip
 
 
 def test_goals_are_judged():
-    """A goal is met, missed, or open if a side has no undisturbed sample."""
+    """A goal is met or missed by its interval; open if that has the goal inside, or if a side has
+    no undisturbed sample."""
     judged = [goals.judge(goal, REPORT) for goal in goals.GOALS if goal.run == "110M f32"]
-    assert [row["verdict"] for row in judged] == ["missed", "met", "met", "missed", "open"]
-    assert judged[0]["measured"] == 2.0
+    wanted = ["open", "met", "met", "missed", "met", "open"]
+    assert [row["verdict"] for row in judged] == wanted
+    assert judged[0]["measured"] == (0.9, 0.8, 1.1) and judged[0]["peer"] == "llama.cpp"
+    assert judged[1]["measured"] == (3.0, 3.0, 3.0) and judged[1]["peer"] == ""
+    assert judged[4]["measured"][0] == 1.5 and judged[4]["peer"] == "llama.cpp draft 4"
+    assert judged[5]["measured"] is None
     assert {goal.run for goal in goals.GOALS} == set(goals.RUNS)
-    quick = argparse.Namespace(quick=True, rounds=5, new_tokens=128)
+    quick = argparse.Namespace(
+        quick=True, rounds=5, new_tokens=128, engines=["llama.cpp"], engine_python="python"
+    )
     settings = {name: goals.settings(name, quick) for name in goals.RUNS}
     assert settings["110M f32 batch 8"].batch == 8 and settings["110M bf16"].dtype == "bfloat16"
+    assert settings["shipped pair"].engines == ["llama.cpp"]
     assert {asked.new_tokens for asked in settings.values()} == {16}
 
 

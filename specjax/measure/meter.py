@@ -1,4 +1,4 @@
-"""`Meter`: the load that other processes put on the cores."""
+"""`Meter`: the load that processes other than this one and its children put on the cores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 
 class Meter:
-    """Measures the load that other processes put on the cores since the meter was made."""
+    """Measures the load of other processes since it was made; children work for this one."""
 
     def __init__(self) -> None:
         self._start = self._read()
@@ -21,11 +21,24 @@ class Meter:
 
     @staticmethod
     def _read() -> tuple[float, float, float]:
-        """Seconds of wall time, of this process, and of all processes on all cores."""
+        """Seconds of wall time, of this process with its children, and of all on all cores."""
         everyone = 0.0
         stat = pathlib.Path("/proc/stat")
         if stat.exists():
             ticks = [int(x) for x in stat.read_text().split("\n", 1)[0].split()[1:]]
             # Fields 3 and 4 are idle time.
             everyone = (sum(ticks[:3]) + sum(ticks[5:8])) / os.sysconf("SC_CLK_TCK")
-        return time.perf_counter(), time.process_time(), everyone
+        return time.perf_counter(), time.process_time() + _of_children(), everyone
+
+
+def _of_children() -> float:
+    """Seconds of the living children; 0 where the system lists no processes."""
+    seconds = 0.0
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed
+            continue
+        if int(fields[1]) == os.getpid():
+            seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
