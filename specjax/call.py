@@ -32,7 +32,7 @@ from specjax.parallel import (
 )
 from specjax.prefilling import eos_of_rows, slots_ahead
 from specjax.processors import Processors, word_list
-from specjax.prompts import conversations, documents_of, encode, text_ids
+from specjax.prompts import conversations, documents_of, encode, padded_length, text_ids
 from specjax.proposers import MedusaParams
 from specjax.request import Request
 from specjax.rules import RULES, Match
@@ -45,7 +45,6 @@ _SLOTS_STEP = 128
 WARM_STEPS = 16
 """The number of steps that `Call.compile` runs.  Several are needed because on a CPU a matrix
 product is slow the first time, and prompt lookup runs the wide pass only when it finds a match."""
-_SMALLEST_BUCKET = 16
 
 ArraysT = TypeVar("ArraysT")
 
@@ -227,9 +226,7 @@ def check(
     make_arrays = drafter.for_rows(target, request.adapter, rows)
     proposer = drafter.proposer
     documents = documents_of(target, request.documents, rows, proposer)
-    width = _SMALLEST_BUCKET
-    while width < longest:
-        width *= 2
+    width = padded_length(longest)
     # The slots of the cache, with those for staged tokens, fill a TPU's vectors.  They are rounded
     # up, so that calls of similar lengths share compiled programs.
     staged = slots_ahead(proposer) + SPARE_SLOTS

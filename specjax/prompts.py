@@ -20,6 +20,8 @@ _JSON_LINES = (".jsonl", ".json", ".ndjson")
 _FEWEST, _MOST = 16, 2**20
 """Tokens of a row's documents, which are padded to a power of two: few shapes are compiled."""
 
+_SHORTEST = 16
+
 Conversation = list[Mapping[str, Any]]
 """Turns like {"role": "user", "content": "..."}."""
 
@@ -144,6 +146,18 @@ def encode(target: LanguageModel, prompts: Prompts, called: str = "prompt") -> l
             )
         encoded.append(ids)
     return encoded
+
+
+def padded_length(longest: int) -> int:
+    """The width of an array for prompts of up to `longest` tokens: 16, 24, 32, 48, 64, 96, ...
+
+    Prompts of similar lengths share a program, and less than a third of what the target reads is
+    padding.
+    """
+    width = _SHORTEST
+    while width < longest:
+        width = width * 3 // 2 if width & (width - 1) == 0 else width * 4 // 3
+    return width
 
 
 def documents_of(

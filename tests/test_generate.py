@@ -8,6 +8,7 @@ import pytest
 
 import specjax
 from specjax.generate import TextStream
+from specjax.prompts import padded_length
 
 NEW = 40
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
@@ -348,3 +349,13 @@ def test_context_is_filled_to_the_brim(target):
     """Prompt and new tokens may fill the whole context; only more is refused."""
     out = specjax.generate(target, [[5] * 500], max_new_tokens=12)
     assert len(out.tokens[0]) == 12 or out.finish == ["eos"]
+
+
+def test_prompts_of_similar_lengths_share_a_width():
+    """Few widths, and less than a third of what is read is padding."""
+    widths = [padded_length(longest) for longest in range(1, 3000)]
+    assert sorted(set(widths))[:8] == [16, 24, 32, 48, 64, 96, 128, 192]
+    assert len(set(widths)) == 16
+    for longest, width in enumerate(widths, 1):
+        assert width >= longest
+        assert width == 16 or (width - longest) * 3 < width
