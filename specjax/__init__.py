@@ -20,6 +20,7 @@ from specjax.drafters import (
     make_drafter,
 )
 from specjax.files import load, load_drafter, load_medusa, save, save_drafter, save_medusa
+from specjax.folders import shipped
 from specjax.generate import Output, TextStream, generate
 from specjax.logprobs import Logprobs
 from specjax.models import (
@@ -164,6 +165,7 @@ __all__ = [
     "save_datastore",
     "save_drafter",
     "save_medusa",
+    "shipped",
     "step_costs",
     "translate",
     "tune",

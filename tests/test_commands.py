@@ -16,8 +16,9 @@ import pytest
 from command_line import PAIR, ROOT, SHORT, TINY, failure, run
 
 import specjax
+from specjax import folders
 from specjax.commands import COMMANDS, colours, main
-from specjax.flags import inputs, make_drafter
+from specjax.flags import load_models, make_drafter
 from specjax.generate import decode, prepared
 
 
@@ -147,7 +148,7 @@ def test_the_demo(capsys):
 def test_the_shipped_heads_are_not_those_of_auto():
     """Where the shipped heads are loaded for another proposer, `auto` still has none."""
     arguments = argparse.Namespace(target=None, draft=None, drafter=None, dtype="float32")
-    target, _ = inputs.load_models(arguments, ["auto", "medusa"])
+    target, _ = load_models(arguments, ["auto", "medusa"])
     assert arguments.drafter is not None
     made = make_drafter(arguments, "auto", target, None)
     assert made.proposer.drafter is None
@@ -271,8 +272,10 @@ def test_prompt_file(capsys, tmp_path):
 def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
     """The shipped heads are used without `--drafter`; if they are missing, the error names their
     folder."""
-    monkeypatch.setattr(inputs, "_SHIPPED", tmp_path)
-    (tmp_path / "target").symlink_to(TINY / "target")
+    monkeypatch.setattr(folders, "_HOME", tmp_path)
+    own = tmp_path / "checkpoints" / "pycode"
+    own.mkdir(parents=True)
+    (own / "target").symlink_to(TINY / "target")
     arguments = [
         "generate",
         "import os\n",
@@ -283,10 +286,9 @@ def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
         "--no-compare",
     ]
     message = failure(capsys, *arguments)
-    assert "--proposer medusa needs --drafter" in message
-    assert str(tmp_path / "medusa") in message
+    assert "no checkpoint 'pycode/medusa'" in message and str(tmp_path) in message
     target = specjax.load(TINY / "target")
-    specjax.save_medusa(tmp_path / "medusa", specjax.MedusaAdapter.create(target, 2), "target")
+    specjax.save_medusa(own / "medusa", specjax.MedusaAdapter.create(target, 2), "target")
     assert json.loads(run(capsys, *arguments).out)["stats"]["tested"] > 0
 
 
@@ -352,3 +354,22 @@ def test_x64_changes_no_token(capsys):
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tokens"] == json.loads(run(capsys, *arguments).out)["tokens"]
+
+
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_options_stand_in_groups(capsys, command):
+    """What a reader looks for has a heading, and nothing but `--help` is left without one."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    # A heading begins a line and ends in a colon.
+    parts = re.split(r"^(\S.*):$", capsys.readouterr().out, flags=re.MULTILINE)
+    groups = dict(zip(parts[1::2], parts[2::2], strict=True))
+    assert re.findall(r"^  (-\S+)", groups.pop("options"), re.MULTILINE) == ["-h,"]
+    words = {
+        "generate": ["prompts", "models", "speculation: what drafts", "sampling", "constraint",
+                     "speculation: which drafts are accepted", "penalties, biases and ends",
+                     "output", "devices and processes"],
+        "serve": ["models", "speculation", "room and limits", "address"],
+    }  # fmt: skip
+    assert set(groups) == set(words[command])
+    assert all(re.search(r"^  -", options, re.MULTILINE) for options in groups.values())

@@ -7,7 +7,7 @@ import json
 import pytest
 from command_line import PAIR, TINY, failure
 
-from specjax.flags import inputs
+from specjax import folders
 from specjax.prompts import read_file
 
 
@@ -115,6 +115,8 @@ def test_lines_end_at_newlines_only(tmp_path):
 
 
 def test_without_the_shipped_checkpoint(capsys, monkeypatch, tmp_path):
-    """An installed package has no checkpoint, so the error asks for `--target`."""
-    monkeypatch.setattr(inputs, "_SHIPPED", tmp_path / "nowhere")
-    assert "pass --target" in failure(capsys, "generate", "x")
+    """Where a package was made without them, the error names `--target` and a wheel."""
+    monkeypatch.setattr(folders, "_HOME", tmp_path)
+    message = failure(capsys, "generate", "x")
+    for word in ("pycode/target", str(tmp_path / "checkpoints"), "--target", "wheel"):
+        assert word in message

@@ -17,8 +17,10 @@ from specjax.audit import Endpoint, Plan, Report, audit, audit_endpoint
 from specjax.call import bad_word_ids
 from specjax.decoding import Decoder
 from specjax.flags import (
+    add_device_arguments,
     add_model_arguments,
     add_processor_arguments,
+    add_prompt_arguments,
     add_proposer_arguments,
     add_rule_arguments,
     add_sampling_arguments,
@@ -30,7 +32,7 @@ from specjax.flags import (
     read_prompts,
     sampling,
 )
-from specjax.parallel import add_process_arguments, leader
+from specjax.parallel import leader
 from specjax.prompts import encode
 from specjax.types import Params
 
@@ -51,12 +53,13 @@ _LOCAL = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_prompt_arguments(parser)
     add_model_arguments(parser)
     add_proposer_arguments(parser)
     add_rule_arguments(parser)
     add_sampling_arguments(parser)
     add_processor_arguments(parser)
-    add_process_arguments(parser)
+    add_device_arguments(parser, processes=True)
     parser.add_argument(
         "--samples",
         type=int,

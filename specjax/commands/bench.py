@@ -17,10 +17,12 @@ from specjax.contract import Rule
 from specjax.flags import (
     DRAFTED,
     KINDS,
+    add_device_arguments,
     add_model_arguments,
     add_numbers_of_proposers,
     add_numbers_of_rules,
     add_processor_arguments,
+    add_prompt_arguments,
     add_sampling_arguments,
     load_models,
     make_drafter,
@@ -42,7 +44,7 @@ from specjax.measure import (
     medians,
     take_turns,
 )
-from specjax.parallel import add_process_arguments, leader
+from specjax.parallel import leader
 from specjax.prompts import encode
 from specjax.request import Options
 
@@ -91,20 +93,22 @@ class _Entry(Timed):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_prompt_arguments(parser)
     add_model_arguments(parser)
-    parser.add_argument(
+    speculation = parser.add_argument_group("speculation")
+    speculation.add_argument(
         "--proposers", "--proposer", nargs="+", choices=KINDS, default=["draft", "ngram"],
         help="proposers to compare; plain decoding is always measured",
     )  # fmt: skip
-    add_numbers_of_proposers(parser, _LOOKAHEADS)
+    add_numbers_of_proposers(speculation, _LOOKAHEADS)
     rules = sorted(specjax.RULES)
-    parser.add_argument(
+    speculation.add_argument(
         "--rules", "--rule", nargs="+", choices=rules, default=["match"], help="rules to compare"
     )
-    add_numbers_of_rules(parser)
+    add_numbers_of_rules(speculation)
     add_sampling_arguments(parser, several=True)
     add_processor_arguments(parser)
-    add_process_arguments(parser)
+    add_device_arguments(parser, processes=True)
     parser.add_argument(
         "--rounds", type=int, default=5,
         help="measured rounds, after one round that compiles; 0 measures acceptance only",

@@ -14,8 +14,9 @@ from specjax.call import Call
 from specjax.commands.colours import LEGEND, depths_of, painted
 from specjax.flags import (
     DRAFTED,
-    EXAMPLE,
+    add_device_arguments,
     add_model_arguments,
+    add_prompt_arguments,
     load_models,
     make_drafter,
     progress,
@@ -113,7 +114,9 @@ class _Part:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_prompt_arguments(parser)
     add_model_arguments(parser)
+    add_device_arguments(parser)
     parser.add_argument("--max-new-tokens", type=int, default=96, help="length of the texts")
     parser.add_argument("--seed", type=int, default=1, help="of the texts at temperature 1")
     parser.add_argument(
@@ -132,7 +135,7 @@ def run(arguments: argparse.Namespace) -> None:
     kinds = [kind for kind in KINDS if kind not in missing]
     target, draft = load_models(arguments, kinds)
     if not arguments.prompt and not arguments.prompt_file:
-        arguments.prompt_file = EXAMPLE
+        arguments.prompt_file = specjax.shipped("pycode/prompt.txt")
     prompt = read_prompts(arguments)[0]
 
     def way(kind: str, temperature: float) -> _Way:

@@ -11,9 +11,10 @@ from specjax.call import Call
 from specjax.commands.colours import LEGEND, depths_of, painted
 from specjax.flags import (
     add_constraint_arguments,
-    add_draft_mesh_argument,
+    add_device_arguments,
     add_model_arguments,
     add_processor_arguments,
+    add_prompt_arguments,
     add_proposer_arguments,
     add_rule_arguments,
     add_sampling_arguments,
@@ -28,45 +29,46 @@ from specjax.flags import (
     sampling,
 )
 from specjax.generate import compile_first, decode, prepared
-from specjax.parallel import add_process_arguments, leader, mesh_of
+from specjax.parallel import leader, mesh_of
 from specjax.request import Options
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    prompts = add_prompt_arguments(parser)
+    prompts.add_argument(
+        "--chat",
+        action="store_true",
+        help="treat each prompt as a user's message, and apply the target's chat template",
+    )
     add_model_arguments(parser)
-    add_draft_mesh_argument(parser)
     add_proposer_arguments(parser)
     add_rule_arguments(parser)
     add_sampling_arguments(parser)
     add_processor_arguments(parser)
     add_constraint_arguments(parser)
-    add_process_arguments(parser)
-    parser.add_argument(
-        "--chat",
-        action="store_true",
-        help="treat each prompt as a user's message, and apply the target's chat template",
-    )
-    parser.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--logprobs",
         type=int,
         metavar="N",
         help="with --json: print the log-probability of each token and of the N most probable ones",
     )
-    parser.add_argument(
+    output.add_argument(
         "--no-compare", action="store_true", help="skip the comparison with plain decoding"
     )
-    parser.add_argument(
+    output.add_argument(
         "--plot", help="draw the tree of the Medusa heads and its measured acceptance to this file"
     )
-    parser.add_argument(
+    output.add_argument(
         "--colour", "--color", action="store_true",
         help="colour the tokens that were accepted drafts, by depth; this decodes once more",
     )  # fmt: skip
-    parser.add_argument(
+    output.add_argument(
         "--json", action="store_true", help="print one JSON object and nothing else"
     )
+    add_device_arguments(parser, draft_mesh=True, processes=True)
 
 
 def run(arguments: argparse.Namespace) -> None:

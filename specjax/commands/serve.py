@@ -17,15 +17,16 @@ _KEY = "SPECJAX_API_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    models = parser.add_argument_group("models")
+    models.add_argument(
         "--target", help="folder of the target, or org/name on the Hub; default: the shipped target"
     )
-    parser.add_argument(
+    models.add_argument(
         "--draft",
         help='folder of a draft model, or org/name, for the drafter "draft"; default: the shipped '
         "draft, with the shipped target",
     )
-    parser.add_argument(
+    models.add_argument(
         "--drafter",
         action="append",
         default=[],
@@ -33,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of a drafter that was trained for the target (EAGLE-3, DFlash, ...); repeat "
         "the option for more, each with a name",
     )
-    parser.add_argument(
+    models.add_argument(
         "--adapter",
         action="append",
         default=[],
@@ -41,38 +42,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='Medusa heads for the drafter "medusa", from which requests choose by name; repeat '
         "the option for more of the same sizes",
     )
-    parser.add_argument("--dtype", help="float32, bfloat16 or float16; default: as for generate")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes any free port")
-    parser.add_argument("--slots", type=int, default=8, help="requests that decode at once")
-    parser.add_argument(
-        "--capacity", type=int, default=2048, help="tokens of a prompt with its output"
-    )
-    parser.add_argument("--waiting", type=int, default=64, help="requests that may wait for a slot")
-    parser.add_argument(
-        "--chunk", type=int, default=128, help="tokens of a prompt that are read between two steps"
-    )
-    parser.add_argument(
+    models.add_argument("--dtype", help="float32, bfloat16 or float16; default: as for generate")
+    drafting = parser.add_argument_group("speculation")
+    drafting.add_argument(
         "--num-drafts", "--num-speculative-tokens", type=int, default=4,
         help='greatest depth of the drafts of "draft" and "lookup"',
     )  # fmt: skip
-    parser.add_argument(
+    drafting.add_argument(
         "--no-lookup", action="store_true", help='leave out prompt lookup, the drafter "lookup"'
     )
-    parser.add_argument(
+    drafting.add_argument(
         "--default",
         metavar="NAME",
         help='drafter of requests that name none, or "none"; default: the first of draft, those of '
         "--drafter, medusa, lookup",
     )
-    parser.add_argument(
+    room = parser.add_argument_group("room and limits")
+    room.add_argument("--slots", type=int, default=8, help="requests that decode at once")
+    room.add_argument(
+        "--capacity", type=int, default=2048, help="tokens of a prompt with its output"
+    )
+    room.add_argument("--waiting", type=int, default=64, help="requests that may wait for a slot")
+    room.add_argument(
+        "--chunk", type=int, default=128, help="tokens of a prompt that are read between two steps"
+    )
+    room.add_argument(
         "--logprobs",
         type=int,
         default=0,
         metavar="N",
         help="record log-probabilities, and those of the N most probable tokens; -1 records none",
     )
-    parser.add_argument(
+    room.add_argument(
         "--constraint-size",
         type=int,
         nargs=2,
@@ -80,9 +81,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("STATES", "CLASSES"),
         help="room for the automaton of a request's JSON schema; 0 0 refuses schemas",
     )
-    parser.add_argument("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
-    parser.add_argument("--max-texts", type=int, default=16, help="texts of a request")
-    parser.add_argument(
+    room.add_argument("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
+    room.add_argument("--max-texts", type=int, default=16, help="texts of a request")
+    address = parser.add_argument_group("address")
+    address.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    address.add_argument("--port", type=int, default=8000, help="0 takes any free port")
+    address.add_argument(
         "--api-key", help=f"requests have to send this key; default: the variable {_KEY}"
     )
 

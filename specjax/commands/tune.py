@@ -7,7 +7,14 @@ import dataclasses
 import json
 
 import specjax
-from specjax.flags import add_model_arguments, load_models, progress, read_prompts
+from specjax.flags import (
+    add_device_arguments,
+    add_model_arguments,
+    add_prompt_arguments,
+    load_models,
+    progress,
+    read_prompts,
+)
 from specjax.parallel import leader
 from specjax.tuning import tune
 
@@ -15,7 +22,9 @@ HELP = "measure what drafts cost and gain, and write a plan that generate starts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_prompt_arguments(parser)
     add_model_arguments(parser)
+    add_device_arguments(parser)
     parser.add_argument("--batch", type=int, default=1, help="rows that are decoded together")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="limit per prompt")

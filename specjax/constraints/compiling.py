@@ -29,9 +29,11 @@ _DAMAGE = (zipfile.BadZipFile, zlib.error, AttributeError)
 _ARRAYS = ("classes", "next", "accepting", "likely")
 
 _recent: Recent[tuple[str, str, int], Automaton] = Recent()
-_digests: weakref.WeakKeyDictionary[tokenizers.Tokenizer, str] = weakref.WeakKeyDictionary()
+# By target, since a tokenizer of tokenizers 0.21 cannot be referred to weakly.
+_digests: weakref.WeakKeyDictionary[LanguageModel, str] = weakref.WeakKeyDictionary()
 
 Constraint = Expression | Automaton
+"""What `generate(constraint=...)` takes: `Regex`, `JSONSchema`, `Choice`, or a built automaton."""
 
 
 def constraints_of(
@@ -103,9 +105,9 @@ def automaton_of(target: LanguageModel, constraint: object) -> Automaton:
             "a specjax.Automaton over its tokens"
         )
     tokenizer = target.tokenizer
-    digest = _digests.get(tokenizer)
+    digest = _digests.get(target)
     if digest is None:
-        digest = _digests[tokenizer] = vocabulary_digest(tokenizer)
+        digest = _digests[target] = vocabulary_digest(tokenizer)
 
     key = json.dumps([constraint.key, constraint.canonical])
 

@@ -50,10 +50,16 @@ class Loaded(Protocol):
     """A loaded model, as `specjax.load` returns it."""
 
     @property
-    def model(self) -> Model: ...
+    def model(self) -> Model:
+        """The network without its weights."""
+        ...
 
     @property
-    def params(self) -> Arrays: ...
+    def params(self) -> Arrays:
+        """Its weights."""
+        ...
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What messages and reports call it."""
+        ...

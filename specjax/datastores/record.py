@@ -99,6 +99,7 @@ class Datastore:
 
     @property
     def vocab_size(self) -> int:
+        """The number of token ids of the tokenizer that it was built with."""
         return len(self.starts) - 1
 
     @property

@@ -3,19 +3,19 @@
 from specjax.flags.constraints import add_constraint_arguments, constraint
 from specjax.flags.exits import ending, open_streams, say
 from specjax.flags.inputs import (
-    EXAMPLE,
-    add_draft_mesh_argument,
+    add_device_arguments,
     add_model_arguments,
     add_processor_arguments,
+    add_prompt_arguments,
     add_proposer_arguments,
     add_rule_arguments,
     add_sampling_arguments,
     choose,
-    load_models,
     processing,
     read_prompts,
     sampling,
 )
+from specjax.flags.loading import load_models
 from specjax.flags.speculation import (
     DRAFTED,
     KINDS,
@@ -31,15 +31,15 @@ from specjax.flags.waiting import progress
 
 __all__ = [
     "DRAFTED",
-    "EXAMPLE",
     "KINDS",
     "NUMBERS",
     "add_constraint_arguments",
-    "add_draft_mesh_argument",
+    "add_device_arguments",
     "add_model_arguments",
     "add_numbers_of_proposers",
     "add_numbers_of_rules",
     "add_processor_arguments",
+    "add_prompt_arguments",
     "add_proposer_arguments",
     "add_rule_arguments",
     "add_sampling_arguments",

@@ -10,7 +10,9 @@ from specjax.prompts import read_text
 
 
 def add_constraint_arguments(parser: argparse.ArgumentParser) -> None:
-    own = parser.add_mutually_exclusive_group()
+    """Add what `constraint` reads."""
+    group = parser.add_argument_group("constraint")
+    own = group.add_mutually_exclusive_group()
     own.add_argument("--regex", metavar="EXPRESSION", help="the output matches this expression")
     own.add_argument(
         "--json-schema", metavar="FILE", help="the output is JSON of the schema in this file"
@@ -19,12 +21,12 @@ def add_constraint_arguments(parser: argparse.ArgumentParser) -> None:
         "--choice", action="append", metavar="TEXT",
         help="the output is this text; repeat the option for others to choose from",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--json-whitespace", metavar="EXPRESSION",
         help="with --json-schema: the white space between the tokens of JSON, as an expression; "
         "default: at most one space",
     )  # fmt: skip
-    parser.add_argument(
+    group.add_argument(
         "--canonical", action="store_true",
         help="with --regex, --json-schema or --choice: write what is forced only as the tokenizer "
         "spells it, which is faster",

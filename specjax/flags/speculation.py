@@ -12,9 +12,9 @@ import specjax
 from specjax.contract import Rule
 from specjax.drafters import adaptive, arrange, as_chain, drafter_by_name
 
-DRAFTERS = {"datastore": "datastore", "drafter": "eagle3", "medusa": "medusa"}
-"""The kinds whose arrays are in a folder of their own, `--drafter`, with the shipped folder; no
-datastore is shipped."""
+DRAFTERS = {"datastore": None, "drafter": "eagle3", "medusa": "medusa"}
+"""The kinds whose arrays are in a folder of their own, `--drafter`, with the folder that comes with
+the library; no datastore does."""
 
 KINDS = sorted({"auto", *specjax.PROPOSERS, *DRAFTERS} - {"universal"})
 """Names of proposers; `draft` becomes `universal` if the draft has another tokenizer."""
@@ -81,7 +81,7 @@ _RULE_NUMBERS = {
 
 
 def add_numbers_of_proposers(
-    parser: argparse.ArgumentParser, lookaheads: Sequence[int] = ()
+    parser: argparse._ActionsContainer, lookaheads: Sequence[int] = ()
 ) -> None:
     """Add the options of `NUMBERS`.
 
@@ -100,7 +100,8 @@ def add_numbers_of_proposers(
         _add(parser, "--proposer", name, number, **extra)
 
 
-def add_numbers_of_rules(parser: argparse.ArgumentParser) -> None:
+def add_numbers_of_rules(parser: argparse._ActionsContainer) -> None:
+    """Add the fields of the rules, as options."""
     for name, number in _RULE_NUMBERS.items():
         if number.default is False:
             _add(parser, "--rule", name, number, action="store_true")
@@ -110,7 +111,7 @@ def add_numbers_of_rules(parser: argparse.ArgumentParser) -> None:
 
 
 def _add(
-    parser: argparse.ArgumentParser,
+    parser: argparse._ActionsContainer,
     whose: str,
     name: str,
     number: Number,

@@ -212,12 +212,15 @@ class TransformerConfig:
         return self.num_layers + 3 * sparse * self.num_experts
 
     def rope_of(self, layer: int) -> Rope | None:
+        """The rotary embedding of a layer, counted from 0; None if the layer has none."""
         return self.ropes[layer] if self.ropes else self.rope
 
     def window_of(self, layer: int) -> int | None:
+        """How many tokens a layer attends to, itself included; None if to all."""
         return self.windows[layer] if self.windows else None
 
     def is_sparse(self, layer: int) -> bool:
+        """Has a layer experts?"""
         return self.num_experts > 0 and (not self.sparse or self.sparse[layer])
 
 

@@ -144,6 +144,7 @@ class Transformer(nn.Module):
         return self.config.num_layers + 1
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
+        """An empty cache of `size` slots a row; a layer with a window may have a shorter ring."""
         c = self.config
         if not c.windows:
             return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)

@@ -110,7 +110,7 @@ def join(
     late.cancel()
 
 
-def add_process_arguments(parser: argparse.ArgumentParser) -> None:
+def add_process_arguments(parser: argparse._ActionsContainer) -> None:
     """The options that `join_from` reads."""
     parser.add_argument(
         "--coordinator",

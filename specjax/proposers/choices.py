@@ -17,6 +17,8 @@ from specjax.models import MedusaHeads, medusa_hidden, medusa_logits
 from specjax.parallel import to_host
 
 Choices = tuple[tuple[int, ...], ...]
+"""A tree of fixed shape: of each node but the root the ranks of its path, such as (0, 1) for the
+second best token after the best one."""
 
 
 def measure_ranks(

@@ -28,6 +28,7 @@ class Rates:
 
     @classmethod
     def zeros(cls, rows: int, depth: int) -> Rates:
+        """Nothing was counted yet, for `rows` rows and chains of at most `depth` drafts."""
         return cls(*(jnp.zeros((rows, size), jnp.float32) for size in (depth, depth, 2)))
 
     def after(self, offered: Array, accepted: Array) -> Rates:

@@ -122,6 +122,7 @@ class Engine:
 
     @property
     def target(self) -> LanguageModel:
+        """The model that is served."""
         return self.shop.target
 
     @property

@@ -121,6 +121,7 @@ class Handle:
         self.cancelled = True
 
     def done(self) -> bool:
+        """Has the whole text been written, or an error been reported?"""
         return self._served is not None or self._error is not None
 
     def result(self, timeout: float | None = None) -> Served:
@@ -222,6 +223,7 @@ class Handle:
         return self._tokens
 
     def begin(self) -> None:
+        """The request has a slot now; for its times."""
         self._times = dataclasses.replace(self._times, begun=time.perf_counter())
 
     def extend(
@@ -266,6 +268,7 @@ class Handle:
         self._wake()
 
     def fail(self, error: Exception) -> None:
+        """End the request with an error, unless it has ended."""
         with self._changed:
             if not self.done():
                 self._error = error

@@ -293,7 +293,7 @@ def read_masked(
         if before != wanted:
             raise ValueError(
                 f"{folder} was made with another {name} (sha256 {before:.12}) than "
-                f"this one ({wanted:.12}): make it again with python -m train.generate"
+                f"this one ({wanted:.12}): make it again with specjax train generate"
             )
     drawn_with = {"min_p": 0.0, **manifest["request"]["settings"]}
     for name, wanted in ({} if settings is None else {"min_p": 0.0, **settings}).items():

@@ -212,7 +212,7 @@ def read_manifest(folder: pathlib.Path) -> dict[str, Any]:
       ValueError: there is none, or it cannot be read.
     """
     if not (folder / MANIFEST).exists():
-        raise ValueError(f"{folder} has no {MANIFEST}: make it with python -m train.teacher")
+        raise ValueError(f"{folder} has no {MANIFEST}: make it with specjax train teacher")
     manifest = read_json(folder / MANIFEST)
     if not {"request", "complete", "files"} <= set(manifest):
         raise ValueError(

@@ -187,7 +187,7 @@ def _check_target(options: TaughtOptions, teacher: Recorded, dtype: str | None) 
             raise ValueError(
                 f"--teacher {options.teacher} was recorded with another {name} (sha256 "
                 f"{made.get(name, 'none'):.12}) than that of --target {options.target} "
-                f"({wanted.get(name, 'none'):.12}): record it again with python -m train.teacher"
+                f"({wanted.get(name, 'none'):.12}): record it again with specjax train teacher"
             )
     if dtype is not None and dtype_of(dtype) != teacher.request.dtype:
         raise ValueError(

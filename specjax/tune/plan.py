@@ -87,7 +87,7 @@ class Plan:
         if best.name == plain.name:
             return (
                 "Nothing was faster than plain decoding here: leave the draft out, or train one "
-                '(python -m train.distill). proposer="auto" will not draft on such texts.'
+                '(specjax train distill). proposer="auto" will not draft on such texts.'
             )
         return f'The fastest is {best.name}. proposer="auto" starts from these figures.'
 

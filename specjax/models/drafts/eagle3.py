@@ -143,6 +143,7 @@ class Eagle3(nn.Module):
         return self(embedded, self.fuse(features), positions)[1]
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
+        """An empty cache of `size` slots for each of `batch` rows."""
         c = self.config.layers
         return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
 

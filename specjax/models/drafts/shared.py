@@ -14,6 +14,8 @@ from specjax.types import Arrays
 
 @struct.dataclass
 class SharedParams:
+    """The weights of a drafter, and those of its target that it uses."""
+
     own: Arrays  # of the network; a drafter with a table or head of its own has them here
     # The target's "embedding" and "head", as far as the drafter uses them.
     target: dict[str, Arrays]

@@ -19,6 +19,8 @@ from specjax.types import ABSENT, Block, Proposal
 
 @struct.dataclass
 class TranslatedParams:
+    """The parameters of a draft model with another tokenizer, and the translation between both."""
+
     model: Arrays
     translation: Translation
 

@@ -1,6 +1,6 @@
-"""python -m train.ablation: train a draft per loss and kind of data, and compare their tau.
+"""specjax train ablation: train a draft per loss and kind of data, and compare their tau.
 
-    python -m train.ablation --target T --data FOLDERS --prompts held_out.jsonl \\
+    specjax train ablation --target T --data FOLDERS --prompts held_out.jsonl \\
         --out runs/ablation -- --steps 500 ...
 
 The options after `--` are passed to `train.distill` and are the same for every cell (a loss with a

@@ -1,4 +1,4 @@
-"""python -m train.distill: train a small draft to predict what the target would write.
+"""specjax train distill: train a small draft to predict what the target would write.
 
 The draft learns from windows of text, from text that the target wrote, from text that it writes
 itself, or inside speculation (--online).  Text that the models wrote matches where a draft is used;

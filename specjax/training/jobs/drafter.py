@@ -1,4 +1,4 @@
-"""python -m train.drafter: train a drafter that reads hidden states of its target.
+"""specjax train drafter: train a drafter that reads hidden states of its target.
 
 --kind eagle3, peagle, dflash or dspark.  The target reads each batch once and stays frozen.  The
 drafter learns from its hidden states at a few layers to predict what the target would say, from

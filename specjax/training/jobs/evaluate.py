@@ -1,4 +1,4 @@
-"""python -m train.evaluate: measure speculation with a target and a proposer on prompts.
+"""specjax train evaluate: measure speculation with a target and a proposer on prompts.
 
 alpha            acceptance rate: accepted drafts / verified drafts; drafts after a rejected one do
                  not count

@@ -1,4 +1,4 @@
-"""python -m train.export: convert a draft or Medusa heads for an engine, or heads for specjax.
+"""specjax train export: convert a draft or Medusa heads for an engine, or heads for specjax.
 
     --format hf              a draft, with the files that transformers, vLLM, SGLang and
                              TensorRT-LLM expect beside it

@@ -1,4 +1,4 @@
-"""python -m train.generate: the target writes a dataset to train a draft on.
+"""specjax train generate: the target writes a dataset to train a draft on.
 
 It continues prompts or windows of text.  It decodes with speculation: with the rule `match` every
 proposer gives the same tokens as none, only faster.

@@ -1,4 +1,4 @@
-"""python -m train.medusa: train heads that predict later tokens from a target's hidden states.
+"""specjax train medusa: train heads that predict later tokens from a target's hidden states.
 
 The target reads each batch once, and all heads learn from its last hidden states.  It stays frozen
 ("Medusa-1"), or with --lora-rank it is trained together with the heads ("Medusa-2"), on the data or

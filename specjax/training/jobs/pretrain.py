@@ -1,4 +1,4 @@
-"""python -m train.pretrain: train a tokenizer and a causal language model on text files."""
+"""specjax train pretrain: train a tokenizer and a causal language model on text files."""
 
 from __future__ import annotations
 

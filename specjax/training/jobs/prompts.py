@@ -1,4 +1,4 @@
-"""python -m train.prompts: prompts for measurements, from the files that are held out of training.
+"""specjax train prompts: prompts for measurements, from the files that are held out of training.
 
 Each file gives one prompt.  It ends after the function header nearest to the middle of the file,
 and it starts at the beginning of a line, at least `--characters` earlier.  In a file without a

@@ -1,4 +1,4 @@
-"""python -m train.teacher: record what a target says about a data set, to train drafts from it.
+"""specjax train teacher: record what a target says about a data set, to train drafts from it.
 
 The target reads every sequence of --data once.  Of each token that follows, its --top likeliest
 candidates are written with their log-probabilities, at the sampling settings that it will be served
