@@ -58,7 +58,17 @@ def run(name, out, *more):
     return given, json.loads((out / "run.json").read_text())["options"]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+ALIKE = {
+    "dspark", "pycode-eagle3", "pycode-draft-2", "pycode-target-2", "pycode-medusa", "lk-hybrid",
+    "medusa-legacy", "medusa-2-self", "tiny-draft", "tiny-target",
+}  # fmt: skip
+"""Each runs the job of another recipe with other numbers."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x in ALIKE else ()) for x in RECIPES],
+)
 def test_a_recipe_runs(tmp_path, monkeypatch, name):
     """Its options are in `run.json` as they were resolved, and a model is written."""
     monkeypatch.chdir(trained.SOURCE)

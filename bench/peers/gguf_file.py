@@ -12,7 +12,10 @@ import numpy as np
 from safetensors import safe_open
 
 TYPES = {"float32": "F32", "bfloat16": "BF16", "int8": "Q8_0"}
-"""The type of the matrices in each precision; vectors stay in float32."""
+"""The type of matrices in each precision.
+
+Vectors stay in float32, and rows that do not divide into Q8_0's blocks of 32 become float16.
+"""
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -59,6 +62,8 @@ def write(folder: pathlib.Path, path: pathlib.Path, dtype: str) -> None:
         if "q_proj" in name or "k_proj" in name:
             tensor = _interleaved(tensor, heads if "q_proj" in name else kv_heads)
         kind = wanted if tensor.ndim > 1 else gguf.GGMLQuantizationType.F32
+        if tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
+            kind = gguf.GGMLQuantizationType.F16  # as llama.cpp's own tool does
         out.add_tensor(_name(name), gguf.quants.quantize(tensor, kind), raw_dtype=kind)
     out.write_header_to_file()
     out.write_kv_data_to_file()

@@ -32,6 +32,8 @@ class Model:
         if weights is None:
             raise ValueError(f"llama.cpp does not load {path}; its message is above")
         self._weights, self._threads = weights, threads
+        # Its default is float16, whose texts differ from those of float32.
+        self._cache_type = c.GGML_TYPE_F32 if dtype == "float32" else c.GGML_TYPE_F16
         self.vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(weights))
         self._batch = c.llama_batch_init(_SLOTS, 0, 1)
         self._rows, self._slots = 0, 0
@@ -46,6 +48,7 @@ class Model:
             settings.n_batch = settings.n_ubatch = 512
             settings.n_seq_max = rows
             settings.n_threads = settings.n_threads_batch = self._threads
+            settings.type_k = settings.type_v = self._cache_type
             self._context = c.llama_init_from_model(self._weights, settings)
             self._rows, self._slots = rows, slots
         self._memory = c.llama_get_memory(self._context)

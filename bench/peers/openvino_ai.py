@@ -39,6 +39,7 @@ class OpenVino(Decoding):
         config = genai.GenerationConfig()
         config.max_new_tokens = config.min_new_tokens = new
         config.ignore_eos, config.do_sample = True, False
+        config.set_eos_token_id(0)  # ignored, but it refuses to run without one
         if way != "plain":
             config.num_assistant_tokens = num_drafts
         if way == "ngram":
