@@ -1,4 +1,4 @@
-"""Imports go down only and through the doors of rooms, and the README names the rooms."""
+"""Imports go down only and through the doors of rooms, and docs/rooms.md names the rooms."""
 
 import ast
 import graphlib
@@ -183,13 +183,11 @@ def test_importing_the_library_imports_no_training():
     }
 
 
-def test_the_readme_names_the_rooms():
-    """Every folder of the library is in the README's tree."""
-    readme = (ROOT / "README.md").read_text()
+def test_the_documentation_names_the_rooms():
+    """Every folder of the library is in the tree of docs/rooms.md."""
+    tree = (ROOT / "docs" / "rooms.md").read_text()
     rooms = {path.parent.name for path in FILES if path.is_relative_to(ROOT / "specjax")}
     missing = {
-        room
-        for room in rooms
-        if not re.search(rf"^ *(specjax/)?{room}/(\s|$)", readme, re.MULTILINE)
+        room for room in rooms if not re.search(rf"^ *(specjax/)?{room}/(\s|$)", tree, re.MULTILINE)
     }
-    assert not missing - {"specjax"}, f"README's tree lacks {', '.join(sorted(missing))}"
+    assert not missing - {"specjax"}, f"docs/rooms.md lacks {', '.join(sorted(missing))}"
