@@ -7,6 +7,7 @@ nothing is written twice.
 from __future__ import annotations
 
 import io
+import os
 import pathlib
 import re
 
@@ -19,6 +20,13 @@ from reference import PAGES, markdown_of
 DOCS = pathlib.Path(__file__).parent
 ROOT = DOCS.parent
 
+OUTSIDE = {
+    "contributing.md": "CONTRIBUTING.md",
+    "checkpoints.md": "checkpoints/README.md",
+    "changes.md": "CHANGELOG.md",
+}
+"""Pages that lie elsewhere in the checkout."""
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The navigation lists the pages of the reference, which no file names."""
@@ -29,30 +37,43 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the drawings and the pages of the reference, none of which is a file of the checkout."""
+    """Add the drawings, the pages of the reference, and those that lie elsewhere."""
     for name, draw in DRAWINGS.items():
         picture = io.BytesIO()
         draw().savefig(picture, format="svg", metadata={"Date": None})
         files.append(
             File.generated(config, f"drawings/{name}.svg", content=picture.getvalue().decode())
         )
+    for name, path in OUTSIDE.items():
+        files.append(File.generated(config, name, content=(ROOT / path).read_text()))
     for name, module in PAGES.items():
         files.append(File.generated(config, f"reference/{name}.md", content=markdown_of(module)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that leave docs/ lead to the repository, and tables inside of <details> are tables."""
-    here = (DOCS / page.file.src_uri).parent
+    """Links lead to pages of the site, and tables inside of <details> are tables.
+
+    A link to a file that is no page becomes the path of the file in a checkout, since the site does
+    not know where the repository is served.
+    """
+    name = page.file.src_uri
+    here = (DOCS / name).parent
+    origin = (ROOT / OUTSIDE[name]).parent if name in OUTSIDE else here
 
     def mended(link: re.Match[str]) -> str:
         path, _, anchor = link[2].partition("#")
-        there = (here / path).resolve()
-        if not path or there.is_relative_to(DOCS) or not there.exists():
+        there = (origin / path).resolve()
+        if not path or not there.exists():  # of this page, or one that is made for the site
             return link[0]
-        kind = "tree" if there.is_dir() else "blob"
+        inside = str(there.relative_to(ROOT))
+        of_site = {"README.md": "index.md"} | {other: made for made, other in OUTSIDE.items()}
+        if inside in of_site:
+            there = DOCS / of_site[inside]
+        if not there.is_relative_to(DOCS):
+            return f"{link[1]} (`{inside}`)" if link[1] != inside else f"`{inside}`"
         anchor = anchor and f"#{anchor}"
-        return f"{link[1]}({config.repo_url}/{kind}/main/{there.relative_to(ROOT)}{anchor})"
+        return f"[{link[1]}]({os.path.relpath(there, here)}{anchor})"
 
-    markdown = re.sub(r"(\])\((?!https?:)([^)\s]+)\)", mended, markdown)
+    markdown = re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:)([^)\s]+)\)", mended, markdown)
     return re.sub(r"<details>", '<details markdown="1">', markdown)

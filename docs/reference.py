@@ -117,7 +117,8 @@ def markdown_of(module: str) -> str:
         lines += [
             docstring,
             "",
-            "The other pages of this reference are the rooms of the library.",
+            "The other pages of this reference are the rooms of the library. [What versions "
+            "promise](../changes.md) holds for `specjax` and for the rooms that are named there.",
             "",
         ]
         groups: dict[str, list[str]] = {}
