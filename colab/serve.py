@@ -81,7 +81,7 @@ from specjax.serve.http import Limits, Server
 
 listening = socket.create_server(("127.0.0.1", 0))
 server = Server(engine, Limits(), *listening.getsockname())
-thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
 thread.start()
 address = "http://{}:{}".format(*listening.getsockname())
 
