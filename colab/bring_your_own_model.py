@@ -13,20 +13,18 @@
 # Any causal function from tokens to logits can be the target or the draft. It may be written in Linen, NNX, Equinox or plain
 # JAX.
 #
-# **Runtime:** any.
+# **Runtime:** any. In Colab, first enter the URL of the repository that this notebook came from.
 
 # %%
-import pathlib
+REPOSITORY = ""  # @param {type:"string"}
+RELEASE = "v0.1.0"
+
 import sys
 
-if "google.colab" in sys.modules:  # installs from the repository, and leaves Colab's jax alone
-    # !git clone -q https://github.com/specjax/specjax
-    # !pip install -q ./specjax
-    root = pathlib.Path("specjax")
-    sys.path.insert(0, str(root))
-else:
-    root = next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir())
-    sys.path.insert(0, str(root))
+if "google.colab" in sys.modules:  # leaves Colab's jax alone
+    if not REPOSITORY:
+        raise ValueError("enter in REPOSITORY the git URL of the repository of this notebook")
+    # !pip install -q "specjax[hub] @ git+{REPOSITORY}@{RELEASE}"
 
 # %%
 import jax

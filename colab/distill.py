@@ -10,27 +10,26 @@
 # %% [markdown]
 # # Distil a draft, and watch the accepted length rise
 #
-# A draft helps as much as the target accepts its tokens. `train.distill` trains a small model to imitate the target. During
+# A draft helps as much as the target accepts its tokens. The job `distill` trains a small model to imitate the target. During
 # training it measures tau (tokens per pass of the target) with the real decoder. The result is a Hugging Face folder.
 #
 # **Runtime:** any. On a CPU the short run below takes a few minutes. A second run with more steps resumes where the first
-# one stopped.
+# one stopped. In Colab, first enter the URL of the repository that this notebook came from.
 
 # %%
-import pathlib
+REPOSITORY = ""  # @param {type:"string"}
+RELEASE = "v0.1.0"
+
 import sys
 
-if "google.colab" in sys.modules:  # installs from the repository, and leaves Colab's jax alone
-    # !git clone -q https://github.com/specjax/specjax
-    # !pip install -q ./specjax[train,plot]
-    root = pathlib.Path("specjax")
-    sys.path.insert(0, str(root))
-else:
-    root = next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir())
-    sys.path.insert(0, str(root))
+if "google.colab" in sys.modules:  # leaves Colab's jax alone
+    if not REPOSITORY:
+        raise ValueError("enter in REPOSITORY the git URL of the repository of this notebook")
+    # !pip install -q "specjax[train,plot] @ git+{REPOSITORY}@{RELEASE}"
 
 # %%
 import os
+import pathlib
 
 import specjax
 from specjax.training.jobs import distill
@@ -38,19 +37,20 @@ from specjax.training.jobs import distill
 steps = int(
     os.environ.get("SPECJAX_STEPS", "300")
 )  # the first minutes of a run; the shipped draft took thousands
-checkpoints, runs = root / "checkpoints", pathlib.Path(os.environ.get("SPECJAX_RUNS", "runs"))
-target = specjax.load(checkpoints / "pycode" / "target")
+runs = pathlib.Path(os.environ.get("SPECJAX_RUNS", "runs"))
+target = specjax.load(specjax.shipped("pycode/target"))
 
 # %% [markdown]
 # ## Train
 # The training text is specjax's own source code. The target generates half of each batch. If the run is interrupted, the
-# same command resumes from the last checkpoint. On the command line it is `python -m train.distill --target ...`.
+# same command resumes from the last checkpoint. On the command line it is `specjax train distill --target ...`.
 
 # %%
 out = runs / "notebook-draft"
 arguments = {
-    "target": checkpoints / "pycode" / "target",
-    "data": root / "specjax",
+    "target": specjax.shipped("pycode/target"),
+    "data": pathlib.Path(specjax.__file__).parent,
+    "pattern": "*.py",
     "out": out,
     "steps": steps,
     "warmup-steps": max(1, steps // 10),

@@ -14,30 +14,29 @@
 # candidates for each position. The candidates form a tree, which the target verifies in one pass. Each prompt of a batch can
 # use its own heads, or none.
 #
-# **Runtime:** any.
+# **Runtime:** any. In Colab, first enter the URL of the repository that this notebook came from.
 
 # %%
-import pathlib
+REPOSITORY = ""  # @param {type:"string"}
+RELEASE = "v0.1.0"
+
 import sys
 
-if "google.colab" in sys.modules:  # installs from the repository, and leaves Colab's jax alone
-    # !git clone -q https://github.com/specjax/specjax
-    # !pip install -q ./specjax[train,plot]
-    root = pathlib.Path("specjax")
-    sys.path.insert(0, str(root))
-else:
-    root = next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir())
-    sys.path.insert(0, str(root))
+if "google.colab" in sys.modules:  # leaves Colab's jax alone
+    if not REPOSITORY:
+        raise ValueError("enter in REPOSITORY the git URL of the repository of this notebook")
+    # !pip install -q "specjax[train,plot] @ git+{REPOSITORY}@{RELEASE}"
 
 # %%
 import os
+import pathlib
 
 import specjax
 from specjax.training.jobs import medusa
 
 steps = int(os.environ.get("SPECJAX_STEPS", "300"))
-checkpoints, runs = root / "checkpoints", pathlib.Path(os.environ.get("SPECJAX_RUNS", "runs"))
-target = specjax.load(checkpoints / "pycode" / "target")
+runs = pathlib.Path(os.environ.get("SPECJAX_RUNS", "runs"))
+target = specjax.load(specjax.shipped("pycode/target"))
 
 # %% [markdown]
 # ## Fit heads
@@ -47,8 +46,9 @@ target = specjax.load(checkpoints / "pycode" / "target")
 # %%
 out = runs / "notebook-medusa"
 arguments = {
-    "target": checkpoints / "pycode" / "target",
-    "data": root / "specjax",
+    "target": specjax.shipped("pycode/target"),
+    "data": pathlib.Path(specjax.__file__).parent,
+    "pattern": "*.py",
     "out": out,
     "steps": steps,
     "warmup-steps": max(1, steps // 10),

@@ -14,50 +14,68 @@
 # the model itself, the target, verifies all of them in one pass. It accepts the draft tokens that it would have generated
 # anyway, so the text is the same and needs fewer passes.
 #
-# **Runtime:** any. On a CPU the notebook uses the small model of Python code that ships with the repository. On a TPU
-# (v5e-1, v6e-1) or a T4 the last section also loads Qwen3.
+# **Runtime:** a TPU (v5e-1, v6e-1) or a GPU with 16 GB, for Qwen3-4B. On a CPU, or without a network, the notebook uses the
+# small model of Python code that comes with specjax. In Colab, first enter the URL of the repository that this notebook came
+# from.
 
 # %%
-import pathlib
+REPOSITORY = ""  # @param {type:"string"}
+RELEASE = "v0.1.0"
+
 import sys
 
-if "google.colab" in sys.modules:  # installs from the repository, and leaves Colab's jax alone
-    # !git clone -q https://github.com/specjax/specjax
-    # !pip install -q ./specjax
-    checkpoints = pathlib.Path("specjax/checkpoints")
-else:
-    checkpoints = (
-        next(p for p in pathlib.Path.cwd().joinpath("x").parents if (p / "checkpoints").is_dir())
-        / "checkpoints"
-    )
+if "google.colab" in sys.modules:  # leaves Colab's jax alone
+    if not REPOSITORY:
+        raise ValueError("enter in REPOSITORY the git URL of the repository of this notebook")
+    # !pip install -q "specjax[hub,chat,plot] @ git+{REPOSITORY}@{RELEASE}"
 
 # %%
 import jax
 
 import specjax
 
+accelerator = (
+    jax.default_backend() != "cpu"
+)  # False also works on an accelerator, and needs no network
 print("jax", jax.__version__, "on", jax.devices()[0].device_kind)
 
 # %% [markdown]
 # ## Load a target and a draft
-# Both are Hugging Face model folders (safetensors). These two were trained by this project.
+# Both are Hugging Face model folders (safetensors), or names on the Hub. In bfloat16 Qwen3-4B takes 8 GB and Qwen3-0.6B 1.2
+# GB, which fit into the 16 GB of a v5e-1; in float32 they would not fit. Qwen3 thinks before it answers unless its chat
+# template is told not to, and `chat_template_kwargs` passes that on.
 
 # %%
-target = specjax.load(checkpoints / "pycode" / "target")
-draft = specjax.load(checkpoints / "pycode" / "draft")
+if accelerator:
+    target = specjax.load("Qwen/Qwen3-4B", dtype="bfloat16")
+    draft = specjax.load("Qwen/Qwen3-0.6B", dtype="bfloat16")
+    ask = {
+        "messages": [{"role": "user", "content": "Write a Python class for a stack."}],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+else:
+    target = specjax.load(specjax.shipped("pycode/target"))
+    draft = specjax.load(specjax.shipped("pycode/draft"))
+    ask = {"prompts": "def fibonacci(n):"}
 print(f"target {target.num_params / 1e6:.1f} M parameters, draft {draft.num_params / 1e6:.1f} M")
 
 # %% [markdown]
 # ## Generate, and compare
 # `acceptance_rate` (α) is the share of the verified draft tokens that the target accepts. Draft tokens after a rejected one
-# are not counted. `mean_accepted_length` (τ) is the number of tokens per pass of the target; it is 1 without speculation.
+# are not counted. `mean_accepted_length` (τ) is the number of tokens per pass of the target; it is 1 without speculation. In
+# float32 the tokens are always the same. In bfloat16 a pass over five tokens rounds otherwise than a pass over one, so two
+# tokens that are almost equally probable can change places.
+
+#
+# A drafter is a way to draft with its weights. This one drafts chains of at most 8 tokens; `num_drafts` says how many of them
+# are used. `generate(..., draft=draft, num_drafts=4)` makes such a drafter by itself.
 
 # %%
-prompt = "def fibonacci(n):"
-options = {"max_new_tokens": 64}
-plain = specjax.generate(target, prompt, proposer="none", **options)
-fast = specjax.generate(target, prompt, draft=draft, num_drafts=4, **options)
-print(prompt + fast.text[0])
+options = {"max_new_tokens": 64, "temperature": 0.0}
+drafter = specjax.make_drafter(target, draft, num_drafts=8)
+plain = specjax.generate(target, **ask, **options, proposer="none")
+fast = specjax.generate(target, **ask, **options, drafter=drafter, num_drafts=4)
+print(fast.text[0])
 print("\nthe same tokens:", fast.tokens == plain.tokens)
 print(f"alpha {fast.stats.acceptance_rate:.2f}, tau {fast.stats.mean_accepted_length:.2f}")
 print(
@@ -65,50 +83,39 @@ print(
 )
 
 # %% [markdown]
-# The first call with a new proposer compiles. So each way is called twice here, and the figures are from the second call:
+# The first call of each way compiles, which its figures leave out. Here is the speed of a second call. Drafting pays where a
+# pass of the target takes long. With the small models on a CPU it takes half a millisecond, so there the draft model costs
+# more than it saves.
 
 # %%
-for name, speculation in (
+for name, how in (
     ("plain", {"proposer": "none"}),
-    ("draft", {"draft": draft, "num_drafts": 4}),
-    ("prompt lookup", {"proposer": specjax.NGram()}),
+    ("draft", {"drafter": drafter, "num_drafts": 4}),
 ):
-    specjax.generate(target, prompt, **options, **speculation)
-    stats = specjax.generate(target, prompt, **options, **speculation).stats
+    stats = specjax.generate(target, **ask, **options, **how).stats
     print(
-        f"{name:<14} {stats.tokens_per_second:7.0f} tokens/s   tau {stats.mean_accepted_length:.2f}"
+        f"{name:<6} {stats.tokens_per_second:7.0f} tokens/s   tau {stats.mean_accepted_length:.2f}"
     )
 
 # %% [markdown]
-# ## Stream
-
-# %%
-for piece in specjax.generate(target, "class Stack:", draft=draft, stream=True, **options):
-    print(piece, end="", flush=True)
-
-# %% [markdown]
+# Without any argument `generate` chooses by itself: in every step it drafts what promises the most tokens a second, or
+# nothing. It measures what steps cost in its first call. `specjax.tune` writes such measurements to a file.
+#
 # ## How many draft tokens?
 # Later draft tokens are accepted less often, and each one costs a little time. So τ grows more and more slowly with the
-# number of draft tokens, and beyond some number the speed falls. `specjax bench` measures the speed.
+# number of draft tokens, and beyond some number the speed falls. The depth is data: all points of a line run one program.
 
 # %%
 import matplotlib.pyplot as plt
 
 lookaheads = [1, 2, 4, 6, 8]
-taus = {}
-for name in ("draft", "prompt lookup"):
-    taus[name] = []
-    for gamma in lookaheads:
-        how = (
-            {"draft": draft, "num_drafts": gamma}
-            if name == "draft"
-            else {"proposer": specjax.NGram(gamma)}
-        )
-        taus[name].append(
-            specjax.generate(target, prompt, **options, **how).stats.mean_accepted_length
-        )
-for name, tau in taus.items():
-    plt.plot(lookaheads, tau, marker="o", label=name)
+lookup = specjax.NGram(8)
+for name, how in (("draft", {"drafter": drafter}), ("prompt lookup", {"proposer": lookup})):
+    outputs = [
+        specjax.generate(target, **ask, **options, **how, num_drafts=gamma) for gamma in lookaheads
+    ]
+    taus = [output.stats.mean_accepted_length for output in outputs]
+    plt.plot(lookaheads, taus, marker="o", label=name)
 plt.xlabel("draft tokens per pass (γ)")
 plt.ylabel("tokens per pass of the target (τ)")
 plt.legend()
@@ -116,17 +123,18 @@ plt.show()
 
 # %% [markdown]
 # ## Sampling: one key, one text
-# At any temperature the text depends on the seed and not on the draft.
+# At any temperature the text depends on the seed and not on the draft. A new temperature or seed compiles nothing.
 
 # %%
+sampled = {**options, "temperature": 1.0}
 for seed in (1, 2):
     texts = [
-        specjax.generate(target, prompt, temperature=1.0, seed=seed, **options, **how).tokens
+        specjax.generate(target, **ask, **sampled, **how, seed=seed).tokens
         for how in (
-            {},
-            {"draft": draft},
-            {"draft": draft, "num_drafts": 2},
-            {"proposer": specjax.NGram()},
+            {"proposer": "none"},
+            {"drafter": drafter},
+            {"drafter": drafter, "num_drafts": 2},
+            {"proposer": lookup},
         )
     ]
     print(
@@ -134,23 +142,9 @@ for seed in (1, 2):
     )
 
 # %% [markdown]
-# ## A bigger pair
-# If there is an accelerator and a network, this cell loads Qwen3-4B as the target and Qwen3-0.6B as the draft, both in
-# bfloat16 (about 10 GB).
+# ## Stream
 
 # %%
-if jax.default_backend() == "cpu":
-    print("no accelerator here: choose a TPU or GPU runtime to run this cell")
-else:
-    target = specjax.load("Qwen/Qwen3-4B", dtype="bfloat16")
-    draft = specjax.load("Qwen/Qwen3-0.6B", dtype="bfloat16")
-    messages = [{"role": "user", "content": "Write a haiku about speculation."}]
-    for how in ({"proposer": "none"}, {"draft": draft}):
-        specjax.generate(target, messages=messages, max_new_tokens=128, temperature=0.0, **how)
-        out = specjax.generate(
-            target, messages=messages, max_new_tokens=128, temperature=0.0, **how
-        )
-        print(
-            out.text[0],
-            f"\n{out.stats.tokens_per_second:.0f} tokens/s, tau {out.stats.mean_accepted_length:.2f}\n",
-        )
+for piece in specjax.generate(target, **ask, **options, drafter=drafter, stream=True):
+    # A conversation of several turns would come as a list of pieces.
+    print(piece, end="", flush=True)

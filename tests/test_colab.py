@@ -6,8 +6,13 @@ import json
 import pathlib
 import re
 import runpy
+import sys
+import types
 
+import numpy as np
 import pytest
+
+import specjax
 
 ROOT = pathlib.Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "colab").glob("*.py"))
@@ -24,25 +29,86 @@ def test_runs(notebook, tmp_path, capsys, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
 
+    drawn = []
+
     def show():
-        for axes in pyplot.gcf().axes:
-            assert axes.lines and all(len(line.get_xdata()) > 1 for line in axes.lines), "empty"
+        check_figure(pyplot.gcf())
+        drawn.append(pyplot.gcf())
         pyplot.close()
 
     monkeypatch.setattr(pyplot, "show", show)
     monkeypatch.setenv("SPECJAX_STEPS", "4")
     monkeypatch.setenv("SPECJAX_RUNS", str(tmp_path))
     monkeypatch.chdir(notebook.parent)
-    runpy.run_path(str(notebook), run_name="__main__")
+    names = runpy.run_path(str(notebook), run_name="__main__")
+    # Figures of `specjax.plot` are values of cells, alone or in a list.
+    for value in names.values():
+        for each in value if isinstance(value, list) else [value]:
+            if type(each).__name__ == "Figure":
+                check_figure(each)
+                drawn.append(each)
+    assert bool(drawn) == (notebook in DRAWN)
     told = capsys.readouterr().out
     assert "True" in told
     verdicts = [line for line in told.splitlines() if "same" in line and "rejection " not in line]
     assert verdicts and all("False" not in line for line in verdicts)
 
 
-def test_there_are_five():
-    names = {"quickstart", "distill", "medusa", "reproducible_sampling", "bring_your_own_model"}
-    assert {path.stem for path in NOTEBOOKS} == names
+def check_figure(figure):
+    """It has axes, and lines with several finite points in each."""
+    assert figure.axes, "a figure without axes"
+    for axes in figure.axes:
+        assert axes.lines, "axes without a line"
+        for line in axes.lines:
+            points = np.asarray(line.get_xydata(), float)
+            assert len(points) > 1 and np.isfinite(points).all(), points
+
+
+def test_quickstart_on_an_accelerator(monkeypatch):
+    """There it asks for Qwen3 in bfloat16, because float32 would not fit, and for an answer without
+    thinking; what it then passes to `generate` are fields of a request."""
+    asked = []
+
+    def load(name, dtype=None):
+        asked.append((name, dtype))
+        return types.SimpleNamespace(num_params=1)
+
+    monkeypatch.setattr(specjax, "load", load)
+    monkeypatch.setattr("jax.default_backend", lambda: "tpu")
+    names = {}
+    for text in [text for code, text in cells(ROOT / "colab" / "quickstart.py") if code][:3]:
+        exec(text, names)
+    assert asked == [("Qwen/Qwen3-4B", "bfloat16"), ("Qwen/Qwen3-0.6B", "bfloat16")]
+    request = specjax.Request(**names["ask"])
+    assert request.chat_template_kwargs == {"enable_thinking": False}
+    assert request.messages[0]["role"] == "user" and request.prompts is None
+
+
+def test_which_there_are():
+    assert {path.stem for path in NOTEBOOKS} == {
+        "bring_your_own_model", "constrain", "datastore", "distill", "eagle", "medusa",
+        "quickstart", "reproducible_sampling", "serve", "write_a_drafter",
+    }  # fmt: skip
+
+
+def first_code(twin):
+    return next(text for code, text in cells(twin) if code)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell(notebook, monkeypatch):
+    """In Colab it asks for the repository's URL, and installs a release of it and not a branch;
+    elsewhere it does nothing."""
+    cell = first_code(notebook)
+    exec(cell, {})
+    assert f'RELEASE = "v{specjax.__version__}"' in cell
+    assert re.search(r'install -q "specjax\[[a-z,]+\] @ git\+\{REPOSITORY\}@\{RELEASE\}"', cell)
+    assert "http" not in cell
+    monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("google.colab"))
+    with pytest.raises(ValueError, match="REPOSITORY"):
+        exec(cell, {})
+    named = cell.replace('REPOSITORY = ""', 'REPOSITORY = "https://example.org/specjax"')
+    exec(named, {})  # the line of the shell is a comment here
 
 
 def cells(twin):
@@ -78,7 +144,7 @@ def test_a_notebook_is_its_twin(notebook):
     assert outputs and not [output for output in outputs if output["output_type"] == "error"]
 
 
-DRAWN = [path for path in NOTEBOOKS if "plot" in path.read_text()]
+DRAWN = [path for path in NOTEBOOKS if re.search(r"pyplot|plot\.tree", path.read_text())]
 
 
 @pytest.mark.parametrize("notebook", DRAWN, ids=lambda path: path.stem)
