@@ -87,7 +87,7 @@ def test_quickstart_on_an_accelerator(monkeypatch):
 def test_which_there_are():
     assert {path.stem for path in NOTEBOOKS} == {
         "bring_your_own_model", "constrain", "datastore", "distill", "eagle", "medusa",
-        "quickstart", "reproducible_sampling", "serve", "write_a_drafter",
+        "quickstart", "reproducible_sampling", "write_a_drafter",
     }  # fmt: skip
 
 
