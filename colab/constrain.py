@@ -59,9 +59,7 @@ plain = specjax.generate(target, prompt, **options, proposer="none")
 fast = specjax.generate(target, prompt, **options, proposer="forced")
 print(json.loads(fast.text[0]))
 print("the same tokens:", plain.tokens == fast.tokens)
-print(
-    f"passes of the target: {plain.stats.target_passes} without drafts, {fast.stats.target_passes}"
-)
+print(f"passes: {plain.stats.target_passes} without drafts, {fast.stats.target_passes} with them")
 
 # %% [markdown]
 # ## Another constraint for each prompt

@@ -84,7 +84,7 @@ print(
 
 # %% [markdown]
 # The first call of each way compiles, which its figures leave out. Here is the speed of a second call. Drafting pays where a
-# pass of the target takes long. With the small models on a CPU it takes half a millisecond, so there the draft model costs
+# pass of the target takes long. With the small models on a CPU it takes about a millisecond, so there the draft model costs
 # more than it saves.
 
 # %%

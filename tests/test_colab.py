@@ -1,6 +1,7 @@
 """The notebooks run from end to end on the shipped checkpoints, through their jupytext twins."""
 
 import base64
+import contextlib
 import io
 import json
 import pathlib
@@ -19,7 +20,7 @@ NOTEBOOKS = sorted((ROOT / "colab").glob("*.py"))
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs(notebook, tmp_path, capsys, monkeypatch):
+def test_runs(notebook, tmp_path, monkeypatch):
     """Each notebook runs with few training steps, every plot that it shows has lines with points,
     and speculation changes no text.
 
@@ -40,7 +41,11 @@ def test_runs(notebook, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SPECJAX_STEPS", "4")
     monkeypatch.setenv("SPECJAX_RUNS", str(tmp_path))
     monkeypatch.chdir(notebook.parent)
-    names = runpy.run_path(str(notebook), run_name="__main__")
+    # Not by `capsys`, which replaces stderr as well: when uvicorn sets up its logging, absl closes
+    # every stream of its handlers that is not stderr at that time, so also that of pytest.
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        names = runpy.run_path(str(notebook), run_name="__main__")
     # Figures of `specjax.plot` are values of cells, alone or in a list.
     for value in names.values():
         for each in value if isinstance(value, list) else [value]:
@@ -48,7 +53,7 @@ def test_runs(notebook, tmp_path, capsys, monkeypatch):
                 check_figure(each)
                 drawn.append(each)
     assert bool(drawn) == (notebook in DRAWN)
-    told = capsys.readouterr().out
+    told = printed.getvalue()
     assert "True" in told
     verdicts = [line for line in told.splitlines() if "same" in line and "rejection " not in line]
     assert verdicts and all("False" not in line for line in verdicts)
@@ -87,7 +92,7 @@ def test_quickstart_on_an_accelerator(monkeypatch):
 def test_which_there_are():
     assert {path.stem for path in NOTEBOOKS} == {
         "bring_your_own_model", "constrain", "datastore", "distill", "eagle", "medusa",
-        "quickstart", "reproducible_sampling", "write_a_drafter",
+        "quickstart", "reproducible_sampling", "serve", "write_a_drafter",
     }  # fmt: skip
 
 
