@@ -180,9 +180,11 @@ def measure(arguments: argparse.Namespace) -> Report:
     engines = _start_engines(pair, arguments, script)
     entries += [entry for engine in engines for entry in engine.contestants()]
     until = began + arguments.seconds
-    timed, left_out = alternate(entries, batches, new, arguments.rounds, until)
-    for engine in engines:
-        engine.close()
+    try:
+        timed, left_out = alternate(entries, batches, new, arguments.rounds, until)
+    finally:
+        for engine in engines:
+            engine.close()
     return {
         "machine": describe() | {engine.name: engine.version for engine in engines},
         "ceilings": top,

@@ -63,7 +63,7 @@ print(f"target {target.num_params / 1e6:.1f} M parameters, draft {draft.num_para
 # ## Generate, and compare
 # `acceptance_rate` (α) is the share of the verified draft tokens that the target accepts. Draft tokens after a rejected one
 # are not counted. `mean_accepted_length` (τ) is the number of tokens per pass of the target; it is 1 without speculation. In
-# float32 the tokens are always the same. In bfloat16 a pass over five tokens rounds otherwise than a pass over one, so two
+# float32 the tokens are always the same. In bfloat16 a pass over five tokens rounds differently from one over one, so two
 # tokens that are almost equally probable can change places.
 
 #

@@ -89,4 +89,4 @@ for name in ("match", "rejection"):
 
 # %% [markdown]
 # `specjax.audit` checks all this for any target, proposer and rule, and the distribution as well: the notebook
-# `write_a_drafter` shows how it finds a rule that is not exact.
+# `write_a_drafter` shows the audit of a rule that wrongly claims to be exact.

@@ -124,12 +124,17 @@ def test_goals_are_judged():
     """A goal is met or missed by its interval; open if that has the goal inside, or if a side has
     no undisturbed sample."""
     judged = [goals.judge(goal, REPORT) for goal in goals.GOALS if goal.run == "110M f32"]
-    wanted = ["open", "met", "met", "missed", "met", "open"]
+    wanted = ["missed", "open", "met", "met", "missed", "open", "met", "open"]
     assert [row["verdict"] for row in judged] == wanted
-    assert judged[0]["measured"] == (0.9, 0.8, 1.1) and judged[0]["peer"] == "llama.cpp"
-    assert judged[1]["measured"] == (3.0, 3.0, 3.0) and judged[1]["peer"] == ""
-    assert judged[4]["measured"][0] == 1.5 and judged[4]["peer"] == "llama.cpp draft 4"
+    assert judged[0]["measured"] == (2.0, 2.0, 2.0) and judged[0]["peer"] == "transformers"
+    assert judged[1]["measured"] == (0.9, 0.8, 1.1) and judged[1]["peer"] == "llama.cpp"
+    assert judged[2]["measured"] == (3.0, 3.0, 3.0) and judged[2]["peer"] == ""
     assert judged[5]["measured"] is None
+    assert judged[6]["measured"][0] == 1.5 and judged[6]["peer"] == "llama.cpp draft 4"
+    alone = {**REPORT, "rows": [r for r in REPORT["rows"] if r["library"] != "llama.cpp"]}
+    alone["rows"] = [r for r in alone["rows"] if r["library"] != "openvino"]
+    over_peers = [goals.judge(goal, alone) for goal in goals.GOALS if "peer" in goal.case]
+    assert over_peers and all(row["verdict"] == "open" for row in over_peers)
     assert {goal.run for goal in goals.GOALS} == set(goals.RUNS)
     quick = argparse.Namespace(
         quick=True, rounds=5, new_tokens=128, engines=["llama.cpp"], engine_python="python"

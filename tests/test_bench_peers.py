@@ -23,7 +23,7 @@ TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
 COUNTING = '''
 import sys
 import numpy as np
-from bench.peers.serving import Decoding, answer
+from bench.peers.serving import Decoding
 
 class Counting(Decoding):
     """It says 1, 2, 3, ...; with a script it says the script; it fails for 13 tokens."""
@@ -42,15 +42,13 @@ class Counting(Decoding):
         start = prompts.shape[1]
         said = np.arange(1, new + 1)[None] if self.text is None else self.text[:, start : start + new]
         return np.repeat(said, len(prompts), 0)
-
-answer(Counting)
 '''  # noqa: E501
 
 
 @pytest.fixture
 def setting(tmp_path, monkeypatch):
     (tmp_path / "counting.py").write_text(COUNTING)
-    monkeypatch.setattr(engines, "ENGINES", {"counting": "counting"})
+    monkeypatch.setattr(engines, "ENGINES", {"counting": ("counting", "Counting")})
     monkeypatch.chdir(tmp_path)
     return lambda **more: Setting(
         **{
@@ -108,6 +106,9 @@ def test_an_engine_that_cannot_run_is_refused(setting, tmp_path):
     """The message has the engine's reason and the cure."""
     with pytest.raises(ValueError, match=r"counting does not run .*no float16 here.*\[peers\]"):
         Engine("counting", setting(), "float16")
+    (tmp_path / "counting.py").write_text("import nothing_of_this_name")
+    with pytest.raises(ValueError, match="No module named 'nothing_of_this_name'"):
+        Engine("counting", setting(), "float32")
     (tmp_path / "counting.py").write_text("raise SystemExit(3)")
     with pytest.raises(ValueError, match="its process ended"):
         Engine("counting", setting(), "float32")

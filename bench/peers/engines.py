@@ -16,8 +16,11 @@ import numpy as np
 from bench.contestants import INT8_TARGET, Contestant, Imposition
 from bench.peers.serving import Json
 
-ENGINES = {"llama.cpp": "bench.peers.llama", "openvino": "bench.peers.openvino_ai"}
-"""Name -> the module that its process runs."""
+ENGINES = {
+    "llama.cpp": ("bench.peers.llama", "LlamaCpp"),
+    "openvino": ("bench.peers.openvino_ai", "OpenVino"),
+}
+"""Name -> the module and the class that its process runs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Engine:
         root = pathlib.Path(__file__).parent.parent.parent
         threads = len(os.sched_getaffinity(0))
         self._process = subprocess.Popen(
-            [setting.python, "-m", ENGINES[name]],
+            [setting.python, "-m", "bench.peers.serving", *ENGINES[name]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,4 +1,4 @@
-"""llama.cpp in a process of its own: `python -m bench.peers.llama`.
+"""llama.cpp, in a process of its own.
 
 Its Python package offers the engine's C functions.  Assisted generation and prompt lookup are not
 among them, so the loops around these functions are here.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bench.peers import gguf_file
-from bench.peers.serving import Decoding, answer
+from bench.peers.serving import Decoding
 
 c: Any = importlib.import_module("llama_cpp")
 _SLOTS = 8192
@@ -164,7 +164,3 @@ def lookup(text: list[int], num_drafts: int, longest: int = 3) -> list[int]:
             if text[start : start + size] == last:
                 return text[start + size : start + size + num_drafts]
     return []
-
-
-if __name__ == "__main__":
-    answer(LlamaCpp)

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI in a process of its own: `python -m bench.peers.openvino_ai`."""
+"""OpenVINO GenAI, in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers.serving import Decoding, answer
+from bench.peers.serving import Decoding
 
 openvino: Any = importlib.import_module("openvino")
 genai: Any = importlib.import_module("openvino_genai")
@@ -19,8 +19,6 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "f32"}
 
 class OpenVino(Decoding):
     """`LLMPipeline` on the CPU; it has no way to impose drafts."""
-
-    can_impose = False
 
     def __init__(self, target: str, draft: str | None, dtype: str, threads: int, work: str) -> None:
         self._options = {
@@ -47,9 +45,6 @@ class OpenVino(Decoding):
         ids = openvino.Tensor(prompts), openvino.Tensor(np.ones_like(prompts))
         found = self._pipe(way).generate(genai.TokenizedInputs(*ids), config)
         return np.array(found.tokens)
-
-    def impose(self, text: np.ndarray, right: np.ndarray) -> None:
-        raise NotImplementedError("OpenVINO GenAI cannot be given drafts")
 
     def _pipe(self, way: str) -> Any:
         if way not in self._pipes:
@@ -83,7 +78,3 @@ def converted(folder: str, dtype: str, work: str) -> str:
 
 def _name(folder: str) -> str:
     return "-".join(pathlib.Path(folder).resolve().parts[-2:])
-
-
-if __name__ == "__main__":
-    answer(OpenVino)

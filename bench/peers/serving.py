@@ -1,12 +1,16 @@
-"""The loop of a peer's process: requests come as lines of JSON, and so do the answers."""
+"""The loop of a peer's process: requests come as lines of JSON, and so do the answers.
+
+python -m bench.peers.serving MODULE CLASS    of the engine; `engines` starts it
+"""
 
 from __future__ import annotations
 
 import abc
+import importlib
 import json
 import os
 import sys
-import time
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,19 +29,19 @@ class Decoding(abc.ABC):
 
     ways: tuple[str, ...]
     version: str
-    can_impose: ClassVar[bool]
+    can_impose: ClassVar[bool] = False
 
     @abc.abstractmethod
     def generate(self, prompts: np.ndarray, new: int, way: str, num_drafts: int) -> np.ndarray:
         """Tokens [B, new] that follow the prompts [B, P], greedily and past the end of text."""
 
-    @abc.abstractmethod
     def impose(self, text: np.ndarray, right: np.ndarray) -> None:
-        """From now on the way `draft` drafts `text` [1, L] where `right` [1, L], else another."""
+        """From now on draft `text` [1, L] where `right` [1, L], and elsewhere another token."""
+        raise ValueError(f"{type(self).__name__} cannot be given drafts")
 
 
-def answer(make: type[Decoding]) -> None:
-    """Make an engine of this class from the first line, then answer each further line."""
+def answer(make: Callable[..., Decoding]) -> None:
+    """Make an engine from the first line, then answer each further line."""
     # Engines print to standard output, so the answers go to a copy of it.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -60,8 +64,16 @@ def answer(make: type[Decoding]) -> None:
                 say({})
                 continue
             prompts = np.array(given["prompts"], np.int64)
-            started = time.perf_counter()
             tokens = engine.generate(prompts, given["new"], given["way"], given["num_drafts"])
-            say({"seconds": time.perf_counter() - started, "tokens": tokens.tolist()})
+            say({"tokens": tokens.tolist()})
         except Exception as error:
             say({"error": f"{type(error).__name__}: {error}"})
+
+
+def main(module: str, name: str) -> None:
+    """Answer with the engine of this name; a package that it lacks is an answer, too."""
+    answer(lambda **models: getattr(importlib.import_module(module), name)(**models))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -47,7 +47,7 @@ class Foresight:
 
     tested: Array  # [B, N] float32; steps in which the node's parent was accepted
     accepted: Array  # [B, N] float32; those in which the node was
-    # [B, 2] float32; steps whose last accepted node had guesses; after a rejection, and without.
+    # [B, 2] float32; steps with guesses at the last accepted node: [0] after a rejection, [1] not.
     guessed: Array
     right: Array  # [B, 2, R] float32; those in which the guess of each rank was right
     asked: Array  # [B] int32; steps that went on, after which the draft had to have a proposal

@@ -231,5 +231,5 @@ def _read_more(part: Proposer, params: Arrays, state: Arrays, block: Block) -> A
         features = block.features.astype(state.fresh.dtype)
         cache = stage_context(source.net, params.own["draft"], features, state.cache)
         return dataclasses.replace(state, cache=cache.commit(block.count))
-    # What else is looked up or read by a part is what a step gives it.
+    # Other parts observe the block as they do in a step.
     return part.observe(params, state, block)
