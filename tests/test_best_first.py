@@ -308,15 +308,11 @@ def test_what_does_not_fit_is_refused():
     """Each message names the value, and the cure."""
     heads = MedusaSource(MedusaHeads(num_heads=2, hidden_size=8, vocab_size=9))
 
-    class Lacking(MedusaSource):
-        corrects = True
-
     for message, arguments in {
         r"num_nodes=1; it counts the root": (heads, 1),
         r"width=10; it must lie in \[1, 9\]": (heads, 4, 10),
         r"num_nodes=8; 2 drafts a block and width=2 make 7 candidates": (heads, 8, 2),
         r"source is a Chain; pass a block source": (toys.CASES["draft 3"][0], 4),
-        r"Lacking has corrects=True and no method correct": (Lacking(heads.heads), 4),
     }.items():
         with pytest.raises(ValueError, match=message):
             BestFirst(*arguments)

@@ -36,7 +36,7 @@ DEFAULTS = {
                "separable": False},
     Source: {"taps": (), "shares_cache": False, "asks_draft": False, "may_abstain": False,
              "reads_documents": False, "resumes": False},
-    BlockSource: {"taps": ()},
+    BlockSource: {"taps": (), "corrects": False},
     Model: {"num_taps": 0},
     Cache: {"commits_paths": False, "keeps_scratch": False},
     Rule: {"wants_logits": False, "chain_only": False},
@@ -60,23 +60,38 @@ def test_a_part_that_has_all_is_built(kind):
     assert {name: getattr(made, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
 
 
-@pytest.mark.parametrize("kind", [Proposer, Source])
-@pytest.mark.parametrize("name", ["rest", "resume"])
-def test_a_promised_method_that_is_missing_fails_when_the_part_is_built(kind, name):
+@pytest.mark.parametrize(
+    ("kind", "attribute", "name"),
+    [
+        (kind, attribute, name)
+        for kind in (Proposer, Source, BlockSource)
+        for attribute, names in kind.PROMISED.items()
+        for name in names
+    ],
+)
+def test_a_promised_method_that_is_missing_fails_when_the_part_is_built(kind, attribute, name):
     """`resumes=True` needs both methods, also where it is declared for one object."""
-    more = {"rest", "resume"} - {name}
-    said = ATTRIBUTES[kind] | {"resumes": True}
-    with pytest.raises(TypeError, match=f"resumes=True and lacks the method {name}: define it"):
+    promised = set(kind.PROMISED[attribute])
+    more = promised - {name}
+    said = ATTRIBUTES[kind] | {attribute: True}
+    with pytest.raises(TypeError, match=f"{attribute}=True and lacks the method {name}: define it"):
         built(kind, methods=METHODS[kind] | more, attributes=said)
 
     def declares(self):
-        self.declare(resumes=True)
+        self.declare(**{attribute: True})
 
     late = {"__init__": declares, **{n: lambda *_: None for n in METHODS[kind] | more}}
     with pytest.raises(TypeError, match=name):
         type("Mine", (kind,), late | ATTRIBUTES[kind])()
-    made = built(kind, methods=METHODS[kind] | {"rest", "resume"}, attributes=said)
-    assert made.resumes
+    made = built(kind, methods=METHODS[kind] | promised, attributes=said)
+    assert getattr(made, attribute) is True
+
+
+def test_which_methods_are_promised():
+    """What the case above runs over."""
+    resumes = {"resumes": ("rest", "resume")}
+    assert Proposer.PROMISED == Source.PROMISED == resumes
+    assert BlockSource.PROMISED == {"corrects": ("correct",)}
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,8 @@ class BlockSource(Part):
     taps: tuple[int, ...] = ()
     corrects: bool = False
 
+    PROMISED: ClassVar = {"corrects": ("correct",)}
+
     @abc.abstractmethod
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         """The source's parameters, as in `Proposer.bind`."""
@@ -154,7 +156,7 @@ class BlockSource(Part):
           previous: [B, M] the last token of each path; at depth 0 the pending one.
           memory: what the call for the depth before returned for each path; None at depth 0.
         """
-        raise NotImplementedError(f"{type(self).__name__} has corrects=True and no method correct")
+        raise NotImplementedError  # building an object with corrects=True checks that it exists
 
     def end(self, reading: Arrays) -> Arrays:
         """The state after a reading."""

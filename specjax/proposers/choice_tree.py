@@ -149,13 +149,8 @@ class ChoiceTree(Proposer):
 
 
 def check_block_source(source: object) -> None:
-    """Raises ValueError unless `source` is a block source with the methods that it declares."""
+    """Raises ValueError unless `source` is a block source."""
     if not isinstance(source, BlockSource):
         raise ValueError(
             f"source is a {type(source).__name__}; pass a block source, such as MedusaSource(heads)"
-        )
-    if source.corrects and type(source).correct is BlockSource.correct:
-        raise ValueError(
-            f"{type(source).__name__} has corrects=True and no method correct: write one, or set "
-            "corrects=False"
         )
