@@ -67,6 +67,17 @@ def test_a_child_that_was_ended_from_outside():
     assert show(HONEST) == "<user>the cat"
 
 
+def test_a_child_that_gets_no_processor_time(monkeypatch):
+    """The error says that the machine may be busy, because nothing may be wrong with the template."""
+    show(HONEST)
+    os.kill(sandbox._children["templates"].process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(sandbox, "_patience", lambda seconds: 0.1)
+    with pytest.raises(ValueError, match="not done after 0.1 s: try again when this machine is"):
+        show(HONEST)
+    monkeypatch.undo()
+    assert show(HONEST) == "<user>the cat"
+
+
 def test_threads_share_a_child():
     """Every thread gets its own text."""
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
