@@ -68,11 +68,11 @@ def test_a_child_that_was_ended_from_outside():
 
 
 def test_a_child_that_gets_no_processor_time(monkeypatch):
-    """The error says that the machine may be busy, because nothing may be wrong with the template."""
+    """The error says that the machine may be busy: nothing is wrong with the template."""
     show(HONEST)
     os.kill(sandbox._children["templates"].process.pid, signal.SIGSTOP)
     monkeypatch.setattr(sandbox, "_patience", lambda seconds: 0.1)
-    with pytest.raises(ValueError, match="not done after 0.1 s: try again when this machine is"):
+    with pytest.raises(ValueError, match=r"not done after 0\.1 s: try again when this machine is"):
         show(HONEST)
     monkeypatch.undo()
     assert show(HONEST) == "<user>the cat"
