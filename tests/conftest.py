@@ -21,6 +21,7 @@ if os.environ.get("SPECJAX_TEST_DEFAULT_FLAGS", "0") == "0":
 
 import jax
 import pytest
+import thinned
 
 import specjax
 
@@ -41,3 +42,8 @@ def _room_for_programs():
     mappings = pathlib.Path("/proc/self/maps")
     if mappings.exists() and len(mappings.read_text().splitlines()) > 20_000:
         jax.clear_caches()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
+def pytest_collection_modifyitems(items):
+    thinned.thin(items)

@@ -34,7 +34,6 @@ from specjax.parallel import Overlapped, lay, make_mesh
 from specjax.parallel.outcomes import hit_rate
 
 DEFAULT = (
-    ("draft 3", "match", "2 + 2"),
     ("draft tree", "match", "1 + 3"),
     ("draft 3", "rejection", "4 + 4"),
     ("universal", "rejection", "2 + 2"),
@@ -193,7 +192,6 @@ def generate(folder):
     assert found == tokens and "the draft is whole on each device" in words, words
     found, words = told("--mesh", "data=1,model=2", "--draft-mesh", "model=2")
     assert found == tokens and "whole" not in words, words
-    assert told("--mesh", "data=1,model=2", "--proposer", "draft")[0] == tokens
     assert told("--mesh", "model=4,data=1", "--proposer", "draft")[0] == tokens
     assert "--mesh takes 4 devices and --draft-mesh 6 more" in told(
         "--mesh", "data=1,model=4", "--draft-mesh", "model=6"

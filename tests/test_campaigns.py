@@ -13,11 +13,11 @@ from specjax.training.loop import fit
 
 
 def test_a_short_soak(capsys, monkeypatch):
-    """Twenty-four calls: all proposers of the first structures, threads, streams, and programs that
+    """Twelve calls: all proposers of two structures, threads, streams, and programs that
     are dropped and made again."""
-    monkeypatch.setattr(soak, "EVERY", 10)
+    monkeypatch.setattr(soak, "EVERY", 5)
     try:
-        soak.main(["--calls", "24", "--structures", "4", "--keep", "5"])
+        soak.main(["--calls", "12", "--structures", "2", "--keep", "3"])
     finally:
         specjax.keep_programs(None)
     said = capsys.readouterr()

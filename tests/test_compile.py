@@ -21,7 +21,7 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 
 
-PAIRS, ALONE = toys.covering(toys.PAIRS), toys.covering(toys.ALONE)
+PAIRS, ALONE = toys.covering(toys.PAIRS, toys.FEW), toys.covering(toys.ALONE, toys.FEW)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,7 +25,7 @@ from specjax import (
     metrics,
 )
 
-PAIRS = toys.covering([(case, rule) for case, rule in toys.ALONE if RULES[rule].exact])
+PAIRS = toys.covering([pair for pair in toys.ALONE if RULES[pair[1]].exact], toys.FEW)
 PAIRS += [("forced", "match"), ("forced", "rejection"), ("forced, then a draft", "rejection")]
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
 PERFECT = Params(toys.weights(), toys.weights())

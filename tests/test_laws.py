@@ -12,10 +12,10 @@ import toys
 
 from specjax import PROPOSERS, RULES, Adaptive, metrics
 
-PAIRS = toys.covering(toys.PAIRS, *(p for p in toys.PAIRS if p[1] != "rejection"))
-"""By default every proposer under `match`, and those of `toys.COVERING` under `rejection`, under
-which `test_distribution.py` samples the others, or their shape and their source apart."""
-ALONE = toys.covering(toys.ALONE)
+RULED = {("tree", "typical"), ("tree", "threshold"), ("draft 3", "block")}
+PAIRS = toys.covering(toys.PAIRS, toys.COVERING | RULED)
+"""By default those of `toys.COVERING`, and every rule. `test_distribution.py` samples more."""
+ALONE = toys.covering(toys.ALONE, toys.FEW)
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
 
 
@@ -46,7 +46,8 @@ def test_every_proposer_has_a_case():
 def test_the_default_pairs_cover():
     """`toys.COVERING` is a part of `toys.ALONE` with every shape, every source and every proposer
     that is neither, and with a chain and a tree under both kinds of noise."""
-    assert set(toys.ALONE) >= toys.COVERING
+    assert set(toys.ALONE) >= toys.COVERING >= toys.FEW
+    assert {rule for _, rule in toys.COVERING | RULED} == set(RULES)
     covered = {part for case, _ in toys.COVERING for part in toys.kind(toys.CASES[case][0])}
     assert covered >= {part for kind in toys.KINDS for part in kind}
     forms = {(rule, toys.CASES[case][0].is_chain) for case, rule in toys.COVERING}

@@ -51,7 +51,7 @@ SETTINGS = [
     },
 ]
 OTHERS = [[5], [9, 12], [2, 24, 21], [7, 6, 5, 4, 3, 2, 1]]
-PAIRS = toys.covering([(case, rule) for case, rule in toys.ALONE if RULES[rule].exact])
+PAIRS = toys.covering([pair for pair in toys.ALONE if RULES[pair[1]].exact], toys.FEW)
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
 PERFECT = Params(toys.weights(), toys.weights())
 TOP = 2

@@ -272,7 +272,7 @@ def test_options_that_need_the_target(changes, message):
 
 
 def test_a_folder_that_is_no_recording(tmp_path):
-    with pytest.raises(ValueError, match=r"has no teacher\.json: make it with python -m train"):
+    with pytest.raises(ValueError, match=r"has no teacher\.json: make it with specjax train"):
         run(tmp_path / "run", folder=trained.target())
     folder = shutil.copytree(recording(), tmp_path / "teacher")
     folders.edit(folder, MANIFEST, complete=False)
