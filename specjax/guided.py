@@ -94,7 +94,8 @@ class Guided:
                 break
             proposal, state = _propose(self.decoder, at, params, state)
             masks = matchers.roots(nodes, done)  # while the device drafts
-            masks = matchers.tree(masks, *to_host((proposal.tokens, proposal.parent)), done)
+            tokens, parent = to_host((proposal.tokens, proposal.parent))
+            masks = matchers.tree(masks, tokens, parent, done)
             state, said = _verify(self.decoder, at, params, state, proposal, masks)
             emitted, count, done = to_host(said)
             matchers.observe(emitted, count)

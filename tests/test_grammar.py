@@ -8,7 +8,9 @@ import folders
 import jsonschema
 import numpy as np
 import pytest
+import test_vocabulary as vocabularies
 from command_line import PAIR, failure, run
+from test_constraint import Words
 
 import specjax
 from specjax import Choice, Grammar, JSONSchema
@@ -17,6 +19,7 @@ from specjax.text import token_bytes
 
 SUM, NEST, LIST = constrained.GRAMMARS
 OPTIONS = {"max_new_tokens": 14, "temperature": 1.0, "seed": 5, "logprobs": 1}
+CLOSING = [bytes([byte]) for byte in b'bd)]}"nul']
 ASKED = [Grammar(NEST), None, Choice(["cat", "rat"]), Grammar(constrained.TREE, "")]
 PROMPTS = ["the cat sat", "and the dog", "then the rat", "the"]
 
@@ -70,7 +73,7 @@ def test_masks_say_what_may_follow(grammar, target):
     size, texts = target.model.vocab_size, 0
     for _ in range(12):
         seen, text = [], b""
-        for _ in range(20):
+        for _ in range(40):
             words = np.zeros(matcher.words, np.uint32)
             matcher.allowed(words)
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")
@@ -85,9 +88,9 @@ def test_masks_say_what_may_follow(grammar, target):
                 assert matcher.is_complete()
                 break
             seen.append(words)
-            # The closing ones often, or few walks would end.
-            shortest = [token for token in ways if written[token] in (b"b", b"d", b")", b"]", b"}")]
-            token = int(drawn.choice(shortest or ways))
+            # What closes is preferred, or few walks would end.
+            closing = [token for token in ways if written[token] in CLOSING]
+            token = int(drawn.choice(closing or ways))
             assert written[token] and matcher.push(token)
             text += written[token]
         for before in reversed(seen):
@@ -124,12 +127,27 @@ def test_the_masks_of_a_tree(target):
     assert matcher.is_complete()
 
 
+def test_a_matcher_leaves_a_draft_that_leads_nowhere():
+    """Here the vocabulary has no `#`."""
+    words = Words(vocabularies.TOKENIZERS["unigram"]())
+    made, _ = matchers_of(words, Grammar('start: "t" "#" | "a" "t"'), [[0]])
+    matcher, written = made[0](), token_bytes(words.tokenizer, words.model.vocab_size)
+    t, a = written.index(b"t"), written.index(b"a")
+    masks = Matchers([matcher], np.array([[0]]), matcher.words)
+    done, parent = np.zeros(1, bool), np.array([[-1, 0, 0]])
+    first = masks.tree(masks.roots(3, done), np.array([[0, t, a]]), parent, done)[0]
+    assert (first[1] == first[1].max()).all() and first[2].any() and first[2].max() < first[1].max()
+    masks.observe(np.array([[t]]), np.array([1]))
+    with pytest.raises(ValueError, match="nothing may follow the text of prompt 0 under Grammar"):
+        masks.roots(3, done)
+
+
 REFUSED = {
     "unknown name": (Grammar("start: expr\n"), ["line 1, column 8", 'unknown name: "expr"']),
     "line": (Grammar('start: "a"\nfoo bar\n'), ["line 2", "correct it"]),
     "expression": (Grammar("start: A\nA: /[/\n"), ["line 2", "invalid regex"]),
     "no start": (Grammar('x: "a"'), ["start"]),
-    "GBNF": (Grammar('root ::= "(" root '), ["no grammar in GBNF"]),
+    "GBNF": (Grammar('root ::= "(" root ")\n'), ["no grammar in GBNF", "line 2"]),
     "empty text": (Grammar('start: ""'), ["only the empty text"]),
     "no text": (Grammar('start: start "a"'), ["matches no text"]),
     "keyword": (Grammar({"type": "array", "uniqueItems": True}), ["uniqueItems"]),
@@ -187,9 +205,9 @@ def test_a_recursive_schema_names_the_cure(target):
 def test_the_command_line(capsys, tmp_path):
     schema, grammar = tmp_path / "tree.json", tmp_path / "sum.lark"
     schema.write_text(json.dumps(constrained.TREE))
-    made = run(capsys, "generate", "x = ", *PAIR, "--grammar", schema, "--max-new-tokens", 12,
-               "--proposer", "none", "--temperature", 0).out  # fmt: skip
-    assert made.startswith("{") or made.startswith("x = {")
+    made = run(capsys, "generate", "x = ", *PAIR[:2], "--grammar", schema, "--max-new-tokens", 12,
+               "--proposer", "none", "--no-compare").out  # fmt: skip
+    assert made.removeprefix("x = ").startswith("{"), made
     grammar.write_text("start: (")
     assert "sum.lark" in failure(capsys, "generate", "x", *PAIR, "--grammar", tmp_path / "no.lark"
                                  ).replace("no.lark", "sum.lark")  # fmt: skip

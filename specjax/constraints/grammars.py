@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from specjax.arguments import each, shown
+from specjax.arguments import each
 from specjax.constraints.compiling import called, need_end, tokenizer_of
 from specjax.constraints.expressions import Grammar
 from specjax.constraints.matching import Matcher
@@ -25,6 +26,13 @@ from specjax.text import token_bytes
 
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 
+# Without it only one spelling of what is forced would be allowed.  It stands behind the grammar, so
+# that lines keep their numbers.
+_ANY_SPELLING = '\n%llguidance {"no_forcing": true}\n'
+
+_STUCK = "NoExtension"
+_LONGEST = 200  # of a reason
+
 _vocabularies: Recent[tuple[str, int], Any] = Recent()
 _grammars: Recent[tuple[str, str, int], Any] = Recent()
 
@@ -33,36 +41,46 @@ class GrammarMatcher(Matcher):
     """A matcher of llguidance.
 
     Args:
-      inner: an `llguidance.LLMatcher` of an empty text; it is changed.
+      start: an `llguidance.LLMatcher` of an empty text; it is not changed.
       size: V, of the target.
       called: the grammar, for messages.
     """
 
-    def __init__(self, inner: Any, size: int, called: str) -> None:
-        self.inner, self.called = inner, called
+    def __init__(self, start: Any, size: int, called: str) -> None:
+        self.called = called
         self.words, self.spare = words_of(size), -size % 32
+        self._start, self._inner, self._text = start, start.deep_copy(), list[int]()
 
     def allowed(self, words: np.ndarray) -> None:
         # The vocabulary of llguidance has one token more, an end that no row has.
-        words[:] = np.frombuffer(self.inner.compute_bitmask(), np.dtype("<u4"))[: self.words]
+        words[:] = np.frombuffer(self._inner.compute_bitmask(), np.dtype("<u4"))[: self.words]
         words[-1] &= np.uint32(2**32 - 1) >> np.uint32(self.spare)
 
     def is_complete(self) -> bool:
-        return self.inner.is_accepting()
+        return self._inner.is_accepting()
 
     def push(self, token: int) -> bool:
-        return self.inner.try_consume_tokens([token]) == 1
+        if self._inner.try_consume_tokens([token]) != 1:
+            return False
+        self._text.append(token)
+        return True
 
     def pop(self) -> None:
-        self.inner.rollback(1)
+        self._text.pop()
+        if self._inner.is_error() or not self._inner.rollback(1):
+            # llguidance stays in the error that a draft led to, but the text is free of it.
+            self._inner = self._start.deep_copy()
+            self._inner.consume_tokens(self._text)
 
     def fault(self) -> str | None:
-        return " ".join(self.inner.get_error().split()) or None
+        lines = self._inner.get_error().splitlines()
+        # It calls a text without a way on an error, too.
+        return None if not lines or _STUCK in lines[0] else lines[0][:_LONGEST]
 
 
 def matchers_of(
     target: LanguageModel, constraint: object, ends: list[list[int]]
-) -> tuple[list[Callable[[], Matcher] | None] | None, list[object]]:
+) -> tuple[list[Callable[[], Matcher] | None] | None, list[Any]]:
     """What makes the matcher of each row, and the constraints that are no grammars.
 
     Args:
@@ -85,17 +103,17 @@ def matchers_of(
     for one, eos in zip(asked, ends, strict=True):
         if isinstance(one, Grammar):
             need_end(target, one, eos)
-            begin.append(functools.partial(_begun, _inner(target, one), target, called(one)))
+            begin.append(
+                functools.partial(
+                    GrammarMatcher, _start(target, one), target.model.vocab_size, called(one)
+                )
+            )
         else:
             begin.append(None)
     return begin, rest
 
 
-def _begun(inner: Any, target: LanguageModel, name: str) -> Matcher:
-    return GrammarMatcher(inner.deep_copy(), target.model.vocab_size, name)
-
-
-def _inner(target: LanguageModel, grammar: Grammar) -> Any:
+def _start(target: LanguageModel, grammar: Grammar) -> Any:
     """The matcher of llguidance of an empty text, checked."""
     name, size = f"constraint={called(grammar)}", target.model.vocab_size
     if importlib.util.find_spec("llguidance") is None:
@@ -135,11 +153,11 @@ def _compile(vocabulary: Any, grammar: Grammar, name: str, target: LanguageModel
     if wrong:
         raise ValueError(f"{name} {_reason(messages[0])}")
     inner = llguidance.LLMatcher(vocabulary, form, log_level=0)
-    first = GrammarMatcher(inner.deep_copy(), target.model.vocab_size, name)
+    first = GrammarMatcher(inner, target.model.vocab_size, name)
     words = np.zeros(first.words, np.uint32)
     first.allowed(words)
     if fault := first.fault():
-        raise ValueError(f"{name} cannot be followed ({shown(fault)}): write a smaller one")
+        raise ValueError(f"{name} cannot be followed ({fault}): write a smaller one")
     if not words.any():
         why = "matches only the empty text" if first.is_complete() else (
             f"matches no text that the vocabulary of {target.name} can write"
@@ -156,8 +174,9 @@ def _form(grammar: Grammar, name: str) -> str:
     assert isinstance(text, str)
     if grammar.is_schema:
         space = {"whitespace_pattern": grammar.whitespace} if grammar.whitespace else {}
-        return LLMatcher.grammar_from_json_schema(
-            text, overrides={"whitespace_flexible": bool(space), **space}
+        own = {"x-guidance": {"whitespace_flexible": bool(space), **space}}
+        return LLMatcher.grammar_from_lark(
+            f"start: %json {json.dumps({**json.loads(text), **own})}{_ANY_SPELLING}"
         )
     if "::=" in text:
         try:
@@ -165,7 +184,7 @@ def _form(grammar: Grammar, name: str) -> str:
         except Exception as error:  # whatever it raises for a faulty grammar
             reason = " ".join(str(error).split())
             raise ValueError(f"{name} is no grammar in GBNF ({reason}); correct it") from None
-    return LLMatcher.grammar_from_lark(text)
+    return LLMatcher.grammar_from_lark(text + _ANY_SPELLING)
 
 
 def _reason(message: str) -> str:
