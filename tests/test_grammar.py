@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import constrained
 import folders
@@ -12,6 +13,7 @@ import test_vocabulary as vocabularies
 from command_line import PAIR, failure, run
 from test_constraint import Words
 
+import bench.automata
 import specjax
 from specjax import Choice, Grammar, JSONSchema
 from specjax.constraints import Matchers, automaton_of, matchers_of
@@ -217,3 +219,12 @@ def test_the_command_line(capsys, tmp_path):
         capsys, "generate", "x", *PAIR, "--grammar", grammar, "--canonical"
     )
     jsonschema.Draft202012Validator.check_schema(constrained.TREE)
+
+
+def test_the_benchmark_of_sizes(capsys):
+    bench.automata.main(["--sizes", "4096"])
+    printed = capsys.readouterr().out
+    for name in bench.automata.SCHEMAS:
+        row = re.search(rf"^\| {re.escape(name)} \| (\d+) x (\d+), ", printed, re.MULTILINE)
+        assert row and int(row[1]) > 1 and int(row[2]) > 1, printed
+    assert all(f"| {name} | " in printed for name in bench.automata.GRAMMARS)

@@ -230,7 +230,7 @@ def joint():
 def test_samples_follow_the_constrained_target(case, rule):
     """Chi-square test over all texts."""
     proposer, own = distribution.CASES[case]
-    rows, start = distribution.EACH, len(distribution.PROMPT)
+    rows, start = distribution.EACH // 2, len(distribution.PROMPT)
     dec = Decoder(distribution.NET, proposer, rule, (END,), distribution.CAPACITY)
     begin = functools.partial(Nested, distribution.VOCAB, SMALL, END)
     runner = Guided(dec, [begin] * rows, np.full(rows, start))
