@@ -6,7 +6,7 @@ accepts a path from its root.  Autoregressive decoding is the special case of a 
 
 from specjax.audit import Report, audit
 from specjax.caches import KVCache, RecurrentCache
-from specjax.constraints import Automaton, Choice, JSONSchema, Regex
+from specjax.constraints import Automaton, Choice, Grammar, JSONSchema, Regex
 from specjax.datastores import Datastore, load_datastore, save_datastore
 from specjax.decoding import Decoder
 from specjax.drafters import (
@@ -105,6 +105,7 @@ __all__ = [
     "EarlyExitSource",
     "FirstOf",
     "Forced",
+    "Grammar",
     "JSONSchema",
     "KVCache",
     "LanguageModel",

@@ -23,13 +23,13 @@ from flax import struct
 from jax import Array
 
 from specjax.arguments import items, shown, whole
+from specjax.masks import keep
 from specjax.types import ABSENT
 
 ENDLESS = 2**30
 """The length of a text that may go on for ever.  Lengths of texts can be added to it."""
 
 _Host = Array | np.ndarray  # NumPy arrays on the host until `prefill`
-_LEAST = -1e18  # finite at every temperature: see `sampling`
 _STATES, _CLASSES = (256, 4), (128, 2)
 """Sizes of tables: the least one, and the factor to the next.  A table of another automaton has
 mostly the same size, and so uses the same program."""
@@ -314,7 +314,7 @@ class Automata:
         kept = jnp.concatenate(
             [(word[:, at, None] >> shift[: nodes - 32 * at]) & 1 for at in range(words)], axis=1
         )
-        return jnp.where(kept > 0, jnp.maximum(logits, _LEAST), -jnp.inf)
+        return keep(logits, kept > 0)
 
     def _ways(self, path: Array, length: Array, limit: Array, least: _Host | int) -> Array:
         """[B, M, C] bool: may a token of each class follow each node?"""

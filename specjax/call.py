@@ -6,20 +6,21 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax.arguments import each, flag, hashable, items, shown, tokens_of, whole
+from specjax.arguments import each, flag, hashable, items, shown, whole
 from specjax.caches import SPARE_SLOTS
-from specjax.constraints import check_least, constraints_of
+from specjax.constraints import Matcher, check_least, constraints_of, matchers_of
 from specjax.contract import Arrays, Rule
 from specjax.decoding import Decoder
 from specjax.drafters import AdaptiveDrafter, MakeArrays
 from specjax.drafting import DEPTH, choose_drafter
+from specjax.guided import Guided
 from specjax.models import LanguageModel
 from specjax.parallel import (
     Overlapped,
@@ -31,8 +32,15 @@ from specjax.parallel import (
     row_parts,
 )
 from specjax.prefilling import eos_of_rows, slots_ahead
-from specjax.processors import Processors, word_list
-from specjax.prompts import conversations, documents_of, encode, padded_length, text_ids
+from specjax.processors import Processors
+from specjax.prompts import (
+    bad_word_ids,
+    conversations,
+    documents_of,
+    encode,
+    ends_of,
+    padded_length,
+)
 from specjax.proposers import MedusaParams
 from specjax.request import Request
 from specjax.rules import RULES, Match
@@ -68,6 +76,7 @@ class Call:
     seeds: tuple[np.ndarray, np.ndarray]  # as `seeds_of` returns them
     sampling: Sampling
     processors: Processors | None
+    matchers: list[Callable[[], Matcher] | None] | None  # of each row; None: there is no grammar
     texts: Texts
     stream: bool
     single: bool  # the prompt was given alone, not in a list
@@ -78,7 +87,7 @@ class Call:
 
         The first access moves the weights and makes those of the proposer, which may compile.
         """
-        return self._together if self.runner is self.decoder else self._apart
+        return self._apart if self.runner is self.overlapped else self._together
 
     @functools.cached_property
     def _apart(self) -> Params:
@@ -110,7 +119,11 @@ class Call:
 
     @property
     def runner(self) -> Any:
-        """What decodes: the decoder, or the one with two meshes, which has the same methods."""
+        """What decodes: the decoder, or one with the same methods for two meshes or grammars."""
+        if self.matchers is not None:
+            free = [None] * self._padding
+            lengths = pad_rows(self.lengths, self._padding)
+            return Guided(self.decoder, [*self.matchers, *free], lengths)
         return self.overlapped if self.overlapped and not self.overlapped.alone else self.decoder
 
     def prefill(self, endless: bool = False) -> Any:
@@ -145,7 +158,7 @@ class Call:
             self._compile_apart(self.overlapped)
             if not self.overlapped.alone:
                 return
-        states = self.decoder.stream(self.params, self.prefill(), steps_per_chunk=WARM_STEPS)
+        states = self.runner.stream(self.params, self.prefill(), steps_per_chunk=WARM_STEPS)
         state = next(states)
         with contextlib.suppress(StopIteration):
             states.send(np.ones(state.done.shape, bool))
@@ -201,7 +214,10 @@ def check(
         min_p=request.min_p,
         repetition_penalty=request.repetition_penalty,
     )
-    automata = constraints_of(target, request.constraint, ends, new)
+    matchers, others = matchers_of(target, request.constraint, ends)
+    if matchers is not None:
+        _check_host(draft_mesh)
+    automata = constraints_of(target, others, ends, new)
     processors = Processors.create(
         rows,
         size,
@@ -259,10 +275,25 @@ def check(
         seeds=seeds,
         sampling=sampling,
         processors=processors,
+        matchers=matchers,
         texts=Texts(target, [row[-1] for row in ids], stops),
         stream=stream,
         single=single,
     )
+
+
+def _check_host(draft_mesh: Mesh | None) -> None:
+    """Raises ValueError where the host cannot follow grammars between two programs."""
+    if draft_mesh is not None:
+        raise ValueError(
+            "draft_mesh= drafts while the target verifies, and the host follows a Grammar between "
+            "the two: leave draft_mesh= out, or pass a specjax.Regex or a specjax.JSONSchema"
+        )
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"a Grammar is followed by one host, and there are {jax.process_count()} processes: "
+            "decode in one, or pass a specjax.Regex or a specjax.JSONSchema"
+        )
 
 
 def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool]:
@@ -284,51 +315,6 @@ def _ids(target: LanguageModel, request: Request) -> tuple[list[list[int]], bool
     turns = items(request.messages)
     ids = conversations(target, request.prompts, request.messages, request.chat_template_kwargs)
     return ids, bool(turns) and isinstance(turns[0], Mapping)
-
-
-def ends_of(target: LanguageModel, eos: object, rows: int) -> list[list[int]]:
-    """The token ids that end each row."""
-    if eos is None:
-        return [list(target.eos)] * rows
-    entries = items(eos)
-    entries = [eos] if entries is None else entries
-    nested = [items(entry) for entry in entries]
-    ends = nested if entries and None not in nested else [entries] * rows
-    if len(ends) != rows:
-        raise ValueError(
-            f"eos has {len(ends)} lists for {rows} prompts; pass one list of ids, or one per prompt"
-        )
-    last = target.model.vocab_size - 1
-    wanted = f"a token id, or a list of them; the vocabulary of {target.name} has 0 to {last}"
-    return [[whole("eos", token, 0, last, wanted) for token in row or ()] for row in ends]
-
-
-def bad_word_ids(
-    target: LanguageModel, words: object, ends: list[list[int]]
-) -> list[Sequence[int]]:
-    """The banned token sequences; a text is banned as it is and with a space before it."""
-    banned: list[Sequence[int]] = []
-    for word in word_list(words):
-        if not isinstance(word, str):
-            banned.append(tokens_of("bad_words", word, target.model.vocab_size))
-            continue
-        if target.tokenizer is None:
-            raise ValueError(
-                f"bad_words holds {word!r}, but {target.name} has no tokenizer; pass token-id lists"
-            )
-        if not word.strip():
-            raise ValueError(
-                f"bad_words holds the empty text {word!r}; remove it, or pass token ids"
-            )
-        for text in (word, " " + word):
-            banned.append(text_ids("bad_words", target, text, special=False))
-    for word in banned:
-        if len(word) == 1 and any(word[0] in row for row in ends):
-            raise ValueError(
-                f"bad_words bans {word[0]}, which ends a text; "
-                "pass min_new_tokens, or eos=[] for texts without an end"
-            )
-    return banned
 
 
 def check_length(role: str, model: LanguageModel, ids: list[list[int]], new: int) -> None:

@@ -24,13 +24,12 @@ from jax.sharding import NamedSharding
 
 from specjax.contract import Context, Draw, Model, Proposer, Rule
 from specjax.emission import count, emit, record, write
-from specjax.given import check_fit, check_given, check_slot
+from specjax.given import check_fit, check_function, check_given, check_slot
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
 from specjax.prefilling import eos_of_rows, start
 from specjax.processors import (
     LogitsProcessor,
     Processors,
-    check_function,
     forced_tokens,
     process,
 )

@@ -200,7 +200,10 @@ def _kind(call: Call) -> Hashable:
     shapes = tuple((x.shape, x.dtype.name) for x in leaves)
     # Sampling needs noise for every draft, so a step with drafts has another price.
     samples = call.learns and _samples(call)
-    return (call.decoder, call.mesh, call.overlapped, call.learns, samples, structure, shapes)
+    hosted = call.matchers is not None
+    return (
+        call.decoder, call.mesh, call.overlapped, hosted, call.learns, samples, structure, shapes,
+    )  # fmt: skip
 
 
 def _samples(call: Call) -> bool:
@@ -227,6 +230,7 @@ def compile_first(call: Call) -> float:
     if call.learns and learned is None:
         measuring = time.perf_counter()
         budget = max(_LEAST_BUDGET, _SHARE * (measuring - started))
+        # Of a call with grammars, the programs without the host.
         prefill = functools.partial(call.prefill, endless=True)
         seconds = option_seconds(call.decoder, call.params, prefill, budget)
         prior = np.array(call.params.proposer.prior)

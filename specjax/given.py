@@ -8,7 +8,9 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 
+from specjax.arguments import hashable, shown
 from specjax.contract import Model, Proposer, Rule
+from specjax.processors import LogitsProcessor
 
 
 def check_fit(target: Model, proposer: Proposer, rule: Rule) -> None:
@@ -123,3 +125,23 @@ def check_slot(slot: int | Array, rows: int, new: int) -> None:
     if index.ndim or not np.issubdtype(index.dtype, np.integer) or not 0 <= index < rows:
         last = rows - 1
         raise ValueError(f"slot={slot} is none of the {rows} rows; pass an integer, 0 to {last}")
+
+
+def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) -> None:
+    """Trace a user's function without running it.  Raises ValueError unless it maps [V] to [V]."""
+    shapes = [((vocab_size,), jnp.float32), ((capacity,), jnp.int32), ((vocab_size,), jnp.int32)]
+    wanted = "pass a JAX function (logits [V], text [capacity], counts [V]) -> logits [V]"
+    hashable("logits_processor", function)
+    try:
+        out = jax.eval_shape(function, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    except Exception as error:  # whatever a user's function may raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"logits_processor={shown(function)} cannot be traced ({reason}); {wanted}"
+        ) from error
+    shape = out.shape if isinstance(out, jax.ShapeDtypeStruct) else type(out).__name__
+    if shape != (vocab_size,):
+        raise ValueError(
+            f"logits_processor returns {shape} for logits of shape ({vocab_size},), but it must "
+            "keep their shape: it is called for one node, and specjax maps it over nodes and rows"
+        )

@@ -25,8 +25,9 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.arguments import each, hashable, is_count, items, number, per_row, shown, tokens_of
+from specjax.arguments import each, is_count, items, number, per_row, shown, tokens_of
 from specjax.automata import Automata, Automaton
+from specjax.masks import keep_packed
 from specjax.types import ABSENT, DecodeState
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -64,6 +65,9 @@ class Processors:
     min_length: _Host | None = None  # [B] of prompt and output; no EOS before it
     counts: Array | None = None  # [B, V] int32; how often each token occurs in the output
     automata: Automata | None = None  # what each row may write
+    # [B, N, W] uint32, the packed bits of what may follow each node of a proposal, where the host
+    # says so (`guided`); only while that proposal is verified.
+    masks: _Host | None = None
 
     @classmethod
     def create(
@@ -252,6 +256,9 @@ def process(
     if processors.automata is not None:
         least = 0 if processors.min_length is None else processors.min_length
         x = processors.automata.allow(x, path, state.length, state.limit, least)
+    if processors.masks is not None:
+        # A pass over fewer nodes reads the first ones.
+        x = keep_packed(x, jnp.asarray(processors.masks[:, : x.shape[1]]))
     return x
 
 
@@ -261,26 +268,6 @@ def forced_tokens(state: DecodeState) -> Callable[[int], tuple[Array, Array]] | 
     if processors is None or processors.automata is None:
         return None
     return functools.partial(processors.automata.drafts, eos=state.eos)
-
-
-def check_function(function: LogitsProcessor, vocab_size: int, capacity: int) -> None:
-    """Trace a user's function without running it.  Raises ValueError unless it maps [V] to [V]."""
-    shapes = [((vocab_size,), jnp.float32), ((capacity,), jnp.int32), ((vocab_size,), jnp.int32)]
-    wanted = "pass a JAX function (logits [V], text [capacity], counts [V]) -> logits [V]"
-    hashable("logits_processor", function)
-    try:
-        out = jax.eval_shape(function, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
-    except Exception as error:  # whatever a user's function may raise
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(
-            f"logits_processor={shown(function)} cannot be traced ({reason}); {wanted}"
-        ) from error
-    shape = out.shape if isinstance(out, jax.ShapeDtypeStruct) else type(out).__name__
-    if shape != (vocab_size,):
-        raise ValueError(
-            f"logits_processor returns {shape} for logits of shape ({vocab_size},), but it must "
-            "keep their shape: it is called for one node, and specjax maps it over nodes and rows"
-        )
 
 
 def _penalise(logits: Array, penalties: Penalties, counts: Array, path: Array) -> Array:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from specjax.arguments import items, number, shown
+from specjax.arguments import items, number, shown, tokens_of, whole
 from specjax.contract import Proposer
 from specjax.models import LanguageModel
+from specjax.processors import word_list
 from specjax.request import Prompts
 from specjax.text import no_panic, render
 from specjax.types import ABSENT
@@ -266,3 +267,48 @@ def conversations(
             f"the chat template of {target.name}; give it a turn with some text"
         )
     return ids
+
+
+def ends_of(target: LanguageModel, eos: object, rows: int) -> list[list[int]]:
+    """The token ids that end each row."""
+    if eos is None:
+        return [list(target.eos)] * rows
+    entries = items(eos)
+    entries = [eos] if entries is None else entries
+    nested = [items(entry) for entry in entries]
+    ends = nested if entries and None not in nested else [entries] * rows
+    if len(ends) != rows:
+        raise ValueError(
+            f"eos has {len(ends)} lists for {rows} prompts; pass one list of ids, or one per prompt"
+        )
+    last = target.model.vocab_size - 1
+    wanted = f"a token id, or a list of them; the vocabulary of {target.name} has 0 to {last}"
+    return [[whole("eos", token, 0, last, wanted) for token in row or ()] for row in ends]
+
+
+def bad_word_ids(
+    target: LanguageModel, words: object, ends: list[list[int]]
+) -> list[Sequence[int]]:
+    """The banned token sequences; a text is banned as it is and with a space before it."""
+    banned: list[Sequence[int]] = []
+    for word in word_list(words):
+        if not isinstance(word, str):
+            banned.append(tokens_of("bad_words", word, target.model.vocab_size))
+            continue
+        if target.tokenizer is None:
+            raise ValueError(
+                f"bad_words holds {word!r}, but {target.name} has no tokenizer; pass token-id lists"
+            )
+        if not word.strip():
+            raise ValueError(
+                f"bad_words holds the empty text {word!r}; remove it, or pass token ids"
+            )
+        for text in (word, " " + word):
+            banned.append(text_ids("bad_words", target, text, special=False))
+    for word in banned:
+        if len(word) == 1 and any(word[0] in row for row in ends):
+            raise ValueError(
+                f"bad_words bans {word[0]}, which ends a text; "
+                "pass min_new_tokens, or eos=[] for texts without an end"
+            )
+    return banned

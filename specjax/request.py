@@ -72,9 +72,10 @@ class Request:
         node, applied after all of the above: see `specjax.processors.LogitsProcessor`.  A new
         function compiles again.
       min_new_tokens: EOS is banned until a row has this many new tokens; one, or one per prompt.
-      constraint: what the new text must be: `Regex`, `JSONSchema`, `Choice` or an `Automaton` of
-        your own; one, or a list with one or None for each prompt.  The text is complete when it
-        ends, by EOS or by `max_new_tokens`; a text in `stop` cuts it.
+      constraint: what the new text must be: `Regex`, `JSONSchema`, `Choice`, `Grammar` or an
+        `Automaton` of your own; one, or a list with one or None for each prompt.  The text is
+        complete when it ends, by EOS or by `max_new_tokens`; a text in `stop` cuts it, and
+        `max_new_tokens` cuts one of a `Grammar`, which is slower, too.
       eos: token ids that end a row instead of the target's own, for all rows or a list for each
         prompt; [] for none.
       seed: a number in [0, 2^32) for all prompts, or one per prompt.  With one number, the rows
@@ -168,6 +169,7 @@ OTHER_WORDS = {
     "guided_regex": "constraint=specjax.Regex(...)",
     "guided_json": "constraint=specjax.JSONSchema(...)",
     "guided_choice": "constraint=specjax.Choice([...])",
+    "guided_grammar": "constraint=specjax.Grammar(...)",
     "response_format": "constraint=specjax.JSONSchema(...)",
     "input_ids": "prompts=, which takes lists of token ids",
 }

@@ -2,11 +2,12 @@
 
     python -m tests.constrained --cases 1000 --seed 1
 
-A case is four prompts with a constraint each (a random schema, an expression, a choice, or none), a
-proposer, a rule, temperatures, lengths, and often a stop string or a least length.  Every text that
-was not cut by a stop must be complete, as `re` and `jsonschema` judge it; a text that was cut must
-be the beginning of one.  Under `match`, and at temperature 0, the tokens must be those of plain
-constrained decoding.  A failure prints the seed of its case, and `--only SEED` repeats that case.
+A case is four prompts with a constraint each (a random schema, an expression, a choice, or none; in
+each third case grammars, too), a proposer, a rule, temperatures, lengths, and often a stop string
+or a least length.  Every text that was not cut by a stop must be complete, as `re` and `jsonschema`
+judge it; a text that was cut, also one of a grammar at its limit, must be the beginning of one.
+Under `match`, and at temperature 0, the tokens must be those of plain constrained decoding.  A
+failure prints the seed of its case, and `--only SEED` repeats that case.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ import jsonschema
 import numpy as np
 
 import specjax
-from specjax import Choice, JSONSchema, Regex
-from specjax.constraints import automaton_of
+from specjax import Choice, Grammar, JSONSchema, Regex
+from specjax.constraints import automaton_of, matchers_of
 
 ROOT = pathlib.Path(__file__).parent.parent / "checkpoints"
 ROWS, LONGEST, PROMPT = 4, 64, 24
@@ -43,6 +44,28 @@ EXPRESSIONS = (
 )  # fmt: skip
 WORDS = ("return", "self", "return self.x", "", "def f(x):", "naïve", "日本", " a", "\n")
 NAMES = ("id", "name", "a b", "level", "größe", "x.y", "in_stock")
+
+TREE = {
+    "type": "object",
+    "properties": {
+        "v": {"type": ["integer", "string"], "maxLength": 4},
+        "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]},
+    },
+    "required": ["v", "next"],
+    "additionalProperties": False,
+}
+NUMBER, WORD = "[0-9]{1,3}", "[a-z]{1,4}"
+GRAMMARS = {
+    f'start: sum\nsum: term (("+" | "*") term)*\nterm: /{NUMBER}/ | "(" sum ")"\n': (
+        rf"\({NUMBER}([+*]{NUMBER})*\)", "0", f"{NUMBER}([+*]{NUMBER})*",
+    ),
+    'start: "a" start "b" | "c" start "d" | "é"\n': ("aéb|céd", "é", "é"),
+    'root ::= "[" (root (", " root)*)? "]" | [a-z] [a-z]? [a-z]? [a-z]?\n': (
+        rf"\[({WORD}(, {WORD})*)?\]", "x", WORD,
+    ),
+}  # fmt: skip
+"""Grammars, and how a text of each is judged: replace the first expression by the text until
+nothing changes, and match the last expression."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +126,20 @@ def constraint(drawn: np.random.Generator) -> Any:
                       canonical=bool(drawn.integers(2)))  # fmt: skip
 
 
+def grammar(drawn: np.random.Generator) -> Grammar:
+    texts = [*GRAMMARS, TREE]
+    return Grammar(texts[drawn.integers(len(texts))])
+
+
 def complete(constraint: Any, text: str) -> bool:
     """Is it one of the texts?"""
+    if isinstance(constraint, Grammar) and not constraint.is_schema:
+        inner, to, whole = GRAMMARS[str(constraint.grammar)]
+        while (shorter := re.sub(inner, to, text)) != text:
+            text = shorter
+        return re.fullmatch(whole, text) is not None
+    if isinstance(constraint, Grammar):
+        jsonschema.validate(json.loads(text), json.loads(str(constraint.grammar)))
     if isinstance(constraint, Choice):
         return text in constraint.texts
     if isinstance(constraint, Regex):
@@ -117,6 +152,10 @@ def complete(constraint: Any, text: str) -> bool:
 
 def begins(target: specjax.LanguageModel, constraint: Any, tokens: list[int]) -> bool:
     """Do these tokens begin a text?"""
+    if isinstance(constraint, Grammar):
+        begun, _ = matchers_of(target, constraint, [list(target.eos)])
+        assert begun is not None and begun[0] is not None
+        return all(map(begun[0]().push, tokens))
     automaton = automaton_of(target, constraint)
     state = automaton.start
     for token in tokens:
@@ -146,8 +185,13 @@ def case_of(models: Models, seed: int) -> tuple[list[list[int]], dict[str, Any],
     starts = drawn.integers(0, len(models.text) - PROMPT, ROWS).tolist()
     prompts = [models.text[s : s + n] for s, n in zip(starts, lengths, strict=True)]
     asked = [constraint(drawn) for _ in range(ROWS)]
+    if seed % 3 == 2:
+        again = np.random.default_rng([seed, 1])
+        asked = [grammar(again) if again.random() < 0.5 else one for one in asked]
     least = [
-        0 if one is None else int((a := automaton_of(models.target, one)).shortest[a.start])
+        0
+        if one is None or isinstance(one, Grammar)
+        else int((a := automaton_of(models.target, one)).shortest[a.start])
         for one in asked
     ]
     asked = [one if need <= LONGEST else None for one, need in zip(asked, least, strict=True)]
@@ -181,7 +225,7 @@ def check(models: Models, seed: int) -> collections.Counter[str]:
             continue
         ended = finish == "eos"
         assert begins(models.target, one, tokens[: len(tokens) - ended]), (one, tokens)
-        if finish != "stop":
+        if ended or (finish != "stop" and not isinstance(one, Grammar)):
             assert complete(one, text), (one, text)
     if rule == "match" or not any(options["temperature"]):
         plain = specjax.generate(models.target, prompts, proposer="none", **options)

@@ -294,6 +294,7 @@ def test_a_broken_device_leaves_nobody_waiting(monkeypatch):
         ({"rule": "rejection"}, "rule= is not used by an engine"),
         ({"documents": ["x"]}, "documents= is not used by an engine"),
         ({"constraint": specjax.Regex("a")}, "no room for one: make it with constraint_size="),
+        ({"constraint": specjax.Grammar('start: "a"')}, "on the host, which an engine"),
         ({"bad_words": [[1, 2, 3, 4, 5]]}, "bad_words has more than"),
     ],
 )

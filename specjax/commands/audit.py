@@ -14,7 +14,6 @@ from typing import Any
 
 import specjax
 from specjax.audit import Endpoint, Plan, Report, audit, audit_endpoint
-from specjax.call import bad_word_ids
 from specjax.decoding import Decoder
 from specjax.flags import (
     add_device_arguments,
@@ -33,7 +32,7 @@ from specjax.flags import (
     sampling,
 )
 from specjax.parallel import leader
-from specjax.prompts import encode
+from specjax.prompts import bad_word_ids, encode
 from specjax.types import Params
 
 HELP = "compare a proposer and a rule with plain decoding; exit status 1 if a claim is broken"

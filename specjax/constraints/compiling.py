@@ -17,7 +17,7 @@ import tokenizers
 
 from specjax.arguments import each, shown
 from specjax.automata import Automaton
-from specjax.constraints.expressions import Choice, Expression, JSONSchema, Regex
+from specjax.constraints.expressions import Choice, Expression, Grammar, JSONSchema, Regex
 from specjax.constraints.lifting import canonical, lift, reachable, spelt
 from specjax.folders import cache_folder
 from specjax.models import LanguageModel
@@ -32,8 +32,9 @@ _recent: Recent[tuple[str, str, int], Automaton] = Recent()
 # By target, since a tokenizer of tokenizers 0.21 cannot be referred to weakly.
 _digests: weakref.WeakKeyDictionary[LanguageModel, str] = weakref.WeakKeyDictionary()
 
-Constraint = Expression | Automaton
-"""What `generate(constraint=...)` takes: `Regex`, `JSONSchema`, `Choice`, or a built automaton."""
+Constraint = Expression | Grammar | Automaton
+"""What `generate(constraint=...)` takes: `Regex`, `JSONSchema`, `Choice`, `Grammar`, or a built
+automaton."""
 
 
 def constraints_of(
@@ -57,16 +58,12 @@ def constraints_of(
         if automaton is None:
             fitted.append(None)
             continue
-        if not eos:
-            raise ValueError(
-                f"constraint={_called(one)} needs a token that ends the text, and {target.name} "
-                "has none here: pass eos="
-            )
+        need_end(target, one, eos)
         automaton = _without(automaton, tuple(eos))
         least = int(automaton.shortest[automaton.start])
         if least > new:
             raise ValueError(
-                f"max_new_tokens={new} is too small: the shortest text of {_called(one)} has "
+                f"max_new_tokens={new} is too small: the shortest text of {called(one)} has "
                 f"{least} tokens; pass at least {least}"
             )
         fitted.append(automaton)
@@ -93,21 +90,19 @@ def automaton_of(target: LanguageModel, constraint: object) -> Automaton:
                 f"{target.name} has {size}"
             )
         return constraint
+    if isinstance(constraint, Grammar):
+        raise ValueError(
+            f"constraint={called(constraint)} is followed on the host, which an engine and a "
+            "decoder of your own do not ask: pass a specjax.Regex or a specjax.JSONSchema here, or "
+            "the grammar to specjax.generate"
+        )
     if not isinstance(constraint, Regex | JSONSchema | Choice):
         raise ValueError(
             f"constraint={shown(constraint)} is not a constraint; pass specjax.Regex('...'), "
-            "specjax.JSONSchema({...}), specjax.Choice(['...']), a specjax.Automaton, or a list of "
-            "them with one per prompt"
+            "specjax.JSONSchema({...}), specjax.Choice(['...']), specjax.Grammar('...'), a "
+            "specjax.Automaton, or a list of them with one per prompt"
         )
-    if target.tokenizer is None:
-        raise ValueError(
-            f"constraint={_called(constraint)} needs a tokenizer, and {target.name} has none: pass "
-            "a specjax.Automaton over its tokens"
-        )
-    tokenizer = target.tokenizer
-    digest = _digests.get(target)
-    if digest is None:
-        digest = _digests[target] = vocabulary_digest(tokenizer)
+    tokenizer, digest = tokenizer_of(target, constraint)
 
     key = json.dumps([constraint.key, constraint.canonical])
 
@@ -122,21 +117,47 @@ def automaton_of(target: LanguageModel, constraint: object) -> Automaton:
     return _recent.get((key, digest, size), make)
 
 
+def tokenizer_of(target: LanguageModel, constraint: object) -> tuple[tokenizers.Tokenizer, str]:
+    """The tokenizer of a target, and the digest of its vocabulary.
+
+    Raises:
+      ValueError: it has none, and `constraint` needs one.
+    """
+    if target.tokenizer is None:
+        raise ValueError(
+            f"constraint={called(constraint)} needs a tokenizer, and {target.name} has none: pass "
+            "a specjax.Automaton over its tokens"
+        )
+    digest = _digests.get(target)
+    if digest is None:
+        digest = _digests[target] = vocabulary_digest(target.tokenizer)
+    return target.tokenizer, digest
+
+
+def need_end(target: LanguageModel, constraint: object, ends: list[int]) -> None:
+    """Raises ValueError if no token can end a text."""
+    if not ends:
+        raise ValueError(
+            f"constraint={called(constraint)} needs a token that ends the text, and {target.name} "
+            "has none here: pass eos="
+        )
+
+
 def _compile(
     target: LanguageModel, tokenizer: tokenizers.Tokenizer, constraint: Expression
 ) -> Automaton:
-    called, automaton = _called(constraint), constraint.compile()
+    name, automaton = called(constraint), constraint.compile()
     example = automaton.example()
     if example is None:
-        raise ValueError(f"constraint={called} matches no text: correct it")
+        raise ValueError(f"constraint={name} matches no text: correct it")
     if not (automaton.next[0] >= 0).any():
-        raise ValueError(f"constraint={called} matches only the empty text: correct it")
+        raise ValueError(f"constraint={name} matches only the empty text: correct it")
     written = token_bytes(tokenizer, target.model.vocab_size)
     classes, table = lift(automaton, written)
 
     def encode(text: bytes) -> list[int]:
         try:
-            with no_panic(f"constraint={called}"):
+            with no_panic(f"constraint={name}"):
                 return tokenizer.encode(text.decode(), add_special_tokens=False).ids
         except UnicodeDecodeError:  # a part of a character
             return []
@@ -151,18 +172,21 @@ def _compile(
         lacking = bytes(byte for byte in example if byte not in known)
         named = f" (no token writes {lacking!r})" if lacking else ""
         raise ValueError(
-            f"the vocabulary of {target.name} cannot write any text of constraint={called}{named}, "
+            f"the vocabulary of {target.name} cannot write any text of constraint={name}{named}, "
             f"such as {shown(example.decode(errors='replace'))}"
         ) from None
 
 
-def _called(constraint: Any) -> str:
+def called(constraint: Any) -> str:
+    """A constraint as text, for messages."""
     if isinstance(constraint, Regex):
         return f"Regex({shown(constraint.expression)})"
     if isinstance(constraint, Choice):
         return f"Choice({shown(list(constraint.texts))})"
     if isinstance(constraint, JSONSchema):
         return f"JSONSchema({shown(constraint.schema)})"
+    if isinstance(constraint, Grammar):
+        return f"Grammar({shown(constraint.grammar)})"
     return shown(constraint)
 
 

@@ -1,4 +1,4 @@
-"""What a user constrains a text to: `Regex`, `JSONSchema`, `Choice`."""
+"""What a user constrains a text to: `Regex`, `JSONSchema`, `Choice`, `Grammar`."""
 
 from __future__ import annotations
 
@@ -123,3 +123,46 @@ class Choice(Expression):
 
     def compile(self) -> Bytes:
         return byte_automaton.of_texts(self.texts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grammar:
+    r"""Texts of a context-free grammar, which may nest without a bound.
+
+    No automaton can follow them.  A matcher on the host does, between the draft and its
+    verification, so a step is slower than under the other constraints; see `docs/constraints.md`.
+
+    Attributes:
+      grammar: a grammar in the Lark dialect of llguidance, whose first rule is `start`; a grammar
+        in the GBNF of llama.cpp, which has `::=`; or a JSON schema, as a dict or as its JSON, which
+        may be recursive.
+      whitespace: for a schema, a regular expression for the white space between the tokens of JSON:
+        at most one space by default.
+    """
+
+    grammar: str | Mapping[str, Any]
+    whitespace: str = "[ ]?"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.whitespace, str):
+            raise ValueError(f"whitespace={shown(self.whitespace)}; pass a regular expression")
+        text = self.grammar
+        if isinstance(text, Mapping) or (isinstance(text, str) and text.lstrip()[:1] == "{"):
+            text = schemas.canonical(text, "Grammar")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                f"Grammar({shown(text)}); pass a text such as "
+                """Grammar('start: "(" start ")" | "x"'), or a JSON schema"""
+            )
+        object.__setattr__(self, "grammar", text)
+
+    @property
+    def is_schema(self) -> bool:
+        """Is it a JSON schema?"""
+        assert isinstance(self.grammar, str)
+        return self.grammar.lstrip().startswith("{")
+
+    @property
+    def key(self) -> str:
+        """What tells grammars apart."""
+        return json.dumps([self.grammar, self.whitespace])

@@ -47,7 +47,7 @@ _REPEATED = 1000  # the most items or characters that are counted
 _DEPTH, _PARTS = 64, 4096  # of a schema with its references put in
 
 
-def canonical(schema: object) -> str:
+def canonical(schema: object, called: str = "JSONSchema") -> str:
     """A schema as JSON, with its keys in their order.  Raises ValueError if it is none."""
     try:
         fields = json.loads(schema) if isinstance(schema, str) else schema
@@ -56,7 +56,7 @@ def canonical(schema: object) -> str:
         return json.dumps(fields, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"JSONSchema({shown(schema)}) is no schema ({error}); pass a dict such as "
+            f"{called}({shown(schema)}) is no schema ({error}); pass a dict such as "
             '{"type": "object", "properties": {...}}, or its JSON'
         ) from None
 
@@ -140,7 +140,8 @@ class _Plain:
         if name in open_:
             _refuse(
                 at, f"$ref {name!r} leads to itself, and a recursive schema is no regular language",
-                "bound its depth by writing the levels out",
+                "bound its depth by writing the levels out, or pass specjax.Grammar(schema), which "
+                "is slower",
             )  # fmt: skip
         found: Any = self.root
         for part in name[1:].split("/")[1:]:

@@ -1,12 +1,15 @@
-"""Options that constrain the output: `--regex`, `--json-schema`, `--choice`."""
+"""Options that constrain the output: `--regex`, `--json-schema`, `--choice`, `--grammar`."""
 
 from __future__ import annotations
 
 import argparse
 import pathlib
+from typing import Any, TypeVar
 
-from specjax.constraints import Choice, Constraint, JSONSchema, Regex
+from specjax.constraints import Choice, Constraint, Grammar, JSONSchema, Regex
 from specjax.prompts import read_text
+
+Made = TypeVar("Made", Grammar, JSONSchema)
 
 
 def add_constraint_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +23,11 @@ def add_constraint_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument(
         "--choice", action="append", metavar="TEXT",
         help="the output is this text; repeat the option for others to choose from",
+    )  # fmt: skip
+    own.add_argument(
+        "--grammar", metavar="FILE",
+        help="the output is a text of the grammar in this file (Lark or GBNF), or JSON of a "
+        "recursive schema; slower than the others, and --max-new-tokens may cut it",
     )  # fmt: skip
     group.add_argument(
         "--json-whitespace", metavar="EXPRESSION",
@@ -44,6 +52,10 @@ def constraint(arguments: argparse.Namespace) -> Constraint | None:
     canonical = arguments.canonical
     if arguments.regex is not None:
         return Regex(arguments.regex, canonical=canonical)
+    if arguments.grammar is not None:
+        if canonical:
+            raise ValueError("--canonical is used with --regex, --json-schema or --choice")
+        return _read(Grammar, arguments.grammar)
     if arguments.choice is not None:
         return Choice(arguments.choice, canonical=canonical)
     if arguments.json_schema is None:
@@ -51,8 +63,13 @@ def constraint(arguments: argparse.Namespace) -> Constraint | None:
             raise ValueError("--canonical is used with --regex, --json-schema or --choice")
         return None
     given = {} if arguments.json_whitespace is None else {"whitespace": arguments.json_whitespace}
-    path = pathlib.Path(arguments.json_schema)
+    return _read(JSONSchema, arguments.json_schema, canonical=canonical, **given)
+
+
+def _read(kind: type[Made], name: str, **settings: Any) -> Made:
+    """The constraint in a file."""
+    path = pathlib.Path(name)
     try:
-        return JSONSchema(read_text(path), canonical=canonical, **given)
+        return kind(read_text(path), **settings)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

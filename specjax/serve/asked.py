@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from specjax.arguments import shown, whole
-from specjax.call import Call, bad_word_ids, check, ends_of
-from specjax.constraints import constraints_of
+from specjax.call import Call, check
+from specjax.constraints import Grammar, constraints_of
 from specjax.drafters import AdaptiveDrafter, Drafter, MedusaAdapter, MedusaBank
 from specjax.models import LanguageModel
 from specjax.processors import Processors
+from specjax.prompts import bad_word_ids, ends_of
 from specjax.proposers import Adaptive, FirstOf, NoProposer
 from specjax.request import Request
 from specjax.serve.device import Row
@@ -122,7 +123,8 @@ class Shop:
             if field.name not in _HONOURED and getattr(request, field.name) is not field.default:
                 cure = _REFUSED.get(field.name, "it to generate")
                 raise ValueError(f"{field.name}= is not used by an engine: pass {cure}")
-        if request.constraint is not None and self.constraint_size is None:
+        hosted = isinstance(request.constraint, Grammar)  # refused below, whatever the room
+        if request.constraint is not None and self.constraint_size is None and not hosted:
             raise ValueError(
                 f"constraint={shown(request.constraint)}, and this engine has no room for one: "
                 "make it with constraint_size=(512, 256)"

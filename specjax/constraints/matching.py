@@ -1,0 +1,143 @@
+"""Matchers: what no automaton can follow, one row at a time, on the host.
+
+    text so far -> matcher at the root -> the drafts of a path, one by one -> and back again
+
+A matcher is a stack: tokens are put on it and taken off again, and it says which tokens may follow.
+So one walk over the tree of a proposal gives the mask of each node, and ends where it began.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+
+import numpy as np
+
+from specjax.masks import FREE
+from specjax.types import ABSENT
+
+
+class Matcher(abc.ABC):
+    """The text of one row, and what may follow it."""
+
+    called: str
+    """What it matches, for messages."""
+
+    @abc.abstractmethod
+    def allowed(self, words: np.ndarray) -> None:
+        """Write what may follow into `words` [W] uint32, token t in bit t % 32 of word t // 32.
+
+        The tokens that end a row are not asked for.
+        """
+
+    @abc.abstractmethod
+    def is_complete(self) -> bool:
+        """May the text end here?"""
+
+    @abc.abstractmethod
+    def push(self, token: int) -> bool:
+        """Append a token.  False: it may not follow, and the text is as before."""
+
+    @abc.abstractmethod
+    def pop(self) -> None:
+        """Take the last token off again."""
+
+    def fault(self) -> str | None:
+        """Why it gave up, as at a limit of its memory; None as long as it works."""
+        return None
+
+
+class Matchers:
+    """The matchers of B rows; None for rows whose text is free.
+
+    Args:
+      rows: of each row, with the text of its output so far.
+      ends: [B, ids] int32, the tokens that end each row, padded with ABSENT.
+      words: W, of a mask.
+    """
+
+    def __init__(self, rows: Sequence[Matcher | None], ends: np.ndarray, words: int) -> None:
+        self.rows, self.words = rows, words
+        self.ends = [[token for token in row.tolist() if token != ABSENT] for row in ends]
+
+    def roots(self, nodes: int, done: np.ndarray) -> np.ndarray:
+        """Masks [B, N, W] uint32 with those of the roots; `tree` fills in the others.
+
+        Raises:
+          ValueError: nothing may follow the text of a row that is not done.
+        """
+        masks = np.full((len(self.rows), nodes, self.words), FREE)
+        for row, matcher in enumerate(self.rows):
+            if matcher is None or done[row]:
+                continue
+            if not self._mask(row, matcher, masks[row, 0]):
+                raise ValueError(
+                    f"nothing may follow the text of prompt {row} under {matcher.called}: "
+                    f"{matcher.fault() or 'no token of the vocabulary writes what it needs'}; "
+                    "correct the grammar"
+                )
+        return masks
+
+    def tree(
+        self, masks: np.ndarray, tokens: np.ndarray, parent: np.ndarray, done: np.ndarray
+    ) -> np.ndarray:
+        """`masks` with those of the drafts `tokens` [B, N] of a `Proposal` with `parent` [B, N].
+
+        Drafts that may not follow their text, and all below them, are rejected by the mask of the
+        node above; their own masks are free.
+        """
+        for row, matcher in enumerate(self.rows):
+            if matcher is None or done[row]:
+                continue
+            children: dict[int, list[int]] = {}
+            for node, above in enumerate(parent[row].tolist()):
+                if above != ABSENT:
+                    children.setdefault(above, []).append(node)
+            self._below(row, matcher, 0, children, tokens[row].tolist(), masks[row])
+        return masks
+
+    def _below(
+        self,
+        row: int,
+        matcher: Matcher,
+        node: int,
+        children: dict[int, list[int]],
+        tokens: list[int],
+        masks: np.ndarray,
+    ) -> None:
+        for child in children.get(node, ()):
+            token = tokens[child]
+            if token in self.ends[row] or not matcher.push(token):
+                continue
+            if not self._mask(row, matcher, masks[child]):
+                masks[child] = FREE  # the text ends in nothing there, and `observe` will say so
+            self._below(row, matcher, child, children, tokens, masks)
+            matcher.pop()
+
+    def _mask(self, row: int, matcher: Matcher, words: np.ndarray) -> bool:
+        """Write the mask of a node.  False: nothing may follow."""
+        matcher.allowed(words)
+        complete = matcher.is_complete()
+        for token in self.ends[row]:
+            bit = np.uint32(1 << (token % 32))
+            words[token // 32] = words[token // 32] | bit if complete else words[token // 32] & ~bit
+        return bool(words.any())
+
+    def observe(self, emitted: np.ndarray, count: np.ndarray) -> None:
+        """After the first `count` [B] of the tokens `emitted` [B, T].
+
+        Raises:
+          ValueError: a matcher gave up inside the window.
+        """
+        for row, matcher in enumerate(self.rows):
+            if matcher is None:
+                continue
+            for token in emitted[row, : count[row]].tolist():
+                if token in self.ends[row]:
+                    break
+                if not matcher.push(token):
+                    raise ValueError(
+                        f"token {token} may not follow the text of prompt {row} under "
+                        f"{matcher.called}: {matcher.fault() or 'it was drawn without a mask'}; "
+                        "correct the grammar"
+                    )
