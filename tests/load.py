@@ -1,6 +1,7 @@
 """Thousands of requests at once, each of which must get the text that it gets alone.
 
-    python -m tests.load --requests 10000
+    python -m tests.load --requests 10000 --seed 1
+    python -m tests.load --requests 200 --slots 4 --mesh data=2,model=2
 
 The requests of one run go to one engine, from several threads and in a random order: with all kinds
 of drafters, lookaheads and settings, prompts that share their beginnings, and neighbours that are
@@ -15,6 +16,8 @@ import collections
 import concurrent.futures
 import dataclasses
 import functools
+import math
+import os
 import pathlib
 import time
 from typing import Any
@@ -24,6 +27,7 @@ import numpy as np
 
 import specjax
 from specjax.drafters import BoundDrafter
+from specjax.parallel import parse_mesh
 from specjax.serve import Busy, Engine, Handle, Served
 
 TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
@@ -31,11 +35,15 @@ CAPACITY, CHUNK, NEW = 192, 32, 24
 LOGPROBS = 2
 
 
+MESH: dict[str, int] = {}
+"""Devices along the axes of the mesh that the pair is loaded on; none: one device."""
+
+
 @functools.cache
 def models(dtype: str = "float32") -> tuple[specjax.LanguageModel, specjax.LanguageModel]:
-    """The shipped tiny pair."""
-    target, draft = (specjax.load(TINY / name, dtype) for name in ("target", "draft"))
-    return target, draft
+    """The shipped tiny pair; the draft model is small, and every device holds all of it."""
+    mesh = specjax.make_mesh(**MESH) if MESH else None
+    return specjax.load(TINY / "target", dtype, mesh=mesh), specjax.load(TINY / "draft", dtype)
 
 
 @functools.cache
@@ -172,7 +180,7 @@ def differences(
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--slots", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--slots", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=64)
@@ -180,7 +188,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--generated", type=float, default=0.02, help="the share that generate decodes, too"
     )
+    parser.add_argument(
+        "--mesh", default="", metavar="data=D,model=M", help="so many virtual devices"
+    )
     asked = parser.parse_args(argv)
+    if asked.mesh:
+        MESH.update(parse_mesh(asked.mesh))
+        # JAX has not looked for devices yet.
+        count = f"--xla_force_host_platform_device_count={math.prod(MESH.values())}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}"
     order = np.random.default_rng(asked.seed)
     total, wrong = collections.Counter[str](), []
     for slots in asked.slots:
@@ -196,6 +212,8 @@ def main(argv: list[str] | None = None) -> None:
             alone = time.perf_counter()
             assert made.load().running == 0, "a slot did not come back"
             assert made.compiled() == compiled, "the engine compiled under load"
+        for line in found:  # at once, since a campaign may be stopped
+            print(line, flush=True)
         wrong += found
         total += counts
         total["cancelled neighbours"] += state.cancelled
@@ -205,8 +223,6 @@ def main(argv: list[str] | None = None) -> None:
             f"{alone - loaded:.1f} s alone; host {state.host_share:.3f}",
             flush=True,
         )
-    for line in wrong:
-        print(line)
     print("| compared with | requests |\n|---|---|")
     for name, number in sorted(total.items()):
         print(f"| {name} | {number} |")

@@ -307,6 +307,19 @@ def test_refused_requests(fields, message):
         engine().submit(ask(), index=-1)
 
 
+def test_a_batch_that_does_not_fit_is_refused():
+    """Before anything is compiled."""
+    target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    events: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: events.append(name))
+    try:
+        with pytest.raises(ValueError, match=r"16777216 slots .* would take .*fewer slots="):
+            Engine(target, slots=2**24, capacity=48, chunk=16)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert not [name for name in events if "backend_compile" in name]
+
+
 def test_refused_engines():
     """Before anything is compiled."""
     target, draft = load.models()

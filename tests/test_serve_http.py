@@ -346,6 +346,27 @@ def _raw(port: int, text: str) -> bytes:
         return connection.recv(4096).split(b"\r\n")[0]
 
 
+def test_headers_that_do_not_arrive_end_the_connection():
+    """A client that sends nothing, half a header, or that of its second request; one whose request
+    runs longer than the limit is served."""
+    head = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    with running(serving.engine(), header_seconds=0.3) as (_, port):
+        for first in (b"", head, head + b"\r\n" + head):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                connection.sendall(first)
+                answer = b""
+                while part := connection.recv(4096):  # until the server closes
+                    answer += part
+                assert answer.count(b"HTTP/1.1 200") == first.count(b"\r\n\r\n")
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            content = json.dumps(ASK).encode()
+            begun = head.replace(b"GET /health", b"POST /v1/completions")
+            connection.sendall(begun + b"Content-Length: %d\r\n\r\n" % len(content))
+            time.sleep(0.6)
+            connection.sendall(content)
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+
+
 def _settled(seconds: float = 20.0) -> None:
     """Wait until no request runs."""
     until = time.monotonic() + seconds

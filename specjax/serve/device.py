@@ -9,6 +9,9 @@
 
 Every program has one shape (`read` has one for each width), and all of them run once when the
 engine starts.  So nothing is compiled while requests wait.
+
+On a mesh the batch is split by row and its caches by head, too, as in `generate`.  A row of its own
+is held by all devices, and split by head only.
 """
 
 from __future__ import annotations
@@ -25,10 +28,12 @@ from jax import Array
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.logprobs import Logprobs
+from specjax.parallel import device_bytes, devices_of, require, row_parts
 from specjax.prefilling import begin
 from specjax.processors import Processors
 from specjax.proposers import MedusaSource
 from specjax.sampling import Sampling, make_key
+from specjax.serve.places import Places
 from specjax.serve.reading import Reader, Reading, passes, widths
 from specjax.serve.several import PLAIN, Begun, Several, SeveralState
 from specjax.types import DecodeState, Params, Stats
@@ -80,14 +85,15 @@ class Device:
         self.decoder, self.params, self.slots, self.chunk = decoder, params, slots, chunk
         self.several = several
         self._reader = Reader(decoder.target, several, decoder.capacity)
-        self._empty = jax.jit(self._reader.empty)
-        self._read = jax.jit(self._reader.read, donate_argnums=1)
+        self._places = Places.of(params)
+        self._empty = jax.jit(lambda params: self._places.reading(self._reader.empty(params)))
+        self._read = jax.jit(self._read_on, donate_argnums=1)
         self._begin = jax.jit(self._begun)
         self._peek = jax.jit(functools.partial(_peek, MOST_STEPS * (several.max_depth + 1)))
         self._recorded = jax.jit(_recorded)
         self._copy = jax.jit(self._copied)
-        self._end = jax.jit(jnp.logical_or)
-        self._tile = jax.jit(functools.partial(_tiled, slots))
+        self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
+        self._tile = jax.jit(lambda row: self._places.batch(_tiled(slots, row)))
         self.state: DecodeState | None = None
 
     @functools.cached_property
@@ -104,9 +110,11 @@ class Device:
         self.state = self._tile(one)
         if self.copies:
             self.copy(0, 0)
-        self.insert(0, one)
-        self.end(np.ones(self.slots, bool))
-        self.run(1)
+        # Twice on a mesh: XLA may write the shardings of its first results in another way.
+        for _ in range(1 if self._places.mesh is None else 2):
+            self.insert(0, one)
+            self.end(np.ones(self.slots, bool))
+            self.run(1)
         self.peek(np.zeros(self.slots, np.int32), np.zeros(self.slots, np.int32))
         self.recorded(0)
 
@@ -130,12 +138,40 @@ class Device:
 
     def begin(self, reading: Reading, row: Row) -> DecodeState:
         """The state of a row whose prompt is read."""
+        return self._begin(self.params, reading, *self._inputs(row))
+
+    def check_memory(self, row: Row) -> None:
+        """Refuse a batch that cannot fit, before anything is compiled.
+
+        The bytes needed are those of the batch, of a row outside of it and of the prompt that is
+        read next, and of the logits of one step.  The parameters are already allocated.
+
+        Args:
+          row: an example of a request.
+
+        Raises:
+          ValueError: with the bytes that are needed on a device, the bytes free, and the cure.
+        """
+        # The programs reuse these traces.
+        reading = self._empty.eval_shape(self.params)
+        one = self._begin.eval_shape(self.params, reading, *self._inputs(row))
+        batch = self._tile.eval_shape(one)
+        mesh, several = self._places.mesh, self.several
+        logits = self.slots * several.num_nodes * self.decoder.target.vocab_size * 4
+        logits //= 1 if mesh is None else mesh.size if self._places.target else row_parts(mesh)
+        needed = device_bytes(batch, mesh) + device_bytes((one, reading), None) + logits
+        what = f"{self.slots} slots with a capacity of {self.decoder.capacity} tokens"
+        cure = (
+            "make the engine with fewer slots=, a smaller capacity= or fewer drafters, load the "
+            "models in bfloat16, or split them over several devices with mesh="
+        )
+        require(needed, devices_of(self.params.target), what, cure)
+
+    def _inputs(self, row: Row) -> tuple[Any, ...]:
         prompt = np.zeros((1, self.decoder.capacity), np.int32)
         prompt[0, : len(row.tokens)] = row.tokens
         numbers = (len(row.tokens), row.limit, row.num_drafts, row.index, row.adapter)
-        return self._begin(
-            self.params,
-            reading,
+        return (
             prompt,
             np.array(numbers, np.int32),
             np.uint32(row.seed),
@@ -145,7 +181,9 @@ class Device:
 
     def insert(self, slot: int, row: DecodeState) -> None:
         assert self.state is not None
-        self.state = self.decoder.insert(self.state, slot, row)
+        # The caches of a row name its own sharding, and those of the batch another one.
+        alike = jax.tree.unflatten(jax.tree.structure(self.state), jax.tree.leaves(row))
+        self.state = self.decoder.insert(self.state, slot, alike)
 
     def end(self, ended: np.ndarray) -> None:
         """Stop the rows where `ended` [slots] is True."""
@@ -196,7 +234,11 @@ class Device:
         def cut(x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, slot, 1, axis=0)
 
-        return self._reader.first(jax.tree.map(cut, cache), jax.tree.map(cut, own), count)
+        first = self._reader.first(jax.tree.map(cut, cache), jax.tree.map(cut, own), count)
+        return self._places.reading(first)
+
+    def _read_on(self, params: Params, reading: Reading, *chunk: Array) -> Reading:
+        return self._places.reading(self._reader.read(params, reading, *chunk))
 
     def _begun(
         self,
@@ -218,7 +260,7 @@ class Device:
         )
         several = self.several.state(own, 1, self.decoder.capacity)
         several = dataclasses.replace(several, choice=choice)
-        return begin(
+        state = begin(
             dataclasses.replace(self.decoder, proposer=Begun.of(self.several)),
             reading.cache,
             [jnp.zeros((1, 1, 1)), None],
@@ -232,6 +274,7 @@ class Device:
             processors=processors,
             eos=eos,
         )
+        return self._places.row(state)
 
 
 def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:

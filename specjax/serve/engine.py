@@ -18,7 +18,7 @@ from specjax.arguments import items, shown, whole
 from specjax.decoding import Decoder
 from specjax.drafters import Drafter
 from specjax.models import LanguageModel
-from specjax.parallel import mesh_of
+from specjax.parallel import described, mesh_of, row_parts
 from specjax.request import Request
 from specjax.rules import Match
 from specjax.serve.asked import NONE, Loaded, Shop, load_all
@@ -56,9 +56,9 @@ class Engine:
         """Compiles all programs, and starts to serve.
 
         Args:
-          target: from `specjax.load`.
+          target: from `specjax.load`; with mesh= it is served from several devices of one process.
           drafters: what requests may draft with, by name.
-          slots: the rows of the batch.
+          slots: the rows of the batch; on a mesh a multiple of the devices along `data`.
           capacity: the most tokens of a prompt with its output.
           waiting: the most requests that wait for a slot; more are refused at once.
           chunk: the most tokens of a prompt that are read between two steps of the batch.
@@ -70,16 +70,11 @@ class Engine:
             records nothing.
 
         Raises:
-          ValueError: a number or a drafter that cannot be used.
+          ValueError: a number or a drafter that cannot be used, or too little free memory.
         """
         if not isinstance(target, LanguageModel):
             raise ValueError(
                 f"target is a {type(target).__name__}; pass what specjax.load(folder) returns"
-            )
-        if mesh_of(target.params) is not None:
-            raise ValueError(
-                f"{target.name} is on a mesh, and an engine serves from one device: load it "
-                "without mesh="
             )
         for name, value, least in (
             ("slots", slots, 1), ("capacity", capacity, 2), ("waiting", waiting, 0),
@@ -91,6 +86,7 @@ class Engine:
             whole("logprobs", logprobs, 0, most, f"a whole number in [0, {most}], or None")
         if not isinstance(drafters, Mapping | None):
             raise ValueError(f"drafters={shown(drafters)}; pass a dict from names to drafters")
+        _check_mesh(target, slots)
         loaded = load_all(target, drafters or {})
         chunk = min(chunk, capacity)
         room = min(capacity, target.model.max_positions + 1)
@@ -111,6 +107,7 @@ class Engine:
         example, _ = self.shop.row(
             Request(prompts=[[0, 0]], max_new_tokens=1, proposer=NONE, eos=[]), 0
         )
+        self._device.check_memory(example)
         self._device.start(example)
         self._scheduler = Scheduler(self._device, waiting)
 
@@ -177,6 +174,22 @@ class Engine:
           timeout: wait at most so many seconds; what is left then ends with `Closed`.
         """
         self._scheduler.close(finish, timeout)
+
+
+def _check_mesh(target: LanguageModel, slots: int) -> None:
+    mesh = mesh_of(target.params)
+    if mesh is None:
+        return
+    if len({device.process_index for device in mesh.devices.flat}) > 1:
+        raise ValueError(
+            f"{target.name} is on {described(mesh)} of several processes, and an engine decides in "
+            "one: load the target with mesh=make_mesh(devices=jax.local_devices())"
+        )
+    if slots % (parts := row_parts(mesh)):
+        raise ValueError(
+            f"slots={slots} do not divide among the {parts} devices along the mesh axis of rows: "
+            f"pass slots={slots + -slots % parts}"
+        )
 
 
 def _arrays(part: Loaded, target: LanguageModel) -> object:

@@ -36,6 +36,7 @@ class Limits:
     Attributes:
       api_key: requests have to send it as `Authorization: Bearer KEY`; None: they need none.
       body: the most bytes of a request.
+      header_seconds: the headers of a request have to arrive in so many seconds.
       body_seconds: a body has to arrive in so many seconds.
       send_seconds: a client that reads nothing for so long is dropped.
       texts: the most texts that one request may ask for (prompts times n).
@@ -43,6 +44,7 @@ class Limits:
 
     api_key: str | None = None
     body: int = 4 * 2**20
+    header_seconds: float = 10.0
     body_seconds: float = 30.0
     send_seconds: float = 60.0
     texts: int = 16

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import socket
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specjax.serve.engine import Engine
 from specjax.serve.http.app import Limits, Service, make_app
@@ -16,6 +21,44 @@ from specjax.serve.http.app import Limits, Service, make_app
 _IDLE_SECONDS = 5
 _CONNECTIONS = 2048
 _HEADER_BYTES = 64 * 1024
+
+
+class TimedProtocol(H11Protocol):
+    """Drops a connection on which the headers of a request do not arrive in time.
+
+    uvicorn waits for them without an end, so a client that sends half of them, or nothing, would
+    keep its connection for ever.
+    """
+
+    def __init__(self, *given: Any, seconds: float, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._seconds = seconds
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._arrived()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        # h11 is IDLE until it has read the headers of a request.  Between two requests uvicorn's
+        # own limit holds until the first byte arrives.
+        if self.conn.their_state is not h11.IDLE:
+            self._arrived()
+        elif self._deadline is None and self.conn.trailing_data[0]:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._deadline = self.loop.call_later(self._seconds, self.transport.close)
+
+    def _arrived(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class Server(uvicorn.Server):
@@ -35,7 +78,8 @@ class Server(uvicorn.Server):
                 app, host, port, log_level="warning", access_log=False, lifespan="off",
                 timeout_keep_alive=_IDLE_SECONDS, limit_concurrency=_CONNECTIONS,
                 h11_max_incomplete_event_size=_HEADER_BYTES, timeout_graceful_shutdown=10,
-                http="h11", ws="none",
+                http=functools.partial(TimedProtocol, seconds=limits.header_seconds),  # type: ignore
+                ws="none",
             )
         )  # fmt: skip
 

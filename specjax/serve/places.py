@@ -1,0 +1,76 @@
+"""Where the arrays of an engine lie on a mesh: the batch, a row of its own, and a prompt's reading.
+
+    batch      rows over `data`, heads over `model`
+    one row    held by every device along `data`, heads over `model`
+
+Without a mesh nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeVar
+
+from jax.sharding import Mesh
+
+from specjax.contract import Arrays
+from specjax.parallel import RULES, Rules, is_split, mesh_of, spread
+from specjax.serve.reading import Reading
+from specjax.serve.several import SeveralState
+from specjax.types import DecodeState, Params
+
+_T = TypeVar("_T")
+
+_ONE_ROW: Rules = {**RULES, "batch": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """The shardings of an engine, for use inside of jitted functions.
+
+    Attributes:
+      mesh: of the target's parameters; None on one device.
+      target: are the target's parameters split over it?
+      parts: the same for each drafter.
+    """
+
+    mesh: Mesh | None
+    target: bool
+    parts: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, params: Params) -> Places:
+        return cls(
+            mesh_of(params.target), is_split(params.target), tuple(map(is_split, params.proposer))
+        )
+
+    def rows(self, arrays: _T) -> _T:
+        """Arrays of the batch that are no caches."""
+        return spread(arrays, self.mesh, False)
+
+    def batch(self, state: DecodeState) -> DecodeState:
+        return self._state(state, RULES)
+
+    def row(self, state: DecodeState) -> DecodeState:
+        return self._state(state, _ONE_ROW)
+
+    def reading(self, reading: Reading) -> Reading:
+        return dataclasses.replace(
+            spread(dataclasses.replace(reading, own=()), self.mesh, self.target, _ONE_ROW),
+            own=self._own(reading.own, _ONE_ROW),
+        )
+
+    def _state(self, state: DecodeState, rules: Rules) -> DecodeState:
+        several = state.proposer
+        assert isinstance(several, SeveralState)
+        choices = spread(dataclasses.replace(several, own=()), self.mesh, False, rules)
+        return dataclasses.replace(
+            spread(dataclasses.replace(state, proposer=None), self.mesh, self.target, rules),
+            proposer=dataclasses.replace(choices, own=self._own(several.own, rules)),
+        )
+
+    def _own(self, own: tuple[Arrays, ...], rules: Rules) -> tuple[Arrays, ...]:
+        return tuple(
+            spread(part, self.mesh, split, rules)
+            for part, split in zip(own, self.parts, strict=True)
+        )
