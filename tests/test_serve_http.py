@@ -6,8 +6,10 @@ import asyncio
 import concurrent.futures
 import hashlib
 import http.client
+import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +28,9 @@ for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus
     pytest.importorskip(package)
 
 TINY = ROOT / "checkpoints" / "tiny"
+_spec = importlib.util.spec_from_file_location("browser", ROOT / "docs" / "browser.py")
+browser = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(browser)
 ASK = {"prompt": "def main(", "max_tokens": 12, "seed": 3, "temperature": 0.8}
 
 
@@ -189,9 +194,52 @@ def test_lorax(port):
     assert [event["generated_text"] for event in stream] == [None] * 7 + [text]
     assert stream[-1]["details"]["seed"] == 3
     full = {**asked, "parameters": {**parameters, "return_full_text": True}}
-    assert post(port, "/", full)["generated_text"] == "def main(" + text
+    assert post(port, "/", full)[0]["generated_text"] == "def main(" + text
     greedy = post(port, "/generate", {"inputs": "def main(", "parameters": {"max_new_tokens": 8}})
     assert greedy["generated_text"] == plain(temperature=0, max_new_tokens=8).text[0]
+
+
+def test_what_loraxs_client_sends(port):
+    """It names every parameter, also those that are off; one that is on and not honoured, and one
+    that LoRAX does not know, are refused by name."""
+    off = dict.fromkeys(
+        ("adapter_id", "adapter_source", "merged_adapters", "api_token", "repetition_penalty",
+         "top_k", "top_p", "truncate", "typical_p", "best_of", "return_k_alternatives",
+         "response_format")
+    )  # fmt: skip
+    off |= {"watermark": False, "decoder_input_details": False, "do_sample": True, "stop": [],
+            "details": True, "return_full_text": False, "ignore_eos_token": False}  # fmt: skip
+    parameters = {**off, "max_new_tokens": 12, "temperature": 0.8, "seed": 3}
+    asked = {"inputs": "def main(", "stream": False, "parameters": parameters}
+    assert post(port, "/generate", asked)["generated_text"] == plain().text[0]
+    for name, value in (("typical_p", 0.5), ("typical", 1)):
+        other = {**asked, "parameters": {**parameters, name: value}}
+        status, _, content = send(port, "POST", "/generate", other)
+        assert status == 400 and name in json.loads(content)["error"]["message"]
+
+
+def test_lorax_client(port):
+    lorax = pytest.importorskip("lorax")
+    client = lorax.Client(f"http://127.0.0.1:{port}", timeout=60)
+    options = {"max_new_tokens": 12, "seed": 3, "temperature": 0.8, "do_sample": True}
+    wanted = plain().text[0]
+    for adapter in (None, "one"):
+        made = client.generate("def main(", adapter_id=adapter, **options)
+        assert made.generated_text == wanted and made.details.generated_tokens == 12
+    stream = list(client.generate_stream("def main(", **options))
+    assert stream[-1].generated_text == wanted
+    assert "".join(piece.token.text for piece in stream) == wanted
+
+
+def test_the_page_in_a_browser(port):
+    """In Chromium, where it and its driver are installed: both texts, the colours, the verdict."""
+    if absent := browser.missing(shutil.which):
+        pytest.skip(f"not installed: {', '.join(absent)}")
+    with browser.browser() as command:
+        page = browser.write(command, f"http://127.0.0.1:{port}")
+    assert page["verdict"] == "same tokens: all 96 of them"
+    assert page["with"] == page["without"] != ""
+    assert len(page["kinds"]) == 96 and {"d1", "bonus", ""} <= set(page["kinds"])
 
 
 def test_schemas(port):

@@ -245,7 +245,8 @@ class Service:
 
     async def _lorax(self, request: Request, streams: bool | None) -> Response:
         body = parse(Lorax, await self._body(request))
-        streams = body.stream if streams is None else streams
+        is_root = streams is None
+        streams = body.stream if is_root else streams
         if body.parameters.details and self.engine.shop.logprobs is None:
             raise Problem(
                 400, "details have log-probabilities, which this server does not record: start it "
@@ -263,11 +264,10 @@ class Service:
         with following.cancelling(handles):
             served = await following.unless_gone(request, following.all_of(handles))
         self._count(served)
-        return JSONResponse(
-            answers.lorax_whole(
-                self.engine.target, served[0], prompt, asked.seed, body.parameters.details
-            )
+        answer = answers.lorax_whole(
+            self.engine.target, served[0], prompt, asked.seed, body.parameters.details
         )
+        return JSONResponse([answer] if is_root else answer)  # the root answers with a list
 
     async def _lorax_chunks(
         self, asked: requests.Asked, handles: list[Handle], prompt: str | None
