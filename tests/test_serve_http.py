@@ -218,6 +218,7 @@ def test_what_loraxs_client_sends(port):
         assert status == 400 and name in json.loads(content)["error"]["message"]
 
 
+@pytest.mark.filterwarnings("ignore:The `dict` method is deprecated")
 def test_lorax_client(port):
     lorax = pytest.importorskip("lorax")
     client = lorax.Client(f"http://127.0.0.1:{port}", timeout=60)

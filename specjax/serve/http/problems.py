@@ -103,9 +103,10 @@ def read(kind: type[_BodyT], fields: object) -> _BodyT:
             raise Problem(400, f"{name} is not supported: {kind.refused[name]}", name)
         if name in kind.model_fields:
             inner = kind.model_fields[name].annotation
-            is_body = isinstance(inner, type) and issubclass(inner, Body)
-            # LoRAX's client names every parameter, also those that are off or not known here.
-            kept[name] = read(inner, value) if is_body and isinstance(value, dict) else value
+            if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Body):
+                # LoRAX's client names every parameter, also those that are off or not known here.
+                value = read(inner, value)
+            kept[name] = value
         elif name not in kind.refused and name not in kind.ignored:
             near = difflib.get_close_matches(name, known, 1)
             cure = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
