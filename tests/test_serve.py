@@ -320,6 +320,14 @@ def test_a_batch_that_does_not_fit_is_refused():
     assert not [name for name in events if "backend_compile" in name]
 
 
+def test_slots_that_do_not_divide_are_refused(monkeypatch):
+    """Before anything is compiled; the mesh of one device stands in for one of two along `data`."""
+    monkeypatch.setattr("specjax.serve.engine.row_parts", lambda mesh: 2)
+    target = specjax.load(load.TINY / "target", mesh=specjax.make_mesh())
+    with pytest.raises(ValueError, match=r"slots=3 do not divide among the 2 .*: pass slots=4"):
+        Engine(target, slots=3)
+
+
 def test_refused_engines():
     """Before anything is compiled."""
     target, draft = load.models()

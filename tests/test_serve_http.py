@@ -550,6 +550,7 @@ def test_refused_options(capsys, monkeypatch):
         (["--target", str(TINY / "target"), "--default", "eagle"], "there are lookup, and none"),
         (["--target", str(TINY / "target"), "--slots", "0"], "slots=0"),
         (["--target", "/nowhere"], "/nowhere"),
+        (["--mesh", "data=2"], "data=2 times model=1 is not the number of devices"),
     ]:
         with pytest.raises(SystemExit) as caught:
             main(["serve", *words])

@@ -8,7 +8,7 @@ import pathlib
 
 import specjax
 from specjax.drafters import BoundDrafter
-from specjax.flags import load_models, progress, say
+from specjax.flags import add_device_arguments, load_models, progress, say
 from specjax.serve import Engine, ServerOptions, check_packages, run_server
 
 HELP = "serve OpenAI's and LoRAX's API over HTTP; a text does not depend on load"
@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='drafter of requests that name none, or "none"; default: the first of draft, those of '
         "--drafter, medusa, lookup",
     )
+    add_device_arguments(parser)
     room = parser.add_argument_group("room and limits")
     room.add_argument("--slots", type=int, default=8, help="requests that decode at once")
     room.add_argument(
