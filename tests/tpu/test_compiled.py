@@ -75,7 +75,7 @@ def leaf_bytes() -> int:
 @pytest.mark.parametrize(
     ("case", "rule"),
     [
-        pytest.param(case, rule, marks=() if (case, rule) in toys.ALONE else pytest.mark.slow)
+        pytest.param(case, rule, marks=() if (case, rule) in toys.COVERING else pytest.mark.slow)
         for case in toys.CASES
         for rule in RULES
         if toys.judges(rule, case)
