@@ -346,7 +346,7 @@ def test_openai_client(port):
         (400, {"speculation": {"drafter": "medusa"}}, "several adapters"),
         (400, {"speculation": {"num_speculative_tokens": -1}}, "num_drafts=-1"),
         (400, {"speculation": {"num_speculative_tokens": 9}}, r"in [0, 4]"),
-        (400, {"speculation": {"depth": 1}}, "speculation"),
+        (400, {"speculation": {"depth": 1}}, "no field 'speculation.depth'; it takes drafter"),
     ],
 )  # fmt: skip
 def test_bad_requests(port, status, changes, message):

@@ -92,31 +92,32 @@ def parse(kind: type[_BodyT], content: bytes) -> _BodyT:
     return read(kind, fields)
 
 
-def read(kind: type[_BodyT], fields: object) -> _BodyT:
-    """As `parse`, for a body that is read."""
+def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
+    """As `parse`, for a body that is read; `inside` is the path to it, with a dot at its end."""
     if not isinstance(fields, dict):
         raise Problem(400, f"the body is a {type(fields).__name__}; send a JSON object")
     known = [*kind.model_fields, *kind.refused]
     kept = {}
     for name, value in fields.items():
         if name in kind.refused and value:
-            raise Problem(400, f"{name} is not supported: {kind.refused[name]}", name)
+            at = inside + name
+            raise Problem(400, f"{at} is not supported: {kind.refused[name]}", at)
         if name in kind.model_fields:
             inner = kind.model_fields[name].annotation
             if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Body):
                 # LoRAX's client names every parameter, also those that are off or not known here.
-                value = read(inner, value)
+                value = read(inner, value, f"{inside}{name}.")
             kept[name] = value
         elif name not in kind.refused and name not in kind.ignored:
-            near = difflib.get_close_matches(name, known, 1)
+            near, at = difflib.get_close_matches(name, known, 1), inside + name
             cure = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
-            raise Problem(400, f"there is no field {name!r}; {cure}", name)
+            raise Problem(400, f"there is no field {at!r}; {cure}", at)
     try:
         return kind.model_validate(kept)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         # pydantic also names the members of a union, such as "list[str]", and places in a list.
-        where = ".".join(part for part in map(str, first["loc"]) if part in _NAMES)
+        where = inside + ".".join(part for part in map(str, first["loc"]) if part in _NAMES)
         shown = repr(first["input"])[:80]
         raise Problem(400, f"{where}={shown} is not allowed: {first['msg']}", where) from None
 
