@@ -35,7 +35,6 @@ from specjax.parallel.outcomes import hit_rate
 
 DEFAULT = (
     ("draft tree", "match", "1 + 3"),
-    ("draft 3", "rejection", "4 + 4"),
     ("universal", "rejection", "2 + 2"),
 )
 ALL = tuple(

@@ -32,7 +32,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 @pytest.mark.parametrize("options", [(), pytest.param(("--all",), marks=pytest.mark.slow)])
 def test_texts_are_those_of_the_sequential_loop(options):
     """The same key gives the same tokens and figures, in any order of rows, in chunks, and for
-    inserted rows; on 2 + 2, 1 + 3 and 4 + 4 devices."""
+    inserted rows; on 2 + 2 and 1 + 3 devices, and with `--all` on 4 + 4."""
     on_eight("tests/overlapped.py", *options)
 
 

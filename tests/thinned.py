@@ -83,7 +83,7 @@ KEPT: dict[str, Sequence[str]] = {
     "test_distribution.py::test_wrong_rules_are_caught": [
         "argmax drafts with soft probabilities", "noise reused for the residual", "no residual",
     ],
-    "test_documents.py::test_the_answer_as_a_document": ["ngram-0.0", "datastore-1.0"],
+    "test_documents.py::test_the_answer_as_a_document": ["ngram-0.0"],
     "test_draft_laws.py::test_a_draft_may_have_another_padded_vocabulary": [
         "match-35", "rejection-24", "block-35",
     ],
@@ -117,28 +117,45 @@ KEPT: dict[str, Sequence[str]] = {
     "test_taps.py::test_a_proposer_meets_the_features_of_all_that_is_committed": [
         "draft 3-match-chunks", "tree-rejection-one pass",
     ],
-    "test_train.py::test_killed_and_resumed_is_uninterrupted": ["any-11", "writing-7"],
+    "test_train.py::test_killed_and_resumed_is_uninterrupted": ["any-11"],
     "test_train_drafter.py::test_a_drafter_learns_inside_speculation": ["eagle3"],
     "test_train_drafter.py::test_a_run_learns_and_its_folder_drafts": ["peagle", "dspark"],
     "test_train_drafter.py::test_training_reads_what_a_decoder_reads": [
         "eagle3", "peagle", "dflash", "dspark, gated",
     ],
-    "test_train_meshes.py::test_two_devices_train_as_one": [
-        "lora and muon-fsdp=2", "int8-model=2",
-    ],
+    "test_train_meshes.py::test_two_devices_train_as_one": ["int8-model=2"],
     "test_train_padding.py::test_a_draft_whose_vocabulary_is_padded": ["more0", "more2"],
     "test_train_recipes.py::test_a_recipe_runs": [
         "eagle3", "gkd", "pycode-draft-1",
     ],
     "test_train_recordings.py::test_a_drafter_learns_without_its_target": ["dspark"],
-    "test_transformers.py::test_same_settings_same_tokens": [
-        "llama-repetition", "llama-bad words", "llama-all",
-    ],
+    "test_transformers.py::test_same_settings_same_tokens": ["llama-all"],
     "test_universal.py::test_another_name_for_every_token_changes_nothing": ["match", "block"],
     "test_universal.py::test_without_a_shared_token_nothing_is_proposed": ["rejection", "typical"],
 }  # fmt: skip
 """Test -> patterns of the cases that run by default."""
 
+
+LONG = {
+    "test_bench.py::test_int8_beside_float32": "the same table with one dtype",
+    "test_bench_tpu.py::test_cells_are_measured_beside_their_prediction": "cells without measuring",
+    "test_calls.py::test_first_of_takes_a_bank_beside_a_draft": "the same with heads",
+    "test_campaigns.py::test_a_short_soak": "a soak of 20 calls that finds a wrong text",
+    "test_commands_measured.py::test_audit_of_medusa_heads": "the audit of a draft model",
+    "test_constraint_campaign.py::test_texts_on_four_devices": "the campaign on one device",
+    "test_cost_aware.py::test_costs_are_measured_and_used": "the block of docs/decoding.md",
+    "test_drafter_meshes.py::test_a_drafter_follows_its_target_onto_a_mesh": "tests/tpu, compiled",
+    "test_eagle3_parallel.py::test_generate_writes_what_plain_decoding_writes": "that of EAGLE-3",
+    "test_load_drafter.py::test_a_target_in_int8": "test_quantised.py",
+    "test_overlap.py::test_generate_and_the_command": "the law of texts on two meshes",
+    "test_overlap.py::test_two_processes": "the law of texts on two meshes; test_processes.py",
+    "test_pairing.py::test_a_draft_that_agrees_is_accepted": "texts of the same pairs",
+    "test_programs.py::test_generate_keeps_as_many_structures_as_it_is_told": "its cache alone",
+    "test_sharding.py::test_eight_devices": "test_every_mesh",
+    "test_sharding.py::test_published_drafters_on_every_mesh": "tests/tpu, compiled",
+    "test_train_bench.py::test_an_ablation": "the recipes that it runs",
+}
+"""Tests that take long and do not run by default -> what runs in their place."""
 
 COLLECTED: dict[str, list[str]] = collections.defaultdict(list)
 """Test -> the cases that this process has collected."""
@@ -150,7 +167,7 @@ def thin(items: Sequence[pytest.Item]) -> None:
         name, _, case = item.nodeid.removesuffix("]").partition("[")
         name = name.rpartition("/")[2]
         COLLECTED[name].append(case)
-        if name in KEPT and not stays(name, case):
+        if name in LONG or (name in KEPT and not stays(name, case)):
             item.add_marker(pytest.mark.slow)
 
 
