@@ -369,7 +369,7 @@ def test_options_stand_in_groups(capsys, command):
         "generate": ["prompts", "models", "speculation: what drafts", "sampling", "constraint",
                      "speculation: which drafts are accepted", "penalties, biases and ends",
                      "output", "devices and processes"],
-        "serve": ["models", "speculation", "room and limits", "address"],
+        "serve": ["models", "speculation", "devices", "room and limits", "address"],
     }  # fmt: skip
     assert set(groups) == set(words[command])
     assert all(re.search(r"^  -", options, re.MULTILINE) for options in groups.values())
