@@ -90,7 +90,7 @@ def test_masks_say_what_may_follow(grammar, target):
                 assert matcher.is_complete()
                 break
             seen.append(words)
-            # What closes is preferred, or few walks would end.
+            # Closing tokens are preferred, because few walks would end otherwise.
             closing = [token for token in ways if written[token] in CLOSING]
             token = int(drawn.choice(closing or ways))
             assert written[token] and matcher.push(token)

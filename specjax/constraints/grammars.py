@@ -26,8 +26,8 @@ from specjax.text import token_bytes
 
 _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 
-# Without it only one spelling of what is forced would be allowed.  It stands behind the grammar, so
-# that lines keep their numbers.
+# Without this line llguidance would allow only one spelling of a text that is forced.  It stands
+# behind the grammar, so that messages keep the grammar's own line numbers.
 _ANY_SPELLING = '\n%llguidance {"no_forcing": true}\n'
 
 _STUCK = "NoExtension"
@@ -52,7 +52,7 @@ class GrammarMatcher(Matcher):
         self._start, self._inner, self._text = start, start.deep_copy(), list[int]()
 
     def allowed(self, words: np.ndarray) -> None:
-        # The vocabulary of llguidance has one token more, an end that no row has.
+        # llguidance's vocabulary has one more token at its end: an EOS, which no row uses.
         words[:] = np.frombuffer(self._inner.compute_bitmask(), np.dtype("<u4"))[: self.words]
         words[-1] &= np.uint32(2**32 - 1) >> np.uint32(self.spare)
 

@@ -83,8 +83,8 @@ class Matchers:
     ) -> np.ndarray:
         """`masks` with those of the drafts `tokens` [B, N] of a `Proposal` with `parent` [B, N].
 
-        Drafts that may not follow their text, and all below them, are rejected by the mask of the
-        node above; their own masks are free.
+        A draft that may not follow its text is rejected by the mask of its parent, and so is all
+        that is below it.  The masks of such nodes allow everything.
         """
         for row, matcher in enumerate(self.rows):
             if matcher is None or done[row]:

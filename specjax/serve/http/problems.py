@@ -105,7 +105,7 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
         if name in kind.model_fields:
             inner = kind.model_fields[name].annotation
             if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Body):
-                # LoRAX's client names every parameter, also those that are off or not known here.
+                # LoRAX's client sends all its parameters, those that are off and ignored ones, too.
                 value = read(inner, value, f"{inside}{name}.")
             kept[name] = value
         elif name not in kind.refused and name not in kind.ignored:
