@@ -147,7 +147,7 @@ LONG = {
     "test_drafter_meshes.py::test_a_drafter_follows_its_target_onto_a_mesh": "tests/tpu, compiled",
     "test_eagle3_parallel.py::test_generate_writes_what_plain_decoding_writes": "that of EAGLE-3",
     "test_load_drafter.py::test_a_target_in_int8": "targets in int8 in test_quantised.py",
-    "test_overlap.py::test_generate_and_the_command": "the law of texts; one device through generate",
+    "test_overlap.py::test_generate_and_the_command": "the law of texts; generate on one device",
     "test_overlap.py::test_two_processes": "the law of texts on two meshes; test_processes.py",
     "test_pairing.py::test_a_draft_that_agrees_is_accepted": "texts of the same pairs",
     "test_programs.py::test_generate_keeps_as_many_structures_as_it_is_told": "its cache alone",
