@@ -215,7 +215,8 @@ def test_what_loraxs_client_sends(port):
     for name, value in (("typical_p", 0.5), ("typical", 1)):
         other = {**asked, "parameters": {**parameters, name: value}}
         status, _, content = send(port, "POST", "/generate", other)
-        assert status == 400 and name in json.loads(content)["error"]["message"]
+        answer = json.loads(content)
+        assert status == 400 and name in answer["error"] and answer["error_type"] == "validation"
 
 
 @pytest.mark.filterwarnings("ignore:The `dict` method is deprecated")
@@ -230,6 +231,8 @@ def test_lorax_client(port):
     stream = list(client.generate_stream("def main(", **options))
     assert stream[-1].generated_text == wanted
     assert "".join(piece.token.text for piece in stream) == wanted
+    with pytest.raises(lorax.errors.ValidationError, match="there is no adapter 'another'"):
+        client.generate("def main(", adapter_id="another", **options)
 
 
 def test_the_page_in_a_browser(port):

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
+import time
 from typing import Any, cast
 
 import jax
@@ -40,6 +42,9 @@ from specjax.types import DecodeState, Params, Stats
 
 MOST_STEPS = 32
 """The most steps of a turn."""
+
+_EMPTY_TURNS = 9
+"""So many are timed."""
 
 _COUNTS = len(dataclasses.fields(Stats))
 
@@ -95,6 +100,7 @@ class Device:
         self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
         self._tile = jax.jit(lambda row: self._places.batch(_tiled(slots, row)))
         self.state: DecodeState | None = None
+        self.turn_seconds = 0.0  # of a turn without a step: what its programs cost to start
 
     @functools.cached_property
     def copies(self) -> bool:
@@ -115,8 +121,16 @@ class Device:
             self.insert(0, one)
             self.end(np.ones(self.slots, bool))
             self.run(1)
-        self.peek(np.zeros(self.slots, np.int32), np.zeros(self.slots, np.int32))
+        nothing = np.zeros(self.slots, np.int32)
+        self.peek(nothing, nothing)
         self.recorded(0)
+        taken = []
+        for _ in range(_EMPTY_TURNS):
+            began = time.perf_counter()
+            self.run(1)  # all rows are done
+            self.peek(nothing, nothing)
+            taken.append(time.perf_counter() - began)
+        self.turn_seconds = statistics.median(taken)
 
     def empty(self) -> Reading:
         return self._empty(self.params)

@@ -21,7 +21,7 @@ from specjax.serve.handle import Busy, Closed, Handle
 from specjax.serve.reading import Reading
 
 _HOST_SHARE = 0.05
-"""Turns have so many steps that the host's part of the time is below this."""
+"""Turns have so many steps that what each of them costs beside its steps is below this share."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,7 +59,7 @@ class Load:
     cancelled: int
     prompt_tokens: int
     copied_tokens: int  # of them
-    host_share: float  # of the time of recent turns
+    host_share: float  # of the time of recent turns, with the starting of programs
     steps: int  # of the next turn
 
 
@@ -193,11 +193,17 @@ class Scheduler:
             if slot.handle is not None:
                 self._deliver_or_fail(number, slot, new)
         if not reads:
-            host = time.perf_counter() - arrived + ran - began
-            self._adapt(host, arrived - ran, steps)
+            starting = min(self._device.turn_seconds, arrived - ran)
+            host = time.perf_counter() - arrived + ran - began + starting
+            self._adapt(host, arrived - ran - starting, steps)
 
     def _adapt(self, host: float, device: float, steps: int) -> None:
-        """Choose the steps of the next turns by the seconds of this one."""
+        """Choose the steps of the next turns by the seconds of this one.
+
+        Args:
+          host: seconds of the turn that more steps would not have made longer.
+          device: seconds of its steps.
+        """
         share = host / (host + device)
         self._host_share += 0.1 * (share - self._host_share)
         needed = host / _HOST_SHARE / max(device / steps, 1e-9)

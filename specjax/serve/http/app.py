@@ -176,7 +176,7 @@ class Service:
 
         writer, handles = await following.in_thread(begin)
         if body.stream:
-            return self._stream(self._chunks(writer, handles, body), handles)
+            return self._stream(self._chunks(writer, handles, body), handles, lorax=False)
         with following.cancelling(handles):
             served = await following.unless_gone(request, following.all_of(handles))
         self._count(served)
@@ -218,7 +218,7 @@ class Service:
             yield writer.end(served)
 
     def _stream(
-        self, chunks: AsyncIterator[dict[str, Any]], handles: list[Handle], done: bool = True
+        self, chunks: AsyncIterator[dict[str, Any]], handles: list[Handle], lorax: bool
     ) -> Response:
         async def events() -> AsyncIterator[dict[str, str]]:
             with following.cancelling(handles):
@@ -226,8 +226,8 @@ class Service:
                     async for chunk in chunks:
                         yield {"data": json.dumps(chunk, ensure_ascii=False)}
                 except Exception as error:  # the status is sent already, so this is the last event
-                    yield {"data": json.dumps(Problem.of(error).body())}
-                if done:
+                    yield {"data": json.dumps(Problem.of(error).body(lorax))}
+                if not lorax:
                     yield {"data": "[DONE]"}
 
         return EventSourceResponse(
@@ -260,7 +260,7 @@ class Service:
         asked, handles = await following.in_thread(begin)
         prompt = body.inputs if body.parameters.return_full_text else None
         if streams:
-            return self._stream(self._lorax_chunks(asked, handles, prompt), handles, done=False)
+            return self._stream(self._lorax_chunks(asked, handles, prompt), handles, lorax=True)
         with following.cancelling(handles):
             served = await following.unless_gone(request, following.all_of(handles))
         self._count(served)
@@ -288,6 +288,9 @@ class Service:
     def _count(self, served: list[Served]) -> None:
         for one in served:
             self.metrics.count(one)
+
+
+_LORAX_PATHS = ("/", "/generate", "/generate_stream")
 
 
 def make_app(engine: Engine, limits: Limits | None = None) -> Starlette:
@@ -324,6 +327,7 @@ def _guarded(
 ) -> Callable[[Request], Awaitable[Response]]:
     """A handler with the checks that all of them share, whose errors become answers."""
     is_open = path == "/health" or (path, method) == ("/", "GET")
+    lorax = method == "POST" and path in _LORAX_PATHS
 
     async def guarded(request: Request) -> Response:
         service.running += 1
@@ -340,7 +344,7 @@ def _guarded(
             if not isinstance(error, ValueError | Problem) and problem.status == 400:
                 raise  # a mistake of ours
             service.metrics.refuse(problem.status)
-            return problem.answer()
+            return problem.answer(lorax)
         finally:
             service.running -= 1
 
@@ -349,7 +353,7 @@ def _guarded(
 
 async def _not_found(request: Request, error: Exception) -> Response:
     what = f"{request.method} {request.url.path} is no route of this server"
-    return Problem(404, f"{what}: see docs/serving.md").answer()
+    return Problem(404, f"{what}: see docs/serving.md").answer(lorax=False)
 
 
 def _authorise(request: Request, key: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Errors as answers: a status, a message, and what OpenAI's clients read of it."""
+"""Errors as answers: a status, and a body as the clients of OpenAI or LoRAX read it."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 
+_LORAX_TYPES = {
+    400: "validation",
+    413: "validation",
+    429: "overloaded",
+    500: "generation",
+    503: "overloaded",
+}
+"""Of other statuses, LoRAX's client reads the status alone."""
+
 
 class Problem(Exception):
     """A request that ends with an error."""
@@ -70,13 +79,16 @@ class Problem(Exception):
             return cls(501, str(error))
         return cls(400, str(error))
 
-    def body(self) -> dict[str, Any]:
+    def body(self, lorax: bool) -> dict[str, Any]:
+        """As LoRAX's clients read it, or as those of OpenAI do."""
+        if lorax:
+            return {"error": self.message, "error_type": _LORAX_TYPES.get(self.status, "")}
         kind = _TYPES.get(self.status, "internal_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.status}
         return {"error": error}
 
-    def answer(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, self.headers)
+    def answer(self, lorax: bool) -> JSONResponse:
+        return JSONResponse(self.body(lorax), self.status, self.headers)
 
 
 def parse(kind: type[_BodyT], content: bytes) -> _BodyT:
