@@ -26,7 +26,7 @@ from specjax.drafters import (
 )
 from specjax.files import FORMATS, load, load_drafter
 from specjax.models import LanguageModel
-from specjax.parallel import mesh_of
+from specjax.parallel import alike, mesh_of
 from specjax.proposers import NGram, NoProposer
 from specjax.request import Request
 
@@ -51,7 +51,8 @@ def choose_drafter(
         raise ValueError(
             f'draft_dtype={shown(request.draft_dtype)} {beside}; pass "int8" together with draft='
         )
-    if draft is not None and mesh_of(draft.params) not in (None, mesh):
+    on = None if draft is None else mesh_of(draft.params)
+    if on is not None and draft is not None and (mesh is None or not alike(on, mesh)):
         raise ValueError(
             f"the draft {draft.name!r} is on another mesh than {target.name!r}: "
             "load both with the same mesh="

@@ -17,7 +17,7 @@ from specjax.decoding import Decoder
 from specjax.drafters import PublishedDrafter
 from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads
-from specjax.parallel.sharding import beside, lay, make_mesh
+from specjax.parallel import beside, lay, make_mesh
 from specjax.proposers import (
     DatastoreParams,
     DraftSource,

@@ -18,7 +18,7 @@ _EIGHT = r"""
 import dataclasses, logging, pathlib, sys
 import jax, numpy as np
 import specjax
-from specjax.parallel.sharding import RULES, make_mesh
+from specjax.parallel import RULES, make_mesh
 
 folder, eagle, parallel, block = map(pathlib.Path, sys.argv[1:])
 assert jax.device_count() == 8

@@ -18,7 +18,7 @@ import toys
 import specjax
 from specjax.commands import main
 from specjax.files.orbax import restore_params, save_params
-from specjax.parallel.sharding import make_mesh, shardings
+from specjax.parallel import make_mesh, shardings
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -31,7 +31,7 @@ from specjax.commands import main
 from specjax.decoding import _run
 from specjax.files.orbax import restore_params, save_params
 from specjax.models.quantised import quantise
-from specjax.parallel.sharding import RULES, make_mesh, shardings
+from specjax.parallel import RULES, fitted, make_mesh, shardings
 
 folder, out = map(pathlib.Path, sys.argv[1:])
 assert jax.device_count() == 8
@@ -60,12 +60,18 @@ assert held(split.params["embedding"]) == (80, 48)
 assert held(split.params["head"]["kernel"]) == (48, 80)
 assert held(layer["attention"]["q"]["kernel"]) == (48, 12)
 assert held(layer["attention"]["o"]["kernel"]) == (12, 48)
-# Fewer heads than devices: each device holds all of them.
-assert held(layer["attention"]["k"]["kernel"]) == (48, 24)
+# Fewer key heads than devices along `model`: each is on two of them.
+copied = fitted(mesh, split.model)
+assert dict(copied.shape) == {"data": 2, "model": 2, "kv_copies": 2}
+assert copied.devices.flatten().tolist() == mesh.devices.flatten().tolist()
+assert fitted(copied, split.model) is copied
+assert all(fitted(m, split.model) is m for m in (make_mesh(data=4), make_mesh(data=8)))
+assert fitted(mesh, split.model, {**RULES, "heads": None}) is mesh
+assert held(layer["attention"]["k"]["kernel"]) == (48, 12)
 assert held(layer["mlp"]["up"]["kernel"]) == (48, 16)
 assert held(layer["mlp"]["down"]["kernel"]) == (16, 48)
 assert held(layer["mlp_norm"]["weight"]) == (48,)
-planned = shardings(split.model, mesh)
+planned = shardings(split.model, copied)
 for leaf, at in zip(jax.tree.leaves(split.params), jax.tree.leaves(planned), strict=True):
     assert leaf.sharding == at and len(leaf.addressable_shards) == 8
 
@@ -119,10 +125,11 @@ three["key"] = jax.random.split(jax.random.key(0), 3)
 given = specjax.Params(split.params), np.ones((3, 4), np.int32), np.full(3, 4)
 message = refused(lambda: decoder.prefill(*given, **three))
 assert "3 rows" in message and "2 devices" in message and "pad to 4 rows" in message, message
-# The size of a state on each device is known before it is made.
+# The size of a state on each device is known before it is made.  Caches have one key head there.
 settings = {"sampling": specjax.Sampling.create(4), "key": jax.random.split(jax.random.key(0), 4)}
 given = specjax.Params(split.params), np.ones((4, 4), np.int32), np.full(4, 4)
 state = decoder.prefill(*given, limit=np.full(4, 8), **settings)
+assert {held(leaf)[1] for leaf in state.cache.keys} == {1}
 size = sum(np.prod(held(leaf), dtype=int) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 assert memory.device_bytes(state, mesh) == size
 memory.free_bytes = lambda device: 8 * (size + 4 * 320 * 4 // 8) - 1

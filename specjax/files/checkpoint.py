@@ -39,7 +39,7 @@ from specjax.models import (
     TransformerConfig,
     check_fields,
 )
-from specjax.parallel import RULES, Rules, leader, shardings
+from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.platforms import default_platform
 from specjax.types import Arrays
 
@@ -81,7 +81,8 @@ def load(
         default is "default", which is bfloat16 on a TPU and TensorFloat-32 on many GPUs, so that
         float32 weights alone do not make float32 logits there.
       revision: a branch, tag or commit on the Hub.
-      mesh: split the parameters over its devices; each device reads its own part.
+      mesh: split the parameters over its devices; each device reads its own part.  For a model with
+        fewer key heads than devices along `model`, it gets an axis `kv_copies` (see `make_mesh`).
       rules: how to split them, like `specjax.parallel.sharding.RULES`; {} replicates the model on
         every device, as for a small draft model.
       lora: the folder of a LoRA in PEFT's format, or `org/name`, which is merged into the weights.
@@ -113,6 +114,7 @@ def load(
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
     network = Transformer(ours, separate_head=separate, transposed=transposed)
     model = LinenModel(network, dtype, precision)
+    mesh = None if mesh is None else fitted(mesh, model, rules)
     with named(folder):
         params = read_params(
             folder,

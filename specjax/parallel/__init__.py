@@ -1,6 +1,7 @@
 """Several devices and several processes: sharding of arrays, and checks of free memory."""
 
 from specjax.parallel.memory import check_memory, device_bytes, devices_of, mesh_holding, require
+from specjax.parallel.meshes import alike, described, make_mesh, parse_mesh
 from specjax.parallel.outcomes import Foresight
 from specjax.parallel.overlap import Overlapped, check_meshes, overlapped
 from specjax.parallel.overlap_steps import OverlapState
@@ -12,17 +13,15 @@ from specjax.parallel.sharding import (
     Rules,
     beside,
     by_row,
-    described,
+    fitted,
     hold,
     is_split,
     lay,
     layout,
     leader,
-    make_mesh,
     mesh_of,
     module_shardings,
     named_shardings,
-    parse_mesh,
     put,
     row_parts,
     shardings,
@@ -41,6 +40,7 @@ __all__ = [
     "Rules",
     "UnreadCache",
     "add_process_arguments",
+    "alike",
     "beside",
     "by_row",
     "check_memory",
@@ -48,6 +48,7 @@ __all__ = [
     "described",
     "device_bytes",
     "devices_of",
+    "fitted",
     "hold",
     "is_split",
     "join_from",

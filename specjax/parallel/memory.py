@@ -17,7 +17,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from specjax.caches import KVCache
 from specjax.contract import Model, Proposer
-from specjax.parallel.sharding import by_row, make_mesh, mesh_of, row_parts
+from specjax.parallel.meshes import make_mesh
+from specjax.parallel.sharding import by_row, mesh_of, row_parts
 from specjax.platforms import Device, default_devices
 from specjax.types import Arrays, DecodeState, Params
 

@@ -26,6 +26,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from specjax.parallel.links import is_here, send
+from specjax.parallel.meshes import described
 from specjax.parallel.outcomes import Fan, Foresight, hit_rate
 from specjax.parallel.overlap_steps import (
     RANKS,
@@ -41,14 +42,7 @@ from specjax.parallel.overlap_steps import (
     verify,
 )
 from specjax.parallel.pace import Pace
-from specjax.parallel.sharding import (
-    beside,
-    described,
-    is_split,
-    lay,
-    layout,
-    to_host,
-)
+from specjax.parallel.sharding import beside, is_split, lay, layout, to_host
 from specjax.parallel.sides import DecoderLike, check_separable, draft_half, target_half
 from specjax.programs import Recent
 from specjax.types import DecodeState, Params, Verdict

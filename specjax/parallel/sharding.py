@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import jax
@@ -22,12 +22,12 @@ import numpy as np
 from flax import linen as nn
 from jax import Array
 from jax.core import Tracer
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from specjax.caches import KVCache
 from specjax.contract import Model
 from specjax.models import LinenModel, Transformer
-from specjax.platforms import Device
+from specjax.parallel.meshes import alike, with_kv_copies
 from specjax.types import Arrays
 
 _T = TypeVar("_T")
@@ -65,66 +65,8 @@ the parameters of a layer when it reads them (Rajbhandari et al. 2019, arXiv 191
 5.3).
 """
 
-_AXES = ("data", "fsdp", "model", "kv_copies")
 _INDIVISIBLE = ("kv_heads", "vocab", "features")
 """Axes that are replicated if the mesh does not divide their size; other axes are then refused."""
-
-
-def make_mesh(
-    data: int = 1,
-    model: int | None = None,
-    devices: Sequence[Device] | None = None,
-    *,
-    fsdp: int = 1,
-    kv_copies: int = 1,
-) -> Mesh:
-    """A mesh with axes `data` (rows of a batch) and `model` (parts of a layer).
-
-    It has the axes `fsdp` and `kv_copies` too, if they are not 1.
-
-    Args:
-      data: devices along `data`.
-      model: devices along `model`; by default all that are left.
-      devices: by default all devices of all processes.
-      fsdp: devices along `fsdp`, for training: rows are split along it as along `data`, and so are
-        parameters.
-      kv_copies: devices that hold the same key and value heads, while all else is split over
-        `model` times `kv_copies` devices.  A model of 8 key heads on 16 devices: `model=8,
-        kv_copies=2`.
-
-    Raises:
-      ValueError: the product is not the number of devices.
-    """
-    devices = list(jax.devices() if devices is None else devices)
-    model = max(len(devices) // (data * fsdp * kv_copies), 1) if model is None else model
-    if data * fsdp * model * kv_copies != len(devices):
-        asked = f"data={data} times " + f"fsdp={fsdp} times " * (fsdp != 1) + f"model={model}"
-        asked += f" times kv_copies={kv_copies}" * (kv_copies != 1)
-        count = len({device.process_index for device in devices})
-        raise ValueError(
-            f"{asked} is not the number of devices, "
-            f"{len(devices)}{f' in {count} processes' * (count > 1)}: pass factors of it, or "
-            "devices="
-        )
-    sizes = {"data": data, "fsdp": fsdp, "model": model, "kv_copies": kv_copies}
-    optional = ("fsdp", "kv_copies")
-    sizes = {name: size for name, size in sizes.items() if name not in optional or size != 1}
-    # Passed explicitly, because the default of axis_types differs between versions of jax.
-    types = (AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
-
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """Parse "data=2,fsdp=2,model=2" into arguments of `make_mesh`, or raise ValueError."""
-    sizes = {name: size for name, _, size in (part.partition("=") for part in text.split(","))}
-    if not sizes.keys() <= set(_AXES) or not all(
-        size.isdecimal() and int(size) for size in sizes.values()
-    ):
-        raise ValueError(
-            f"{text!r}: it must look like data=2,model=4, numbers of devices along "
-            f"{', '.join(_AXES)}"
-        )
-    return {name: int(size) for name, size in sizes.items()}
 
 
 def shardings(model: LinenModel, mesh: Mesh, rules: Rules = RULES) -> Arrays:
@@ -216,16 +158,18 @@ def named_shardings(
 def lay(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES) -> Arrays:
     """`params` on the devices of `mesh`.
 
-    Those of a `LinenModel` are sharded by `shardings`; those of other models are replicated.
+    Those of a `LinenModel` are sharded by `shardings`, on the mesh that `fitted` returns; those of
+    other models are replicated.
 
     Raises:
       ValueError: a dimension that the mesh does not divide, or parameters in int8.
     """
-    if mesh_of(params) == mesh:
+    on = mesh_of(params)
+    if on is not None and alike(on, mesh):
         return params
     if not isinstance(model, LinenModel):
         return beside(params, mesh)
-    at = shardings(model, mesh, rules)
+    at = shardings(model, fitted(mesh, model, rules), rules)
     if jax.tree.structure(at) != jax.tree.structure(params):
         raise ValueError(
             "quantised parameters have no axis names: load the model with specjax.load(..., mesh=) "
@@ -234,12 +178,27 @@ def lay(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES) -> Array
     return jax.tree.map(put, params, at)
 
 
+def fitted(mesh: Mesh, model: LinenModel, rules: Rules = RULES) -> Mesh:
+    """The mesh for a model, with copies of its key heads if there are too few of them.
+
+    Other rules than `RULES` say for themselves what is split, and leave the mesh as it is.
+    """
+    if rules is not RULES or not isinstance(model.module, Transformer):
+        return mesh
+    return with_kv_copies(mesh, model.module.config.num_kv_heads)
+
+
 def beside(arrays: Arrays, mesh: Mesh | None) -> Arrays:
     """`arrays` on `mesh`: those that are not on it yet are replicated over its devices."""
     if mesh is None:
         return arrays
     full = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda leaf: leaf if mesh_of(leaf) == mesh else put(leaf, full), arrays)
+
+    def moved(leaf: Array) -> Array:
+        on = mesh_of(leaf)
+        return leaf if on is not None and alike(on, mesh) else put(leaf, full)
+
+    return jax.tree.map(moved, arrays)
 
 
 def put(array: Array | np.ndarray, at: NamedSharding) -> Array:
@@ -281,16 +240,6 @@ def mesh_of(arrays: Arrays) -> Mesh | None:
     shardings = map(_named, jax.tree.leaves(arrays))
     meshes = (at.mesh for at in shardings if at is not None and isinstance(at.mesh, Mesh))
     return next(meshes, None)
-
-
-def described(mesh: Mesh | None) -> str:
-    """A mesh in a message: "the mesh data=2, model=4 of the devices 0 ... 7"."""
-    if mesh is None:
-        return "no mesh"
-    ids = [device.id for device in mesh.devices.flat]
-    listed = ", ".join(map(str, ids)) if len(ids) < 5 else f"{ids[0]} ... {ids[-1]}"
-    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
-    return f"the mesh {sizes} of the devices {listed}"
 
 
 def is_split(arrays: Arrays) -> bool:

@@ -1,0 +1,118 @@
+"""Meshes of devices: how they are made, read from an option, and fitted to a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from specjax.platforms import Device
+
+_AXES = ("data", "fsdp", "model", "kv_copies")
+
+
+def make_mesh(
+    data: int = 1,
+    model: int | None = None,
+    devices: Sequence[Device] | None = None,
+    *,
+    fsdp: int = 1,
+    kv_copies: int = 1,
+) -> Mesh:
+    """A mesh with axes `data` (rows of a batch) and `model` (parts of a layer).
+
+    It has the axes `fsdp` and `kv_copies` too, if they are not 1.
+
+    Args:
+      data: devices along `data`.
+      model: devices along `model`; by default all that are left.
+      devices: by default all devices of all processes.
+      fsdp: devices along `fsdp`, for training: rows are split along it as along `data`, and so are
+        parameters.
+      kv_copies: devices that hold the same key and value heads, while all else is split over
+        `model` times `kv_copies` devices.  A model of 8 key heads on 16 devices: `model=8,
+        kv_copies=2`.
+
+    Raises:
+      ValueError: the product is not the number of devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    model = max(len(devices) // (data * fsdp * kv_copies), 1) if model is None else model
+    if data * fsdp * model * kv_copies != len(devices):
+        asked = f"data={data} times " + f"fsdp={fsdp} times " * (fsdp != 1) + f"model={model}"
+        asked += f" times kv_copies={kv_copies}" * (kv_copies != 1)
+        count = len({device.process_index for device in devices})
+        raise ValueError(
+            f"{asked} is not the number of devices, "
+            f"{len(devices)}{f' in {count} processes' * (count > 1)}: pass factors of it, or "
+            "devices="
+        )
+    sizes = {"data": data, "fsdp": fsdp, "model": model, "kv_copies": kv_copies}
+    optional = ("fsdp", "kv_copies")
+    sizes = {name: size for name, size in sizes.items() if name not in optional or size != 1}
+    # Passed explicitly, because the default of axis_types differs between versions of jax.
+    types = (AxisType.Auto,) * len(sizes)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=devices)
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Parse "data=2,fsdp=2,model=2" into arguments of `make_mesh`, or raise ValueError."""
+    sizes = {name: size for name, _, size in (part.partition("=") for part in text.split(","))}
+    if not sizes.keys() <= set(_AXES) or not all(
+        size.isdecimal() and int(size) for size in sizes.values()
+    ):
+        raise ValueError(
+            f"{text!r}: it must look like data=2,model=4, numbers of devices along "
+            f"{', '.join(_AXES)}"
+        )
+    return {name: int(size) for name, size in sizes.items()}
+
+
+def with_kv_copies(mesh: Mesh, num_kv_heads: int) -> Mesh:
+    """The same devices for a model with fewer key heads than there are devices along `model`.
+
+    With 2 key heads, `model=8` becomes `model=2, kv_copies=4`: all but the key and value heads is
+    split over 8 devices as before, and each device holds one key head instead of both.
+
+    Args:
+      mesh: stays as it is if it has an axis `kv_copies`, if the devices along `model` divide the
+        key heads, or if no smaller number of them does.
+      num_kv_heads: of the model.
+    """
+    parts = mesh.shape.get("model", 1)
+    heads = math.gcd(parts, num_kv_heads)
+    if heads in (1, parts) or "kv_copies" in mesh.shape:
+        return mesh
+    at = mesh.axis_names.index("model")
+    sizes, names, types = list(mesh.devices.shape), list(mesh.axis_names), list(mesh.axis_types)
+    sizes[at : at + 1] = heads, parts // heads
+    names.insert(at + 1, "kv_copies")
+    types.insert(at + 1, types[at])
+    return Mesh(mesh.devices.reshape(sizes), tuple(names), axis_types=tuple(types))
+
+
+def alike(one: Mesh, other: Mesh) -> bool:
+    """Are they the same mesh, apart from `kv_copies`?"""
+    return one == other or (
+        _merged(one) == _merged(other)
+        and one.devices.flatten().tolist() == other.devices.flatten().tolist()
+    )
+
+
+def _merged(mesh: Mesh) -> dict[str, int]:
+    """The sizes, with `kv_copies` as a part of `model`."""
+    sizes = dict(mesh.shape)
+    copies = sizes.pop("kv_copies", 1)
+    return {**sizes, "model": sizes.get("model", 1) * copies}
+
+
+def described(mesh: Mesh | None) -> str:
+    """A mesh in a message: "the mesh data=2, model=4 of the devices 0 ... 7"."""
+    if mesh is None:
+        return "no mesh"
+    ids = [device.id for device in mesh.devices.flat]
+    listed = ", ".join(map(str, ids)) if len(ids) < 5 else f"{ids[0]} ... {ids[-1]}"
+    sizes = ", ".join(f"{name}={size}" for name, size in mesh.shape.items())
+    return f"the mesh {sizes} of the devices {listed}"
