@@ -142,7 +142,7 @@ FAULTS = {
     # The field's public bugs.
     "noise of a draft shared with its acceptance": rule(faults.SharedAcceptance),
     "raw q reported": chain(faults.RawQ, settings=COLD),
-    "temperature of padding rows": steps(faults.PaddingTemperature, "greedy"),
+    "temperature of padding rows": steps(faults.PaddingTemperature, "row order"),
     "flat mask on a tree": Case(
         Match(),
         StaticTree(SOURCE, WIDE),

@@ -54,7 +54,7 @@ layer = own["network"]["layers_0"]
 assert held(own["network"]["fc"]["kernel"]) == (36, 48)
 assert held(layer["attention"]["q"]["kernel"]) == (96, 12)
 assert held(layer["attention"]["o"]["kernel"]) == (12, 48)
-assert held(layer["attention"]["k"]["kernel"]) == (96, 24), "fewer heads than devices"
+assert held(layer["attention"]["k"]["kernel"]) == (96, 12), "each key head is on two devices"
 assert held(layer["mlp"]["up"]["kernel"]) == (48, 14)
 assert held(layer["mlp"]["down"]["kernel"]) == (14, 48)
 assert held(own["head"]["kernel"]) == (48, 50)
