@@ -91,13 +91,15 @@ def option_seconds(
     names, depths = [name for name, _ in options], [depth for _, depth in options]
     deepest = [index for index, depth in enumerate(depths) if depth == proposer.max_depth]
     order = [0, *deepest, *(i for i in range(1, len(options)) if i not in deepest)]
-    found: list[list[float]] = [[] for _ in options]
+    found: list[list[tuple[float, int]]] = [[] for _ in options]
     began, state = time.perf_counter(), prefill()
     starting = np.inf
-    for _ in range(_ROUNDS):  # what a call costs without any step
-        seconds, _, state = _run(decoder, params, state, 0)
-        starting = min(starting, seconds)
     for turn in range(_ROUNDS):
+        for _ in range(
+            _ROUNDS
+        ):  # what a call costs without any step, which is more than a tiny one
+            seconds, _, state = _run(decoder, params, state, 0)
+            starting = min(starting, seconds)
         for index in order:
             late = time.perf_counter() - began > budget
             if late and (turn or (index and index not in deepest)):
@@ -111,10 +113,13 @@ def option_seconds(
                 if steps < _STEPS:  # the rows are full
                     state = prefill()
                 elif again or turn:
-                    found[index].append(max(seconds - starting, 1e-9) / steps)
+                    found[index].append((seconds, steps))
                     break
     # Every option that must be measured was, unless the capacity has room for very few steps.
-    known = [min(each) if each else np.nan for each in found]
+    known = [
+        min(max(seconds - starting, 1e-9) / steps for seconds, steps in each) if each else np.nan
+        for each in found
+    ]
     return _filled(np.array(known), names, np.array(depths))
 
 
