@@ -66,7 +66,7 @@ kept = specjax.load_drafter(eagle, split, rules={})
 assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(kept.params))
 assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(
     specjax.load_drafter(eagle, split, rules={**RULES, "heads": None}).params["network"][
-        "layers_0"]["attention"]))
+        "layers_0"]["attention"]["q"]))
 shared = specjax.load_drafter(parallel, split)
 assert held(shared.params["mask_hidden"]) == (144,)
 
@@ -86,8 +86,8 @@ for target, each, more in ((split, drafter, {}), (split, elsewhere, {}), (split,
 other = make_mesh(data=2, model=4)
 far = specjax.load(folder, mesh=other)
 message = refused(lambda: specjax.generate(far, prompts, drafter=drafter))
-assert "the mesh data=1, model=4 of the devices 0, 1, 2, 3" in message, message
-assert "is on the mesh data=2, model=4 of the devices 0 ... 7" in message, message
+assert "the mesh data=1, model=2, kv_copies=2 of the devices 0, 1, 2, 3" in message, message
+assert "is on the mesh data=2, model=2, kv_copies=2 of the devices 0 ... 7" in message, message
 assert "load the drafter with specjax.load_drafter(path, target) for this target" in message
 message = refused(lambda: specjax.generate(plain, prompts, drafter=drafter))
 assert "is on no mesh" in message, message
