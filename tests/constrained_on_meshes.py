@@ -17,7 +17,12 @@ CONSTRAINTS = [
 ]
 
 
-GRAMMARS = [Grammar(constrained.GRAMMARS[1]), None, CONSTRAINTS[2], Grammar(constrained.TREE, "")]
+GRAMMARS = [
+    Grammar([*constrained.GRAMMARS][1]),
+    None,
+    CONSTRAINTS[2],
+    Grammar(constrained.TREE, ""),
+]
 
 
 def main() -> None:
