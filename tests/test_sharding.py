@@ -144,6 +144,13 @@ assert "another mesh" in message, message
 message = refused(lambda: specjax.generate(quantise(plain), "the", mesh=mesh))
 assert "then quantise it" in message, message
 
+# A draft with few key heads on devices of its own.
+first, last = (make_mesh(data=1, devices=jax.devices()[n : n + 4]) for n in (0, 4))
+apart = {"draft": specjax.load(folder, mesh=last), "draft_mesh": last, "num_drafts": 3}
+short = {"max_new_tokens": 8, "temperature": 1.0, "seed": 5}
+made = specjax.generate(specjax.load(folder, mesh=first), "the dog", **short, **apart)
+assert made.tokens == specjax.generate(plain, "the dog", proposer="none", **short).tokens
+
 # Files do not depend on the mesh.
 specjax.save(plain, out / "plain")
 specjax.save(split, out / "split")

@@ -42,7 +42,7 @@ from specjax.parallel.overlap_steps import (
     verify,
 )
 from specjax.parallel.pace import Pace
-from specjax.parallel.sharding import beside, is_split, lay, layout, to_host
+from specjax.parallel.sharding import beside, is_split, lay, layout, mesh_of, to_host
 from specjax.parallel.sides import DecoderLike, check_separable, draft_half, target_half
 from specjax.programs import Recent
 from specjax.types import DecodeState, Params, Verdict
@@ -267,7 +267,8 @@ class Overlapped:
         return to_host(counts)
 
     def _at(self, params: Params) -> tuple[Mesh, bool]:
-        return self.draft_mesh, is_split(params.proposer)
+        # That of the weights has an axis `kv_copies` if the draft has few key heads.
+        return mesh_of(params.proposer) or self.draft_mesh, is_split(params.proposer)
 
     def _beside(self, program: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:
         """Dispatch a program; returns what waits for the dispatch.
