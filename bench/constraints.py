@@ -7,7 +7,6 @@ that other processes disturbed are dropped.  The intervals are 95 % intervals ov
 from __future__ import annotations
 
 import argparse
-import pathlib
 
 import specjax
 from bench.command import run
@@ -81,8 +80,7 @@ def main() -> None:
     parser.add_argument("--num-drafts", type=int, default=8)
     parser.add_argument("--whitespace", nargs="+", default=["", "[ ]?"])
     asked = parser.parse_args()
-    shipped = pathlib.Path(specjax.__file__).parent.parent / "checkpoints" / "pycode"
-    target = specjax.load(shipped / "target")
+    target = specjax.load(specjax.shipped("pycode/target"))
     head = describe()
     print(f"{head['device']}, {head['cores']} cores, jax {head['jax']}, {asked.rounds} rounds\n")
     print(

@@ -64,9 +64,10 @@ elsewhere = specjax.load_drafter(eagle, plain)
 jax.tree.map(np.testing.assert_array_equal, own, elsewhere.params)
 kept = specjax.load_drafter(eagle, split, rules={})
 assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(kept.params))
-assert all(leaf.is_fully_replicated for leaf in jax.tree.leaves(
-    specjax.load_drafter(eagle, split, rules={**RULES, "heads": None}).params["network"][
-        "layers_0"]["attention"]["q"]))
+attention = specjax.load_drafter(eagle, split, rules={**RULES, "heads": None}).params["network"][
+    "layers_0"]["attention"]
+assert all(leaf.is_fully_replicated for name in "qo" for leaf in jax.tree.leaves(attention[name]))
+assert held(attention["k"]["kernel"]) == (96, 12), "these rules split key heads"
 shared = specjax.load_drafter(parallel, split)
 assert held(shared.params["mask_hidden"]) == (144,)
 

@@ -73,8 +73,9 @@ def parse_mesh(text: str) -> dict[str, int]:
 def with_kv_copies(mesh: Mesh, num_kv_heads: int) -> Mesh:
     """The same devices for a model with fewer key heads than there are devices along `model`.
 
-    With 2 key heads, `model=8` becomes `model=2, kv_copies=4`: all but the key and value heads is
-    split over 8 devices as before, and each device holds one key head instead of both.
+    With 2 key heads, `model=8` becomes `model=2, kv_copies=4`: everything but the key and
+    value heads is split over 8 devices as before, and each device holds one key head instead of
+    both.
 
     Args:
       mesh: stays as it is if it has an axis `kv_copies`, if the devices along `model` divide the

@@ -267,7 +267,7 @@ class Overlapped:
         return to_host(counts)
 
     def _at(self, params: Params) -> tuple[Mesh, bool]:
-        # That of the weights has an axis `kv_copies` if the draft has few key heads.
+        # The mesh of the weights may have an axis `kv_copies`, which `draft_mesh` does not have.
         return mesh_of(params.proposer) or self.draft_mesh, is_split(params.proposer)
 
     def _beside(self, program: Callable[..., Any], *inputs: Any) -> Callable[[], Any]:

@@ -95,9 +95,8 @@ def option_seconds(
     began, state = time.perf_counter(), prefill()
     starting = np.inf
     for turn in range(_ROUNDS):
-        for _ in range(
-            _ROUNDS
-        ):  # what a call costs without any step, which is more than a tiny one
+        # What a call costs without any step can be more than a step of a tiny model.
+        for _ in range(_ROUNDS):
             seconds, _, state = _run(decoder, params, state, 0)
             starting = min(starting, seconds)
         for index in order:
