@@ -164,7 +164,7 @@ FAULTS = {
     ),
     "residual drawn with the acceptance bits": rule(faults.SharedResidual, noise=0.2),
     "residual drawn with the draft's noise": rule(
-        faults.ReusedNoise, noise=0.5, settings={"samples": 65536}
+        faults.ReusedNoise, noise=0.2, settings={"samples": 65536}
     ),
     "penalties without drafted tokens": steps(
         faults.PenaltiesAtTheRoot, "distribution", settings=PENALTIES

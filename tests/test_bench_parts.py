@@ -120,6 +120,11 @@ REPORT = {
 }  # fmt: skip
 
 
+def test_an_item_without_a_sample_is_an_error():
+    with pytest.raises(ValueError, match="no sample of 1 of 2 items is left"):
+        report.ratio([[1.0], []], [[1.0], [1.0]])
+
+
 def test_goals_are_judged():
     """A goal is met or missed by its interval; open if that has the goal inside, or if a side has
     no undisturbed sample."""

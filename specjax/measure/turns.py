@@ -150,7 +150,17 @@ def take_turns(contestants: Sequence[Timed], rounds: int, until: float = math.in
 
 
 def medians(samples: Sequence[Sequence[float]]) -> np.ndarray:
-    """The median of each item's samples."""
+    """The median of each item's samples.
+
+    Raises:
+      ValueError: an item has no sample, because other processes disturbed all of them.
+    """
+    lost = sum(not len(each) for each in samples)
+    if lost:
+        raise ValueError(
+            f"no sample of {lost} of {len(samples)} items is left: "
+            "other processes disturbed all of them; measure on an idle machine, or in more rounds"
+        )
     return np.array([statistics.median(each) for each in samples])
 
 
