@@ -120,11 +120,6 @@ REPORT = {
 }  # fmt: skip
 
 
-def test_an_item_without_a_sample_is_an_error():
-    with pytest.raises(ValueError, match="no sample of 1 of 2 items is left"):
-        report.ratio([[1.0], []], [[1.0], [1.0]])
-
-
 def test_goals_are_judged():
     """A goal is met or missed by its interval; open if that has the goal inside, or if a side has
     no undisturbed sample."""
@@ -148,6 +143,11 @@ def test_goals_are_judged():
     assert settings["110M f32 batch 8"].batch == 8 and settings["110M bf16"].dtype == "bfloat16"
     assert settings["shipped pair"].engines == ["llama.cpp"]
     assert {asked.new_tokens for asked in settings.values()} == {16}
+
+
+def test_an_item_without_a_sample_is_an_error():
+    with pytest.raises(ValueError, match="no sample of 1 of 2 items is left"):
+        report.ratio([[1.0], []], [[1.0], [1.0]])
 
 
 def test_parts_over_a_step():
