@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import counted
 import jax
 import numpy as np
 import pytest
@@ -28,18 +29,6 @@ atexit.register(_root.cleanup)
 ROOT = pathlib.Path(_root.name)
 
 transformers.utils.logging.disable_progress_bar()
-
-_compiled: list[str] = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, **_: (
-        _compiled.append(event) if event.endswith("backend_compile_duration") else None
-    )
-)
-
-
-def compilations() -> int:
-    """The number of XLA compilations so far."""
-    return len(_compiled)
 
 
 @functools.cache
@@ -197,9 +186,9 @@ def random_tokens(length: int, seed: int = 0, vocab_size: int = 320) -> np.ndarr
 def refused(error: type[Exception], folder: pathlib.Path, *words: str, **options: Any) -> str:
     """Check that `load` raises with every word in its message and compiles nothing."""
     jax.random.key(0)  # its own programs do not count
-    before = compilations()
+    before = counted.compilations()
     with pytest.raises(error) as caught:
         specjax.load(folder, **options)
-    assert compilations() == before
+    assert counted.compilations() == before
     assert [word for word in words if word not in str(caught.value)] == [], caught.value
     return str(caught.value)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import counted
 import folders
 import jax
 import jax.numpy as jnp
@@ -281,7 +282,7 @@ def test_the_default_measures_once_and_keeps_the_text(target, draft, temperature
     assert plain.choices is None
     for more in ({}, {"draft": draft}, {"proposer": "auto", "draft": draft, "num_drafts": 2}):
         first = specjax.generate(target, PROMPTS, **how, **more)
-        before = folders.compilations()
+        before = counted.compilations()
         if stream:
             pieces = specjax.generate(target, PROMPTS, stream=True, **how, **more)
             joined = ["".join(parts) for parts in zip(*pieces, strict=True)]
@@ -290,7 +291,7 @@ def test_the_default_measures_once_and_keeps_the_text(target, draft, temperature
         else:
             again = specjax.generate(target, PROMPTS, **how, **more)
             assert again.stats.compile_seconds == 0
-        assert folders.compilations() == before
+        assert counted.compilations() == before
         assert first.tokens == again.tokens == plain.tokens
         names, seconds = first.choices.options, first.choices.seconds
         assert names[0] == ("plain", 0) and len(seconds) == len(names)
@@ -312,9 +313,9 @@ def test_acceptance_is_learned_from_text_to_text(target):
     np.testing.assert_allclose(put.prior, learned.prior)
     np.testing.assert_allclose(put.seconds, 1)
     state = call.decoder.run(call.params, call.prefill())
-    before = folders.compilations()
+    before = counted.compilations()
     again = call.decoder.run(learned.put(call.params), call.prefill())
-    assert folders.compilations() == before
+    assert counted.compilations() == before
     assert toys.texts(state) == toys.texts(again)
     learned.learn(again)
     assert learned.prior.shape == (2,) and learned.prior[1] == 0.4

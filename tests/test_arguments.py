@@ -11,6 +11,7 @@ import inspect
 import math
 import re
 
+import counted
 import folders
 import jax.numpy as jnp
 import numpy as np
@@ -67,11 +68,11 @@ def given():
 
 def refusal(given, changes):
     """The checked call, or None if a ValueError names a changed argument before compilation."""
-    before = folders.compilations()
+    before = counted.compilations()
     try:
         return prepared(**{**given, **changes})
     except Exception as error:
-        assert folders.compilations() == before
+        assert counted.compilations() == before
         assert type(error) is ValueError, f"{type(error).__name__} of {changes}: {error}"
         message = str(error)
         named = message.replace("prompt ", "prompts ")
@@ -180,11 +181,11 @@ CASES = [
 @pytest.mark.parametrize(("changes", "words"), CASES, ids=lambda case: str(case)[:40])
 def test_the_message_names_argument_value_and_cure(given, changes, words):
     """The error comes from `generate`, before anything is compiled."""
-    before = folders.compilations()
+    before = counted.compilations()
     with pytest.raises(ValueError) as caught:
         specjax.generate(**{**given, **changes})
     assert [word for word in words if word not in str(caught.value)] == [], caught.value
-    assert folders.compilations() == before
+    assert counted.compilations() == before
 
 
 def test_numbers_and_lists_of_every_library():

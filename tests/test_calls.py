@@ -7,6 +7,7 @@ import pathlib
 import sys
 import time
 
+import counted
 import folders
 import heads
 import jax
@@ -185,12 +186,12 @@ def test_what_is_timed_compiles_nothing(tiny, stream, stop):
         logprobs=1,
     )
     call.compile()
-    before = folders.compilations()
+    before = counted.compilations()
     out = decode(call)
     if stream:
         list(out)
         out = out.output
-    assert folders.compilations() == before
+    assert counted.compilations() == before
     assert out.stats.tokens == sum(map(len, out.tokens)) > 20
 
 

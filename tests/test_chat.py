@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 
+import counted
 import folders
 import pytest
 import tokenizers
@@ -234,10 +235,10 @@ def test_a_conversation_without_tokens(chatty):
 def test_generate_refuses(chatty, folder, options, words):
     """The call is refused before anything is compiled."""
     loaded = specjax.load(chatty if folder == "chatty" else getattr(folders, folder)())
-    before = folders.compilations()
+    before = counted.compilations()
     with pytest.raises(ValueError, match=words):
         specjax.generate(loaded, **options)
-    assert folders.compilations() == before
+    assert counted.compilations() == before
 
 
 def test_chat_on_the_command_line(chatty, capsys):

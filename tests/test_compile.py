@@ -3,6 +3,7 @@
 import re
 
 import chex
+import counted
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,14 +13,6 @@ import toys
 from specjax import Sampling
 from specjax.decoding import _run
 from specjax.parallel.sharding import layout
-
-TRACES = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, seconds, fun_name=None, **_: (
-        TRACES.append(fun_name) if event == "/jax/core/compile/jaxpr_trace_duration" else None
-    )
-)
-
 
 PAIRS, ALONE = toys.covering(toys.PAIRS, toys.FEW), toys.covering(toys.ALONE, toys.FEW)
 
@@ -66,18 +59,18 @@ def test_numbers_do_not_trace(case, rule):
     program."""
     dec, arrays = toys.decoder(case, rule), toys.params(case)
     use(dec, arrays, slot=0, seed=1, steps=2)
-    before = len(TRACES)
+    before = len(counted.traces())
     use(dec, arrays, slot=3, seed=5, steps=4, **OTHER)
-    assert TRACES[before:] == []
+    assert counted.traces(before) == []
 
 
 def test_a_shape_does_trace():
     """The counter works: prompts padded to another width need another program."""
     dec, arrays = toys.decoder("none", "match"), toys.params("none")
     toys.prefill(dec, arrays)
-    before = len(TRACES)
+    before = len(counted.traces())
     toys.prefill(dec, arrays, prompt=toys.PROMPTS[:, :7])
-    assert len(TRACES) > before
+    assert counted.traces(before)
 
 
 @pytest.mark.parametrize("rule", toys.RULES)
@@ -88,9 +81,9 @@ def test_equal_decoders_share_their_programs(rule):
     use(toys.decoder("draft 3", rule), arrays, slot=0, seed=1, steps=2)
     again = toys.decoder("draft 3", rule)
     assert again == toys.decoder("draft 3", rule)
-    before = len(TRACES)
+    before = len(counted.traces())
     use(again, arrays, slot=1, seed=2, steps=1)
-    assert TRACES[before:] == []
+    assert counted.traces(before) == []
 
 
 NUMBERS = {
@@ -128,7 +121,7 @@ def test_another_threshold_does_not_trace(rule):
     first = text(low)
     row = toys.prefill(decoder(low), arrays, rows=[1], temperature=1.0)
     decoder(low).insert(toys.prefill(decoder(low), arrays, temperature=1.0), 2, row)
-    before = len(TRACES)
+    before = len(counted.traces())
     second = text(high)
     assert all(x != y for x, y in zip(first[:3], second[:3], strict=True))
     mixed = {name: np.array([low[name], high[name]] * 2, np.float32) for name in low}
@@ -141,7 +134,7 @@ def test_another_threshold_does_not_trace(rule):
         toys.prefill(decoder(high), arrays, rows=[1], temperature=1.0),
     )
     assert toys.texts(dec.run(arrays, state)) == [first[0], first[1], second[1], first[3]]
-    assert TRACES[before:] == []
+    assert counted.traces(before) == []
 
 
 def test_a_step_under_jit_traces_once():

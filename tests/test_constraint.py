@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 
+import counted
 import folders
 import jsonschema
 import numpy as np
@@ -281,11 +282,11 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_constraints_are_refused(case, target):
     constraint, words = REFUSED[case]
-    before = folders.compilations()
+    before = counted.compilations()
     with pytest.raises(ValueError) as error:
         specjax.generate(target, "the cat", constraint=constraint)
     assert all(word in str(error.value) for word in words), error.value
-    assert folders.compilations() == before
+    assert counted.compilations() == before
 
 
 UNSUPPORTED = {
@@ -367,10 +368,10 @@ def test_a_vocabulary_that_cannot_write_a_character():
 
 def test_numbers_that_do_not_fit(target):
     def refused(words, **options):
-        before = folders.compilations()
+        before = counted.compilations()
         with pytest.raises(ValueError, match=words):
             specjax.generate(target, "the cat", **options)
-        assert folders.compilations() == before
+        assert counted.compilations() == before
 
     choice = Choice(["the cat sat on the mat", "the cat sat on the hat"])
     least = automaton_of(target, choice).shortest[0]

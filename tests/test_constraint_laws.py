@@ -4,6 +4,7 @@ equal plain constrained decoding, and follow the constrained distribution."""
 import functools
 
 import constrained_toys as constrained
+import counted
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -165,20 +166,14 @@ def test_an_inserted_row_is_that_row_alone(case, rule):
 
 def test_other_constraints_are_no_other_program():
     """Their tables are padded to the same size."""
-    traces = []
     dec, arrays = decoder("draft 3", "match"), params("draft 3")
     run(dec, arrays)
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: (
-            traces.append(event) if event.endswith("jaxpr_trace_duration") else None
-        )
-    )
     others = [constrained.spec_of(n, 3 + 9 * n, 0.2) for n in range(4)]
     toys.prefill(dec, arrays, processors=processors(others))
-    before = len(traces)
+    before = len(counted.traces())
     others = [None, *(constrained.spec_of(n, 5 + 40 * n, 0.5) for n in range(3))]
     state = dec.run(arrays, toys.prefill(dec, arrays, processors=processors(others)))
-    assert len(traces) == before
+    assert counted.traces(before) == []
     assert all(map(constrained.valid, others, outputs(toys.texts(state))))
 
 

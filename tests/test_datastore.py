@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 
+import counted
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,12 +140,7 @@ def test_a_document_ends_a_context():
 
 def test_another_datastore_of_equal_capacity_is_no_other_program():
     """Swapped and grown datastores reuse the program, and their drafts differ."""
-    model, traces = toys.model(), []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: traces.append(event) if event.endswith("jaxpr_trace_duration")
-        else None
-    )  # fmt: skip
-    texts = toys.greedy_texts()
+    model, texts = toys.model(), toys.greedy_texts()
     one = Datastore.build(texts[:2].tolist(), vocab_size=toys.VOCAB, capacity=512)
     other = Datastore.build(
         np.random.default_rng(0).integers(0, toys.VOCAB, (2, 60)).tolist(),
@@ -158,10 +154,10 @@ def test_another_datastore_of_equal_capacity_is_no_other_program():
     accepted = []
     for store in (one, other, grown):
         params = specjax.Params(toys.weights(), store.arrays())
-        before = len(traces)
+        before = len(counted.traces())
         state = decoder.run(params, toys.prefill(decoder, params))
         accepted.append(int(state.stats.accepted.sum()))
-        assert store is one or len(traces) == before
+        assert store is one or counted.traces(before) == []
     assert accepted[1] < accepted[0] and accepted[1] < accepted[2]
 
 

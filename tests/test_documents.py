@@ -2,6 +2,7 @@
 
 import functools
 
+import counted
 import jax
 import numpy as np
 import pytest
@@ -68,15 +69,10 @@ def test_drafts_end_with_their_document():
 
 def test_other_documents_are_no_other_program():
     """Documents are padded to powers of two, so those of a similar length share a program."""
-    traces = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: traces.append(event) if event.endswith("jaxpr_trace_duration")
-        else None
-    )  # fmt: skip
     write([PROMPT], proposer="ngram", documents=[[1, 2, 3]])
-    before = len(traces)
+    before = len(counted.traces())
     write([PROMPT], proposer="ngram", documents=[[4, 5], [6, 7, 8, 9]])
-    assert len(traces) == before
+    assert counted.traces(before) == []
 
 
 REFUSED = {

@@ -7,9 +7,9 @@ target's hidden states from transformers, and computes everything again for ever
 import functools
 import warnings
 
+import counted
 import eagle3_folders
 import eagle3_reference
-import folders
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -275,6 +275,6 @@ def test_a_new_number_compiles_nothing():
     loaded, made = target("llama"), drafter("authors", Chain, num_drafts=DEPTH)
     settings = {"drafter": made, "max_new_tokens": 8}
     specjax.generate(loaded, [[1, 2, 3]], temperature=0.5, **settings)
-    before = folders.compilations()
+    before = counted.compilations()
     specjax.generate(loaded, [[7, 5, 9, 4]], temperature=0.7, seed=3, **settings)
-    assert folders.compilations() == before
+    assert counted.compilations() == before

@@ -2,6 +2,7 @@
 
 import math
 
+import counted
 import folders
 import numpy as np
 import pytest
@@ -333,9 +334,9 @@ def test_num_drafts_a_row(target):
     lengths = [len(tokens) for tokens in out.tokens]
     passes = sum(math.ceil(n / (gamma + 1)) for n, gamma in zip(lengths, (4, 0, 2), strict=True))
     assert out.stats.target_passes == passes
-    before = folders.compilations()
+    before = counted.compilations()
     specjax.generate(target, prompts, draft=target, num_drafts=[0, 4, 4], max_new_tokens=NEW)
-    assert folders.compilations() == before
+    assert counted.compilations() == before
 
 
 @pytest.mark.parametrize("rule", specjax.RULES.values(), ids=specjax.RULES)

@@ -2,6 +2,7 @@
 
 import math
 
+import counted
 import folders
 import jax
 import pytest
@@ -155,10 +156,10 @@ def refused(monkeypatch):
     jax.random.key(0)
 
     def check(model, prompts, words, without=None, **options):
-        before = folders.compilations()
+        before = counted.compilations()
         with pytest.raises(ValueError) as caught:
             specjax.generate(model, prompts, **options)
-        assert folders.compilations() == before
+        assert counted.compilations() == before
         assert [word for word in words if word not in str(caught.value)] == [], caught.value
         assert without is None or without not in str(caught.value), caught.value
 

@@ -5,6 +5,7 @@ import json
 import re
 
 import constrained
+import counted
 import folders
 import jsonschema
 import numpy as np
@@ -160,19 +161,19 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_bad_grammars_are_refused(case, target):
     constraint, words = REFUSED[case]
-    before = folders.compilations()
+    before = counted.compilations()
     with pytest.raises(ValueError) as error:
         specjax.generate(target, "the cat", constraint=constraint)
     assert all(word in str(error.value) for word in words), error.value
-    assert folders.compilations() == before
+    assert counted.compilations() == before
 
 
 def test_where_grammars_are_refused(target, monkeypatch):
     def refused(words, *arguments, **options):
-        before = folders.compilations()
+        before = counted.compilations()
         with pytest.raises(ValueError, match=words):
             specjax.generate(*arguments, **options)
-        assert folders.compilations() == before
+        assert counted.compilations() == before
 
     grammar = Grammar(NEST)
     mesh = specjax.make_mesh()

@@ -6,9 +6,9 @@ Nothing is compiled before a refusal, and `specjax inspect` reads no weights.
 import json
 import pathlib
 
+import counted
 import eagle3_folders
 import eagle3_reference
-import folders
 import jax
 import numpy as np
 import pytest
@@ -152,11 +152,11 @@ def test_what_does_not_fit_is_refused(tmp_path, case):
     change(tensors)
     folder = write(tmp_path, {**authors(GOOD), **fields}, tensors)
     loaded, _ = target("llama"), jax.random.key(0)  # its own programs do not count
-    before = folders.compilations()
+    before = counted.compilations()
     with pytest.raises(ValueError, match=message) as caught:
         specjax.load_drafter(folder, loaded)
     assert str(folder) in str(caught.value)
-    assert folders.compilations() == before
+    assert counted.compilations() == before
 
 
 def test_other_folders_are_refused(tmp_path):

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-import folders
+import counted
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -190,13 +190,13 @@ def test_other_adapters_find_the_compiled_programs():
         )
 
     first = write(bank, ["one", None])
-    before = folders.compilations()
+    before = counted.compilations()
     bank = bank.add("three", three)
     outputs = [
         write(bank, adapter)
         for adapter in (["two", "one"], ["three", "three"], "three", [None, None])
     ]
-    assert folders.compilations() == before
+    assert counted.compilations() == before
     assert {str(out.tokens) for out in outputs} == {str(first.tokens)}
     assert outputs[3].stats.tested == 0 < outputs[1].stats.tested
     alone = specjax.generate(target, ["import ", "def "], proposer=three, **options)

@@ -7,6 +7,7 @@ All settings and a user's function are on at once, so that each pair is compiled
 import dataclasses
 import functools
 
+import counted
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -242,19 +243,13 @@ def test_rows_of_another_kind_are_refused():
 
 def test_numbers_do_not_trace():
     """Other penalties, words and temperatures reuse the compiled programs."""
-    traces = []
     dec, arrays = decoder(toys.CASES["draft 3"][0], Match()), toys.params("draft 3")
     run(dec, arrays)
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, seconds, **_: (
-            traces.append(event) if event.endswith("jaxpr_trace_duration") else None
-        )
-    )
     state = toys.prefill(dec, arrays, processors=processors(0.125), temperature=0.7)
-    before = len(traces)
+    before = len(counted.traces())
     state = toys.prefill(dec, arrays, processors=processors(0.25), temperature=0.8)
     dec.run(arrays, state)
-    assert len(traces) == before
+    assert counted.traces(before) == []
 
 
 def test_ends_of_each_row():
