@@ -306,6 +306,7 @@ def test_refused_requests(fields, message):
 def test_a_batch_that_does_not_fit_is_refused():
     """Before anything is compiled."""
     target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    engine()  # compiles small programs that every engine uses
     compiled = counted.compilations()
     with pytest.raises(ValueError, match=r"16777216 slots .* would take .*fewer slots="):
         Engine(target, slots=2**24, capacity=48, chunk=16)
