@@ -31,18 +31,25 @@ class Device(Protocol):
     def memory_stats(self) -> Mapping[str, int] | None: ...
 
 
-def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
-    """`cpu(*operands)` in a program for a CPU, `other(*operands)` in any other program.
+def by_platform(
+    forms: Mapping[str, Callable[..., _T]], other: Callable[..., _T], *operands: Arrays
+) -> _T:
+    """`forms[name](*operands)` in a program for the platform `name`, `other(*operands)` elsewhere.
 
-    Both are traced, and the choice is made where the program is lowered.  So it is right in a
+    All are traced, and the choice is made where the program is lowered.  So it is right in a
     process with several platforms, and for a program that is compiled for absent chips.
     """
-    return jax.lax.platform_dependent(*operands, cpu=cpu, default=other)
+    return jax.lax.platform_dependent(*operands, default=other, **forms)
+
+
+def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
+    """`cpu(*operands)` in a program for a CPU, `other(*operands)` in any other program."""
+    return by_platform({"cpu": cpu}, other, *operands)
 
 
 def on_tpu(tpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
     """As `on_cpu`, for a TPU."""
-    return jax.lax.platform_dependent(*operands, tpu=tpu, default=other)
+    return by_platform({"tpu": tpu}, other, *operands)
 
 
 def default_devices() -> set[Device]:
