@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import trained
 from trained import metrics
 
 import specjax
+from specjax.models import BLOCK_SLOTS
 from specjax.models.rope import Rope
 from specjax.training.corpus import digest
 from specjax.training.jobs import pretrain
@@ -70,6 +72,28 @@ def test_the_model_loads_and_writes():
     model = specjax.load(trained.target())
     assert model.eos == (0,)
     assert len(specjax.generate(model, "def f", max_new_tokens=5).tokens[0]) <= 5
+
+
+def test_a_sequence_may_be_longer_than_a_block_of_slots(tmp_path):
+    """Decoding reads so many slots in a loop, of which JAX has no gradient."""
+    text = str(trained.SOURCE / "specjax" / "models")
+    length = str(BLOCK_SLOTS + 100)
+    more = "--data", text, "--sequence-length", length, "--batch-size", "1", "--eval-batches", "1"
+    out = run(tmp_path / "run", "--steps", "2", *more)
+    assert np.isfinite(metrics(out)[-1]["held_out_loss"])
+
+
+def test_too_little_held_out_text_is_refused_before_training(tmp_path):
+    """With the longest sequence that it can fill."""
+    with pytest.raises(
+        ValueError, match=r"held_out.bin has (\d+) tokens: .*more --data, or"
+    ) as told:
+        run(tmp_path / "run", "--sequence-length", "200")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    longest = re.findall(r"at most (\d+)$", str(told.value))[0]
+    with pytest.raises(ValueError, match=r"held_out.bin has"):
+        run(tmp_path / "run", "--sequence-length", str(int(longest) + 1))
+    run(tmp_path / "run", "--sequence-length", longest, "--steps", "1")
 
 
 def test_stopped_and_resumed_is_uninterrupted(tmp_path):

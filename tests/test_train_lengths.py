@@ -36,3 +36,16 @@ def test_sequences_fit_the_target_by_default(name, tmp_path, capsys):
     assert found == specjax.load(trained.target()).num_params
     with pytest.raises(ValueError, match="--sequence-length is 64; the target reads at most 32"):
         make(options(**folders, **more, out=str(tmp_path / "other"), sequence_length=64))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_too_little_held_out_text_is_refused_at_the_start(name, tmp_path):
+    """And not where it is read first, which may be after a thousand steps."""
+    make, options, more = JOBS[name]
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(9):
+        (data / f"{i}.py").write_text(f"x{i} = {i}\n" * (2 if i < 4 else 60))
+    folders = {"target": str(trained.target()), "data": (str(data),)}
+    with pytest.raises(ValueError, match=r"held_out.bin has \d+ tokens: too few for a sequence of"):
+        make(options(**folders, **more, out=str(tmp_path / "run")))

@@ -262,7 +262,8 @@ class Tokens:
         windows = (len(self.ids) - length - 1) // length
         if windows < 1:
             raise ValueError(
-                f"{self.path} has {len(self.ids)} tokens: too few for a sequence of {length}"
+                f"{self.path} has {len(self.ids)} tokens: too few for a sequence of {length}; pass "
+                f"more --data, or a --sequence-length of at most {max(1, (len(self.ids) - 1) // 2)}"
             )
         return windows
 

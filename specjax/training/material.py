@@ -125,6 +125,8 @@ def gather(
             whole = math.fsum(options.weights)
             share = 1 - math.fsum(options.weights[i] for i, *_ in texts) / whole
     assert held_out is not None  # `data` is never empty
+    if not isinstance(held_out, Written):
+        held_out.windows(length)  # refused now, and not where it is read first, after many steps
     return Material(text, written, held_out, inputs, share)
 
 

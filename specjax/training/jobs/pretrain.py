@@ -155,6 +155,8 @@ def make_job(options: PretrainOptions) -> Pretrain:
     tokenizer, train, held_out = prepare_all(
         options.source, options.weights, out / "corpus", options.vocab_size, _tokenizer(options)
     )
+    for text in (train, held_out):  # refused now, and not where it is read first
+        text.windows(options.sequence_length)
     start, size = options.start, tokenizer.get_vocab_size()
     if start is not None and start.has_weights:  # its vocabulary may have padding
         size = max(size, read_config(find_folder(start.folder))[2].vocab_size)
