@@ -36,7 +36,7 @@ def by_platform(
 ) -> _T:
     """`forms[name](*operands)` in a program for the platform `name`, `other(*operands)` elsewhere.
 
-    All are traced, and the choice is made where the program is lowered.  So it is right in a
+    Every form is traced, and the choice is made where the program is lowered.  So it is right in a
     process with several platforms, and for a program that is compiled for absent chips.
     """
     return jax.lax.platform_dependent(*operands, default=other, **forms)

@@ -1,7 +1,7 @@
 """What JAX has traced and compiled in this process.
 
-One listener serves every test of the process.  `jax.monitoring.clear_event_listeners` would take
-it away, and tests that compare two counts would pass whatever happens: ruff refuses the call.
+One listener serves every test of the process.  `jax.monitoring.clear_event_listeners` would remove
+it.  Tests that compare two counts would then always pass, so ruff refuses that call.
 """
 
 import jax
