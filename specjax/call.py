@@ -21,7 +21,7 @@ from specjax.decoding import Decoder
 from specjax.drafters import AdaptiveDrafter, MakeArrays
 from specjax.drafting import DEPTH, choose_drafter
 from specjax.guided import Guided
-from specjax.models import LanguageModel
+from specjax.models import LanguageModel, for_several_devices
 from specjax.parallel import (
     Overlapped,
     beside,
@@ -193,6 +193,8 @@ def check(
                 f"{name}={shown(given)} is not a mesh; pass what specjax.make_mesh returns"
             )
     mesh = mesh_of(target.params) if mesh is None else mesh
+    if mesh is not None and mesh.size > 1:
+        target = for_several_devices(target)
     if draft_mesh is not None:
         mesh = mesh_holding(target.params) if mesh is None else mesh
         if request.proposer is None and request.drafter is None and request.num_drafts is None:

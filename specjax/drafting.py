@@ -25,7 +25,7 @@ from specjax.drafters import (
     with_draft,
 )
 from specjax.files import FORMATS, load, load_drafter
-from specjax.models import LanguageModel
+from specjax.models import LanguageModel, for_several_devices
 from specjax.parallel import alike, mesh_of
 from specjax.proposers import NGram, NoProposer
 from specjax.request import Request
@@ -172,8 +172,11 @@ def _drafter(
 
 
 def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
-    if draft is None or isinstance(draft, LanguageModel):
+    if draft is None:
         return draft
+    if isinstance(draft, LanguageModel):
+        several = mesh is not None and mesh.size > 1
+        return for_several_devices(draft) if several else draft
     if isinstance(draft, str):
         try:
             os.fsencode(draft)

@@ -21,6 +21,7 @@ FLOORS = [
         "specjax.looping",
         "specjax.extras",
         "specjax.masks",
+        "specjax.kernels",
     ],
     ["specjax.platforms", "specjax.automata"],
     ["specjax.sampling"],

@@ -38,6 +38,8 @@ from specjax.models import (
     Transformer,
     TransformerConfig,
     check_fields,
+    cpu_dot_general,
+    dot_general,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
 from specjax.platforms import default_platform
@@ -112,7 +114,13 @@ def load(
     # tied embedding is worth its memory; on other devices it is not.
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
-    network = Transformer(ours, separate_head=separate, transposed=transposed)
+    alone = platform == "cpu" and (mesh is None or mesh.size == 1)
+    network = Transformer(
+        ours,
+        dot_general=cpu_dot_general if alone else dot_general,
+        separate_head=separate,
+        transposed=transposed,
+    )
     model = LinenModel(network, dtype, precision)
     mesh = None if mesh is None else fitted(mesh, model, rules)
     with named(folder):

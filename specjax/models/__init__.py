@@ -32,8 +32,14 @@ from specjax.models.families import FAMILIES, Config, Family, Tensor, check_fiel
 from specjax.models.language_model import OFF, LanguageModel
 from specjax.models.layers import look_up
 from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
-from specjax.models.products import dot_general, float32_dot_general
-from specjax.models.quantised import Int8, int8_dot_general, quantise, quantised_form
+from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
+from specjax.models.quantised import (
+    Int8,
+    for_several_devices,
+    int8_dot_general,
+    quantise,
+    quantised_form,
+)
 from specjax.models.rope import Rope
 from specjax.models.transformer import Transformer, head_matrix
 
@@ -67,12 +73,14 @@ __all__ = [
     "by_row",
     "check_fields",
     "check_model",
+    "cpu_dot_general",
     "dot_general",
     "draft_logits",
     "eagle3_axes",
     "eagle3_shapes",
     "embedding_of",
     "float32_dot_general",
+    "for_several_devices",
     "from_function",
     "from_linen",
     "from_nnx",

@@ -3,7 +3,7 @@
 XLA:CPU has fast kernels for bfloat16 only if the result is float32 and if there are at least two
 rows: a bfloat16 product of one row, or with a bfloat16 result, takes 10 to 20 times as long.
 Padding the row and rounding afterwards gives the same result: products are summed in float32 in any
-case, and rounded once.
+case, and rounded once.  `cpu_dot_general` has kernels of its own for few rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.lax import DotDimensionNumbers
 
+from specjax import kernels
 from specjax.platforms import on_cpu
 
 
@@ -34,6 +35,33 @@ def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Arr
         return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
 
     return on_cpu(cpu, product, x, kernel)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def cpu_dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:
+    """`dot_general`, for arrays that lie on one device, with `specjax.kernels` for few rows.
+
+    On a mesh XLA would gather the kernel, so models on several devices take `dot_general`.
+    """
+    ((_, (summed,)), _) = dimensions
+    product = functools.partial(dot_general, dimensions=dimensions)
+    if not kernels.takes(x.size // x.shape[-1], kernel, summed):
+        return product(x, kernel)
+
+    def few(x: Array, kernel: Array) -> Array:
+        y = kernels.few_rows(x.reshape(-1, x.shape[-1]), kernel, summed)
+        return y.astype(x.dtype).reshape(*x.shape[:-1], -1)
+
+    return on_cpu(few, product, x, kernel)
+
+
+@cpu_dot_general.defjvp
+def _(
+    dimensions: DotDimensionNumbers, primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    (x, kernel), (dx, dkernel) = primals, tangents
+    y = cpu_dot_general(x, kernel, dimensions)
+    return y, dot_general(dx, kernel, dimensions) + dot_general(x, dkernel, dimensions)
 
 
 def float32_dot_general(x: Array, y: Array, dimensions: DotDimensionNumbers) -> Array:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import NoReturn
 
 import jax
@@ -25,9 +26,10 @@ from flax import struct
 from jax import Array
 from jax.lax import DotDimensionNumbers
 
+from specjax import kernels
 from specjax.models.base import LinenModel
 from specjax.models.language_model import LanguageModel
-from specjax.models.products import dot_general
+from specjax.models.products import cpu_dot_general, dot_general
 from specjax.models.transformer import Transformer
 from specjax.platforms import on_cpu
 from specjax.types import Arrays
@@ -81,8 +83,26 @@ def _round(x: Array) -> tuple[Array, Array]:
 
 def int8_dot_general(x: Array, kernel: Array | _Kernel, dimensions: DotDimensionNumbers) -> Array:
     """`models.products.dot_general` that also takes an `Int8` kernel."""
+    return _dot_general(x, kernel, dimensions, dot_general, False)
+
+
+def cpu_int8_dot_general(
+    x: Array, kernel: Array | _Kernel, dimensions: DotDimensionNumbers
+) -> Array:
+    """`models.products.cpu_dot_general` that also takes an `Int8` kernel."""
+    return _dot_general(x, kernel, dimensions, cpu_dot_general, True)
+
+
+def _dot_general(
+    x: Array,
+    kernel: Array | _Kernel,
+    dimensions: DotDimensionNumbers,
+    other: Callable[..., Array],
+    few: bool,
+) -> Array:
+    """`other`, and with `few` the kernels of `specjax.kernels` where they take an `Int8`."""
     if not isinstance(kernel, _Kernel):
-        return dot_general(x, kernel, dimensions)
+        return other(x, kernel, dimensions)
     if dimensions != (((x.ndim - 1,), (0,)), ((), ())):
         raise ValueError(f"an int8 kernel contracts x's last axis with its first, not {dimensions}")
     rounded, scale = _round(x)
@@ -94,6 +114,8 @@ def int8_dot_general(x: Array, kernel: Array | _Kernel, dimensions: DotDimension
 
     def flat(x: Array, values: Array) -> Array:
         rows = x.reshape(-1, x.shape[-1])
+        if few and kernels.takes(len(rows), values, 1):
+            return kernels.few_rows(rows, values, 1).reshape(*x.shape[:-1], -1)
         padding = ((0, 1 if len(rows) == 1 else 0), (0, 0))
         return product(jnp.pad(rows, padding), values)[: len(rows)].reshape(*x.shape[:-1], -1)
 
@@ -101,6 +123,17 @@ def int8_dot_general(x: Array, kernel: Array | _Kernel, dimensions: DotDimension
     y = summed.astype(jnp.float32) * scale * kernel.stored.scale
     return y.astype(x.dtype)
 
+
+_INT8: dict[Callable[..., Array], Callable[..., Array]] = {
+    dot_general: int8_dot_general,
+    cpu_dot_general: cpu_int8_dot_general,
+}
+"""The product of a model -> that of the model in int8."""
+
+_XLA: dict[Callable[..., Array], Callable[..., Array]] = {
+    cpu_dot_general: dot_general,
+    cpu_int8_dot_general: int8_dot_general,
+}
 
 _made: weakref.WeakKeyDictionary[LanguageModel, LanguageModel] = weakref.WeakKeyDictionary()
 
@@ -141,11 +174,13 @@ def quantised_form(model: LanguageModel) -> LanguageModel:
             "specjax.load returns, can be quantised here: a model of your own must quantise its "
             "weights itself"
         )
-    if network.module.dot_general is int8_dot_general:
+    if network.module.dot_general in _INT8.values():
         return model
     separate = "head" not in model.params or network.module.separate_head
     module = network.module.clone(
-        dot_general=int8_dot_general, separate_head=separate, transposed=False
+        dot_general=_INT8.get(network.module.dot_general, int8_dot_general),
+        separate_head=separate,
+        transposed=False,
     )
     made = dataclasses.replace(network, module=module)
     return dataclasses.replace(model, model=made, name=f"{model.name} in int8")
@@ -163,3 +198,14 @@ def _quantise(params: Arrays) -> Arrays:
         else:
             quantised[name] = leaf
     return quantised
+
+
+def for_several_devices(model: LanguageModel) -> LanguageModel:
+    """`model` without `specjax.kernels`, for whose products XLA would gather a split matrix."""
+    network = model.model
+    if not (isinstance(network, LinenModel) and isinstance(network.module, Transformer)):
+        return model
+    if network.module.dot_general not in _XLA:
+        return model
+    module = network.module.clone(dot_general=_XLA[network.module.dot_general])
+    return dataclasses.replace(model, model=dataclasses.replace(network, module=module))

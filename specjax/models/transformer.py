@@ -116,7 +116,8 @@ class Transformer(nn.Module):
     Attributes:
       config: sizes and switches.
       dot_general: multiplies with weights, like `models.products.dot_general`: training passes one
-        that multiplies in bfloat16.  (Experts multiply with `jax.lax.ragged_dot`.)
+        that multiplies in bfloat16, and `load` one with kernels of our own for a CPU.  (Experts
+        multiply with `jax.lax.ragged_dot`.)
       separate_head: keep a second copy of a tied embedding as the output matrix, in the layout of
         the other kernels.
       transposed: hold kernels as [out, in].  On XLA:CPU several rows of float32 are up to 2.6 times

@@ -1,0 +1,119 @@
+"""Loops and vectors in LLVM's intermediate language, written from Python.
+
+llvmlite is optional (extra `[cpu]`), so only this room imports it, and only when a kernel is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from llvmlite import ir
+
+Value = Any  # an instruction or a constant; llvmlite has no annotations
+
+WORD, INT32, INT16, INT8 = (ir.IntType(bits) for bits in (64, 32, 16, 8))
+FLOAT = ir.FloatType()
+
+
+def word(value: int) -> ir.Constant:
+    return ir.Constant(WORD, value)
+
+
+def zeros(kind: ir.Type) -> ir.Constant:
+    return ir.Constant(kind, None)
+
+
+class Emitter:
+    """Writes instructions at the end of a function.  `b` is llvmlite's builder."""
+
+    def __init__(self, function: ir.Function) -> None:
+        self.b: Any = ir.IRBuilder(function.append_basic_block())
+
+    @contextlib.contextmanager
+    def loop(
+        self, start: Value, stop: Value, step: int, carried: Sequence[Value] = ()
+    ) -> Iterator[tuple[Value, list[Value], list[Value]]]:
+        """`for i in range(start, stop, step)`, with values that go from one turn to the next.
+
+        Yields:
+          i, the carried values, and a list in which the body puts the next ones.  After the loop
+          the carried values are the last ones.
+        """
+        b = self.b
+        before, head = b.block, b.append_basic_block()
+        body, after = b.append_basic_block(), b.append_basic_block()
+        b.branch(head)
+        b.position_at_end(head)
+        index = b.phi(WORD)
+        index.add_incoming(start, before)
+        now = [b.phi(value.type) for value in carried]
+        for phi, value in zip(now, carried, strict=True):
+            phi.add_incoming(value, before)
+        b.cbranch(b.icmp_signed("<", index, stop), body, after)
+        b.position_at_end(body)
+        following: list[Value] = list(now)
+        yield index, now, following
+        index.add_incoming(b.add(index, word(step)), b.block)
+        for phi, value in zip(now, following, strict=True):
+            phi.add_incoming(value, b.block)
+        b.branch(head)
+        b.position_at_end(after)
+
+    def read(self, base: Value, index: Value, kind: ir.Type, align: int) -> Value:
+        """A scalar or a vector at base[index]; `align` is the size of an element in bytes."""
+        loaded = self.b.load(self.b.bitcast(self.b.gep(base, [index]), kind.as_pointer()))
+        loaded.align = align
+        return loaded
+
+    def write(self, value: Value, base: Value, index: Value, align: int) -> None:
+        place = self.b.bitcast(self.b.gep(base, [index]), value.type.as_pointer())
+        self.b.store(value, place).align = align
+
+    def whole(self, value: Value, step: int) -> Value:
+        """The greatest multiple of `step` that is not above `value`."""
+        return self.b.sub(value, self.b.srem(value, word(step)))
+
+    def least(self, x: Value, y: Value) -> Value:
+        return self.b.select(self.b.icmp_signed("<", x, y), x, y)
+
+    def splat(self, value: Value, lanes: int) -> Value:
+        """A vector of `lanes` copies."""
+        empty = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+        first = self.b.insert_element(empty, value, ir.Constant(INT32, 0))
+        return self.lanes(first, [0] * lanes)
+
+    def lanes(self, value: Value, which: Sequence[int]) -> Value:
+        """The lanes `which` of a vector."""
+        mask = ir.Constant(ir.VectorType(INT32, len(which)), list(which))
+        return self.b.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
+
+    def add(self, x: Value, y: Value) -> Value:
+        of = x.type.element if isinstance(x.type, ir.VectorType) else x.type
+        return self.b.fadd(x, y) if of == FLOAT else self.b.add(x, y)
+
+    def sum(self, value: Value) -> Value:
+        """The sum of a vector's lanes: halves are added until one lane is left."""
+        while (count := value.type.count) > 1:
+            half = count // 2
+            value = self.add(self.lanes(value, range(half)), self.lanes(value, range(half, count)))
+        return self.b.extract_element(value, ir.Constant(INT32, 0))
+
+    def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
+        """x * y + z in float32, rounded once where the processor can."""
+        kind = x.type
+        shape = "f32" if kind == FLOAT else f"v{kind.count}f32"
+        return self.b.call(self._intrinsic(f"fmuladd.{shape}", kind, [kind] * 3), [x, y, z])
+
+    def prefetch(self, place: Value) -> None:
+        """Ask for the cache line of an address, which need not exist."""
+        byte = INT8.as_pointer()
+        fetch = self._intrinsic("prefetch.p0", ir.VoidType(), [byte, INT32, INT32, INT32])
+        how = [ir.Constant(INT32, value) for value in (0, 3, 1)]  # to read, keep, data
+        self.b.call(fetch, [self.b.bitcast(place, byte), *how])
+
+    def _intrinsic(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
+        module = self.b.module
+        found = module.globals.get(f"llvm.{name}")
+        return found or ir.Function(module, ir.FunctionType(result, arguments), f"llvm.{name}")

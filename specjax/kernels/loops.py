@@ -1,0 +1,194 @@
+"""The loops of the kernels, for a processor with vectors of `lanes` float32 numbers.
+
+Every number of a result is summed in an order of its own that depends on the matrix alone, and not
+on the number of rows or on how the columns are cut into parts.  So a row has the same bits in a
+pass over one token and in one over five, which keeps a draft's verification equal to plain
+decoding where two logits are close.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from llvmlite import ir
+
+from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
+
+_TILE = 1024
+"""Columns whose sums stay in the first cache while all rows of the matrix pass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """`lanes` float32 numbers are a vector, and the processor has `registers` of them."""
+
+    lanes: int
+    registers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a matrix lies and what it holds; `row` is the dtype of the activations' elements."""
+
+    name: str
+    by_columns: bool  # [in, out], as against [out, in]
+    weight: ir.Type
+    row: ir.Type
+    result: ir.Type
+    sizes: tuple[int, int]  # bytes of an element of the weights and of the rows
+
+
+FORMS = {
+    "float32": Form("float32", True, FLOAT, FLOAT, FLOAT, (4, 4)),
+    "bfloat16": Form("bfloat16", False, INT16, FLOAT, FLOAT, (2, 4)),
+    "int8": Form("int8", False, INT8, INT16, INT32, (1, 2)),
+}
+"""By the dtype of the weights."""
+
+
+def kernel(module: ir.Module, form: Form, machine: Machine) -> ir.Function:
+    """void f(x, w, y, first, last, rows, inner, stride, count): columns [first, last) of y = x @ w.
+
+    x is [rows, inner] and y [rows, count].  w is [inner, stride] by columns, else [stride, inner].
+    """
+    pointers = [kind.as_pointer() for kind in (form.row, form.weight, form.result)]
+    signature = ir.FunctionType(ir.VoidType(), [*pointers, *[WORD] * 6])
+    function = ir.Function(module, signature, f"{form.name}_loops")
+    function.linkage = "internal"
+    for pointer in function.args[:3]:
+        pointer.add_attribute("noalias")
+    emit = Emitter(function)
+    (_columns if form.by_columns else _rows)(emit, form, machine, *function.args)
+    emit.b.ret_void()
+    return function
+
+
+def _columns(
+    emit: Emitter, form: Form, machine: Machine,
+    x: Value, w: Value, y: Value,
+    first: Value, last: Value,
+    rows: Value, inner: Value, stride: Value, count: Value,
+) -> None:  # fmt: skip
+    """Several rows of the matrix at once are multiplied by one number each, and added to the sums.
+
+    Each sum adds one row of the matrix after the other.
+    """
+    b, lanes = emit.b, machine.lanes
+    vector = ir.VectorType(FLOAT, lanes)
+    depth, together = (8, 2) if machine.registers >= 32 else (4, 2)
+
+    def add(start: Value, end: Value, k: Value, deep: int, m: Value, many: int) -> None:
+        """Rows [k, k + deep) of the matrix, into the sums [start, end) of `many` rows of x."""
+        weights = [b.gep(w, [b.mul(b.add(k, word(i)), stride)]) for i in range(deep)]
+        mine = [b.add(m, word(i)) for i in range(many)]
+        sums = [b.gep(y, [b.mul(i, count)]) for i in mine]
+        factors = [
+            [emit.read(x, b.add(b.add(b.mul(i, inner), k), word(j)), FLOAT, 4) for j in range(deep)]
+            for i in mine
+        ]
+        spread = [[emit.splat(factor, lanes) for factor in row] for row in factors]
+        middle = b.add(start, emit.whole(b.sub(end, start), lanes))
+        for begin, stop, kind, step, by in (
+            (start, middle, vector, lanes, spread),
+            (middle, end, FLOAT, 1, factors),
+        ):
+            with emit.loop(begin, stop, step) as (j, _, _):
+                totals = [emit.read(place, j, kind, 4) for place in sums]
+                for i in range(deep):
+                    weight = emit.read(weights[i], j, kind, 4)
+                    totals = [
+                        emit.multiply_add(row[i], weight, total)
+                        for row, total in zip(by, totals, strict=True)
+                    ]
+                for total, place in zip(totals, sums, strict=True):
+                    emit.write(total, place, j, 4)
+
+    with emit.loop(first, last, _TILE) as (start, _, _):
+        end = emit.least(b.add(start, word(_TILE)), last)
+        with emit.loop(word(0), rows, 1) as (m, _, _):
+            place = b.gep(y, [b.mul(m, count)])
+            with emit.loop(start, end, 1) as (j, _, _):
+                emit.write(zeros(FLOAT), place, j, 4)
+        deep, paired = emit.whole(inner, depth), emit.whole(rows, together)
+        for low, high, step in ((word(0), deep, depth), (deep, inner, 1)):
+            with emit.loop(low, high, step) as (k, _, _):
+                with emit.loop(word(0), paired, together) as (m, _, _):
+                    add(start, end, k, step, m, together)
+                with emit.loop(paired, rows, 1) as (m, _, _):
+                    add(start, end, k, step, m, 1)
+
+
+def _rows(
+    emit: Emitter, form: Form, machine: Machine,
+    x: Value, w: Value, y: Value,
+    first: Value, last: Value,
+    rows: Value, inner: Value, stride: Value, count: Value,
+) -> None:  # fmt: skip
+    """Scalar products of rows of the matrix and rows of x, of several with several at once.
+
+    Each sum has `lanes` parts, which are added at its end.
+    """
+    b, lanes = emit.b, machine.lanes
+    step = 2 * lanes if form.weight == INT8 else lanes
+    outputs, inputs = 4, 4 if machine.registers >= 32 else 2
+    weight_size, row_size = form.sizes
+
+    def widened(weights: Value) -> Value:
+        """Weights as numbers that can be multiplied: one, or a vector of them."""
+        of = weights.type
+        many = isinstance(of, ir.VectorType)
+        if form.weight == INT8:
+            return b.sext(weights, ir.VectorType(INT16, of.count) if many else INT16)
+        high, real = (ir.VectorType(t, of.count) if many else t for t in (INT32, FLOAT))
+        shift = ir.Constant(high, [16] * of.count if many else 16)
+        return b.bitcast(b.shl(b.zext(weights, high), shift), real)
+
+    def add(weight: Value, row: Value, total: Value) -> Value:
+        if form.weight != INT8:
+            return emit.multiply_add(weight, row, total)
+        many = isinstance(row.type, ir.VectorType)
+        wide = ir.VectorType(INT32, step) if many else INT32
+        product = b.mul(b.sext(weight, wide), b.sext(row, wide))
+        if many:  # neighbours first, which processors have an instruction for
+            even, odd = (emit.lanes(product, range(i, step, 2)) for i in range(2))
+            product = b.add(even, odd)
+        return b.add(total, product)
+
+    def block(i: Value, outputs: int, m: Value, inputs: int) -> None:
+        columns = [b.add(i, word(j)) for j in range(outputs)]
+        weights = [b.gep(w, [b.mul(j, inner)]) for j in columns]
+        mine = [b.add(m, word(j)) for j in range(inputs)]
+        activations = [b.gep(x, [b.mul(j, inner)]) for j in mine]
+        pairs = [(r, c) for r in range(inputs) for c in range(outputs)]
+
+        def sums(start: Value, stop: Value, by: int, totals: list[Value]):
+            scalar = by == 1
+            with emit.loop(start, stop, by, totals) as (k, now, following):
+                if not scalar:
+                    ahead = b.add(k, b.mul(inner, word(outputs)))
+                    for place in weights:
+                        emit.prefetch(b.gep(place, [ahead]))
+                kinds = [t if scalar else ir.VectorType(t, by) for t in (form.weight, form.row)]
+                read = [widened(emit.read(p, k, kinds[0], weight_size)) for p in weights]
+                for r, place in enumerate(activations):
+                    row = emit.read(place, k, kinds[1], row_size)
+                    for c, weight in enumerate(read):
+                        at = r * outputs + c
+                        following[at] = add(weight, row, now[at])
+            return now
+
+        whole = emit.whole(inner, step)
+        empty = [zeros(ir.VectorType(form.result, lanes)) for _ in pairs]
+        totals = [emit.sum(total) for total in sums(word(0), whole, step, empty)]
+        totals = sums(whole, inner, 1, totals)
+        for (r, c), total in zip(pairs, totals, strict=True):
+            emit.write(total, y, b.add(b.mul(mine[r], count), columns[c]), 4)
+
+    many = b.add(first, emit.whole(b.sub(last, first), outputs))
+    grouped = emit.whole(rows, inputs)
+    for low, high, width in ((first, many, outputs), (many, last, 1)):
+        with emit.loop(low, high, width) as (i, _, _):
+            with emit.loop(word(0), grouped, inputs) as (m, _, _):
+                block(i, width, m, inputs)
+            with emit.loop(grouped, rows, 1) as (m, _, _):
+                block(i, width, m, 1)

@@ -1,0 +1,75 @@
+"""x @ w for few rows of x."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+import warnings
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+MOST_ROWS = 16
+"""Above, products are bound by computation, and XLA's are faster."""
+
+_FORMS = {("float32", 0): jnp.float32, ("bfloat16", 1): jnp.float32, ("int8", 1): jnp.int32}
+"""(dtype of the weights, the axis that is summed): the dtype of the result."""
+
+_SYSTEMS, _PROCESSORS = ("Linux", "Darwin"), ("x86_64", "amd64", "aarch64", "arm64")
+_LLVMLITE = (0, 45)
+
+
+@functools.cache
+def _target(dtype: str) -> str | None:
+    """The name of the kernel for weights of this dtype, or None where it cannot be made."""
+    if platform.system() not in _SYSTEMS or platform.machine().lower() not in _PROCESSORS:
+        return None
+    try:
+        version = importlib.metadata.version("llvmlite")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    if tuple(map(int, version.split(".")[:2])) < _LLVMLITE:
+        return None
+    from specjax.kernels.calling import registered  # needs llvmlite
+
+    try:
+        return registered(dtype)
+    except Exception as error:  # XLA or LLVM may refuse; both only cost speed
+        warnings.warn(
+            f"no kernel for {dtype} on this CPU, so XLA multiplies few rows more slowly: {error}",
+            stacklevel=2,
+        )
+        return None
+
+
+def takes(rows: int, weights: Array, summed: int) -> bool:
+    """Whether `few_rows` multiplies this many rows with a matrix along its axis `summed`."""
+    return (
+        0 < rows <= MOST_ROWS
+        and weights.ndim == 2
+        and weights.size > 0
+        and (weights.dtype.name, summed) in _FORMS
+        and _target(weights.dtype.name) is not None
+    )
+
+
+def few_rows(x: Array, weights: Array, summed: int) -> Array:
+    """x @ weights, in a program for one CPU.
+
+    Args:
+      x: [M, K], M at most `MOST_ROWS`; of int8 for int8 weights, else of any dtype.
+      weights: [K, N] float32 with summed=0, or [N, K] bfloat16 or int8 with summed=1.
+
+    Returns:
+      [M, N] float32, or int32 for int8.
+    """
+    target = _target(weights.dtype.name)
+    if target is None:
+        raise ValueError(f"no kernel for {weights.dtype.name} on this CPU; ask `takes` first")
+    result = _FORMS[weights.dtype.name, summed]
+    x = x.astype(jnp.int16 if result == jnp.int32 else jnp.float32)
+    shape = jax.ShapeDtypeStruct((len(x), weights.shape[1 - summed]), result)
+    call = jax.ffi.ffi_call(target, shape, vmap_method="sequential")
+    return call(x, weights)

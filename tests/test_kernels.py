@@ -1,0 +1,145 @@
+"""The kernels for few rows on a CPU: numbers, bits, threads, and where they are not used."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import kernels
+from specjax.kernels import narrow
+from specjax.models import cpu_dot_general, dot_general, for_several_devices
+
+SUMMED = {"float32": 0, "bfloat16": 1, "int8": 1}
+# Below and above the vectors of every processor, blocks of rows, parts and tiles.
+SHAPES = [(1, 1), (7, 5), (16, 16), (33, 130), (300, 3), (256, 704), (1100, 2300)]
+
+
+def drawn(dtype: str, inner: int, outer: int) -> tuple[jax.Array, jax.Array]:
+    """16 rows of activations, and a matrix."""
+    rng = np.random.default_rng(inner * 10007 + outer)
+    shape = (inner, outer) if SUMMED[dtype] == 0 else (outer, inner)
+    if dtype == "int8":
+        values = [rng.integers(-127, 128, s) for s in ((16, inner), shape)]
+    else:
+        values = [rng.normal(size=s) for s in ((16, inner), shape)]
+    x, weights = (jnp.asarray(value, jnp.float32).astype(dtype) for value in values)
+    return x, weights
+
+
+def multiply(dtype: str):
+    return jax.jit(functools.partial(kernels.few_rows, summed=SUMMED[dtype]))
+
+
+@pytest.mark.parametrize("dtype", SUMMED)
+@pytest.mark.parametrize("inner, outer", SHAPES)
+def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
+    dtype: str, inner: int, outer: int
+):
+    x, weights = drawn(dtype, inner, outer)
+    assert kernels.takes(1, weights, SUMMED[dtype])
+    exact = np.asarray(weights, np.float64)
+    exact = np.asarray(x, np.float64) @ (exact if SUMMED[dtype] == 0 else exact.T)
+    all_rows = np.asarray(multiply(dtype)(x, weights))
+    bound = 0 if dtype == "int8" else 2e-6 * inner
+    np.testing.assert_allclose(all_rows, exact, rtol=0, atol=bound)
+    for rows in (1, 2, 3, 5):
+        some = np.asarray(multiply(dtype)(x[:rows], weights))
+        assert some.tobytes() == all_rows[:rows].tobytes()
+    assert np.asarray(multiply(dtype)(x[9:11], weights)).tobytes() == all_rows[9:11].tobytes()
+
+
+def test_several_programs_at_once_give_the_same_bits():
+    cases = [(dtype, *drawn(dtype, 640, 1500)) for dtype in SUMMED]
+    expected = [np.asarray(multiply(dtype)(x, w)).tobytes() for dtype, x, w in cases]
+
+    def again(i: int) -> bool:
+        dtype, x, w = cases[i % 3]
+        return np.asarray(multiply(dtype)(x, w)).tobytes() == expected[i % 3]
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(again, range(300)))
+
+
+def test_a_loop_of_products_is_right():
+    """Calls that depend on each other, in a program of their own, many times."""
+    x, weights = drawn("float32", 256, 256)
+    weights = weights / 16
+
+    def turn(_: int, x: jax.Array) -> jax.Array:
+        return jnp.tanh(kernels.few_rows(x, weights, 0))
+
+    looped = np.asarray(jax.jit(lambda x: jax.lax.fori_loop(0, 200, turn, x))(x[:5]))
+    one = jax.jit(lambda x: turn(0, x))
+    for _ in range(200):
+        x = one(x[:5])
+    np.testing.assert_array_equal(looped, np.asarray(x))
+
+
+def test_the_product_has_a_gradient_and_a_batched_form():
+    x, weights = drawn("float32", 24, 40)
+    x = x[:3]
+    last = (((1,), (0,)), ((), ()))
+
+    def loss(product, x, weights):
+        return jnp.sin(product(x, weights, last)).sum()
+
+    for i in (1, 2):
+        ours = jax.grad(loss, i)(cpu_dot_general, x, weights)
+        theirs = jax.grad(loss, i)(dot_general, x, weights)
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), atol=1e-4)
+    each = jax.vmap(lambda row: cpu_dot_general(row[None], weights, last)[0])(x)
+    np.testing.assert_allclose(
+        np.asarray(each), np.asarray(x, np.float64) @ np.asarray(weights, np.float64), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_loaded_model_multiplies_few_rows_with_the_kernels(dtype: str, int8: bool):
+    target = specjax.load(specjax.shipped("tiny/target"), dtype)
+    target = specjax.quantise(target) if int8 else target
+    other = for_several_devices(target)
+    assert other.model != target.model
+    tokens = jnp.asarray([[5, 6, 7]])
+    run = [
+        jax.jit(lambda p, m=m: m.model.apply(p, tokens, jnp.arange(3)[None]).logits)
+        for m in (target, other)
+    ]
+    texts = [f.lower(target.params).as_text() for f in run]
+    assert "specjax_few_rows_" in texts[0] and "specjax_few_rows_" not in texts[1]
+    ours, theirs = (np.asarray(f(target.params), np.float32) for f in run)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5 if dtype == "float32" else 0.1)
+
+
+def test_without_llvmlite_or_where_it_fails_xla_multiplies(monkeypatch: pytest.MonkeyPatch):
+    _, weights = drawn("float32", 24, 40)
+    narrow._target.cache_clear()
+    monkeypatch.setattr(narrow, "_LLVMLITE", (10**6, 0))
+    assert not kernels.takes(1, weights, 0)
+    with pytest.raises(ValueError, match="no kernel for float32"):
+        kernels.few_rows(jnp.ones((1, 24)), weights, 0)
+    monkeypatch.undo()
+
+    def failing(dtype: str) -> str:
+        raise RuntimeError("this version is unknown")
+
+    narrow._target.cache_clear()
+    monkeypatch.setattr("specjax.kernels.calling.registered", failing)
+    with pytest.warns(UserWarning, match="no kernel for float32 on this CPU.*version is unknown"):
+        assert not kernels.takes(1, weights, 0)
+    narrow._target.cache_clear()
+
+
+def test_other_products_are_left_to_xla():
+    _, weights = drawn("float32", 24, 40)
+    assert not kernels.takes(kernels.MOST_ROWS + 1, weights, 0)
+    assert not kernels.takes(1, weights, 1)
+    assert not kernels.takes(1, weights.astype(jnp.float16), 1)
+    assert not kernels.takes(0, weights, 0)
+    assert not kernels.takes(1, weights[:0], 0)
