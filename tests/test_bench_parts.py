@@ -7,13 +7,15 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import subprocess
 
 import numpy as np
 import pytest
 
+import specjax
 from bench import __main__ as bench
-from bench import goals, growth, imposed, laws, machine, report, spec_bench, weights
+from bench import goals, growth, imposed, laws, machine, report, spec_bench, step_parts, weights
 from bench.contestants import ours, theirs
 from specjax.metrics import expected_accepted_length
 
@@ -265,3 +267,16 @@ def test_accelerator_sh_reports_what_failed(tmp_path):
     assert (tmp_path / "out" / "summary.md").read_text() == done.stdout
     done = subprocess.run([script, "9b"], env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and "9b is neither" in done.stderr
+
+
+def test_the_parts_of_a_step(capsys):
+    folder = ROOT / "checkpoints" / "tiny" / "target"
+    options = ["--target", str(folder), "--dtypes", "int8", "--rows", "1", "3", "--rounds", "1"]
+    step_parts.main(options)
+    printed = capsys.readouterr().out
+    for name in ("step, kernels", "step, XLA", "products, kernels", "products, XLA"):
+        assert re.search(rf"^\| {name} \|", printed, re.MULTILINE)
+    # Two layers of seven matrices, and the output matrix.
+    assert len(list(step_parts.matrices(specjax.load(folder).params))) == 15
+    with pytest.raises(ValueError, match="--rows is 0; it must be at least 1"):
+        step_parts.main(["--rows", "0"])

@@ -138,7 +138,9 @@ def test_without_llvmlite_or_where_it_fails_xla_multiplies(monkeypatch: pytest.M
 
 def test_other_products_are_left_to_xla():
     _, weights = drawn("float32", 24, 40)
-    assert not kernels.takes(kernels.MOST_ROWS + 1, weights, 0)
+    most = kernels.MOST_ROWS
+    assert not kernels.takes(most["float32"] + 1, weights, 0)
+    assert not kernels.takes(most["bfloat16"] + 1, weights.astype(jnp.bfloat16), 1)
     assert not kernels.takes(1, weights, 1)
     assert not kernels.takes(1, weights.astype(jnp.float16), 1)
     assert not kernels.takes(0, weights, 0)

@@ -67,6 +67,8 @@ def look_up(table: Array, ids: Array) -> Array:
         return take(table, ids)
 
     def cpu(table: Array, ids: Array) -> Array:
+        # Otherwise XLA views the table before a loop of steps begins, and there it copies it.
+        table, ids = jax.lax.optimization_barrier((table, ids))
         words = jax.lax.bitcast_convert_type(table, jnp.uint16)
         return jax.lax.bitcast_convert_type(take(words, ids), table.dtype)
 

@@ -1,0 +1,161 @@
+"""`python -m bench.step_parts`: what a step takes on a CPU, and its products alone, by rows.
+
+A step is a pass of a model over some tokens of one row, with a KV cache of 256 slots.  Its products
+are those of all its matrices, one after the other.  Both are timed with the kernels of
+`specjax.kernels` and with XLA's products, in turn; the rest of a step is attention, norms and what
+is between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+import specjax
+from bench.command import run
+from bench.weights import SIZES, random_folders
+from specjax.measure import Sample, Timed, describe, first_calls, take_turns
+from specjax.models import Int8, LanguageModel, cpu_dot_general, for_several_devices
+from specjax.types import Arrays
+
+_SLOTS, _FILLED, _STEPS = 256, 100, 8
+_WAYS = ("kernels", "XLA")
+_LAST = {"kernel": 0, "weight": 1}  # name of a matrix -> the axis that is summed
+
+
+def models(folder: pathlib.Path, dtype: str) -> dict[str, LanguageModel]:
+    """The same weights with either kind of product."""
+    target = specjax.load(folder, "bfloat16" if dtype == "int8" else dtype)
+    target = specjax.quantise(target) if dtype == "int8" else target
+    return dict(zip(_WAYS, (target, for_several_devices(target)), strict=True))
+
+
+def step(model: LanguageModel, rows: int) -> Callable[[Arrays], Array]:
+    """`_STEPS` passes over `rows` tokens, each of which needs the one before."""
+    cache = model.model.init_cache(1, _SLOTS)
+    positions = jnp.arange(_FILLED, _FILLED + rows)[None]
+
+    def again(params: Arrays) -> Array:
+        def turn(_: int, carried: tuple[Arrays, Array]) -> tuple[Arrays, Array]:
+            out = model.model.apply(params, carried[1], positions, carried[0])
+            return out.cache, jnp.argmax(out.logits, -1).astype(jnp.int32)
+
+        begun = cache, jnp.ones((1, rows), jnp.int32)
+        return jax.lax.fori_loop(0, _STEPS, turn, begun)[1]
+
+    return jax.jit(again)
+
+
+def products(model: LanguageModel, rows: int) -> Callable[[Arrays], Array]:
+    """The products of `step`: every matrix, and a tied embedding as the output matrix."""
+    product = model.model.module.dot_general
+    dtype = model.model.dtype
+
+    def again(params: Arrays) -> Array:
+        def turn(_: int, small: Array) -> Array:
+            for matrix, summed in matrices(params):
+                x = jnp.ones((rows, matrix.shape[summed]), dtype) + small
+                y = product(x, matrix, (((1,), (summed,)), ((), ())))
+                small = (y[:, :1] * 1e-30).astype(dtype)  # so that the next one waits
+            return small
+
+        return jax.lax.fori_loop(0, _STEPS, turn, jnp.zeros((rows, 1), dtype))
+
+    return jax.jit(again)
+
+
+def matrices(params: Arrays) -> Iterator[tuple[Arrays, int]]:
+    """Each matrix with the axis that is summed."""
+    if "head" not in params:
+        yield params["embedding"], 1
+    for path, leaf in jax.tree.leaves_with_path(params, is_leaf=lambda x: isinstance(x, Int8)):
+        if isinstance(leaf, Int8):
+            yield leaf.unbox(), 0
+        elif leaf.ndim == 2 and (name := path[-1].key) in _LAST:
+            yield leaf, _LAST[name]
+
+
+class _Timed(Timed):
+    """One way at each number of rows."""
+
+    def __init__(self, name: str, functions: list[Callable[[Arrays], Array]], params: Arrays):
+        super().__init__(name, len(functions))
+        self._functions, self._params = functions, params
+
+    def run(self, item: int) -> Sample:
+        started = time.perf_counter()
+        jax.block_until_ready(self._functions[item](self._params))
+        return Sample((time.perf_counter() - started) / _STEPS)
+
+
+def table(folder: pathlib.Path, dtype: str, rows: list[int], rounds: int) -> str:
+    timed = [
+        _Timed(f"{part.__name__}, {way}", [part(model, n) for n in rows], model.params)
+        for part in (step, products)
+        for way, model in models(folder, dtype).items()
+    ]
+    first_calls(timed)
+    take_turns(timed, rounds)
+    heads = "".join(f" {n} |" for n in rows)
+    lines = [f"\n{dtype}, ms\n\n| rows |{heads}", "|---|" + "---|" * len(rows)]
+    for each in timed:
+        cells = [f"{1e3 * statistics.median(s):.2f}" if s else "" for s in each.seconds]
+        lines.append(f"| {each.name} |" + "".join(f" {cell} |" for cell in cells))
+    return "\n".join(lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    target: pathlib.Path
+    dtypes: list[str]
+    rows: list[int]
+    rounds: int
+
+
+def parse(argv: list[str] | None) -> _Options:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shipped = specjax.shipped("pycode/target")
+    parser.add_argument("--target", type=pathlib.Path, default=shipped, help="a model's folder")
+    parser.add_argument("--size", choices=sorted(SIZES), help="random weights instead of --target")
+    parser.add_argument(
+        "--weights", type=pathlib.Path, default=pathlib.Path("runs/bench"),
+        help="folder in which random weights are written, once",
+    )  # fmt: skip
+    kinds = ["float32", "bfloat16", "int8"]
+    parser.add_argument("--dtypes", nargs="+", choices=kinds, default=kinds, help="of the weights")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 5, 9, 16], help="tokens")
+    parser.add_argument("--rounds", type=int, default=15, help="measured rounds, after a first one")
+    a = parser.parse_args(argv)
+    for name, least in (("rows", min(a.rows)), ("rounds", a.rounds)):
+        if least < 1:
+            raise ValueError(f"--{name} is {least}; it must be at least 1")
+    if max(a.rows) > _SLOTS - _FILLED:
+        raise ValueError(f"--rows is {max(a.rows)}; the cache has room for {_SLOTS - _FILLED}")
+    folder = a.target
+    if a.size is not None:
+        folder, _ = random_folders(a.size, 32000, a.weights, "float32")
+    return _Options(folder, a.dtypes, a.rows, a.rounds)
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parse(argv)
+    head = describe()
+    print(f"{head['device']}, {head['cores']} cores, jax {head['jax']}, {options.target}")
+    if models(options.target, "float32")["kernels"].model.module.dot_general is not cpu_dot_general:
+        raise ValueError("the default device is no CPU, and these kernels are for one")
+    for dtype in options.dtypes:
+        print(table(options.target, dtype, options.rows, options.rounds), flush=True)
+
+
+if __name__ == "__main__":
+    run(main)
