@@ -12,7 +12,8 @@ import pytest
 
 import specjax
 from specjax import kernels
-from specjax.kernels import narrow
+from specjax.kernels import calling, narrow
+from specjax.kernels.loops import FORMS, Machine
 from specjax.models import cpu_dot_general, dot_general, for_several_devices
 
 SUMMED = {"float32": 0, "bfloat16": 1, "int8": 1}
@@ -52,6 +53,22 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
         some = np.asarray(multiply(dtype)(x[:rows], weights))
         assert some.tobytes() == all_rows[:rows].tobytes()
     assert np.asarray(multiply(dtype)(x[9:11], weights)).tobytes() == all_rows[9:11].tobytes()
+
+
+@pytest.mark.parametrize("lanes, registers", [(4, 32), (8, 16), (16, 32)])
+@pytest.mark.parametrize("dtype", SUMMED)
+def test_the_loops_for_other_processors_are_right(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, lanes: int, registers: int
+):
+    """Their vectors are cut into those of this one."""
+    machine = Machine(lanes, registers)
+    target = calling.register(FORMS[dtype], machine, f"specjax_test_{lanes}_{registers}_{dtype}")
+    monkeypatch.setattr(narrow, "_target", lambda dtype: target)
+    x, weights = drawn(dtype, 75, 53)
+    exact = np.asarray(weights, np.float64)
+    exact = np.asarray(x, np.float64) @ (exact if SUMMED[dtype] == 0 else exact.T)
+    made = np.asarray(jax.jit(lambda x, w: kernels.few_rows(x, w, SUMMED[dtype]))(x, weights))
+    np.testing.assert_allclose(made, exact, rtol=0, atol=0 if dtype == "int8" else 2e-4)
 
 
 def test_several_programs_at_once_give_the_same_bits():

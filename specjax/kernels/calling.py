@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import threading
 
 import jax
 from llvmlite import binding, ir
 
-from specjax.kernels.loops import FORMS, Machine, kernel
+from specjax.kernels.loops import FORMS, Form, Machine, kernel
 from specjax.kernels.sharing import handler
 
 _lock = threading.Lock()
-_engines: list[binding.ExecutionEngine] = []  # they own the code
 
 
 def registered(name: str) -> str:
@@ -24,19 +24,22 @@ def registered(name: str) -> str:
 
 @functools.cache
 def _registered(name: str) -> str:
-    form, target = FORMS[name], f"specjax_few_rows_{name}"
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    return register(FORMS[name], _machine(), f"specjax_few_rows_{name}")
+
+
+def register(form: Form, machine: Machine, target: str) -> str:
+    """Compile the kernel of a form for a kind of machine, and register it as `target`."""
     features = binding.get_host_cpu_features()
+    # Vectors of 512 bits are asked for where they are used.
+    more = ",-prefer-256-bit" if features.get("avx512f") else ""
     chip = binding.Target.from_default_triple().create_target_machine(
-        cpu=binding.get_host_cpu_name(),
-        # Vectors of 512 bits are asked for where they are used.
-        features=f"{features.flatten()},-prefer-256-bit".lstrip(","),
-        opt=3,
+        cpu=binding.get_host_cpu_name(), features=f"{features.flatten()}{more}", opt=3
     )
     module = ir.Module(target)
     module.triple = binding.get_process_triple()
-    handler(module, form, kernel(module, form, _machine(features)), target)
+    handler(module, form, kernel(module, form, machine), target)
     compiled = binding.parse_assembly(str(module))
     compiled.verify()
     tuning = binding.PipelineTuningOptions(speed_level=2)
@@ -45,18 +48,19 @@ def _registered(name: str) -> str:
     builder.getModulePassManager().run(compiled, builder)
     engine = binding.create_mcjit_compiler(compiled, chip)
     engine.finalize_object()
-    _engines.append(engine)
     address = engine.get_function_address(target)
+    engine.detach()  # the code stays until the process ends, since XLA's threads may be in it
     jax.ffi.register_ffi_target(target, _capsule(address), platform="cpu")
     return target
 
 
-def _machine(features: binding.FeatureMap) -> Machine:
+def _machine() -> Machine:
+    features = binding.get_host_cpu_features()
     if features.get("avx512f"):
         return Machine(16, 32)
     if features.get("avx2"):
         return Machine(8, 16)
-    return Machine(4, 32)  # 64-bit ARM
+    return Machine(4, 32 if platform.machine().lower() in ("aarch64", "arm64") else 16)
 
 
 def _capsule(address: int) -> object:

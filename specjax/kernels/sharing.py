@@ -28,8 +28,11 @@ _PLACES, _LIMITS = 3, 4  # x, w, y; rows, inner, stride, count
 _PARTS, _NEXT, _DONE, _USERS, _WORDS = 7, 8, 9, 10, 11
 """Indices into the words of a job, after its places and limits."""
 
-_PART = 2**15
+_PART = 2**16
 """Products of a weight and a number that are worth a part of their own."""
+
+_SHARES = 2
+"""Parts for each thread, so that one that begins late does less."""
 
 _SPINS = 4096
 """Looks at whether the others are done, before each of which a thread lets others run."""
@@ -89,16 +92,17 @@ def handler(module: ir.Module, form: Form, loops: ir.Function, name: str) -> Non
     b.store(word(1), threads)
     emit.ask(api, _COUNT_THREADS, context, b.ptrtoint(threads, WORD))
     worth = b.sdiv(b.mul(b.mul(inner, count), rows), word(_PART))
-    parts = emit.least(b.load(threads), b.add(worth, word(1)))
-    parts = b.select(b.icmp_signed("<", parts, word(1)), word(1), parts)
+    most = b.load(threads)
+    most = b.select(b.icmp_signed("<", most, word(1)), word(1), most)
+    parts = emit.least(b.mul(most, word(_SHARES)), b.add(worth, word(1)))
+    users = emit.least(most, parts)
 
     job = b.ptrtoint(b.call(_c(module, "malloc", [WORD]), [word(8 * _WORDS)]), WORD)
     places = [emit.field(buffer, _DATA) for buffer in (x, w, y)]
-    begin = [*places, rows, inner, stride, count, parts, word(0), word(0), parts]
+    begin = [*places, rows, inner, stride, count, parts, word(0), word(0), users]
     for i, value in enumerate(begin):
         b.store(value, emit.address(job, 8 * i))
-    helpers = b.sub(parts, word(1))
-    with emit.loop(word(0), helpers, 1):
+    with emit.loop(word(1), users, 1):
         error = emit.ask(api, _SCHEDULE, context, b.ptrtoint(task, WORD), job)
         with b.if_then(b.icmp_signed("!=", error, word(0))):  # nobody will come
             emit.count(job, _USERS, -1)
