@@ -161,7 +161,8 @@ def _rows(
         activations = [b.gep(x, [b.mul(j, inner)]) for j in mine]
         pairs = [(r, c) for r in range(inputs) for c in range(outputs)]
 
-        def sums(start: Value, stop: Value, by: int, totals: list[Value]):
+        def sums(start: Value, stop: Value, by: int, totals: list[Value]) -> list[Value]:
+            """`totals` after the products of [start, stop), `by` at a time."""
             scalar = by == 1
             with emit.loop(start, stop, by, totals) as (k, now, following):
                 if not scalar:
