@@ -6,6 +6,6 @@ it 1.2 to 3 times as long, because it packs the weights anew in every product.  
 each weight once, and the bits of a row do not depend on how many rows there are.
 """
 
-from specjax.kernels.narrow import MOST_ROWS, few_rows, takes
+from specjax.kernels.narrow import MOST_ROWS, few_rows, takes, usable
 
-__all__ = ["MOST_ROWS", "few_rows", "takes"]
+__all__ = ["MOST_ROWS", "few_rows", "takes", "usable"]

@@ -44,6 +44,11 @@ def _target(dtype: str) -> str | None:
         return None
 
 
+def usable() -> bool:
+    """Whether kernels can be made here: llvmlite is installed, and knows this processor."""
+    return all(_target(dtype) is not None for dtype, _ in _FORMS)
+
+
 def takes(rows: int, weights: Array, summed: int) -> bool:
     """Whether `few_rows` multiplies this many rows with a matrix along its axis `summed`."""
     return (

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from specjax import kernels
 from specjax.decoding import Decoder
 from specjax.folders import cache_folder
 from specjax.proposers import Adaptive
@@ -105,6 +106,7 @@ def about(decoder: Decoder, rows: int, samples: bool) -> dict[str, Any]:
         "device": f"{device.platform} {device.device_kind}",
         "cores": os.cpu_count(),
         "jax": jax.__version__,
+        "kernels": device.platform == "cpu" and kernels.usable(),
     }
 
 
