@@ -17,9 +17,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     lines = os.dup(1)
     os.dup2(2, 1)  # what a library prints is no line
+    from specjax import kernels
     from tests.fuzz import law
     from tests.fuzz.kinds import KINDS
 
+    kernels.usable()  # loads LLVM once, which no case may be blamed for
     made, watch = KINDS[kind](folder), law.Watch(folder)
     law.limit_memory()
     os.write(lines, b"ready\n")
