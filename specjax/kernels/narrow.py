@@ -32,11 +32,11 @@ def _target(dtype: str) -> str | None:
         return None
     if tuple(map(int, version.split(".")[:2])) < _LLVMLITE:
         return None
-    from specjax.kernels.calling import registered  # needs llvmlite
-
     try:
+        from specjax.kernels.calling import registered  # needs llvmlite
+
         return registered(dtype)
-    except Exception as error:  # XLA or LLVM may refuse; both only cost speed
+    except Exception as error:  # LLVM or XLA may refuse, which only costs speed
         warnings.warn(
             f"no kernel for {dtype} on this CPU, so XLA multiplies few rows more slowly: {error}",
             stacklevel=2,
