@@ -17,7 +17,7 @@ from specjax.kernels.loops import FORMS, Machine
 from specjax.models import cpu_dot_general, dot_general, for_several_devices
 
 SUMMED = {"float32": 0, "bfloat16": 1, "int8": 1}
-# Below and above the vectors of every processor, blocks of rows, parts and tiles.
+# Sizes below and above those of vectors, blocks of rows, parts and tiles.
 SHAPES = [(1, 1), (7, 5), (16, 16), (33, 130), (300, 3), (256, 704), (1100, 2300)]
 
 

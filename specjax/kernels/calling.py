@@ -32,7 +32,7 @@ def _registered(name: str) -> str:
 def register(form: Form, machine: Machine, target: str) -> str:
     """Compile the kernel of a form for a kind of machine, and register it as `target`."""
     features = binding.get_host_cpu_features()
-    # Vectors of 512 bits are asked for where they are used.
+    # The loops have vectors of 512 bits on purpose, so LLVM must not halve them.
     more = ",-prefer-256-bit" if features.get("avx512f") else ""
     chip = binding.Target.from_default_triple().create_target_machine(
         cpu=binding.get_host_cpu_name(), features=f"{features.flatten()}{more}", opt=3

@@ -1,9 +1,8 @@
 """The loops of the kernels, for a processor with vectors of `lanes` float32 numbers.
 
-Every number of a result is summed in an order of its own that depends on the matrix alone, and not
-on the number of rows or on how the columns are cut into parts.  So a row has the same bits in a
-pass over one token and in one over five, which keeps a draft's verification equal to plain
-decoding where two logits are close.
+The order in which a number of the result is summed depends on the matrix alone, and not on the
+number of rows or on how the columns are cut into parts.  So these products give a token the same
+bits in a pass over one token and in a pass over five.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def _columns(
 ) -> None:  # fmt: skip
     """Several rows of the matrix at once are multiplied by one number each, and added to the sums.
 
-    Each sum adds one row of the matrix after the other.
+    Each sum adds the rows of the matrix in their order.
     """
     b, lanes = emit.b, machine.lanes
     vector = ir.VectorType(FLOAT, lanes)

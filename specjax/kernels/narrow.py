@@ -24,13 +24,7 @@ _LLVMLITE = (0, 45)
 @functools.cache
 def _target(dtype: str) -> str | None:
     """The name of the kernel for weights of this dtype, or None where it cannot be made."""
-    if platform.system() not in _SYSTEMS or platform.machine().lower() not in _PROCESSORS:
-        return None
-    try:
-        version = importlib.metadata.version("llvmlite")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    if tuple(map(int, version.split(".")[:2])) < _LLVMLITE:
+    if not usable():
         return None
     try:
         from specjax.kernels.calling import registered  # needs llvmlite
@@ -45,8 +39,14 @@ def _target(dtype: str) -> str | None:
 
 
 def usable() -> bool:
-    """Whether kernels can be made here: llvmlite is installed, and knows this processor."""
-    return all(_target(dtype) is not None for dtype, _ in _FORMS)
+    """Whether kernels are made here: llvmlite is installed, on a known system and processor."""
+    if platform.system() not in _SYSTEMS or platform.machine().lower() not in _PROCESSORS:
+        return False
+    try:
+        version = importlib.metadata.version("llvmlite")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(map(int, version.split(".")[:2])) >= _LLVMLITE
 
 
 def takes(rows: int, weights: Array, summed: int) -> bool:

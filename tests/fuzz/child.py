@@ -5,6 +5,7 @@ It writes "ready", and then a line "SEED OUTCOME" for each case.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import pathlib
@@ -21,7 +22,8 @@ def main() -> None:
     from tests.fuzz import law
     from tests.fuzz.kinds import KINDS
 
-    kernels.usable()  # loads LLVM once, which no case may be blamed for
+    if kernels.usable():  # LLVM is loaded once, which no case may be blamed for
+        importlib.import_module("specjax.kernels.calling")
     made, watch = KINDS[kind](folder), law.Watch(folder)
     law.limit_memory()
     os.write(lines, b"ready\n")
