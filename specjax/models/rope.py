@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from specjax.arguments import number, shown
+from specjax.platforms import on_cpu
 
 _GREATEST = 3.4e38  # of float32
 _NUMBERS = (
@@ -69,10 +70,23 @@ class Rope:
     def rotations(self, positions: Array, dim: int) -> tuple[Array, Array]:
         """[B, N] positions -> cosines and sines, each [B, N, 1, R / 2] float32."""
         angles = positions[..., None, None].astype(jnp.float32) * self.frequencies(dim)
-        # The barrier keeps XLA from recomputing them inside every layer.
-        return jax.lax.optimization_barrier(
-            (jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude)
-        )
+        found = jnp.cos(angles) * self.amplitude, jnp.sin(angles) * self.amplitude
+        return on_cpu(_computed_once, jax.lax.optimization_barrier, found)
+
+
+def _computed_once(found: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The same numbers, after a product with the identity matrix.
+
+    XLA:CPU drops barriers before it fuses, and would compute each cosine again in every layer and
+    head.  It fuses nothing across a matrix product.
+    """
+    both = jnp.stack(found)
+    size = both.shape[-1]
+    dimensions = (((1,), (0,)), ((), ()))
+    same = jax.lax.dot_general(
+        both.reshape(-1, size), np.eye(size, dtype=np.float32), dimensions, precision="highest"
+    ).reshape(both.shape)
+    return same[0], same[1]
 
 
 def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:
