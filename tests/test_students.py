@@ -23,7 +23,7 @@ from specjax.training.families import alike, cut, stretched
 from specjax.training.jobs import distill
 from specjax.training.jobs.distill import DistillOptions
 from specjax.training.jobs.pretrain import PretrainOptions
-from specjax.training.student import initial_params, make_model, save_student
+from specjax.training.student import initial_params, make_model, no_wider, save_student
 
 SMALL = {"hidden_size": 32, "num_layers": 3, "num_heads": 2}
 
@@ -102,6 +102,31 @@ def test_a_student_that_is_like_its_target(tmp_path, family):
         tmp_path, attn_implementation="eager", dtype=torch.float32
     ).eval()
     np.testing.assert_allclose(ours(loaded, tokens), theirs(reference, tokens), atol=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "mlp", "asked", "wanted"),
+    [
+        (64, 172, {}, (64, 172)),  # the target is narrower than the defaults
+        (66, 172, {}, (64, 172)),  # two heads of an even number of dimensions
+        (256, 172, {}, (None, 172)),
+        (128, 352, {}, (None, None)),
+        (2048, 8192, {}, (None, None)),
+        (64, 172, {"hidden_size": 256}, (256, 172)),  # what was asked for stays
+        (64, 172, {"num_heads": 8, "num_kv_heads": 8}, (64, 172)),
+        (64, 172, {"like": "folder"}, (None, None)),
+    ],
+)
+def test_a_new_draft_is_no_wider_than_its_target(hidden, mlp, asked, wanted):
+    target = dataclasses.replace(
+        config_of("qwen3", "plain"), hidden_size=hidden, mlp_size=mlp, head_dim=8
+    )
+    made = no_wider(options("", **asked), target)
+    assert (made.hidden_size, made.mlp_size) == wanted
+    assert no_wider(made, target) == made
+    if made.start is None:
+        model = make_model(made, 96)
+        assert model.module.config.hidden_size == wanted[0] or wanted[0] is None
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "smollm3"])

@@ -1,4 +1,5 @@
-"""Targets with a LoRA, in int8 and in part, and Muon, on two devices: the figures of one device."""
+"""Targets with a LoRA, in int8, in part and recorded, and Muon, on two devices: the figures of
+one device."""
 
 from __future__ import annotations
 
@@ -14,15 +15,23 @@ import train_on_meshes
 import trained
 from test_lora import adapter
 
+from specjax.training.jobs import teacher
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """The metrics on one device, and on each mesh of a process with two."""
     out = tmp_path_factory.mktemp("meshes")
     lora, _ = adapter(out / "lora", "llama")
-    paths = (str(trained.text()), str(folders.target()), str(lora))
+    text, target, states = str(trained.text()), str(folders.target()), str(out / "states")
+    teacher.main([
+        "--target", target, "--data", text, "--out", states, "--sequence-length", "32",
+        "--sequences", "12", "--held-out", "4", "--batch-size", "4", "--drafters", "eagle3",
+        "dspark",
+    ])  # fmt: skip
+    paths = [text, target, str(lora), states]
     one = {
-        case: train_on_meshes.train(case, str(out / case), *paths) for case in train_on_meshes.CASES
+        case: train_on_meshes.train(case, str(out / case), paths) for case in train_on_meshes.CASES
     }
     flags = "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0"
     done = subprocess.run(

@@ -123,7 +123,6 @@ KEPT: dict[str, Sequence[str]] = {
     "test_train_drafter.py::test_training_reads_what_a_decoder_reads": [
         "eagle3", "peagle", "dflash", "dspark, gated",
     ],
-    "test_train_meshes.py::test_two_devices_train_as_one": ["int8-model=2"],
     "test_train_padding.py::test_a_draft_whose_vocabulary_is_padded": ["more0", "more2"],
     "test_train_recipes.py::test_a_recipe_runs": [
         "eagle3", "gkd", "pycode-draft-1",

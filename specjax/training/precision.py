@@ -45,7 +45,7 @@ def _backward(
     ((_, (kernel_axis,)), _) = dimensions
 
     flat_x, flat_grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-    grad_x = _mixed(flat_grad, kernel, (((1,), (1 - kernel_axis,)), ((), ())))
+    grad_x = mixed_dot_general(flat_grad, kernel, (((1,), (1 - kernel_axis,)), ((), ())))
     pair = (flat_x, flat_grad) if kernel_axis == 0 else (flat_grad, flat_x)
 
     def product(dtype: DTypeLike, x: Array, y: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -211,6 +211,35 @@ def make_model(options: StudentOptions, vocab_size: int, context: int | None = N
                 f"{config.max_positions} tokens, and its positions cannot be extended"
             )
     return LinenModel(Transformer(config, mixed_dot_general, remat=options.remat))
+
+
+Student = TypeVar("Student", bound=ModelOptions)
+
+
+def no_wider(options: Student, target: TransformerConfig) -> Student:
+    """The options of a new draft whose default sizes are at most those of the target.
+
+    A draft that costs as much as its target cannot make it faster.
+    """
+    if options.start is not None:
+        return options
+    sizes = options.new_model
+    even = 2 * sizes["num_heads"]  # as for `ModelOptions`
+    most = {
+        "hidden_size": max(even, target.hidden_size // even * even),
+        "mlp_size": target.mlp_size,
+    }
+    # Sizes that somebody asked for stay, and so do sizes that fit.
+    found = {
+        name: size
+        for name, size in most.items()
+        if getattr(options, name) is None and 0 < size < sizes[name]
+    }
+    if not found:
+        return options
+    words = " and ".join(as_argument(name, size) for name, size in found.items())
+    print(f"the draft is no wider than the target: {words}", flush=True)
+    return dataclasses.replace(options, **found)
 
 
 def check_initial(

@@ -37,7 +37,7 @@ from specjax.training.mesh import mesh_of_run
 from specjax.training.options import parse, run
 from specjax.training.record import named
 from specjax.training.sources import sample, share_of_target, with_starts
-from specjax.training.student import check_initial, make_model
+from specjax.training.student import check_initial, make_model, no_wider
 from specjax.training.targets import fitted, load_target
 from specjax.training.written import Written
 
@@ -84,7 +84,7 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
     """A job whose target is in memory."""
     out = pathlib.Path(options.out)
     target = load_target(options, options.dtype, mesh)
-    options = fitted(options, target)
+    options = no_wider(fitted(options, target), target.model.module.config)
     _check_start(options, target)
     material = gather(options, target, options.settings, options.loss == ACCEPTED_LENGTH)
     text, written = material.text, material.written
@@ -126,6 +126,7 @@ def _beside_target(options: DistillOptions, mesh: Mesh | None) -> Distill:
 def _recorded(options: DistillOptions, mesh: Mesh | None) -> Distill:
     """A job that learns from a recording."""
     options, target, teacher = taught(options, mesh)
+    options = no_wider(options, target.model.module.config)
     _check_start(options, target)
     draft = make_model(options, target.model.vocab_size, target.model.max_positions)
     assert target.tokenizer is not None  # `taught` has checked it
