@@ -29,7 +29,7 @@ from specjax.types import ABSENT, Arrays, DecodeState, Params, Proposal, Verdict
 
 _PRIOR = 4.0  # the steps that the first estimates weigh
 _FIRST, _SIBLING = 0.7, 0.3  # the first estimate of a first child; each later sibling has less
-_GUESSED, _FALLS = 0.6, 0.4  # the first estimate that the best guess is right; each next has less
+_GUESSED, _FALLS = 0.3, 0.5  # the first estimate that the best guess is right; each next has less
 
 
 @dataclasses.dataclass(frozen=True)
