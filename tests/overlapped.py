@@ -211,6 +211,8 @@ def main():
     else:
         for case in ALL if options.all else DEFAULT:
             check(*case)
+            print("equal:", *case, flush=True)
+            jax.clear_caches()  # a process may map only so many compiled programs
     print("done")
 
 

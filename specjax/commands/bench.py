@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import pathlib
+import statistics
 from collections.abc import Mapping
 
 import specjax
@@ -264,6 +265,9 @@ def _row(entry: _Entry, plain: _Entry) -> Row:
         "tokens_per_second_interval": rate and rate[1:],
         "speedup": speedup and speedup[0],
         "speedup_interval": speedup and speedup[1:],
+        "speedup_median": statistics.median(b / s for b, s in zip(before, seconds, strict=True))
+        if clean
+        else None,
         "first_call_seconds": entry.first,
         "same_tokens": same if comparable else None,
     }

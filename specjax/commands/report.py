@@ -29,6 +29,7 @@ class Row(Facts):
     tokens_per_second_interval: tuple[float, float] | None
     speedup: float | None
     speedup_interval: tuple[float, float] | None
+    speedup_median: float | None  # of the prompts, each with its own speed-up
     first_call_seconds: float
     same_tokens: int | None  # prompts with the tokens of plain decoding; None if not comparable
 
@@ -45,8 +46,8 @@ def label(facts: Facts) -> str:
 
 
 _COLUMNS = (
-    "proposer", "depth", "drafts", "rule", "alpha", "tau", "tokens/s", "speed-up", "same tokens",
-    "first call, s",
+    "proposer", "depth", "drafts", "rule", "alpha", "tau", "tokens/s", "speed-up",
+    "median", "same tokens", "first call, s",
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def print_report(
     print(
         "{prompts} prompts, {max_new_tokens} new tokens each, batch 1, {dtype}; {device}, "
         "{cores} cores, jax {jax}; ".format(**report)
-        + f"{measured['dropped']} samples dropped; 95 % intervals over prompts"
+        + f"{measured['dropped']} samples dropped; 95 % intervals and median speed-up over prompts"
     )
     for proposer, rule in impossible:
         print(f"not possible: {proposer} with {rule}, which supports chains only")
@@ -66,7 +67,7 @@ def print_report(
         print("|" + "---|" * len(_COLUMNS))
         for row in rows:
             speed, speedup = row["tokens_per_second"], row["speedup"]
-            ends = row["speedup_interval"]
+            ends, median = row["speedup_interval"], row["speedup_median"]
             same = "" if row["same_tokens"] is None else f"{row['same_tokens']}/{report['prompts']}"
             cells = [
                 label(row), row["num_drafts"], row["drafted"],
@@ -74,6 +75,7 @@ def print_report(
                 show(row["alpha"], ".3f"), show(row["tau"], ".2f"),
                 "" if speed is None else f"{speed:.0f}",
                 show(None if speedup is None or ends is None else (speedup, *ends), ".2f"),
+                "" if median is None else f"{median:.2f}",
                 same, f"{row['first_call_seconds']:.1f}",
             ]  # fmt: skip
             print("| " + " | ".join(map(str, cells)) + " |")
