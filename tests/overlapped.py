@@ -211,7 +211,7 @@ def main():
     else:
         for case in ALL if options.all else DEFAULT:
             check(*case)
-            print("equal:", *case, flush=True)
+            print("equal:", *case, file=sys.stderr, flush=True)
             jax.clear_caches()  # a process may map only so many compiled programs
     print("done")
 
