@@ -103,19 +103,15 @@ def test_answers_shorter_than_the_drafts_are_learned():
     assert max(float(abs(leaf).max()) for leaf in jax.tree.leaves(grads)) > 1e-4
 
 
-def test_parts_of_a_batch_weigh_what_they_hold(monkeypatch):
-    """Sequences that end early make unequal parts; accumulated, they equal the batch.
-
-    Products are in float32: a gradient of another scale is rounded otherwise in bfloat16.
-    """
-    monkeypatch.setattr("specjax.training.precision._mixed", jax.lax.dot_general)
+def test_parts_of_a_batch_weigh_what_they_hold():
+    """Sequences that end early make unequal parts; accumulated, they equal the batch."""
     made = job(loss="accepted-length")
     read = jax.jit(gradient, static_argnums=(0, 1))
     whole, cut = (
         read(made.loss, parts, toys.truncated(), toys.weights(), batch_of()) for parts in (1, 4)
     )
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(cut), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_nothing_is_learned_behind_an_end():

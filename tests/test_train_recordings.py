@@ -148,7 +148,7 @@ def test_heads_learn_without_their_target(tmp_path, monkeypatch):
     assert (np.abs(ranks - wanted) <= 2).mean() > 0.8  # of 300 that are nearly as likely
     monkeypatch.setattr("specjax.training.jobs.medusa.load_target", none)
     monkeypatch.setattr("specjax.training.recordings.load_target", none)
-    learn("medusa", tmp_path / "run", "--steps", "96", "--save-every", "96")
+    learn("medusa", tmp_path / "run", "--steps", "24", "--save-every", "24")
     made = specjax.load_medusa(tmp_path / "run" / "model", target)
     loss = jax.jit(job.loss)
     after, before = (

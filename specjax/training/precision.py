@@ -23,8 +23,8 @@ Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Seq
 def mixed_dot_general(x: Array, kernel: Array, dimensions: Dimensions) -> Array:
     """`jax.lax.dot_general` of activations [..., in] and a kernel, both rounded to bfloat16.
 
-    The backward products are rounded too, except the kernel's gradient on a CPU: XLA:CPU has no
-    fast product in bfloat16 that sums over the first axis of both its inputs.
+    The backward products are rounded too, except on CPU, where they are float32: XLA:CPU has a fast
+    bfloat16 path for the forward product only.
     """
     return _mixed(x, kernel, dimensions)  # pyright: ignore[reportReturnType]
 
@@ -44,18 +44,16 @@ def _backward(
     x, kernel = saved
     ((_, (kernel_axis,)), _) = dimensions
 
-    flat_x, flat_grad = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-    grad_x = mixed_dot_general(flat_grad, kernel, (((1,), (1 - kernel_axis,)), ((), ())))
-    pair = (flat_x, flat_grad) if kernel_axis == 0 else (flat_grad, flat_x)
+    def products(dtype: DTypeLike, x: Array, kernel: Array, grad: Array) -> tuple[Array, Array]:
+        product = functools.partial(jax.lax.dot_general, preferred_element_type=jnp.float32)
+        flat_grad = grad.reshape(-1, grad.shape[-1]).astype(dtype)
+        flat_x = x.reshape(-1, x.shape[-1]).astype(dtype)
+        grad_x = product(flat_grad, kernel.astype(dtype), (((1,), (1 - kernel_axis,)), ((), ())))
+        pair = (flat_x, flat_grad) if kernel_axis == 0 else (flat_grad, flat_x)
+        return grad_x.reshape(x.shape), product(*pair, (((0,), (0,)), ((), ())))
 
-    def product(dtype: DTypeLike, x: Array, y: Array) -> Array:
-        rows_last = (((0,), (0,)), ((), ()))
-        return jax.lax.dot_general(
-            x.astype(dtype), y.astype(dtype), rows_last, preferred_element_type=jnp.float32
-        )
-
-    by_dtype = (functools.partial(product, dtype) for dtype in (jnp.float32, jnp.bfloat16))
-    return grad_x.reshape(x.shape), on_cpu(*by_dtype, *pair)
+    by_dtype = (functools.partial(products, dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    return on_cpu(*by_dtype, x, kernel, grad)
 
 
 _mixed.defvjp(_forward, _backward)
