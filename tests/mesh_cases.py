@@ -253,6 +253,8 @@ def representative() -> dict[str, Case]:
     grouped_weights = grouped.init(jax.random.key(0))
     experts = transformer(num_experts=4, experts_per_token=2, expert_size=128)
     windowed = transformer(windows=(6,))
+    odd = transformer(vocab_size=VOCAB + 3)
+    odd_weights = odd.init(jax.random.key(0))
     heads, arrays = medusa(plain.module.config, weights)
     return {
         "draft, match": Case(decoder(plain, drafted), Params(weights, noisy(weights))),
@@ -271,6 +273,11 @@ def representative() -> dict[str, Case]:
             decoder(grouped, specjax.DraftModel(grouped, VOCAB, 2)),
             Params(grouped_weights, noisy(grouped_weights)),
             ((1, 2, 4), (2, 2, 2)),
+        ),
+        "draft, rows of a vocabulary that no mesh divides": Case(
+            decoder(odd, specjax.DraftModel(odd, VOCAB + 3, 2)),
+            Params(odd_weights, noisy(odd_weights)),
+            ((1, 8), (2, 4)),
         ),
         "medusa tree": Case(decoder(plain, heads), Params(weights, arrays), ((4, 2),)),
         "experts, ngram": Case(

@@ -31,7 +31,7 @@ from specjax.commands import main
 from specjax.decoding import _run
 from specjax.files.orbax import restore_params, save_params
 from specjax.models.quantised import quantise
-from specjax.parallel import RULES, fitted, make_mesh, shardings
+from specjax.parallel import RULES, TRAINING_RULES, fitted, make_mesh, shardings
 
 folder, out = map(pathlib.Path, sys.argv[1:])
 assert jax.device_count() == 8
@@ -74,6 +74,16 @@ assert held(layer["mlp_norm"]["weight"]) == (48,)
 planned = shardings(split.model, copied)
 for leaf, at in zip(jax.tree.leaves(split.params), jax.tree.leaves(planned), strict=True):
     assert leaf.sharding == at and len(leaf.addressable_shards) == 8
+# Rows of a vocabulary that do not divide: the tables are split along the hidden size.
+def of_tables(on, rules, size):
+    config = dataclasses.replace(split.model.module.config, vocab_size=321, hidden_size=size)
+    odd = shardings(specjax.LinenModel(specjax.Transformer(config)), on, rules)
+    return odd["embedding"].shard_shape((321, size)), odd["head"]["kernel"].shard_shape((size, 321))
+
+
+assert of_tables(mesh, RULES, 48) == ((321, 12), (12, 321))
+assert of_tables(make_mesh(fsdp=2), TRAINING_RULES, 48) == ((321, 6), (6, 321))
+assert of_tables(mesh, RULES, 46) == ((321, 46), (46, 321))
 
 # The text is that of one device, also if the devices do not divide the rows, and whether the model
 # or the call names the mesh.

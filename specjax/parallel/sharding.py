@@ -66,7 +66,10 @@ the parameters of a layer when it reads them (Rajbhandari et al. 2019, arXiv 191
 """
 
 _INDIVISIBLE = ("kv_heads", "vocab", "features")
-"""Axes that are replicated if the mesh does not divide their size; other axes are then refused."""
+"""Axes that are not split if the mesh does not divide their size; other axes are then refused.
+
+An embedding or an output matrix whose "vocab" is not split is split along "embed" instead.
+"""
 
 
 def shardings(model: LinenModel, mesh: Mesh, rules: Rules = RULES) -> Arrays:
@@ -145,6 +148,13 @@ def named_shardings(
                     f"rules={{**RULES, {name!r}: None}}"
                 )
             axes.append(_entry(axis) if count % parts == 0 else None)
+        if {"vocab", "embed"} <= {*spec} and axes[spec.index("vocab")] is None:
+            # JAX splits no axis unevenly, and these are a model's largest matrices.
+            at = spec.index("embed")
+            wide = tuple({*_axes(mesh, rules.get("embed")), *_axes(mesh, rules.get("vocab"))})
+            wide = tuple(axis for axis in mesh.axis_names if axis in wide)
+            if leaf.shape[at] % _size(mesh, wide) == 0:
+                axes[at] = _entry(wide)
         return NamedSharding(mesh, PartitionSpec(*axes))
 
     return jax.tree_util.tree_map_with_path(
