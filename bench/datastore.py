@@ -26,6 +26,7 @@ from specjax.datastores import predict_size
 from specjax.flags import say
 from specjax.prompts import encode_file
 from specjax.proposers import DEPTH, DatastoreParams, look_up
+from specjax.sampling import argmax
 from specjax.training.corpus import Source
 from specjax.training.tokenising import prepare
 
@@ -170,7 +171,7 @@ def _seconds(params: DatastoreParams, contexts: np.ndarray, count: int, rounds: 
             total, text = carry
             made = look_up(params, contexts[index % len(contexts)], text, jnp.int32(len(text)))
             # Each lookup depends on the one before.
-            best = jnp.argmax(made).astype(jnp.int32)
+            best = argmax(made)
             return total + made[best], text.at[index % len(text)].set(best)
 
         return jax.lax.fori_loop(0, count, body, (jnp.float32(0), text))[0]
