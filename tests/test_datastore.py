@@ -113,7 +113,7 @@ def test_votes_are_mixed_as_documented(seed):
     rng = np.random.default_rng(seed)
     texts = corpus(rng, 4, 50)  # a window sees all that agree
     arrays = Datastore.build(texts, vocab_size=VOCAB).arrays()
-    prior = np.exp(np.asarray(arrays.log_prior, np.float64))
+    prior = np.asarray(arrays.prior, np.float64)
     np.testing.assert_allclose(prior.sum(), 1, atol=1e-6)
     own = rng.integers(0, VOCAB, 14).tolist() if seed % 2 else [3, 1]
     text = np.zeros(20, np.int32)

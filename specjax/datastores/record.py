@@ -191,5 +191,5 @@ class Datastore:
         starts = np.append(self.starts, np.full(size - self.vocab_size, self.starts[-1], np.int32))
         # Each token is once the last one of a context, except at the end of a text.
         prior = (np.diff(starts) + 1.0) / (len(self.order) + size)
-        put = map(jnp.asarray, (tokens, order, starts, np.log(prior).astype(np.float32)))
+        put = map(jnp.asarray, (tokens, order, starts, prior.astype(np.float32)))
         return DatastoreParams(*put)

@@ -71,7 +71,7 @@ class DatastoreSource(Source):
     def init(
         self, params: DatastoreParams, prompt: Block, capacity: int, lookahead: Lookahead
     ) -> OwnText:
-        if (size := params.log_prior.shape[0]) != self.vocab_size:
+        if (size := params.prior.shape[0]) != self.vocab_size:
             raise ValueError(
                 f"the datastore has {size} tokens and the proposer {self.vocab_size}: make the "
                 "proposer with Datastore.drafter(target)"

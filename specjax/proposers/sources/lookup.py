@@ -21,7 +21,6 @@ from flax import struct
 from jax import Array
 
 from specjax import sampling
-from specjax.platforms import on_cpu
 
 DEPTH = 16
 """Places are sorted by so many tokens before them."""
@@ -54,7 +53,7 @@ class DatastoreParams:
     tokens: Array  # [DEPTH + C] uint16 or uint32; behind DEPTH of padding, the corpus
     order: Array  # [C] int32; places by their contexts
     starts: Array  # [V + 1] int32; the contexts order[starts[v]:starts[v + 1]] end with token v
-    log_prior: Array  # [V] float32; the log-probability of a token without any context
+    prior: Array  # [V] float32; the probability of a token without any context
 
 
 def look_up(store: DatastoreParams, context: Array, text: Array, length: Array) -> Array:
@@ -100,10 +99,7 @@ def look_up(store: DatastoreParams, context: Array, text: Array, length: Array) 
         jnp.where(is_near, by_near, 0).sum(0),
         jnp.where(is_own, by_own, 0).sum(0),
     ]
-    # Few tokens have votes, so logarithms are taken of those only.
-    votes = jnp.zeros_like(store.log_prior).at[tokens].add(jnp.concatenate(weights))[tokens]
-    rest = jnp.log(kept.prod()) + store.log_prior
-    return rest.at[tokens].set(jnp.log(votes + jnp.exp(rest[tokens])))
+    return jnp.log((kept.prod() * store.prior).at[tokens].add(jnp.concatenate(weights)))
 
 
 def _distinct(
@@ -144,6 +140,7 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
     ranges = 2 * (_SHORT - 1)
     low, high = jnp.full(1 + ranges, first), jnp.full(1 + ranges, end)
     is_end = jnp.arange(1 + ranges) > _SHORT - 1
+    most = len(store.order)
     # The first token that differs decides, so its sign weighs more than those of all others.
     weight = 1 << jnp.arange(DEPTH - 2, -1, -1)
     in_range = jnp.arange(_SHORT - 1) <= jnp.tile(jnp.arange(_SHORT - 1), 2)[:, None]
@@ -160,8 +157,8 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
     def between(low: Array, width: Array, part: Array) -> Array:
         return _divided(low, width, part, jnp.int32(_PIVOTS + 1))
 
-    def one_round(found: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = found
+    while most > 0:
+        most //= _PIVOTS + 1
         width = high - low
         pivot = between(low[:, None], width[:, None], jnp.arange(1, _PIVOTS + 1, dtype=jnp.int32))
         place = store.order[jnp.minimum(pivot, len(store.order) - 1)] + (DEPTH - 1)
@@ -176,21 +173,7 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
         number = passed.sum(1, dtype=jnp.int32)
         above = jnp.where(number < _PIVOTS, between(low, width, number + 1), high)
         low = jnp.where(number > 0, between(low, width, number) + 1, low)
-        return low, jnp.maximum(jnp.minimum(above, high), low)
-
-    def until_found(low: Array, high: Array) -> Array:
-        return jax.lax.while_loop(lambda x: jnp.any(x[0] < x[1]), one_round, (low, high))[0]
-
-    def in_most_rounds(low: Array, high: Array) -> Array:
-        most = len(store.order)
-        while most > 0:
-            most //= _PIVOTS + 1
-            low, high = one_round((low, high))
-        return low
-
-    # A CPU saves the rounds that only the most frequent tokens need.  Elsewhere devices with other
-    # rows would have to wait for each other in each round.
-    low = on_cpu(until_found, in_most_rounds, low, high)
+        high = jnp.maximum(jnp.minimum(above, high), low)
     at, lows, ends = jnp.split(low, (1, _SHORT))
     return jnp.append(first, lows), jnp.append(end, ends), at[0]
 
