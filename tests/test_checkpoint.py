@@ -347,8 +347,8 @@ def test_memory_of_load(dtype):
 def test_precision(precision, platform):
     """Every product of a pass has it, whatever the process's own setting is.
 
-    On a CPU the cosines and sines pass through one product more, with the identity matrix.  It
-    must round nothing, so it alone has the highest precision always.
+    On a CPU there is one more product: cosines and sines times the identity matrix.  It must not
+    round them, so its precision is always the highest.
     """
     loaded = specjax.load(folders.target(), precision=precision)
     tokens = jnp.zeros((1, 3), jnp.int32)

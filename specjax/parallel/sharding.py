@@ -149,10 +149,10 @@ def named_shardings(
                 )
             axes.append(_entry(axis) if count % parts == 0 else None)
         if {"vocab", "embed"} <= {*spec} and axes[spec.index("vocab")] is None:
-            # JAX splits no axis unevenly, and these are a model's largest matrices.
+            # JAX splits no axis unevenly, and a whole copy of a model's largest matrices is dear.
             at = spec.index("embed")
-            wide = tuple({*_axes(mesh, rules.get("embed")), *_axes(mesh, rules.get("vocab"))})
-            wide = tuple(axis for axis in mesh.axis_names if axis in wide)
+            both = {*_axes(mesh, rules.get("embed")), *_axes(mesh, rules.get("vocab"))}
+            wide = tuple(axis for axis in mesh.axis_names if axis in both)
             if leaf.shape[at] % _size(mesh, wide) == 0:
                 axes[at] = _entry(wide)
         return NamedSharding(mesh, PartitionSpec(*axes))
