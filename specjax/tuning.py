@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +21,9 @@ from specjax.generate import compile_first, learned_of, prepared
 from specjax.measure import Sample, Timed, first_calls, medians, take_turns
 from specjax.models import LanguageModel
 from specjax.parallel import to_host
-from specjax.proposers import Adaptive
+from specjax.proposers import Adaptive, AdaptiveState
 from specjax.request import Prompts
-from specjax.tune import Candidate, Learned, Plan, about
+from specjax.tune import Candidate, Learned, OptionClock, Plan, about, seconds_of
 from specjax.types import Params
 
 _OWN_PROMPTS, _OWN_TOKENS = 4, 32
@@ -30,29 +34,64 @@ class _Way(Timed):
 
     def __init__(self, name: str, calls: Sequence[Call], learned: Learned | None) -> None:
         super().__init__(name, len(calls))
-        self.tokens, self.passes, self.drafts = (np.zeros(len(calls)) for _ in range(3))
-        self.steps, self.tested, self.accepted = (np.zeros(len(calls)) for _ in range(3))
-        self.calls, self._learned = calls, learned
+        self.tokens, self.passes, self.tested, self.accepted = (
+            np.zeros(len(calls)) for _ in range(4)
+        )
+        self.steps: Counter[int] = Counter()  # by option
+        self._calls, self._learned = calls, learned
 
     def run(self, item: int) -> Sample:
-        call = self.calls[item]
-        params: Params = call.params if self._learned is None else self._learned.put(call.params)
-        state = jax.block_until_ready(call.prefill())
+        call, params, state = self._begin(item)
         started = time.perf_counter()
-        state = jax.block_until_ready(call.decoder.run(params, state))
-        seconds = time.perf_counter() - started
-        stats = to_host(state.stats)
-        self.tokens[item], self.passes[item] = stats.emitted.sum(), stats.target_passes.sum()
-        self.drafts[item], self.steps[item] = stats.proposed.sum(), stats.target_passes.max()
-        self.tested[item], self.accepted[item] = stats.tested.sum(), stats.accepted.sum()
-        return Sample(seconds)
+        jax.block_until_ready(call.decoder.run(params, state))
+        return Sample(time.perf_counter() - started)
 
-    def candidate(self, predicted: float | None) -> Candidate:
-        rate = None
+    def run_first(self) -> None:
+        """Compile, and count what the steps do.
+
+        Later runs write the same text by the same steps, since nothing is learned between them.
+        """
+        super().run_first()
+        for item in range(len(self._calls)):
+            call, params, state = self._begin(item)
+            proposer = call.decoder.proposer
+            if isinstance(proposer, Adaptive):
+                while not to_host(state.done).all():
+                    state = call.decoder.run(params, state, 1)
+                    self.steps[_option(proposer, state.proposer)] += 1
+            else:
+                state = call.decoder.run(params, state)
+            stats = to_host(state.stats)
+            self.tokens[item], self.passes[item] = stats.emitted.sum(), stats.target_passes.sum()
+            self.tested[item], self.accepted[item] = stats.tested.sum(), stats.accepted.sum()
+
+    def _begin(self, item: int) -> tuple[Call, Params, Any]:
+        call = self._calls[item]
+        params: Params = call.params if self._learned is None else self._learned.put(call.params)
+        return call, params, jax.block_until_ready(call.prefill())
+
+    def candidate(self, seconds: np.ndarray) -> Candidate:
+        """Its speeds, with the seconds [O] of a step with each option."""
+        predicted = rate = None
+        if self.steps:
+            spent = sum(number * seconds[option] for option, number in self.steps.items())
+            predicted = float(self.tokens.sum() / spent)
         if all(self.seconds):
             rate = float(self.tokens.sum() / medians(self.seconds).sum())
         tau = float(self.tokens.sum() / max(self.passes.sum(), 1))
         return Candidate(self.name, tau, predicted, rate)
+
+
+class _Step(Timed):
+    """Steps with an option, timed as often as a way decodes batches of prompts."""
+
+    def __init__(self, option: int, clock: OptionClock, items: int) -> None:
+        self.options = clock.options
+        super().__init__("{} {}".format(*self.options[option]), items)
+        self._option, self._clock = option, clock
+
+    def run(self, item: int) -> Sample:
+        return Sample(self._clock.sample(self._option))
 
 
 def tune(
@@ -130,21 +169,25 @@ def tune(
         drafter = make_drafter(target, one) if isinstance(one, LanguageModel) else one
         own = [prepared(target, each, drafter=drafter, **settings) for each in rows]
         ways.append(_Way(f"{type(drafter.proposer).__name__} of {drafter.name}", own, None))
-    auto = _Way("auto", calls, learned)
     first_calls(ways)
     for option, way in zip(proposer.options, ways, strict=False):
         _learn(learned, way, option)
+    clock = OptionClock(
+        calls[0].decoder, calls[0].params, functools.partial(calls[0].prefill, endless=True)
+    )
+    steps = [_Step(option, clock, len(calls)) for option in range(len(proposer.options))]
+    take_turns(steps, 1)
+    learned.seconds = _seconds(steps, learned)
+    auto = _Way("auto", calls, dataclasses.replace(learned, seconds=learned.seconds.copy()))
     first_calls([auto])
-    take_turns([*ways, auto], rounds)
-    candidates = []
-    for index, way in enumerate(ways):
-        known = index < len(proposer.options)
-        candidates.append(way.candidate(_predicted(way, learned, index, batch) if known else None))
+    take_turns([*ways, auto, *steps], rounds)
+    learned.seconds = _seconds(steps, learned)
+    candidates = [way.candidate(learned.seconds) for way in (*ways, auto)]
     plan = Plan(
         about(calls[0].decoder, batch, temperature > 0),
         tuple(learned.seconds.tolist()),
         (float(learned.prior[0]), float(learned.prior[1])),
-        (*candidates, auto.candidate(None)),
+        tuple(candidates),
     )
     if save:
         plan.save()
@@ -158,15 +201,24 @@ def _only(learned: Learned, option: int) -> Learned:
     return Learned(seconds, learned.prior.copy(), 0.0)
 
 
-def _predicted(way: _Way, learned: Learned, option: int, batch: int) -> float:
-    """Tokens/s by the seconds of a step with drafts, and of one in which no row has any."""
-    assert isinstance(way.calls[0].decoder.proposer, Adaptive)
-    depth = way.calls[0].decoder.proposer.options[option][1]
-    passes = max(way.passes.sum(), 1)
-    share = min(way.drafts.sum() / (passes * depth), 1.0) if depth else 0.0
-    drafting = 1 - (1 - share) ** batch
-    each = drafting * learned.seconds[option] + (1 - drafting) * learned.seconds[0]
-    return float(way.tokens.sum() / (way.steps.sum() * each))
+def _option(proposer: Adaptive, state: AdaptiveState) -> int:
+    """The option whose width the last step of all rows had."""
+    offered = to_host(state.offered)
+    deepest = int(offered.max())
+    if deepest == 0:
+        return 0
+    drafted = to_host(state.drafted) & (offered > 0)
+    name = "drafter" if drafted.any() else "lookup"
+    width = next(width for width in proposer.widths if width > deepest)
+    return proposer.options.index((name, width - 1))
+
+
+def _seconds(steps: Sequence[_Step], learned: Learned) -> np.ndarray:
+    """The median seconds of a step with each option; as before where all samples were disturbed."""
+    samples = [list(itertools.chain(*step.seconds)) for step in steps]
+    if not all(samples):
+        return learned.seconds
+    return seconds_of(steps[0].options, samples)
 
 
 def _learn(learned: Learned, way: _Way, option: tuple[str, int]) -> None:

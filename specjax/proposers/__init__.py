@@ -8,7 +8,13 @@ several tokens in one pass.  `NGram`, `DatastoreLookup` and `NoProposer` need no
 from collections.abc import Callable
 
 from specjax.contract import Proposer
-from specjax.proposers.adaptive import MEASURED, PAUSE, Adaptive, AdaptiveParams
+from specjax.proposers.adaptive import (
+    MEASURED,
+    PAUSE,
+    Adaptive,
+    AdaptiveParams,
+    AdaptiveState,
+)
 from specjax.proposers.best_first import BestFirst
 from specjax.proposers.chain import Chain
 from specjax.proposers.choice_tree import ChoiceTree
@@ -70,6 +76,7 @@ __all__ = [
     "PROPOSERS",
     "Adaptive",
     "AdaptiveParams",
+    "AdaptiveState",
     "BestFirst",
     "BlockDraftSource",
     "Chain",

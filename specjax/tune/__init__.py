@@ -1,16 +1,18 @@
 """What speculation costs on this device, measured."""
 
 from specjax.tune.costs import step_costs, step_seconds
-from specjax.tune.options import Learned, option_seconds
+from specjax.tune.options import Learned, OptionClock, option_seconds, seconds_of
 from specjax.tune.plan import Candidate, Plan, about, read_plan
 
 __all__ = [
     "Candidate",
     "Learned",
+    "OptionClock",
     "Plan",
     "about",
     "option_seconds",
     "read_plan",
+    "seconds_of",
     "step_costs",
     "step_seconds",
 ]

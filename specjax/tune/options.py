@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ from specjax.parallel import to_host
 from specjax.proposers import PAUSE, Adaptive, AdaptiveParams, Rates
 from specjax.types import DecodeState, Params
 
-_STEPS, _ROUNDS = 4, 7
+_SHORT, _LONG = 2, 10  # steps of the two runs whose difference is timed
+_SLOW = 0.02  # seconds of a step beside which what a call costs does not matter
+_ROUNDS = 7
 
 _EARLIER = 40
 """All earlier texts count in the prior of a text as much as so many drafts.  After so many drafts
@@ -70,14 +73,66 @@ def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
     return made if len(old.sharding.device_set) == 1 else jax.device_put(made, old.sharding)
 
 
+class OptionClock:
+    """Times steps that are forced to take one option, in the program that decodes."""
+
+    def __init__(
+        self, decoder: Decoder, params: Params, prefill: Callable[[], DecodeState]
+    ) -> None:
+        """Reads the prompt.
+
+        Args:
+          decoder: one of an `Adaptive` proposer.
+          params: its parameters.
+          prefill: makes a state whose rows have room for some steps.
+        """
+        assert isinstance(decoder.proposer, Adaptive)
+        self.options = decoder.proposer.options
+        self._decoder, self._params, self._prefill = decoder, params, prefill
+        self._state = prefill()
+
+    def sample(self, option: int) -> float:
+        """Seconds of a step with an option.
+
+        A call costs something before its first step, and its first step costs more, since it finds
+        the caches of the processor full of something else.  So the time of a short run is taken
+        from that of a longer one, unless a step takes so long that this does not matter.
+        """
+        own: AdaptiveParams = self._params.proposer
+        own = dataclasses.replace(own, forced=_like(own.forced, np.asarray(option)))
+        forced = dataclasses.replace(self._params, proposer=own)
+        each, steps = 0.0, 0
+        for _ in range(2):
+            each, steps = self._run(forced, _SHORT)  # warms up the caches for this width
+            if steps == _SHORT and each > _SLOW * steps:
+                each, steps = self._run(forced, _SHORT)
+                if steps:
+                    return each / steps
+            short, few = self._run(forced, _SHORT)
+            long, many = self._run(forced, _LONG)
+            if many > few:
+                return max(long - short, 1e-9) / (many - few)
+            self._state = self._prefill()  # the rows were full
+        # There is room for very few steps.
+        none, _ = self._run(forced, 0)
+        return max(each - none, 1e-9) / max(steps, 1)
+
+    def _run(self, params: Params, most: int) -> tuple[float, int]:
+        """Seconds of at most so many steps, and their number."""
+        before = int(np.max(to_host(self._state.stats.target_passes)))
+        started = time.perf_counter()
+        self._state = jax.block_until_ready(self._decoder.run(params, self._state, most))
+        seconds = time.perf_counter() - started
+        return seconds, int(np.max(to_host(self._state.stats.target_passes))) - before
+
+
 def option_seconds(
     decoder: Decoder, params: Params, prefill: Callable[[], DecodeState], budget: float
 ) -> np.ndarray:
-    """The least seconds [O] of a step with each option; others only ever make a step longer.
+    """The median seconds [O] of a step with each option.
 
-    Every option is forced for a few steps.  An option for which the budget has no time left is
-    taken to lie between those of its part that were measured; plain decoding and the deepest drafts
-    of each part always are.
+    An option for which the budget has no time left is taken to lie between those of its part that
+    were measured; plain decoding and the deepest drafts of each part always are.
 
     Args:
       decoder: one of an `Adaptive` proposer.
@@ -85,53 +140,29 @@ def option_seconds(
       prefill: makes a state whose rows have room for some steps.
       budget: seconds.
     """
-    proposer = decoder.proposer
-    assert isinstance(proposer, Adaptive)
-    options = proposer.options
-    names, depths = [name for name, _ in options], [depth for _, depth in options]
-    deepest = [index for index, depth in enumerate(depths) if depth == proposer.max_depth]
-    order = [0, *deepest, *(i for i in range(1, len(options)) if i not in deepest)]
-    found: list[list[tuple[float, int]]] = [[] for _ in options]
-    began, state = time.perf_counter(), prefill()
-    starting = np.inf
+    began, clock = time.perf_counter(), OptionClock(decoder, params, prefill)
+    depths = [depth for _, depth in clock.options]
+    deepest = [index for index, depth in enumerate(depths) if depth == max(depths)]
+    order = [0, *deepest, *(i for i in range(1, len(depths)) if i not in deepest)]
+    found: list[list[float]] = [[] for _ in depths]
     for turn in range(_ROUNDS):
-        # What a call costs without any step can be more than a step of a tiny model.
-        for _ in range(_ROUNDS):
-            seconds, _, state = _run(decoder, params, state, 0)
-            starting = min(starting, seconds)
         for index in order:
             late = time.perf_counter() - began > budget
-            if late and (turn or (index and index not in deepest)):
-                continue
-            own = dataclasses.replace(
-                params.proposer, forced=_like(params.proposer.forced, np.asarray(index))
-            )
-            forced = dataclasses.replace(params, proposer=own)
-            for again in range(2):  # the first run of a width warms up
-                seconds, steps, state = _run(decoder, forced, state, _STEPS)
-                if steps < _STEPS:  # the rows are full
-                    state = prefill()
-                elif again or turn:
-                    found[index].append((seconds, steps))
-                    break
-    # Every option that must be measured was, unless the capacity has room for very few steps.
-    known = [
-        min(max(seconds - starting, 1e-9) / steps for seconds, steps in each) if each else np.nan
-        for each in found
-    ]
-    return _filled(np.array(known), names, np.array(depths))
+            if not late or (not turn and (not index or index in deepest)):
+                found[index].append(clock.sample(index))
+    return seconds_of(clock.options, found)
 
 
-def _run(
-    decoder: Decoder, params: Params, state: DecodeState, most: int
-) -> tuple[float, int, DecodeState]:
-    """Seconds of at most so many steps, their number, and the state after them."""
-    before = int(np.max(to_host(state.stats.target_passes)))
-    started = time.perf_counter()
-    state = jax.block_until_ready(decoder.run(params, state, most))
-    seconds = time.perf_counter() - started
-    steps = int(np.max(to_host(state.stats.target_passes))) - before
-    return seconds, steps, state
+def seconds_of(
+    options: Sequence[tuple[str, int]], samples: Sequence[Sequence[float]]
+) -> np.ndarray:
+    """The median seconds [O] of each option, in order.
+
+    An option without a sample lies between those of its part that have some.  No option is cheaper
+    than a narrower one of its part.
+    """
+    known = np.array([statistics.median(each) if len(each) else np.nan for each in samples])
+    return _filled(known, [name for name, _ in options], np.array([depth for _, depth in options]))
 
 
 def _filled(known: np.ndarray, names: list[str], depths: np.ndarray) -> np.ndarray:
