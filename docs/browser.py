@@ -1,6 +1,7 @@
 """Makes the picture of the server's page, in headless Chromium:
 
-    specjax serve --port 8123 & python docs/browser.py http://127.0.0.1:8123 docs/plots/page.png
+    specjax serve --port 8123 --default draft &
+    python docs/browser.py http://127.0.0.1:8123 docs/plots/page.png
 
 It needs `chromium` and `chromedriver`, and speaks the WebDriver protocol (W3C) with them.
 """

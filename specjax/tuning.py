@@ -15,7 +15,7 @@ import numpy as np
 
 from specjax.arguments import shown
 from specjax.call import Call
-from specjax.contract import Proposer
+from specjax.decoding import Decoder
 from specjax.drafters import AdaptiveDrafter, Drafter, drafter_by_name, make_drafter
 from specjax.generate import compile_first, learned_of, prepared
 from specjax.measure import Sample, Timed, first_calls, medians, take_turns
@@ -23,7 +23,8 @@ from specjax.models import LanguageModel
 from specjax.parallel import to_host
 from specjax.proposers import Adaptive, AdaptiveState
 from specjax.request import Prompts
-from specjax.tune import Candidate, Learned, OptionClock, Plan, about, seconds_of
+from specjax.rules import Match
+from specjax.tune import Candidate, Learned, OptionClock, Plan, about, saved_plan, seconds_of
 from specjax.types import Params
 
 _OWN_PROMPTS, _OWN_TOKENS = 4, 32
@@ -149,16 +150,13 @@ def tune(
             f"the passes of {target.name!r} all have one width, so its decoding cannot be tuned: "
             "compare proposers with specjax bench"
         )
-    # A draft with other tokens cannot be left out of steps, so it is not a part of "auto".
-    together = drafter_by_name("auto", target, models[0] if models else None)
-    inside = models[:1] if isinstance(together, AdaptiveDrafter) else []
-    if not isinstance(together, AdaptiveDrafter):
-        together = drafter_by_name("auto", target)
+    together = _together(target, models[0] if models else None)
+    inside = [] if together.drafter is None else models[:1]
     calls = [prepared(target, each, drafter=together, **settings) for each in rows]
     compile_first(calls[0])
     learned = learned_of(calls[0])
-    proposer: Proposer = together.proposer
-    assert learned is not None and isinstance(proposer, Adaptive)
+    proposer = together.proposer
+    assert learned is not None
     ways = [
         _Way("plain" if not depth else f"{name} of {depth}", calls, _only(learned, index))
         for index, (name, depth) in enumerate(proposer.options)
@@ -192,6 +190,26 @@ def tune(
     if save:
         plan.save()
     return plan
+
+
+def plan_of(
+    target: LanguageModel, draft: LanguageModel | None, *, batch: int, temperature: float
+) -> Plan | None:
+    """The plan that `tune` saved for these models, rows and device, or None."""
+    proposer = _together(target, draft).proposer
+    return saved_plan(about(Decoder(target.model, proposer, Match()), batch, temperature > 0))
+
+
+def _together(target: LanguageModel, draft: LanguageModel | None) -> AdaptiveDrafter:
+    """The drafter "auto", without a draft that has other tokens.
+
+    Such a draft has to read every token, so it cannot be left out of steps.
+    """
+    made = drafter_by_name("auto", target, draft)
+    if not isinstance(made, AdaptiveDrafter):
+        made = drafter_by_name("auto", target)
+    assert isinstance(made, AdaptiveDrafter)
+    return made
 
 
 def _only(learned: Learned, option: int) -> Learned:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.commands import main
+from specjax.commands import main, serve
 from specjax.generate import prepared
 from specjax.tune import Candidate, Learned, Plan, about, read_plan
 
@@ -99,6 +99,35 @@ def test_the_advice_says_when_drafts_lose():
     assert "Nothing was faster than plain decoding" in slow.advice()
     assert "The fastest is auto" in fast.advice()
     assert slow.best.name == "plain" and fast.best.name == "auto"
+
+
+SECONDS = (1.0, 1.3, 1.6, 2.0, 1.4, 1.8, 2.6)
+
+
+@pytest.mark.parametrize(
+    "tokens, option, names, default",
+    [
+        ((1, 1.3, 1.6, 2.08, 1.4, 1.8, 2.6), ("plain", 0), [], None),  # gains 4 % at most
+        ((1, 1.2, 1.8, 2.0, 1.5, 1.9, 2.6), ("lookup", 4), ["lookup"], "lookup"),
+        ((1, 1.2, 1.3, 1.4, 1.9, 2.1, 2.2), ("drafter", 2), ["lookup", "draft"], "lookup+draft"),
+    ],
+)
+def test_a_server_starts_from_a_plan(target, draft, tokens, option, names, default, capsys):
+    """Where every step is as wide as its option, which one gains most; none without a plan."""
+    slots = 4
+    assert serve.by_plan(target, draft, slots) == ({}, None)
+    assert f"there is no plan for {slots} slots" in capsys.readouterr().err
+    # The target has no temperature of its own, so requests that name none have that of OpenAI.
+    call = prepared(target, PROMPTS * 2, draft=draft, proposer="auto", temperature=1.0)
+    candidates = tuple(Candidate(str(tau), tau, 1.0, 1.0) for tau in (*tokens, 9.0))
+    plan = Plan(about(call.decoder, slots, True), SECONDS, (0.5, 0.4), candidates)
+    plan.save()
+    assert plan.fixed() == option
+    loaded, first = serve.by_plan(target, draft, slots)
+    assert (list(loaded), first) == (names, default)
+    assert all(each.proposer.max_depth == option[1] for each in loaded.values())
+    assert ("do not pay" in capsys.readouterr().err) == (not names)
+    assert serve.by_plan(target, draft, 5) == ({}, None)
 
 
 def test_other_drafters_and_own_text(target):

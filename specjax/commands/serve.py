@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+from collections.abc import Sequence
 
 import specjax
 from specjax.drafters import BoundDrafter
 from specjax.flags import add_device_arguments, load_models, progress, say
 from specjax.serve import Engine, ServerOptions, check_packages, run_server
+from specjax.tuning import plan_of
 
 HELP = "serve OpenAI's and LoRAX's API over HTTP; a text does not depend on load"
 
@@ -45,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     models.add_argument("--dtype", help="float32, bfloat16 or float16; default: as for generate")
     drafting = parser.add_argument_group("speculation")
     drafting.add_argument(
-        "--num-drafts", "--num-speculative-tokens", type=int, default=4,
-        help='greatest depth of the drafts of "draft" and "lookup"',
+        "--num-drafts", "--num-speculative-tokens", type=int,
+        help='greatest depth of the drafts of "draft" and "lookup"; default: 4, or by the plan',
     )  # fmt: skip
     drafting.add_argument(
         "--no-lookup", action="store_true", help='leave out prompt lookup, the drafter "lookup"'
@@ -54,8 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drafting.add_argument(
         "--default",
         metavar="NAME",
-        help='drafter of requests that name none, or "none"; default: the first of draft, those of '
-        "--drafter, medusa, lookup",
+        help='drafter of requests that name none, or two as "lookup+draft"; "none" is plain '
+        'decoding, "auto" what a plan (specjax tune) says is fastest for so many slots, or plain '
+        "decoding without a plan. Default: auto; if drafters or their numbers are given, the first "
+        "of draft, those of --drafter, medusa, lookup",
     )
     add_device_arguments(parser)
     room = parser.add_argument_group("room and limits")
@@ -99,32 +103,35 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--port {arguments.port} is not allowed; it must be 0 to 65535")
     names = [name for name, _ in drafters]
     for name in names:
-        if names.count(name) > 1 or name in ("draft", "lookup", "medusa", "none"):
+        if names.count(name) > 1 or name in ("draft", "lookup", "medusa", "none", "auto"):
             raise ValueError(f"--drafter {name}=... is taken: give each drafter another name")
-    numbers = {"--max-body": arguments.max_body, "--max-texts": arguments.max_texts}
+    numbers = {
+        "--max-body ": arguments.max_body, "--max-texts ": arguments.max_texts,
+        "--slots ": arguments.slots,
+    }  # fmt: skip
     for option, value in numbers.items():
         if value < 1:
-            raise ValueError(f"{option} {value} is not allowed; it must be at least 1")
+            raise ValueError(f"{option}{value} is not allowed; it must be at least 1")
     check_packages()
     drafted = arguments.draft is not None or arguments.target is None
     # `load_models` also looks at options that this command does not have.
     asked = argparse.Namespace(**{**vars(arguments), "drafter": None})
     target, draft = load_models(asked, ["draft"] if drafted else ["ngram"])
-    loaded: dict[str, specjax.Drafter] = {}
-    if draft is not None:
-        loaded["draft"] = specjax.make_drafter(target, draft, num_drafts=arguments.num_drafts)
-    for name, folder in drafters:
-        loaded[name] = specjax.load_drafter(folder, target)
-    if adapters:
-        heads = {name: specjax.load_medusa(folder, target) for name, folder in adapters}
-        loaded["medusa"] = specjax.MedusaBank.create(heads)
-    if not arguments.no_lookup:
-        loaded["lookup"] = BoundDrafter(specjax.NGram(arguments.num_drafts))
     first = arguments.default
-    if first is not None and first != "none":
-        if first not in loaded:
+    chosen = (arguments.draft, arguments.num_drafts, arguments.no_lookup, drafters, adapters)
+    if first == "auto" and any((arguments.num_drafts, arguments.no_lookup, drafters, adapters)):
+        raise ValueError(
+            "--default auto chooses among lookup, a draft model and plain decoding, and how deep: "
+            "leave --drafter, --adapter, --no-lookup and --num-drafts out, or name a default"
+        )
+    if first == "auto" or (first is None and not any(chosen)):
+        loaded, first = by_plan(target, draft, arguments.slots)
+    else:
+        loaded = _given(arguments, target, draft, drafters, adapters)
+        words = [] if first in (None, "none") else first.split("+")
+        if not set(words) <= set(loaded):
             raise ValueError(f"--default {first}: there are {', '.join(loaded)}, and none")
-        loaded = {first: loaded[first], **loaded}
+        loaded = {word: loaded[word] for word in (*words, *loaded)}
     size = arguments.constraint_size
     with progress("compiling"):
         engine = Engine(
@@ -152,6 +159,56 @@ def run(arguments: argparse.Namespace) -> None:
             f"serving {target.name} with the drafters {offered} on http://{host}:{port}", flush=True
         ),
     )
+
+
+def _given(
+    arguments: argparse.Namespace,
+    target: specjax.LanguageModel,
+    draft: specjax.LanguageModel | None,
+    drafters: Sequence[tuple[str, pathlib.Path | str]],
+    adapters: Sequence[tuple[str, pathlib.Path | str]],
+) -> dict[str, specjax.Drafter]:
+    """The drafters of the options, by name."""
+    depth = 4 if arguments.num_drafts is None else arguments.num_drafts
+    loaded: dict[str, specjax.Drafter] = {}
+    if draft is not None:
+        loaded["draft"] = specjax.make_drafter(target, draft, num_drafts=depth)
+    for name, folder in drafters:
+        loaded[name] = specjax.load_drafter(folder, target)
+    if adapters:
+        heads = {name: specjax.load_medusa(folder, target) for name, folder in adapters}
+        loaded["medusa"] = specjax.MedusaBank.create(heads)
+    if not arguments.no_lookup:
+        loaded["lookup"] = BoundDrafter(specjax.NGram(depth))
+    return loaded
+
+
+def by_plan(
+    target: specjax.LanguageModel, draft: specjax.LanguageModel | None, slots: int
+) -> tuple[dict[str, specjax.Drafter], str | None]:
+    """The drafters and the default that a saved plan says are fastest.
+
+    There are none if drafts do not pay, or without a plan: a default must not be slower than doing
+    without, and every drafter of an engine makes all of its passes wider.
+    """
+    if not target.model.reads_trees:
+        return {}, None
+    temperature = target.defaults.get("temperature", 1.0)  # as for a request that names none
+    plan = plan_of(target, draft, batch=slots, temperature=temperature)
+    name, depth = ("plain", 0) if plan is None else plan.fixed()
+    if not depth:
+        known = "there is no plan for" if plan is None else "by the plan, drafts do not pay with"
+        tuning = f"specjax tune --batch {slots} --temperature {temperature:g} --prompt-file FILE"
+        say(
+            f"specjax serve: {known} {slots} slots here, so requests decode plainly. `{tuning}` "
+            "makes a plan from prompts like yours; --default lookup or draft drafts in any case"
+        )
+        return {}, None
+    loaded: dict[str, specjax.Drafter] = {"lookup": BoundDrafter(specjax.NGram(depth))}
+    if name == "lookup" or draft is None:
+        return loaded, "lookup"
+    loaded["draft"] = specjax.make_drafter(target, draft, num_drafts=depth)
+    return loaded, "lookup+draft"
 
 
 def _named(option: str, text: str, default: str | None) -> tuple[str, pathlib.Path | str]:

@@ -23,7 +23,9 @@ from specjax.serve.several import PLAIN
 NONE = "none"
 """The name of plain decoding among the drafters of an engine."""
 
-_BOTH = "+"
+BOTH = "+"
+"""Stands between two drafters of a request."""
+
 _REFUSED = {
     "drafter": "proposer= with the name of a drafter that the engine was made with",
     "draft": "drafters= of the engine, with specjax.make_drafter(target, draft)",
@@ -61,9 +63,9 @@ def load_all(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Lo
     """
     loaded = []
     for name, drafter in drafters.items():
-        if not isinstance(name, str) or not name or name == NONE or _BOTH in name:
+        if not isinstance(name, str) or not name or name == NONE or BOTH in name:
             raise ValueError(
-                f"drafters has the name {shown(name)}; pass a text without {_BOTH!r}, and not "
+                f"drafters has the name {shown(name)}; pass a text without {BOTH!r}, and not "
                 f"{NONE!r}, which is plain decoding"
             )
         if not isinstance(drafter, Drafter):
@@ -75,7 +77,7 @@ def load_all(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Lo
         if isinstance(drafter, AdaptiveDrafter) or isinstance(proposer, Adaptive | FirstOf):
             raise ValueError(
                 f"drafters[{name!r}] chooses between drafters for a whole batch: pass its parts "
-                f"under names of their own, and name both in a request, as 'lookup{_BOTH}draft'"
+                f"under names of their own, and name both in a request, as 'lookup{BOTH}draft'"
             )
         if proposer.shares_cache:
             raise ValueError(
@@ -134,7 +136,7 @@ class Shop:
         most = min((part.drafter.proposer.max_depth for part in parts), default=0)
         drafts = most
         if request.num_drafts is not None:
-            named = f"{_BOTH}".join(part.name for part in parts) or NONE
+            named = f"{BOTH}".join(part.name for part in parts) or NONE
             drafts = whole(
                 "num_drafts", request.num_drafts, 0, most,
                 f"a whole number in [0, {most}], since {named} drafts {most} tokens",
@@ -199,7 +201,7 @@ class Shop:
         elif names == NONE:
             parts = []
         else:
-            words = names.split(_BOTH) if isinstance(names, str) else []
+            words = names.split(BOTH) if isinstance(names, str) else []
             if (
                 not 1 <= len(words) <= 2
                 or not set(words) <= set(known)
@@ -208,7 +210,7 @@ class Shop:
                 listed = ", ".join([NONE, *known])
                 raise ValueError(
                     f"proposer={shown(names)} is none of the drafters of this engine: pass one of "
-                    f"{listed}, or two of them as first{_BOTH}second"
+                    f"{listed}, or two of them as first{BOTH}second"
                 )
             parts = [known[word] for word in words]
         banks = [part for part in parts if part.adapters]

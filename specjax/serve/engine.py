@@ -21,7 +21,7 @@ from specjax.models import LanguageModel
 from specjax.parallel import described, mesh_of, row_parts
 from specjax.request import Request
 from specjax.rules import Match
-from specjax.serve.asked import NONE, Loaded, Shop, load_all
+from specjax.serve.asked import BOTH, NONE, Loaded, Shop, load_all
 from specjax.serve.device import Device
 from specjax.serve.handle import Handle
 from specjax.serve.scheduler import Admission, Load, Scheduler
@@ -62,8 +62,8 @@ class Engine:
           capacity: the most tokens of a prompt with its output.
           waiting: the most requests that wait for a slot; more are refused at once.
           chunk: the most tokens of a prompt that are read between two steps of the batch.
-          default: the drafter of requests that name none, "none" for plain decoding; None is the
-            first one.
+          default: the drafter of requests that name none, or two as "first+second"; "none" is
+            plain decoding, and None the first drafter.
           constraint_size: the most states of a request's constraint, and the most classes of its
             tokens, which take part in every step; None refuses constraints.
           logprobs: record log-probabilities, and those of this many most probable tokens; None
@@ -93,9 +93,12 @@ class Engine:
         num_eos = -(-max(_EOS_IDS, len(target.eos)) // _EOS_IDS) * _EOS_IDS
         size = None if constraint_size is None else _size(constraint_size)
         names = [part.name for part in loaded]
-        if default not in (None, NONE, *names):
+        if default not in (None, NONE) and not set(str(default).split(BOTH)) <= set(names):
             listed = ", ".join([NONE, *names])
-            raise ValueError(f"default={shown(default)} is no drafter; pass one of {listed}")
+            raise ValueError(
+                f"default={shown(default)} is no drafter; pass one of {listed}, or two as "
+                f"first{BOTH}second"
+            )
         self.shop = Shop(target, loaded, room, logprobs, num_eos, default, size)
         several = Several(tuple(part.drafter.proposer for part in loaded))
         decoder = Decoder(

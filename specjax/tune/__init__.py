@@ -2,7 +2,7 @@
 
 from specjax.tune.costs import step_costs, step_seconds
 from specjax.tune.options import Learned, OptionClock, option_seconds, seconds_of
-from specjax.tune.plan import Candidate, Plan, about, read_plan
+from specjax.tune.plan import Candidate, Plan, about, read_plan, saved_plan
 
 __all__ = [
     "Candidate",
@@ -12,6 +12,7 @@ __all__ = [
     "about",
     "option_seconds",
     "read_plan",
+    "saved_plan",
     "seconds_of",
     "step_costs",
     "step_seconds",

@@ -19,6 +19,8 @@ from specjax.folders import cache_folder
 from specjax.proposers import Adaptive
 from specjax.tune.options import Learned
 
+_MARGIN = 0.05
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -43,6 +45,20 @@ class Plan:
     def best(self) -> Candidate:
         """The fastest by measurement, or by prediction where nothing was measured."""
         return max(self.candidates, key=lambda one: one.measured or one.predicted or 0.0)
+
+    def fixed(self) -> tuple[str, int]:
+        """The option, as in `Adaptive.options`, that is fastest where every step has its width.
+
+        Such is an engine: its passes are as wide for rows without drafts.  Drafts have to gain more
+        than estimates err, else it is plain decoding.
+        """
+        options = [(str(name), int(depth)) for name, depth in self.about["options"]]
+        speeds = [
+            one.tokens_per_pass / seconds
+            for one, seconds in zip(self.candidates, self.seconds, strict=False)
+        ]
+        best = max(range(len(options)), key=speeds.__getitem__)
+        return options[best] if speeds[best] > (1 + _MARGIN) * speeds[0] else options[0]
 
     @property
     def path(self) -> pathlib.Path:
@@ -110,8 +126,8 @@ def about(decoder: Decoder, rows: int, samples: bool) -> dict[str, Any]:
     }
 
 
-def read_plan(about: dict[str, Any]) -> Learned | None:
-    """The figures of a saved plan for the same structure, device and versions, or None.
+def saved_plan(about: dict[str, Any]) -> Plan | None:
+    """The saved plan for the same structure, device and versions, or None.
 
     A file that is damaged is told once, and counts as none: the plan is made anew.
     """
@@ -124,7 +140,16 @@ def read_plan(about: dict[str, Any]) -> Learned | None:
         fits = found["about"] == about and len(seconds) == len(about["options"])
         if not fits or prior.shape != (2,) or not (np.isfinite(seconds) & (seconds > 0)).all():
             raise ValueError("its figures are not those of this model")
+        candidates = tuple(Candidate(**one) for one in found["candidates"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         warnings.warn(f"the plan {path} cannot be used ({error}); a new one is made", stacklevel=2)
         return None
-    return Learned(seconds, prior, 0.0, judged=np.full(2, np.inf))
+    return Plan(about, tuple(seconds.tolist()), (float(prior[0]), float(prior[1])), candidates)
+
+
+def read_plan(about: dict[str, Any]) -> Learned | None:
+    """What decoding starts with by a saved plan, or None."""
+    plan = saved_plan(about)
+    if plan is None:
+        return None
+    return Learned(np.array(plan.seconds), np.array(plan.prior), 0.0, judged=np.full(2, np.inf))
