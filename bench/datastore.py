@@ -112,6 +112,11 @@ def acceptance(
         "datastore, 8 drafts": chain.shaped(specjax.Chain, num_drafts=8),
         "datastore, 15 drafts": chain.shaped(specjax.Chain, num_drafts=15),
         f"datastore, tree {' '.join(map(str, _TREE))}": tree,
+        "datastore, dynamic tree of 15 drafts": chain.shaped(
+            specjax.DynamicTree, depth=8, width=4, num_nodes=16
+        ),
+        "first of prompt lookup and datastore, 4 drafts": specjax.first_of(specjax.NGram(4), chain),
+        "auto: plain decoding or datastore, up to 4 drafts": specjax.adaptive(lookup=chain),
     }
     prompts = encode_file(target, arguments.prompt_file)
     plain: dict[float, list[list[int]]] = {}
