@@ -121,6 +121,7 @@ def decode(
             wants_logits=False,
             cache=None,  # type: ignore[arg-type]
             num_drafts=jnp.where(live, DEPTH, 0),
+            remaining=new - written,
             text_is_fixed=True,
         )
         _, state = PROPOSER.propose(params, state, context)
