@@ -234,6 +234,25 @@ def test_rows_of_a_batch_share_a_width_only_where_the_text_is_fixed():
             assert counts[0] > 0 and (counts[1:] == 0).all()
 
 
+@dataclasses.dataclass(frozen=True)
+class Left(NGram):
+    """Remembers what a row may still get in the place of the length of its text."""
+
+    def propose(self, params, state, context):
+        made, _ = super().propose(params, state, context)
+        return made, dataclasses.replace(state, length=context.remaining)
+
+
+def test_a_proposer_knows_how_long_a_row_may_go_on():
+    """What the limit leaves, for each row."""
+    dec = Decoder(toys.model(), Left(3), RULES["match"](), (), toys.CAPACITY)
+    params = Params(toys.weights(), None)
+    state = dec.run(params, toys.prefill(dec, params), 1)
+    _, after = dec.propose(params, state)
+    np.testing.assert_array_equal(after.proposer.length, state.limit - state.length)
+    assert len(set(np.asarray(after.proposer.length).tolist())) > 1
+
+
 def test_a_trial_of_the_drafter_uses_it():
     """Even where the lookup promises more: otherwise the trial would be repeated in every step."""
     dec, params = decoder(), arrays((1.0, 1.1, 1.2, 1.3, 1.4))

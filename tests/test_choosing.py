@@ -103,9 +103,10 @@ def parts(rates, purse=0.0, rows=1, quiet=99):
 
 
 def chosen(seconds, made, rows=1, remaining=512, together=True):
+    remaining = jnp.broadcast_to(jnp.array(remaining), rows)
     return choose(
         WIDTHS, jnp.array(seconds, jnp.float32), made, jnp.ones(rows, bool),
-        jnp.full(rows, remaining), together,
+        remaining, together,
     )  # fmt: skip
 
 
@@ -147,3 +148,11 @@ def test_a_batch_waits_for_its_last_row(rows):
     # Rows that decide alone do not wait for the others.
     alone = chosen((1.0, gain - 0.02, 9.0), parts([rate], rows=rows), rows=rows, together=False)
     assert np.asarray(alone.option).all()
+
+
+def test_rows_that_are_far_apart_do_not_wait_for_drafts():
+    """In a server the rows are at different places of their texts, and none waits for another."""
+    rows, gain = 16, 1 + 0.3 + 0.3**2
+    for remaining, drafts in ((512, False), (np.arange(16) * 60, True)):
+        made = chosen((1.0, gain - 0.03, 9.0), parts([0.3], rows=rows), rows, remaining)
+        assert bool(made.option[0]) == drafts

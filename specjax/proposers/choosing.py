@@ -18,10 +18,6 @@ _MARGIN = 0.01
 _STAYS = 16.0
 """Steps that a change of the choice is expected to last: what a drafter missed is read for them."""
 
-_NEAR = 256.0
-"""A batch counts as having so many tokens before it at least.  Near its end the rows are apart
-already, and more drafts do not make that worse."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -66,13 +62,22 @@ def choose(
     """
     rows, count = len(alive), jnp.maximum(alive.sum(), 1)
     lates = [jnp.where(alive, part.late, 0.0) for part in parts]
-    risk = jnp.zeros(())
     if together:
         lates = [jnp.full(rows, late.max()) for late in lates]
-        if remaining is not None:
-            ahead = jnp.maximum(jnp.where(alive, remaining, 0).sum() / count, _NEAR)
-            # The expected greatest of so many normal variables (Blom 1958).
-            risk = jax.scipy.special.ndtri((count - 0.375) / (count + 0.25)) / jnp.sqrt(ahead)
+
+    def waits(gains: Array) -> Array:
+        """What a step takes longer with these gains, since a batch waits for its last row."""
+        if not together or remaining is None:
+            return jnp.ones(())
+        ahead = jnp.maximum(jnp.where(alive, remaining, 0).sum() / count, 1.0)
+        # Rows that are further apart already do not wait for what is added.
+        apart = jnp.where(alive, (remaining - ahead) ** 2, 0.0).sum() / count
+        more = ahead * _spread(gains, widths) ** 2
+        apart = jnp.maximum(apart - more, 0.0)
+        added = jnp.sqrt(apart + more) - jnp.sqrt(apart)
+        # The expected greatest of so many normal variables (Blom 1958).
+        last = jax.scipy.special.ndtri((count - 0.375) / (count + 0.25))
+        return 1 / (1 - jnp.minimum(last * added / ahead, 0.5))
 
     def of_batch(gains: Array) -> Array:
         if not together:
@@ -88,7 +93,7 @@ def choose(
         best = jnp.maximum(best, part.gains)
         gains = of_batch(best), of_batch(part.gains)
         # Alone it counts as a trial, or a part that always promises less would never be tried.
-        times = [own / (1 - risk * _spread(each, widths)) for each in gains]
+        times = [own * waits(each) for each in gains]
         quotients.append(gains[0][:, 1:] / (times[0] + late[:, None] / _STAYS))
         times = [each + late[:, None] for each in times]
         options.append((first, gains[0][:, 1:], times[0], gains[1][:, 1:], times[1]))
