@@ -10,9 +10,12 @@ and shows the choices alone:
 for k drafts, whose draft model takes c passes each.  A draft model that was left out reads what it
 missed, in chunks of 2 (depth + 1) tokens that cost c each.  A step is as dear as its deepest row.
 
-Each cell compares the tokens/s of `Adaptive` with those of every fixed number of drafts on the same
-texts.  The acceptance of a text is learned for the next one, as `generate` does.  The last rows are
-texts that change: copied code, prose, then a list.
+Each cell compares the tokens/s of `Adaptive` with those of every fixed option on the same texts.
+The acceptance of a text is learned for the next one, as `generate` does.
+
+The last rows are texts that change: copied code, prose, then a list.  Some have a draft model
+alone, and some prompt lookup beside it.  Their bound is what somebody would reach who knew the best
+fixed option of each part of the text, over the best single one.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from tqdm import tqdm
 
 from bench.command import Report, run
@@ -35,6 +41,7 @@ from specjax.contract import Context, Proposer
 from specjax.drafters import PRIOR, widths_of
 from specjax.plot import new_figure
 from specjax.proposers import MEASURED, Adaptive, AdaptiveParams
+from specjax.proposers.sources import AT_ONCE
 from specjax.tune import Learned
 from specjax.types import ABSENT, Arrays
 
@@ -42,9 +49,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DEPTH = 8
-CHUNK = 2 * (DEPTH + 1)
-CHANGES = ((0.95, 200), (0.15, 200), (0.7, 112))
-"""Acceptance rates and lengths of the parts of a text that changes its nature."""
+CHUNK = AT_ONCE * (DEPTH + 1)
+WIDTHS = widths_of(DEPTH)
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A part of a text: acceptance rates, and how often the lookup finds a match."""
+
+    length: int
+    drafter: float
+    lookup: float = 0.0
+    found: float = 0.0
+
+
+CHANGES = (Section(200, 0.95), Section(200, 0.15), Section(112, 0.7))
+BOTH_CHANGE = (
+    Section(200, 0.7, lookup=0.95, found=0.95),  # copied code
+    Section(200, 0.6, lookup=0.15, found=0.2),  # prose
+    Section(112, 0.5, lookup=0.7, found=0.9),  # a list
+)
+"""Texts that change their nature, for a draft model alone and with prompt lookup beside it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,35 +105,89 @@ class Offers(Proposer):
         return state
 
 
-PROPOSER = Adaptive(None, Offers(), widths_of(DEPTH))
+@dataclasses.dataclass(frozen=True)
+class Finds(Offers):
+    """Drafts where there is a match: its parameters are [B, L] bool, its state the position [B]."""
+
+    resumes = False
+
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        return jnp.zeros(len(prompt.count), jnp.int32)
+
+    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+        made, _ = super().propose(None, (), context)
+        found = jnp.take_along_axis(params, state[:, None], axis=1)
+        return dataclasses.replace(made, parent=jnp.where(found, made.parent, ABSENT)), state
+
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return state + block.count
 
 
-@functools.partial(jax.jit, static_argnums=0)
+ALONE = Adaptive(None, Offers(), WIDTHS)
+BOTH = Adaptive(Finds(), Offers(), WIDTHS)
+
+
+@struct.dataclass
+class Coins:
+    """What decides about the drafts of B texts, the same for every way to decode them."""
+
+    right: Any  # [2, B, L] bool: would the draft of lookup, drafter for this position be right?
+    found: Any  # [B, L] bool: does the lookup find a match here?
+
+    @classmethod
+    def toss(cls, rng: np.random.Generator, batch: int, sections: Sequence[Section]) -> Coins:
+        """Those of texts of these sections, with DEPTH positions behind their end."""
+        lengths = [each.length for each in sections]
+        lengths[-1] += DEPTH
+
+        def rate(name: str) -> np.ndarray:
+            return np.repeat([getattr(each, name) for each in sections], lengths)
+
+        right = [rng.random((batch, sum(lengths))) < rate(name) for name in ("drafter", "lookup")]
+        found = rng.random((batch, sum(lengths))) < rate("found")
+        return cls(np.stack(right[::-1]), found)
+
+
+@struct.dataclass
+class Costs:
+    """What a step costs, in any unit."""
+
+    options: Any  # [O] as the proposer expects it; inf for options that are forbidden
+    reading: Any  # [W] of a pass of the target, for each of `WIDTHS`
+    draft: Any  # [] of a pass of the draft model
+
+    @classmethod
+    def of(cls, proposer: Adaptive, batch: int, token: float, draft: float) -> Costs:
+        """By the model of costs."""
+        reading = np.array([1 + width * batch * token for width in WIDTHS], np.float32)
+        options = [
+            reading[WIDTHS.index(depth + 1)] + (name == "drafter") * depth * draft
+            for name, depth in proposer.options
+        ]
+        return cls(np.array(options, np.float32), reading, np.float32(draft))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def decode(
-    new: int,
-    right: jax.Array,
-    seconds: jax.Array,
-    draft: jax.Array,
-    prior: jax.Array,
-    pause: jax.Array,
+    proposer: Adaptive, new: int, coins: Coins, costs: Costs, prior: jax.Array, pause: jax.Array
 ) -> tuple[Any, Any, Any]:
     """Decode B rows of `new` tokens.
 
     Args:
+      proposer: `ALONE` or `BOTH`.
       new: tokens of each row.
-      right: [B, new + DEPTH] bool, is the draft of the token at this position right?
-      seconds: [O] of a step with each option; inf for options that are forbidden.
-      draft: seconds of a pass of the draft model.
+      coins, costs: of the texts and of a step.
       prior, pause: [2], as in `AdaptiveParams`.
 
     Returns:
-      The seconds of all steps, the steps with drafts as a share of all, and the last rates.
+      The seconds of all steps, the steps with drafts as a share of all, and the last state.
     """
-    rows = len(right)
-    params = AdaptiveParams(None, None, seconds, jnp.array(MEASURED, jnp.int32), prior, pause)
-    depths = jnp.array([depth for _, depth in PROPOSER.options], jnp.int32)
+    rows = coins.found.shape[0]
+    params = AdaptiveParams(
+        coins.found, None, costs.options, jnp.array(MEASURED, jnp.int32), prior, pause
+    )
     prompt = Block(jnp.zeros((rows, 1), jnp.int32), jnp.zeros((rows, 1, 1)), jnp.ones(rows, int))
-    state = PROPOSER.init(params, prompt, new + 2)
+    state = proposer.init(params, prompt, new + 2)
 
     def step(carry: Any) -> Any:
         state, written, spent, missed, steps, drafting = carry
@@ -121,72 +200,106 @@ def decode(
             wants_logits=False,
             cache=None,  # type: ignore[arg-type]
             num_drafts=jnp.where(live, DEPTH, 0),
+            remaining=new - written,
             text_is_fixed=True,
         )
-        _, state = PROPOSER.propose(params, state, context)
+        _, state = proposer.propose(params, state, context)
         offered = state.offered
         window = jax.vmap(lambda row, at: jax.lax.dynamic_slice(row, (at,), (DEPTH,)))
+        right = jnp.where(state.drafted[:, None], coins.right[1], coins.right[0])
         hits = jnp.cumprod(window(right, written), axis=1).sum(1)
         count = jnp.where(live, jnp.minimum(jnp.minimum(hits, offered) + 1, new - written), 0)
         tokens = jnp.zeros((rows, DEPTH + 1), jnp.int32)
         block = Block(tokens, tokens[..., None].astype(jnp.float32), count)
-        state = PROPOSER.observe(params, state, block)
-        deepest = offered.max()
-        option = jnp.searchsorted(depths, deepest)
-        late = jnp.where(deepest > 0, jnp.ceil(missed / CHUNK) * draft, 0.0)
-        spent += seconds[option] + late
-        missed = jnp.where(deepest > 0, 0, missed + count.max())
-        return state, written + count, spent, missed, steps + 1, drafting + (deepest > 0)
+        state = proposer.observe(params, state, block)
+        passes = jnp.where(state.drafted, offered, 0).max()
+        width = jnp.searchsorted(jnp.array(WIDTHS), offered.max() + 1)
+        late = jnp.where(passes > 0, jnp.ceil(missed / CHUNK), 0.0)
+        spent += costs.reading[width] + (passes + late) * costs.draft
+        missed = jnp.where(passes > 0, 0, missed + count.max())
+        return state, written + count, spent, missed, steps + 1, drafting + (offered.max() > 0)
 
     zero = jnp.zeros((), jnp.int32)
     carry = (state, jnp.zeros(rows, jnp.int32), jnp.float32(0), zero, zero, zero)
     state, _, spent, _, steps, drafting = jax.lax.while_loop(
         lambda carry: (carry[1] < new).any(), step, carry
     )
-    assert state.drafter is not None
-    return spent, drafting / steps, state.drafter.rates
+    return spent, drafting / steps, state
 
 
-def fixed(new: int, right: np.ndarray, depth: int, seconds: float) -> float:
-    """Seconds of decoding with always `depth` drafts, by a loop over the positions."""
-    written, spent = np.zeros(len(right), int), 0.0
-    while (written < new).any():
-        spent += seconds
-        for row in np.flatnonzero(written < new):
-            hits = right[row, written[row] : written[row] + depth]
-            run = int(np.argmin(hits)) if not hits.all() else len(hits)
-            written[row] += min(run + 1, new - written[row])
+def fixed(option: tuple[str, int], coins: Coins, costs: Costs, start: int, end: int) -> float:
+    """Seconds of decoding the positions from start to end with one option, by a loop over steps."""
+    name, depth = option
+    right = coins.right[1 if name == "drafter" else 0]
+    runs = np.zeros((len(right), right.shape[1] + 1), int)  # right drafts in a row from a position
+    for at in range(right.shape[1] - 1, -1, -1):
+        runs[:, at] = np.where(right[:, at], runs[:, at + 1] + 1, 0)
+    written, rows, spent = np.full(len(right), start), np.arange(len(right)), 0.0
+    while (written < end).any():
+        offered = np.where(written < end, depth, 0)
+        if name == "lookup":
+            offered = offered * coins.found[rows, written]
+        spent += costs.reading[WIDTHS.index(offered.max() + 1)]
+        spent += (name == "drafter") * depth * costs.draft
+        written = np.minimum(written + np.minimum(runs[rows, written], offered) + 1, end)
     return spent
 
 
-def cell(batch: int, rates: np.ndarray, cost: float, token: float, seed: int) -> Report:
-    """One cell, over several texts: acceptance by position [new], and the draft's cost."""
-    new, texts = len(rates), max(1, 16 // batch)
-    costs = [1 + (k + 1) * batch * token + k * cost for _, k in PROPOSER.options]
-    seconds = np.array(costs, np.float32)
-    rng, spent, best = np.random.default_rng(seed), 0.0, np.zeros(len(seconds))
-    learned, shares = Learned(seconds, np.array(PRIOR), 0.0), []
-    for _ in range(texts):
-        coins = rng.random((batch, new + DEPTH))
-        right = coins < np.pad(rates, (0, DEPTH), mode="edge")
+def cell(
+    proposer: Adaptive,
+    batch: int,
+    sections: Sequence[Section],
+    cost: float,
+    token: float,
+    seed: int,
+) -> Report:
+    """One cell, over several texts."""
+    costs, ends = Costs.of(proposer, batch, token, cost), np.cumsum([s.length for s in sections])
+    rng, spent, shares = np.random.default_rng(seed), 0.0, []
+    by_section = np.zeros((len(proposer.options), len(sections)))
+    whole = np.zeros(len(proposer.options))
+    learned = Learned(costs.options, np.array(PRIOR), 0.0)
+    for _ in range(max(1, 16 // batch)):
+        coins = Coins.toss(rng, batch, sections)
         known = np.float32(learned.prior), np.int32(learned.pause)
-        arrays = map(jnp.asarray, (right, seconds, np.float32(cost), *known))
-        time, share, rates_ = decode(new, *arrays)
-        learned.learn_rates(1, rates_)
+        time, share, state = decode(
+            proposer, int(ends[-1]), *jax.tree.map(jnp.asarray, (coins, costs, *known))
+        )
+        learned.learn(SimpleNamespace(proposer=state))  # type: ignore[arg-type]
         spent += float(time)
         shares.append(float(share))
-        for index, (_, depth) in enumerate(PROPOSER.options):
-            best[index] += fixed(new, right, depth, float(seconds[index]))
-    fastest = int(best.argmin())
+        for index, option in enumerate(proposer.options):
+            whole[index] += fixed(option, coins, costs, 0, ends[-1])
+            if len(sections) > 1:
+                by_section[index] += [
+                    fixed(option, coins, costs, end - each.length, end)
+                    for each, end in zip(sections, ends, strict=True)
+                ]
+    fastest, steady = int(whole.argmin()), len(sections) == 1
+    name, depth = proposer.options[fastest]
+    kind = "changing" if proposer is ALONE else "changing, with lookup"
     return {
         "batch": batch,
-        "acceptance": float(rates[0]) if len(set(rates)) == 1 else "changing",
+        "acceptance": sections[0].drafter if steady else kind,
         "draft_cost": cost,
-        "best": PROPOSER.options[fastest][1],
-        "over_best": float(best[fastest] / spent),
-        "over_plain": float(best[0] / spent),
+        "best": name if not depth else f"{depth}" if proposer is ALONE else f"{name} {depth}",
+        "over_best": float(whole[fastest] / spent),
+        "over_plain": float(whole[0] / spent),
+        "bound": None if steady else float(whole[fastest] / by_section.min(0).sum()),
         "drafting": float(np.mean(shares)),
     }
+
+
+def over_seeds(cells: Sequence[Report]) -> Report:
+    """The same cell with several seeds: means, and the worst."""
+    first = dict(cells[0])
+    for name in ("over_best", "over_plain", "bound", "drafting"):
+        if first[name] is not None:
+            first[name] = float(np.mean([each[name] for each in cells]))
+    first["best"] = " or ".join(sorted({each["best"] for each in cells}))
+    for name in ("over_best", "over_plain"):
+        first[f"worst_{name}"] = min(each[name] for each in cells)
+    return first
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -205,7 +318,7 @@ def main(argv: list[str] | None = None) -> None:
         help="passes of the target that another token of a row adds to a pass",
     )  # fmt: skip
     parser.add_argument("--new-tokens", type=int, default=512, help="tokens of a text")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, nargs="+", default=[0], help="means over these")
     parser.add_argument("--json", help="write the cells to this file")
     parser.add_argument("--plot", help="draw the regret to this file")
     arguments = parser.parse_args(argv)
@@ -216,12 +329,14 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError("--batch and --new-tokens must be at least 1")
     if arguments.plot:
         new_figure()  # fails now, not after the table, if matplotlib is missing
-    changing = np.concatenate([np.full(length, rate) for rate, length in CHANGES])
-    texts = [np.full(arguments.new_tokens, alpha) for alpha in arguments.alpha] + [changing]
+    steady = [(ALONE, (Section(arguments.new_tokens, alpha),)) for alpha in arguments.alpha]
     cells = [
-        cell(batch, rates, cost, arguments.token, arguments.seed)
+        over_seeds([cell(*text, cost, arguments.token, seed) for seed in arguments.seed])
         for batch in tqdm(arguments.batch, "batches")
-        for rates in texts
+        for text in [
+            (proposer, batch, sections)
+            for proposer, sections in [*steady, (ALONE, CHANGES), (BOTH, BOTH_CHANGE)]
+        ]
         for cost in arguments.draft_cost
     ]
     print(table(cells))
@@ -234,23 +349,31 @@ def main(argv: list[str] | None = None) -> None:
 def table(cells: list[Report]) -> str:
     """The cells as Markdown, and the worst of them."""
     lines = [
-        "| batch | acceptance | draft cost | best fixed | over the best | over plain | drafting |",
-        "|---|---|---|---|---|---|---|",
+        "| batch | acceptance | draft cost | best fixed | over the best | bound | over plain "
+        "| drafting |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {c['batch']} | {c['acceptance']} | {c['draft_cost']:g} | {c['best'] or 'plain'} "
-        f"| {c['over_best']:.3f} | {c['over_plain']:.3f} | {c['drafting']:.0%} |"
+        f"| {c['batch']} | {c['acceptance']} | {c['draft_cost']:g} | {c['best']} "
+        f"| {c['over_best']:.3f} | {'' if c['bound'] is None else format(c['bound'], '.3f')} "
+        f"| {c['over_plain']:.3f} | {c['drafting']:.0%} |"
         for c in cells
     ]
-    worst = min(cells, key=lambda c: c["over_best"])
-    slowest = min(cells, key=lambda c: c["over_plain"])
-    lines += [
-        "",
-        f"worst over the best fixed setting: {worst['over_best']:.3f} (batch {worst['batch']}, "
-        f"acceptance {worst['acceptance']}, draft cost {worst['draft_cost']:g}); worst over plain: "
-        f"{slowest['over_plain']:.3f}; cells below 0.98 of the best: "
-        f"{sum(c['over_best'] < 0.98 for c in cells)} of {len(cells)}",
-    ]
+    lines.append("")
+    for name, words in (("over_best", "the best fixed option"), ("over_plain", "plain decoding")):
+        worst = min(cells, key=lambda c: c[f"worst_{name}"])
+        lines.append(
+            f"worst of all seeds over {words}: {worst[f'worst_{name}']:.3f} (batch "
+            f"{worst['batch']}, acceptance {worst['acceptance']}, draft cost "
+            f"{worst['draft_cost']:g}); cells with a mean below 0.98: "
+            f"{sum(c[name] < 0.98 for c in cells)} of {len(cells)}, with a seed below: "
+            f"{sum(c[f'worst_{name}'] < 0.98 for c in cells)}"
+        )
+    open_cells = [c for c in cells if c["bound"] is not None and c["bound"] >= 1.1]
+    reached = sum(c["over_best"] >= 1.1 for c in open_cells)
+    lines.append(
+        f"texts that change whose bound is at least 1.1: {len(open_cells)}; {reached} reach it"
+    )
     return "\n".join(lines)
 
 
@@ -263,17 +386,20 @@ def draw(cells: list[Report]) -> Figure:
     for axes, batch in zip(panels, batches, strict=True):
         for cost in costs:
             mine = [c for c in cells if (c["batch"], c["draft_cost"]) == (batch, cost)]
-            steady = [c for c in mine if c["acceptance"] != "changing"]
+            steady = [c for c in mine if c["bound"] is None]
             (line,) = axes.plot(
                 [c["acceptance"] for c in steady], [c["over_best"] for c in steady],
                 marker="o", label=f"draft cost {cost:g}",
             )  # fmt: skip
             for c in mine:
-                if c["acceptance"] == "changing":
-                    axes.axhline(c["over_best"], color=line.get_color(), linestyle=":")
+                if c["bound"] is not None:
+                    style = ":" if c["acceptance"] == "changing" else "--"
+                    axes.axhline(c["over_best"], color=line.get_color(), linestyle=style)
         axes.axhline(0.98, color="grey", linewidth=0.8)
         axes.set_title(f"batch {batch}")
-        axes.set_xlabel("acceptance rate; dotted: texts that change")
+        axes.set_xlabel(
+            "acceptance rate; lines: texts that change\n(dotted: no lookup, dashed: with lookup)"
+        )
     panels[0].set_ylabel("speed over the best fixed setting")
     panels[0].legend()
     return figure

@@ -223,6 +223,7 @@ class Decoder:
             wants_logits=self.rule.wants_logits,
             cache=state.cache,
             num_drafts=jnp.where(state.done, 0, state.num_drafts),
+            remaining=state.limit - state.length,
             sampled=sampled,
             text_is_fixed=self.rule.fixes_text(),
             forced=forced_tokens(state),

@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,23 +11,52 @@ from bench import adaptive
 from specjax.drafters import PRIOR
 from specjax.proposers import PAUSE
 
+OPTIONS = [(adaptive.ALONE, index) for index in range(4)] + [(adaptive.BOTH, 1), (adaptive.BOTH, 3)]
 
-@pytest.mark.parametrize("option", range(len(adaptive.PROPOSER.options)))
-def test_one_allowed_option_is_the_fixed_setting(option):
+
+@pytest.mark.parametrize(("proposer", "option"), OPTIONS)
+def test_one_allowed_option_is_the_fixed_one(proposer, option):
     """The program and the loop over positions spend the same seconds on the same texts."""
-    rng = np.random.default_rng(option)
-    right = rng.random((3, 60 + adaptive.DEPTH)) < 0.6
-    depth = adaptive.PROPOSER.options[option][1]
-    seconds = np.full(len(adaptive.PROPOSER.options), np.inf, np.float32)
-    seconds[option] = 1.5
+    section = adaptive.Section(60, 0.6, lookup=0.8, found=0.4)
+    coins = adaptive.Coins.toss(np.random.default_rng(option), 3, (section,))
+    costs = adaptive.Costs.of(proposer, 3, 0.02, 0.25)
+    allowed = np.full_like(costs.options, np.inf)
+    allowed[option] = 1.5
+    name, depth = proposer.options[option]
     if option:
-        seconds[0] = 1e9  # no step without drafts
+        allowed[0] = 1e9  # no step without drafts
     spent, share, _ = adaptive.decode(
-        60, jnp.asarray(right), jnp.asarray(seconds), jnp.float32(0), jnp.float32(PRIOR),
-        jnp.full(2, PAUSE, jnp.int32),
+        proposer, 60, *jax.tree.map(jnp.asarray, (coins, costs.replace(options=allowed))),
+        jnp.float32(PRIOR), jnp.full(2, PAUSE, jnp.int32),
     )  # fmt: skip
-    assert float(spent) == pytest.approx(adaptive.fixed(60, right, depth, 1.5))
-    assert float(share) == (1.0 if depth else 0.0)
+    wanted = adaptive.fixed((name, depth), coins, costs, 0, 60)
+    assert float(spent) == pytest.approx(wanted)
+    if name == "lookup":
+        assert 0.3 < float(share) < 1
+    else:
+        assert float(share) == (1.0 if depth else 0.0)
+
+
+def test_the_bound_knows_the_best_of_each_section():
+    """With a draft that is always right and then never, the best changes from 8 drafts to none."""
+    sections = (adaptive.Section(90, 1.0), adaptive.Section(90, 0.0))
+    made = adaptive.cell(adaptive.ALONE, 1, sections, 0.1, 0.0, 0)
+    always, never = 10 * 1.8, 90 * 1.8
+    best = min(always + never, 30 * 1.2 + 90 * 1.2, 18 * 1.4 + 90 * 1.4, 180)
+    assert made["bound"] == pytest.approx(best / (always + 90), rel=1e-3)
+    assert made["over_plain"] * best == pytest.approx(180 * made["over_best"], rel=1e-3)
+
+
+def test_several_seeds_are_one_cell():
+    """Their means, and the worst of them."""
+    made = [
+        {"best": str(k), "over_best": k, "over_plain": 2 * k, "bound": None, "drafting": 0.5}
+        for k in (1.0, 0.5)
+    ]
+    assert adaptive.over_seeds(made) == {
+        "best": "0.5 or 1.0", "over_best": 0.75, "over_plain": 1.5, "bound": None, "drafting": 0.5,
+        "worst_over_best": 0.5, "worst_over_plain": 1.0,
+    }  # fmt: skip
 
 
 def test_the_command(tmp_path, capsys):
@@ -36,12 +66,14 @@ def test_the_command(tmp_path, capsys):
         ["--batch", "2", "--alpha", "0.05", "0.95", "--draft-cost", "0.05", "--new-tokens", "256",
          "--json", str(cells), "--plot", str(plot)]
     )  # fmt: skip
-    low, high, changing = json.loads(cells.read_text())
-    assert low["best"] == 0 and high["best"] == 8 and changing["acceptance"] == "changing"
+    low, high, changing, both = json.loads(cells.read_text())
+    assert low["best"] == "plain" and high["best"] == "8" and low["bound"] is None
     assert low["over_plain"] > 0.97 and low["drafting"] < 0.2
     assert high["over_best"] > 0.95 and high["over_plain"] > 2
-    assert changing["over_plain"] > 1.2
-    assert "worst over the best fixed setting" in capsys.readouterr().out
+    assert (changing["acceptance"], both["acceptance"]) == ("changing", "changing, with lookup")
+    for text in (changing, both):
+        assert text["over_plain"] > 1.2 and text["bound"] > 1
+    assert "worst of all seeds over the best fixed option" in capsys.readouterr().out
     assert plot.stat().st_size > 1000
 
 

@@ -34,6 +34,8 @@ class Context:
     sampled: Array | None = None
     # The text is the same whatever is drafted: the rule is exact and shares its noise.
     text_is_fixed: bool = False
+    # [B] int32: the most tokens that each row may still get; None: unknown
+    remaining: Array | None = None
     # [] int32: a shape that can leaves out the passes for deeper drafts; None: it drafts max_depth
     depth: Array | None = None
     # D -> tokens [B, D] that the rows' constraints force next, and how many [B]; None: there are no

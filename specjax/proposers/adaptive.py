@@ -13,26 +13,26 @@ from jax import Array
 from specjax import tree
 from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
 from specjax.looping import apply_if
+from specjax.proposers.choosing import Part, choose
 from specjax.proposers.first_of import with_logits
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.rates import Rates
+from specjax.proposers.sources import AT_ONCE
+from specjax.proposers.trials import Trials
 from specjax.types import ABSENT, Block, Proposal
 
 MEASURED = -1
 """`AdaptiveParams.forced` while the option is chosen by its measured seconds."""
 
-_MARGIN = 0.01
-"""Drafts have to promise so much more than plain decoding: rates and times are estimates."""
-
 PAUSE = 2
 """Steps before the first trial of a part of which nothing is known."""
 
+FIRST = 3.0
+"""What trials of a part of which nothing is known may cost at first, in steps without drafts.  Of a
+part that is known from earlier texts, one trial is paid whatever it brings."""
+
 _NEARLY = 0.9
 """A part that by its prior has so much of the speed of plain decoding is tried soon."""
-
-_LONGEST = 256
-"""The most steps without drafts of a part before it is tried again.  The pause doubles whenever
-drafts did not pay, and is 1 after they did."""
 
 
 @struct.dataclass
@@ -53,8 +53,7 @@ class PartState:
 
     own: Arrays  # its state as a proposer
     rates: Rates
-    quiet: Array  # [B] steps since it last drafted, of those in which it could have
-    pause: Array  # [B] such steps after which it is tried again
+    trials: Trials
 
 
 @struct.dataclass
@@ -64,7 +63,10 @@ class AdaptiveState:
     text: OwnText | None  # for a drafter that resumes
     offered: Array  # [B] drafts of the last step
     drafted: Array  # [B] bool: were they those of `drafter`?
+    missed: Array  # [B] tokens that `drafter` has not read, if it can be left out
     needed: Array  # [B] new tokens of a row with which the last step pays
+    worth: Array  # [B] the time that a token took otherwise, in steps without drafts
+    tried: Array  # [B] bool: was the last step a trial?
     together: Array  # [B] bool: do all rows take one option?
 
 
@@ -74,8 +76,9 @@ class Adaptive(Proposer):
 
     In every step the expected number of new tokens of each option, by the recent acceptance of
     each row, is divided by the seconds of a step with that option; the greatest quotient wins.  A
-    part that did not pay is left out, a draft model with all of its passes, and is tried again
-    after a pause that grows with every failure.  The target reads as many tokens as the option has.
+    part that did not pay is left out, a draft model with all of its passes.  It is tried again
+    after a pause, and only if what all trials cost stays a small share of the time (`Trials`).  The
+    target reads as many tokens as the option has.
 
     Under an exact rule that shares its noise with the proposer (`match`), the text does not depend
     on these choices, and all rows of a batch take the option that is best for their sum.  Under
@@ -145,7 +148,11 @@ class Adaptive(Proposer):
                 return None
             rates = Rates.zeros(rows, self.max_depth)
             pause = self._first_pause(params, rates, index)
-            return PartState(part.init(own, prompt, capacity), rates, zero, pause)
+            first = params.seconds[1 + index * self._lookups] / params.seconds[0] - 1
+            late = self._late(params, pause) if index else 0.0
+            purse = jnp.where(params.pause[index] <= PAUSE, FIRST, first + late)
+            trials = Trials.start(pause, jnp.broadcast_to(purse, pause.shape))
+            return PartState(part.init(own, prompt, capacity), rates, trials)
 
         text = None
         if self.drafter is not None and self.drafter.resumes:
@@ -157,15 +164,34 @@ class Adaptive(Proposer):
             text=text,
             offered=zero,
             drafted=jnp.zeros(rows, bool),
+            missed=zero,
+            worth=jnp.ones(rows, jnp.float32),
+            tried=jnp.zeros(rows, bool),
             needed=jnp.ones(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
         )
 
+    @property
+    def _lookups(self) -> int:
+        """How many options the lookup has."""
+        return 0 if self.lookup is None else len(self.widths) - 1
+
+    def _late(self, params: AdaptiveParams, missed: Array) -> Array:
+        """[B] what it takes until the drafter has read so many tokens, in steps without drafts."""
+        if self.drafter is None or not self.drafter.resumes:
+            return jnp.zeros(missed.shape, jnp.float32)
+        seconds = params.seconds[1 + self._lookups :] / params.seconds[0]
+        # A draft costs no more than this: the target also reads the drafts of a step.
+        draft = jnp.min((seconds - 1) / (jnp.array(self.widths[1:]) - 1))
+        passes = jnp.ceil(missed / (AT_ONCE * self.num_nodes))
+        return jnp.where(missed > 0, jnp.maximum(draft, 0.0) * passes, 0.0)
+
     def _first_pause(self, params: AdaptiveParams, rates: Rates, part: int) -> Array:
         """[B] steps before the first trial of a part; few if it nearly pays by the prior."""
         depths = jnp.array(self.widths[1:]) - 1
-        gains = rates.gains(jnp.full(len(rates.slow), self.max_depth), params.prior[part])
-        first = 1 + part * (len(depths) if self.lookup is not None else 0)
+        limit = jnp.full(len(rates.slow), self.max_depth)
+        gains = rates.gains(limit, params.prior[part], jnp.array(False))
+        first = 1 + part * self._lookups
         quotients = gains[:, depths] / params.seconds[first : first + len(depths)]
         nearly = quotients.max(1) * params.seconds[0] > _NEARLY
         return jnp.where(nearly, PAUSE, params.pause[part]).astype(jnp.int32)
@@ -180,20 +206,32 @@ class Adaptive(Proposer):
         found, state = self._look_up(params, state, context)
         present = jnp.minimum(_count(found), limit)
         alone = jnp.ones((rows, len(drafts)), jnp.float32)
-        looked = drafted = alone
+        looked, drafted, together = alone, alone, jnp.array(context.text_is_fixed)
         if state.lookup is not None:
-            looked = state.lookup.rates.gains(present, params.prior[0])[:, drafts]
+            looked = state.lookup.rates.gains(present, params.prior[0], together)[:, drafts]
         if state.drafter is not None:
-            drafted = state.drafter.rates.gains(limit, params.prior[1])[:, drafts]
-        gains = [alone[:, :1]]
-        gains += [looked[:, 1:]] * (state.lookup is not None)
-        gains += [jnp.maximum(looked, drafted)[:, 1:]] * (state.drafter is not None)
-        option = self._choose(params, state, context, jnp.concatenate(gains, axis=1), present > 0)
+            drafted = state.drafter.rates.gains(limit, params.prior[1], together)[:, drafts]
+        alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0
+        late = self._late(params, state.missed)
+        parts = [
+            Part(name, gains, able, wait, known.trials)
+            for name, gains, able, wait, known in (
+                ("lookup", looked, present > 0, jnp.zeros_like(late), state.lookup),
+                ("drafter", drafted, alive, late, state.drafter),
+            )
+            if known is not None
+        ]
+        choice = choose(
+            self.widths, params.seconds, parts, alive, context.remaining, context.text_is_fixed
+        )
+        forced = params.forced != MEASURED
+        option = jnp.where(forced, params.forced, choice.option)
         depth = jnp.array([depth for _, depth in self.options], jnp.int32)[option]
         uses = jnp.array([name == "drafter" for name, _ in self.options])[option]
         column = jnp.searchsorted(drafts, depth)[:, None]
         worse = jnp.take_along_axis(looked < drafted, column, axis=1)[:, 0]
-        worse |= (present == 0) | (params.forced != MEASURED)
+        # In a trial it drafts even where the lookup promises more, or nothing would be learned.
+        worse |= (present == 0) | choice.tried | forced
         uses_drafter = uses & (limit > 0) & worse
         proposal = found
         if self.drafter is not None:
@@ -210,7 +248,9 @@ class Adaptive(Proposer):
             state,
             offered=offered,
             drafted=uses_drafter,
-            needed=params.seconds[option] / params.seconds[0],
+            needed=choice.time,
+            worth=choice.worth,
+            tried=choice.tried,
             together=jnp.full(rows, context.text_is_fixed),
             lookup=_waited(state.lookup, present > 0, (offered > 0) & ~uses_drafter),
             drafter=_waited(state.drafter, limit > 0, (offered > 0) & uses_drafter),
@@ -218,35 +258,38 @@ class Adaptive(Proposer):
         return dataclasses.replace(proposal, parent=parent), state
 
     def observe(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
-        tokens, needed = block.count.astype(jnp.float32), state.needed * (block.count > 0)
-        paid = jnp.where(state.together, tokens.sum() > needed.sum(), tokens > needed)
+        live, tokens = block.count > 0, block.count.astype(jnp.float32)
+        needed, rows = state.needed * live, jnp.maximum(live.sum(), 1)
+
+        def shared(x: Array) -> Array:
+            """The mean over all rows that live, where they choose together."""
+            return jnp.where(state.together, jnp.sum(x) / rows, x)
+
+        paid = shared(tokens) > shared(needed)
+        ran = jnp.where(state.together, state.drafted.any(), state.drafted)
 
         def after(
             index: int, part: Proposer | None, own: Arrays, known: PartState | None, mine: Array
         ) -> PartState | None:
             if part is None or known is None:
                 return None
-            offered = jnp.where(mine & (block.count > 0), state.offered, 0)
-            accepted = jnp.maximum(block.count - 1, 0)
-            # A single success is often luck: the pause ends only if the rates promise to pay.
-            rates = known.rates.after(offered, accepted)
-            expected = rates.gains(jnp.maximum(offered, 1), params.prior[index])[:, -1]
-            expected = jnp.where(offered > 0, expected, 0.0)
-            wanted = jnp.where(offered > 0, needed, 0.0)
-            pays = jnp.where(state.together, expected.sum() > wanted.sum(), expected > wanted)
-            longer = jnp.where(paid, known.pause // 2, 2 * known.pause)
-            longer = jnp.where(pays, 1, jnp.clip(longer, 2, _LONGEST))
-            return PartState(
-                own=part.observe(own, known.own, block),
-                rates=rates,
-                quiet=known.quiet,
-                pause=jnp.where(offered > 0, longer, known.pause),
-            )
+            offered = jnp.where(mine & live, state.offered, 0)
+            used, accepted = offered > 0, jnp.maximum(block.count - 1, 0)
+            about = params.prior[index], state.together
+            rates = known.rates.after(offered, accepted, *about)
+            expected = rates.gains(jnp.maximum(offered, 1), *about)[:, -1]
+            expected, wanted = jnp.where(used, expected, 0.0), jnp.where(used, needed, 0.0)
+            saved = shared(jnp.where(used, tokens * state.worth - needed, 0.0))
+            pays = shared(expected) > shared(wanted)
+            trials = known.trials.after(shared(needed), saved, used, state.tried, paid, pays)
+            return PartState(part.observe(own, known.own, block), rates, trials)
 
         return dataclasses.replace(
             state,
             lookup=after(0, self.lookup, params.lookup, state.lookup, ~state.drafted),
             drafter=after(1, self.drafter, params.drafter, state.drafter, state.drafted),
+            # The tokens of the last step are at hand for its next pass.
+            missed=jnp.where(ran, 0, state.missed + block.count),
             text=None if state.text is None else state.text.append(block),
         )
 
@@ -266,38 +309,6 @@ class Adaptive(Proposer):
         tokens = jnp.where(repeated, context.pending[:, None], found.tokens)
         parent = jnp.where(repeated, tree.chain(self.num_nodes), found.parent)
         return dataclasses.replace(found, tokens=tokens, parent=parent), state
-
-    def _choose(
-        self,
-        params: AdaptiveParams,
-        state: AdaptiveState,
-        context: Context,
-        gains: Array,
-        has_found: Array,
-    ) -> Array:
-        """[B] the option of each row, by the gains [B, O]."""
-        rows = len(gains)
-        alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0
-        gains = jnp.where(alive[:, None], gains, 0.0)
-        if context.text_is_fixed:
-            gains = jnp.broadcast_to(gains.sum(0), gains.shape)
-        quotients = (gains / params.seconds).at[:, 0].multiply(1 + _MARGIN)
-        option = jnp.argmax(quotients, axis=1).astype(jnp.int32)
-        names = [name for name, _ in self.options]
-        for name, part, able in (
-            ("lookup", state.lookup, has_found),
-            ("drafter", state.drafter, alive),
-        ):
-            if part is None:
-                continue
-            wanted = alive & able & (part.quiet >= part.pause)
-            if context.text_is_fixed:
-                wanted = jnp.broadcast_to(2 * wanted.sum() > alive.sum(), wanted.shape)
-            first = names.index(name)
-            wanted &= jnp.isfinite(params.seconds[first])
-            used = (option >= first) & (option < first + len(self.widths) - 1)
-            option = jnp.where(wanted & ~used, first, option)
-        return jnp.where(params.forced == MEASURED, option, params.forced)
 
     def _draft(
         self,
@@ -360,6 +371,4 @@ def _either(takes_made: Array, made: Proposal, found: Proposal) -> Proposal:
 def _waited(known: PartState | None, able: Array, used: Array) -> PartState | None:
     if known is None:
         return None
-    return dataclasses.replace(
-        known, quiet=jnp.where(used, 0, known.quiet + able), rates=known.rates.rested(able & ~used)
-    )
+    return dataclasses.replace(known, trials=known.trials.waited(able, used))

@@ -2,69 +2,119 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import Array
 
-_KEPT, _SLOWLY = 0.96, 0.99
-"""The weight of older drafts, each time that a draft is judged: about 25 drafts count in the rates
-by depth, and about 100 in the rate of all depths that these start from."""
+_WINDOWS = np.array([8.0, 32.0, 128.0, 512.0], np.float32)
+"""About so many of the last drafts count in a rate.  The short windows follow a text that changes,
+and the long ones say for sure what pays in a text that does not."""
 
-_FORGOTTEN = 0.95
-"""The weight of what is known by depth after each step without drafts."""
+_BELIEF = _WINDOWS / _WINDOWS.sum()
+"""The weight of each window before it predicted anything: most texts stay as they are."""
 
-_WEIGHT = 8.0
-"""The drafts that the rate of earlier texts counts for in that of this text, that one in the rate
-of recent drafts, and this in the rate of each depth: few drafts reach a great depth."""
+_SLOW = 3
+"""The window of `Rates.slow`."""
+
+_PRIOR = 0.25
+"""The drafts that the rate of earlier texts counts for, as a share of a window."""
+
+_SHARED = 0.02
+"""The share of the weight that is dealt out anew among the windows after each step, so that none
+is lost for good."""
+
+_COMMON = 32.0
+"""The drafts that it counts for beside those of all rows of a batch."""
+
+_PROFILE, _SHRUNK = 0.995, 32.0
+"""The weight of older drafts in what tells the depths apart, and the drafts that `no difference`
+counts for: few drafts reach a great depth."""
+
+_MOST = 0.99
+"""No draft is surer than this."""
 
 
 @struct.dataclass
 class Rates:
-    """Counts with decaying weights."""
+    """Counts with decaying weights.
 
-    judged: Array  # [B, D]
-    accepted: Array  # [B, D]
-    slow: Array  # [B, 2] judged and accepted, of all depths, which decay more slowly
+    The rate of all depths is followed with several windows at once.  Each window is believed as
+    far as it predicted the outcomes so far, and a part of the weight is dealt out anew in every
+    step, as in Herbster and Warmuth 1998, "Tracking the best expert".
+    """
+
+    recent: Array  # [B, W, 2] judged and accepted, of all depths, by window
+    weight: Array  # [B, W] of each window; they add up to 1
+    by_depth: Array  # [B, D, 2] judged and accepted, of a long time
 
     @classmethod
     def zeros(cls, rows: int, depth: int) -> Rates:
         """Nothing was counted yet, for `rows` rows and chains of at most `depth` drafts."""
-        return cls(*(jnp.zeros((rows, size), jnp.float32) for size in (depth, depth, 2)))
+        windows = len(_WINDOWS)
+        return cls(
+            jnp.zeros((rows, windows, 2), jnp.float32),
+            jnp.broadcast_to(jnp.asarray(_BELIEF), (rows, windows)),
+            jnp.zeros((rows, depth, 2), jnp.float32),
+        )
 
-    def after(self, offered: Array, accepted: Array) -> Rates:
+    @property
+    def slow(self) -> Array:
+        """[B, 2]: judged and accepted drafts of all depths, of about the last 512."""
+        return self.recent[:, _SLOW]
+
+    def after(self, offered: Array, accepted: Array, prior: Array, together: Array) -> Rates:
         """The rates after a step.
 
         Args:
           offered: [B] how many drafts the chains had; 0 changes nothing.
           accepted: [B] how many of them were accepted.
+          prior, together: as for `gains`.
         """
-        depth = jnp.arange(self.judged.shape[1])
+        depth = jnp.arange(self.by_depth.shape[1])
         offered, accepted = offered[:, None], accepted[:, None]
         tested = (depth < offered) & (depth <= accepted)
         right = tested & (depth < accepted)
-        kept = jnp.where(tested, jnp.float32(_KEPT), jnp.float32(1))
-        new = jnp.stack([tested.sum(1), right.sum(1)], axis=1).astype(jnp.float32)
-        slowly = jnp.float32(_SLOWLY) ** new[:, :1]
+        rate = self._rates(prior, together)
+        log = jnp.where(right[:, None], jnp.log(rate), jnp.log1p(-rate)) * tested[:, None]
+        weight = jax.nn.softmax(jnp.log(self.weight) + log.sum(2), axis=1)
+        weight = (1 - _SHARED) * weight + _SHARED * _BELIEF
+        outcomes = jnp.stack([tested, right], axis=2).astype(jnp.float32)
+        new = outcomes.sum(1)
+        kept = (1 - 1 / _WINDOWS) ** new[:, :1]
+        kept_here = jnp.where(tested, jnp.float32(_PROFILE), jnp.float32(1))
         return Rates(
-            self.judged * kept + tested, self.accepted * kept + right, self.slow * slowly + new
+            self.recent * kept[..., None] + new[:, None],
+            jnp.where(offered > 0, weight, self.weight),
+            self.by_depth * kept_here[..., None] + outcomes,
         )
 
-    def rested(self, waited: Array) -> Rates:
-        """The rates after a step in which rows [B] bool could have had drafts and had none."""
-        kept = jnp.where(waited, jnp.float32(_FORGOTTEN), jnp.float32(1))[:, None]
-        return Rates(self.judged * kept, self.accepted * kept, self.slow)
-
-    def gains(self, present: Array, prior: Array) -> Array:
+    def gains(self, present: Array, prior: Array, together: Array) -> Array:
         """[B, D + 1]: the expected new tokens of a step with at most 0, 1, ... D drafts.
 
         Args:
           present: [B] how many drafts there are.
           prior: [] the rate before any draft of a row was judged.
+          together: [] or [B] bool, may a row learn from the other rows?
         """
-        accepted, judged = (x.sum(1, keepdims=True) for x in (self.accepted, self.judged))
-        slow = (self.slow[:, 1:] + _WEIGHT * prior) / (self.slow[:, :1] + _WEIGHT)
-        pooled = (accepted + _WEIGHT * slow) / (judged + _WEIGHT)
-        rate = (self.accepted + _WEIGHT * pooled) / (self.judged + _WEIGHT)
-        exists = jnp.arange(rate.shape[1]) < present[:, None]
-        reached = jnp.cumprod(jnp.where(exists, rate, 0.0), axis=1)
+        rate = self._rates(prior, together)
+        exists = jnp.arange(rate.shape[2]) < present[:, None]
+        reached = jnp.cumprod(jnp.where(exists[:, None], rate, 0.0), axis=2)
+        reached = (reached * self.weight[..., None]).sum(1)
         return jnp.pad(1 + jnp.cumsum(reached, axis=1), ((0, 0), (1, 0)), constant_values=1.0)
+
+    def _rates(self, prior: Array, together: Array) -> Array:
+        """[B, W, D]: the acceptance rate of each depth by each window."""
+        others = self.slow.sum(0) - self.slow
+        common = (others[:, 1] + _COMMON * prior) / (others[:, 0] + _COMMON)
+        prior = jnp.where(together, common, prior)[:, None]
+        # The prior fades like the drafts.
+        known = _PRIOR * jnp.maximum(_WINDOWS - self.recent[..., 0], 0.0)
+        judged = jnp.maximum(self.recent[..., 0] + known, 1.0)
+        level = (self.recent[..., 1] + known * prior) / judged
+        judged, accepted = self.by_depth[..., 0], self.by_depth[..., 1]
+        taken, of = accepted.sum(1, keepdims=True), judged.sum(1, keepdims=True)
+        alike = _SHRUNK * (taken + prior) / (of + 1)
+        factor = (accepted + alike) / (judged * taken / jnp.maximum(of, 1.0) + alike)
+        return jnp.clip(level[..., None] * factor[:, None], 1 - _MOST, _MOST)

@@ -1,6 +1,7 @@
 """Sources: they look_up the next tokens, and a shape of `specjax.proposers` arranges the drafts."""
 
 from specjax.proposers.sources.block_draft import BlockDraftSource
+from specjax.proposers.sources.catch_up import AT_ONCE
 from specjax.proposers.sources.datastore import DatastoreSource
 from specjax.proposers.sources.draft import DraftSource, DraftState
 from specjax.proposers.sources.eagle3 import Eagle3Source, Eagle3State
@@ -11,6 +12,7 @@ from specjax.proposers.sources.peagle import PEagleSource
 from specjax.proposers.sources.translated import TranslatedParams, TranslatedSource
 
 __all__ = [
+    "AT_ONCE",
     "DEPTH",
     "BlockDraftSource",
     "DatastoreParams",

@@ -7,6 +7,10 @@ from jax import Array
 
 from specjax.types import Block
 
+AT_ONCE = 2
+"""A source that was left out of steps reads what it missed in passes of so many times D + 1 tokens:
+its cache has room for as many behind the text, since a pass and its drafts need it."""
+
 
 def remember(fresh: Array, block: Block) -> tuple[Array, Array]:
     """`fresh` [B, D + 1], overwritten with the tokens of `block`, and their number [B]."""

@@ -12,7 +12,7 @@ from jax import Array
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
 from specjax.looping import apply_if
-from specjax.proposers.sources.catch_up import remember, then_pending
+from specjax.proposers.sources.catch_up import AT_ONCE, remember, then_pending
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -127,7 +127,7 @@ class DraftSource(Source):
         self, params: Arrays, state: DraftState, text: Array, length: Array, wanted: Array
     ) -> DraftState:
         # `fresh` has the tokens of the last step only; those before it come from the text.
-        width = state.fresh.shape[1]
+        width = AT_ONCE * state.fresh.shape[1]
         text = jnp.pad(text, ((0, 0), (0, width)))
         end = jnp.where(wanted, length - state.count, 0)
 

@@ -1,0 +1,135 @@
+"""`choose`: which option of an `Adaptive` proposer the next step takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.proposers.trials import Trials
+
+_MARGIN = 0.01
+"""Drafts have to promise so much more than plain decoding: rates and times are estimates."""
+
+_STAYS = 16.0
+"""Steps that a change of the choice is expected to last: what a drafter missed is read for them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What is known of the lookup or the drafter before a step."""
+
+    name: str
+    gains: Array  # [B, W] expected tokens with its drafts, for each width that the target may read
+    able: Array  # [B] bool: it can draft
+    late: Array  # [B] what it has to read first, in steps of plain decoding
+    trials: Trials
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Times are in steps of plain decoding."""
+
+    option: Array  # [B] int32: an index into the options
+    time: Array  # [B] of the step, with the wait for the other rows
+    worth: Array  # [B] the time that a token would take otherwise
+    tried: Array  # [B] bool: it is a trial
+
+
+def choose(
+    widths: tuple[int, ...],
+    seconds: Array,
+    parts: Sequence[Part],
+    alive: Array,
+    remaining: Array | None,
+    together: bool,
+) -> Choice:
+    """The option with the most tokens a second, or a trial of another part that can be paid.
+
+    Args:
+      widths: numbers of tokens that the target may read of a row, from 1.
+      seconds: [O] of a step without drafts, and with the drafts of each part at each other width.
+      parts: the lookup, then the drafter, of those that exist.  With an option of a part a row
+        takes the drafts of an earlier part where they promise more.
+      alive: [B] bool, rows that are not done.
+      remaining: [B] the most tokens that each row may still get, or None.
+      together: all rows take one option, the best for their sum.  Rows that drift apart have to
+        wait for the last one, which is taken into account.
+    """
+    rows, count = len(alive), jnp.maximum(alive.sum(), 1)
+    lates = [jnp.where(alive, part.late, 0.0) for part in parts]
+    if together:
+        lates = [jnp.full(rows, late.max()) for late in lates]
+
+    def waits(gains: Array) -> Array:
+        """What a step takes longer with these gains, since a batch waits for its last row."""
+        if not together or remaining is None:
+            return jnp.ones(())
+        ahead = jnp.maximum(jnp.where(alive, remaining, 0).sum() / count, 1.0)
+        # Rows that are further apart already do not wait for what is added.
+        apart = jnp.where(alive, (remaining - ahead) ** 2, 0.0).sum() / count
+        more = ahead * _spread(gains, widths) ** 2
+        apart = jnp.maximum(apart - more, 0.0)
+        added = jnp.sqrt(apart + more) - jnp.sqrt(apart)
+        # The expected greatest of so many normal variables (Blom 1958).
+        last = jax.scipy.special.ndtri((count - 0.375) / (count + 0.25))
+        return 1 / (1 - jnp.minimum(last * added / ahead, 0.5))
+
+    def of_batch(gains: Array) -> Array:
+        if not together:
+            return gains
+        total = jnp.where(alive[:, None], gains, 0.0).sum(0)
+        return jnp.broadcast_to(jnp.maximum(total / count, 1.0), gains.shape)
+
+    best = jnp.ones((rows, len(widths)), jnp.float32)
+    plain, quotients, options = seconds[0], [jnp.full((rows, 1), 1 + _MARGIN)], []
+    for index, (part, late) in enumerate(zip(parts, lates, strict=True)):
+        first = 1 + index * (len(widths) - 1)
+        own = seconds[first : first + len(widths) - 1] / plain
+        best = jnp.maximum(best, part.gains)
+        gains = of_batch(best), of_batch(part.gains)
+        # Alone it counts as a trial, or a part that always promises less would never be tried.
+        times = [own * waits(each) for each in gains]
+        quotients.append(gains[0][:, 1:] / (times[0] + late[:, None] / _STAYS))
+        times = [each + late[:, None] for each in times]
+        options.append((first, gains[0][:, 1:], times[0], gains[1][:, 1:], times[1]))
+    option = jnp.argmax(jnp.concatenate(quotients, axis=1), axis=1).astype(jnp.int32)
+    one = jnp.ones((rows, 1), jnp.float32)
+    taken = jnp.concatenate([one, *(gains for _, gains, *_ in options)], axis=1)
+    times = jnp.concatenate([one, *(times for _, _, times, *_ in options)], axis=1)
+    time, tried = _at(times, option), jnp.zeros(rows, bool)
+    worth = time / _at(taken, option)
+    chosen = option
+    for part, (first, _, _, gains, times) in zip(parts, options, strict=True):
+        losses = times - gains * worth[:, None]
+        loss, least = losses.min(1), jnp.argmin(losses, axis=1)
+        wanted = alive & part.able & part.trials.due(loss) & jnp.isfinite(loss)
+        if together:
+            wanted = jnp.broadcast_to(2 * wanted.sum() > alive.sum(), wanted.shape)
+        used = (chosen >= first) & (chosen < first + len(widths) - 1)
+        wanted &= ~used & ~tried
+        option = jnp.where(wanted, first + least, option).astype(jnp.int32)
+        time = jnp.where(wanted, _at(times, least), time)
+        tried |= wanted
+    return Choice(option, time, jnp.where(tried, worth, 1.0), tried)
+
+
+def _spread(gains: Array, widths: tuple[int, ...]) -> Array:
+    """[B, W - 1]: the standard deviation of the tokens of a step, over the root of their mean.
+
+    A chain of w - 1 drafts that is right up to draft k gives k + 1 tokens, and their squares grow
+    by the sums of neighbouring widths.
+    """
+    sums = jnp.array([a + b for a, b in itertools.pairwise(widths)])
+    squares = 1 + jnp.cumsum(jnp.diff(gains, axis=1) * sums, axis=1)
+    mean = gains[:, 1:]
+    return jnp.sqrt(jnp.maximum(squares - mean**2, 0.0) / mean)
+
+
+def _at(x: Array, index: Array) -> Array:
+    """[B] of x [B, O], by the index [B]."""
+    return jnp.take_along_axis(x, index[:, None], axis=1)[:, 0]
