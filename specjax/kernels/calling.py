@@ -9,9 +9,9 @@ import threading
 import jax
 from llvmlite import binding, ir
 
+from specjax.kernels.attending import Attention
 from specjax.kernels.columns import Product
 from specjax.kernels.loops import FORMS, Machine
-from specjax.kernels.attending import Attention
 from specjax.kernels.sharing import Work, handler
 
 _lock = threading.Lock()
