@@ -21,6 +21,7 @@ from specjax.models import attend, cpu_attend, for_several_devices
 SHAPES = [  # rows, tokens, heads, key heads, numbers of a head, slots
     (1, 1, 1, 1, 1, 1), (2, 3, 2, 2, 16, 7), (1, 5, 4, 2, 32, 64), (2, 16, 4, 2, 64, 257),
     (1, 5, 7, 1, 80, 1100), (3, 2, 14, 2, 128, 130), (1, 4, 2, 1, 20, 200), (1, 2, 2, 2, 300, 70),
+    (1, 3, 12, 1, 8, 90),
 ]  # fmt: skip
 MASKS = ["chain", "tree", "window", "any"]
 

@@ -34,6 +34,8 @@ _LINE = 64  # bytes of a line of the processor's cache
 class Attention:
     """The `sharing.Work` of attention; a part is one row of the batch and one head of keys.
 
+    With fewer of them than threads a part has only some of the queries of the head.
+
     Its buffers are queries [B, N, H, dim] in float32, keys and values [B, K, S, dim] in `dtype`,
     which slots are visible [B or 1, N, S], two numbers (the scale, and the softcap if `capped`),
     and the result [B, N, H, dim] in float32.
@@ -57,7 +59,12 @@ class Attention:
         return emit.b.mul(emit.b.mul(batch, width), each)
 
     def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
-        return emit.b.mul(sizes[0], sizes[3])
+        b = emit.b
+        batch, _, heads, key_heads, _, _ = sizes
+        pairs, groups = b.mul(batch, key_heads), b.sdiv(heads, key_heads)
+        wanted = emit.least(b.sdiv(b.sub(b.add(threads, pairs), word(1)), pairs), groups)
+        equal = b.icmp_signed("==", b.srem(groups, wanted), word(0))
+        return b.mul(pairs, b.select(equal, wanted, groups))
 
     def function(self, module: ir.Module) -> ir.Function:
         element = FLOAT if self.dtype == "float32" else INT16
@@ -76,7 +83,7 @@ class _Part:
     """Writes the instructions of one part.
 
     Rows in its memory have `padded` numbers, a multiple of a vector.  Query r is that of token
-    r // groups and of head r % groups among those of the head of keys.
+    r // groups and of head r % groups among those of the part.
     """
 
     def __init__(self, work: Attention, function: ir.Function) -> None:
@@ -88,11 +95,15 @@ class _Part:
         self.b = b
         (
             self.queries, self.keys, self.values, self.visible, self.numbers, self.out,
-            part, _, _, self.width, self.heads, self.key_heads, self.slots, masks,
+            part, parts, batch, self.width, self.heads, key_heads, self.slots, masks,
         ) = function.args  # fmt: skip
-        self.groups = b.sdiv(self.heads, self.key_heads)
-        self.row, self.head = b.sdiv(part, self.key_heads), b.srem(part, self.key_heads)
-        cache = b.mul(b.mul(part, self.slots), word(self.dim))
+        of_row = b.sdiv(parts, batch)
+        self.groups = b.sdiv(self.heads, of_row)
+        self.row, of_heads = b.sdiv(part, of_row), b.srem(part, of_row)
+        self.first_head = b.mul(of_heads, self.groups)
+        key_head = b.sdiv(b.mul(of_heads, key_heads), of_row)
+        pair = b.add(b.mul(self.row, key_heads), key_head)
+        cache = b.mul(b.mul(pair, self.slots), word(self.dim))
         self.keys, self.values = b.gep(self.keys, [cache]), b.gep(self.values, [cache])
         shared = b.icmp_signed("==", masks, word(1))
         mask = b.select(shared, word(0), b.mul(self.row, b.mul(self.width, self.slots)))
@@ -348,7 +359,7 @@ class _Part:
         """Where a query or its result is, in a buffer [B, N, H, dim]."""
         b = self.b
         first = b.mul(b.add(b.mul(self.row, self.width), token), self.heads)
-        head = b.add(b.mul(self.head, self.groups), b.srem(row, self.groups))
+        head = b.add(self.first_head, b.srem(row, self.groups))
         return b.gep(base, [b.mul(b.add(first, head), word(self.dim))])
 
     def _times(self, x: Value, scale: Value) -> Value:

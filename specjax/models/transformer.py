@@ -18,7 +18,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax.caches import KVCache, Memory, WindowedCache
-from specjax.models.attention import attend, causal_attend
+from specjax.models.attention import attend, causal_attend, cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, named_param, residual_scale
 from specjax.models.products import dot_general
@@ -153,10 +153,10 @@ class Transformer(nn.Module):
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
         """An empty cache of `size` slots a row; a layer with a window may have a shorter ring."""
         c = self.config
-        if not c.windows:
-            return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
-        cache = WindowedCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
-        return dataclasses.replace(cache, windows=c.windows)
+        form = WindowedCache if c.windows else KVCache
+        cache = form.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend)
+        return dataclasses.replace(cache, windows=c.windows) if c.windows else cache
 
     @nn.compact
     def __call__(
