@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +106,23 @@ def test_great_and_small_scores():
         seen[0, token, slots] = True
     made = run([jnp.ones((1, 4, 1, 1)), keys, values], seen)
     np.testing.assert_allclose(made.reshape(-1), [1, 4, 4, 6], rtol=1e-6)
+    # From one block of slots to the next scores fall by 100 and grow by 300.
+    keys = jnp.repeat(jnp.asarray([0.0, -100.0, 200.0]), 64)[None, None, :, None]
+    values = jnp.repeat(jnp.asarray([1.0, 2.0, 3.0]), 64)[None, None, :, None]
+    seen = np.arange(192) < np.asarray([128, 192])[:, None]
+    made = run([jnp.ones((1, 2, 1, 1)), keys, values], seen[None])
+    np.testing.assert_allclose(made.reshape(-1), [1, 3], rtol=1e-6)
+
+
+def test_the_sign_of_a_zero_does_not_depend_on_the_other_tokens():
+    """A sum that is too small for float32 is -0, to which the others' slots would add 0."""
+    keys = jnp.zeros((1, 1, 192, 1)).at[0, 0, 64].set(80.0)
+    values = jnp.zeros((1, 1, 192, 1)).at[0, 0, 0].set(-1e-37).at[0, 0, 128:].set(1.0)
+    seen = np.zeros((1, 2, 192), bool)
+    seen[:, :, [0, 64]] = seen[0, 1, 128] = True
+    query = jnp.ones((1, 2, 1, 1))
+    both, alone = (run([query[:, :n], keys, values], seen[:, :n]) for n in (2, 1))
+    assert both[:, :1].tobytes() == alone.tobytes()
 
 
 def test_a_score_that_is_no_number_is_seen():
@@ -213,6 +231,28 @@ def test_a_batched_form_is_each_alone():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("width", [1, 5])
+def test_a_step_of_one_row_neither_copies_nor_converts_its_cache(dtype: str, width: int):
+    target = specjax.load(specjax.shipped("tiny/target"), dtype)
+    cache = target.model.init_cache(1, 96)
+
+    def turn(carried):
+        cache, tokens = carried
+        positions = cache.length[:, None] + jnp.arange(width)
+        out = target.model.apply(target.params, tokens, positions, cache)
+        return out.cache.commit(jnp.full(1, width)), jnp.argmax(out.logits, -1).astype(jnp.int32)
+
+    def steps(cache):
+        return jax.lax.fori_loop(0, 4, lambda _, carried: turn(carried), (cache, begun))
+
+    begun = jnp.ones((1, width), jnp.int32)
+    program = jax.jit(steps, donate_argnums=0).lower(cache).compile().as_text()
+    shape = ",".join(map(str, cache.keys[0].shape))
+    assert re.search(rf"\[{shape}\]", program) and "specjax_attention_" in program
+    assert re.findall(rf"= \w+\[{shape}\]\S* (?:copy|convert)\(", program) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_loaded_model_attends_with_the_kernel(dtype: str, int8: bool):
     """On one device, from a cache, with few tokens; and never in the model for several devices."""
@@ -269,5 +309,6 @@ def test_other_attention_is_left_to_xla():
     assert kernels.takes_attention(query[:, 1:], keys, None)
     assert not kernels.takes_attention(query, keys, None)
     assert not kernels.takes_attention(query[:, :0], keys, None)
+    assert not kernels.takes_attention(query[:, :1, :0], keys, None)
     assert not kernels.takes_attention(query[:, :1], keys.astype(jnp.float16), None)
     assert not kernels.takes_attention(query[:, :1], keys[:, :, :0], None)

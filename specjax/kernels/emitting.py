@@ -109,7 +109,10 @@ class Emitter:
         return self.b.extract_element(value, ir.Constant(INT32, 0))
 
     def sums(self, values: Sequence[Value]) -> Value:
-        """The sums of the lanes of as many vectors as each has lanes, as a vector."""
+        """A vector in which the lanes of each of these vectors are added, with its neighbours.
+
+        A power of two of vectors makes one; of as many as each has lanes, it has their sums.
+        """
         while len(values) > 1:
             lanes = values[0].type.count
             halves = [

@@ -21,6 +21,7 @@ def takes_attention(query: Array, keys: Array, softcap: float | None) -> bool:
     return (
         0 < width <= MOST_TOKENS
         and 0 < dim <= _LARGEST
+        and query.size > 0
         and keys.size > 0
         and heads % keys.shape[1] == 0
         and keys.dtype.name in _DTYPES
