@@ -188,6 +188,22 @@ def test_the_loops_for_other_processors_are_right(
         close(run(inputs, seen, softcap), exact(inputs, seen, softcap))
 
 
+def test_bits_do_not_depend_on_the_parts(monkeypatch: pytest.MonkeyPatch):
+    """With more threads than pairs of a row and a head of keys, each query head is a part."""
+
+    class Split(Attention):
+        def parts(self, emit, sizes, threads, worth):
+            return emit.b.mul(sizes[0], sizes[2])
+
+    inputs = drawn((2, 3, 8, 2, 16, 100), "float32")
+    seen = mask("tree", 2, 3, 100)
+    wanted = run(inputs, seen)
+    work = Split("float32", 16, False, calling._machine())
+    target = calling.register(work, "specjax_test_attention_split")
+    monkeypatch.setattr(available, "made", lambda *of: target)
+    assert run(inputs, seen).tobytes() == wanted.tobytes()
+
+
 def test_several_programs_at_once_give_the_same_bits():
     cases = [
         (drawn((2, 5, 8, 4, 64, 600), dtype), mask("chain", 2, 5, 600))
