@@ -21,8 +21,9 @@ _WIDE = 64  # passes of at least so many tokens read the slots in blocks on ever
 _NARROW = {"cpu": (1024, 256), "tpu": (2048, BLOCK_SLOTS)}
 """Platform -> the fewest slots that any pass reads in blocks there, and the slots of a block.
 
-A CPU copies a block before it multiplies.  So a single row takes up to twice as long as without
-blocks if all slots are filled, but a seventh of the time if 100 of 4096 are.
+XLA:CPU copies a block before it multiplies.  So, where no kernel of our own attends, a single row
+takes up to twice as long as without blocks if all slots are filled, but a seventh of the time if
+100 of 4096 are.
 """
 
 
