@@ -295,8 +295,8 @@ def test_a_loaded_model_attends_with_the_kernel(dtype: str, int8: bool):
     ours, theirs = (
         np.asarray(program(model, 5)(target.params), np.float32) for model in (target, other)
     )
-    # Numbers of bfloat16 from 8 to 16 are 1/16 apart.
-    np.testing.assert_allclose(ours, theirs, atol=1e-5 if dtype == "float32" else 4 / 16)
+    # Logits from 16 to 32 are 2e-6 apart in float32, and those from 8 to 16 are 1/16 in bfloat16.
+    np.testing.assert_allclose(ours, theirs, atol=4e-5 if dtype == "float32" else 4 / 16)
 
 
 def test_without_llvmlite_or_where_it_fails_xla_attends(monkeypatch: pytest.MonkeyPatch):
