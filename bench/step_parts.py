@@ -1,9 +1,9 @@
 """`python -m bench.step_parts`: what a step takes on a CPU, and its products alone, by rows.
 
-A step is a pass of a model over some tokens of one row, with a KV cache of 256 slots.  Its products
-are those of all its matrices, one after the other.  Both are timed with the kernels of
-`specjax.kernels` and with XLA's products, in turn; the rest of a step is attention, norms and what
-is between them.
+A step is a pass of a model over some tokens of one row, with a KV cache.  Its products are those of
+all its matrices, one after the other.  Both are timed with the kernels of `specjax.kernels` and
+with XLA alone, in turn, and a step also with kernels for its products but not for its attention;
+the rest of a step is norms and what is between them.
 """
 
 from __future__ import annotations
@@ -23,25 +23,37 @@ import specjax
 from bench.command import run
 from bench.weights import SIZES, random_folders
 from specjax.measure import Sample, Timed, describe, first_calls, take_turns
-from specjax.models import Int8, LanguageModel, cpu_dot_general, for_several_devices
+from specjax.models import (
+    Int8,
+    LanguageModel,
+    LinenModel,
+    attend,
+    cpu_dot_general,
+    for_several_devices,
+)
 from specjax.types import Arrays
 
-_SLOTS, _FILLED, _STEPS = 256, 100, 8
-_WAYS = ("kernels", "XLA")
+_STEPS = 8
 _LAST = {"kernel": 0, "weight": 1}  # name of a matrix -> the axis that is summed
 
 
 def models(folder: pathlib.Path, dtype: str) -> dict[str, LanguageModel]:
-    """The same weights with either kind of product."""
+    """The same weights with kernels, with kernels for products alone, and without any."""
     target = specjax.load(folder, "bfloat16" if dtype == "int8" else dtype)
     target = specjax.quantise(target) if dtype == "int8" else target
-    return dict(zip(_WAYS, (target, for_several_devices(target)), strict=True))
+    network = LinenModel(target.model.module.clone(attend=attend), target.model.dtype)
+    return {
+        "kernels": target,
+        "kernels for products": dataclasses.replace(target, model=network),
+        "XLA": for_several_devices(target),
+    }
 
 
-def step(model: LanguageModel, rows: int) -> Callable[[Arrays], Array]:
+def step(model: LanguageModel, rows: int, slots: int, filled: int) -> Callable[[Arrays], Array]:
     """`_STEPS` passes over `rows` tokens, each of which needs the one before."""
-    cache = model.model.init_cache(1, _SLOTS)
-    positions = jnp.arange(_FILLED, _FILLED + rows)[None]
+    cache = model.model.init_cache(1, slots)
+    cache = dataclasses.replace(cache, length=cache.length + filled)
+    positions = jnp.arange(filled, filled + rows)[None]
 
     def again(params: Arrays) -> Array:
         def turn(_: int, carried: tuple[Arrays, Array]) -> tuple[Arrays, Array]:
@@ -96,14 +108,25 @@ class _Timed(Timed):
         return Sample((time.perf_counter() - started) / _STEPS)
 
 
-def table(folder: pathlib.Path, dtype: str, rows: list[int], rounds: int) -> str:
+def table(options: _Options, dtype: str) -> str:
+    rows, made = options.rows, models(options.target, dtype)
+    steps = [
+        _Timed(
+            f"step, {way}",
+            [step(model, n, options.slots, options.filled) for n in rows],
+            model.params,
+        )
+        for way, model in made.items()
+    ]
     timed = [
-        _Timed(f"{part.__name__}, {way}", [part(model, n) for n in rows], model.params)
-        for part in (step, products)
-        for way, model in models(folder, dtype).items()
+        *steps,
+        *(
+            _Timed(f"products, {way}", [products(made[way], n) for n in rows], made[way].params)
+            for way in ("kernels", "XLA")
+        ),
     ]
     first_calls(timed)
-    take_turns(timed, rounds)
+    take_turns(timed, options.rounds)
     heads = "".join(f" {n} |" for n in rows)
     lines = [f"\n{dtype}, ms\n\n| rows |{heads}", "|---|" + "---|" * len(rows)]
     for each in timed:
@@ -118,6 +141,8 @@ class _Options:
     dtypes: list[str]
     rows: list[int]
     rounds: int
+    slots: int
+    filled: int
 
 
 def parse(argv: list[str] | None) -> _Options:
@@ -135,16 +160,18 @@ def parse(argv: list[str] | None) -> _Options:
     parser.add_argument("--dtypes", nargs="+", choices=kinds, default=kinds, help="of the weights")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 5, 9, 16], help="tokens")
     parser.add_argument("--rounds", type=int, default=15, help="measured rounds, after a first one")
+    parser.add_argument("--slots", type=int, default=256, help="of the KV cache")
+    parser.add_argument("--filled", type=int, default=100, help="slots that hold a token before")
     a = parser.parse_args(argv)
-    for name, least in (("rows", min(a.rows)), ("rounds", a.rounds)):
+    for name, least in (("rows", min(a.rows)), ("rounds", a.rounds), ("filled", a.filled)):
         if least < 1:
             raise ValueError(f"--{name} is {least}; it must be at least 1")
-    if max(a.rows) > _SLOTS - _FILLED:
-        raise ValueError(f"--rows is {max(a.rows)}; the cache has room for {_SLOTS - _FILLED}")
+    if max(a.rows) > a.slots - a.filled:
+        raise ValueError(f"--rows is {max(a.rows)}; the cache has room for {a.slots - a.filled}")
     folder = a.target
     if a.size is not None:
         folder, _ = random_folders(a.size, 32000, a.weights, "float32")
-    return _Options(folder, a.dtypes, a.rows, a.rounds)
+    return _Options(folder, a.dtypes, a.rows, a.rounds, a.slots, a.filled)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -154,7 +181,7 @@ def main(argv: list[str] | None = None) -> None:
     if models(options.target, "float32")["kernels"].model.module.dot_general is not cpu_dot_general:
         raise ValueError("the default device is no CPU, and these kernels are for one")
     for dtype in options.dtypes:
-        print(table(options.target, dtype, options.rows, options.rounds), flush=True)
+        print(table(options, dtype), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ _EIGHT = r"""
 import dataclasses, logging, pathlib, sys
 import jax, numpy as np
 import specjax
+from specjax.models import attend, cpu_attend
 from specjax.parallel import RULES, make_mesh
 
 folder, eagle, parallel, block = map(pathlib.Path, sys.argv[1:])
@@ -45,6 +46,8 @@ def refused(call):
 plain = specjax.load(folder)
 mesh = make_mesh(data=1, model=4, devices=jax.devices()[:4])
 split = specjax.load(folder, mesh=mesh)
+# For a kernel XLA would gather the cache.
+assert (plain.model.module.attend, split.model.module.attend) == (cpu_attend, attend)
 drafter = specjax.load_drafter(eagle, split)
 
 # Hidden size 48, 4 query heads and 2 key heads of 12, MLP size 56, 200 of 320 tokens, three layers

@@ -12,7 +12,8 @@ import pytest
 
 import specjax
 from specjax import kernels
-from specjax.kernels import calling, narrow
+from specjax.kernels import available, calling
+from specjax.kernels.columns import Product
 from specjax.kernels.loops import FORMS, Machine
 from specjax.models import cpu_dot_general, dot_general, for_several_devices
 
@@ -61,9 +62,9 @@ def test_the_loops_for_other_processors_are_right(
     monkeypatch: pytest.MonkeyPatch, dtype: str, lanes: int, registers: int
 ):
     """Their vectors are cut into those of this one."""
-    machine = Machine(lanes, registers)
-    target = calling.register(FORMS[dtype], machine, f"specjax_test_{lanes}_{registers}_{dtype}")
-    monkeypatch.setattr(narrow, "_target", lambda dtype: target)
+    work = Product(FORMS[dtype], Machine(lanes, registers))
+    target = calling.register(work, f"specjax_test_{lanes}_{registers}_{dtype}")
+    monkeypatch.setattr(available, "made", lambda *of: target)
     x, weights = drawn(dtype, 75, 53)
     exact = np.asarray(weights, np.float64)
     exact = np.asarray(x, np.float64) @ (exact if SUMMED[dtype] == 0 else exact.T)
@@ -136,8 +137,8 @@ def test_a_loaded_model_multiplies_few_rows_with_the_kernels(dtype: str, int8: b
 
 def test_without_llvmlite_or_where_it_fails_xla_multiplies(monkeypatch: pytest.MonkeyPatch):
     _, weights = drawn("float32", 24, 40)
-    narrow._target.cache_clear()
-    monkeypatch.setattr(narrow, "_LLVMLITE", (10**6, 0))
+    available.made.cache_clear()
+    monkeypatch.setattr(available, "_LLVMLITE", (10**6, 0))
     assert not kernels.takes(1, weights, 0)
     with pytest.raises(ValueError, match="no kernel for float32"):
         kernels.few_rows(jnp.ones((1, 24)), weights, 0)
@@ -146,11 +147,11 @@ def test_without_llvmlite_or_where_it_fails_xla_multiplies(monkeypatch: pytest.M
     def failing(dtype: str) -> str:
         raise RuntimeError("this version is unknown")
 
-    narrow._target.cache_clear()
-    monkeypatch.setattr("specjax.kernels.calling.registered", failing)
-    with pytest.warns(UserWarning, match="no kernel for float32 on this CPU.*version is unknown"):
+    available.made.cache_clear()
+    monkeypatch.setattr("specjax.kernels.calling.product", failing)
+    with pytest.warns(UserWarning, match="no kernel for product in float32.*version is unknown"):
         assert not kernels.takes(1, weights, 0)
-    narrow._target.cache_clear()
+    available.made.cache_clear()
 
 
 def test_other_products_are_left_to_xla():

@@ -35,7 +35,7 @@ from specjax.contract import Arrays
 from specjax.drafters import MedusaAdapter
 from specjax.files import load
 from specjax.measure import describe
-from specjax.models import LanguageModel, LinenModel, TransformerConfig
+from specjax.models import LanguageModel, LinenModel, TransformerConfig, attend
 from specjax.training import accepted
 from specjax.training.divergences import forward_kl
 from specjax.training.jobs.distill import Distill
@@ -189,7 +189,7 @@ def our_job(
         adapter = MedusaAdapter.create(target, o.num_heads)
         return TrainMedusa(asked, target, adapter, Material(None, nothing, nothing, {})), asked
     asked = DistillOptions(**common, sampled_fraction=1.0, sampled_prompt=1, num_drafts=1)
-    reader = LinenModel(draft.model.module.clone(dot_general=mixed_dot_general))
+    reader = LinenModel(draft.model.module.clone(dot_general=mixed_dot_general, attend=attend))
     return Distill(asked, reader, target, None, nothing, nothing, None, {}), asked
 
 

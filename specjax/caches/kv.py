@@ -28,6 +28,7 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
 from specjax.contract import Cache
+from specjax.kernels import MOST_TOKENS
 from specjax.platforms import on_cpu
 
 _UNROLLED_ROWS = 16
@@ -42,6 +43,7 @@ def stage(
     start: Array,
     sharding: NamedSharding | None = None,
     spare: bool = False,
+    words: bool = False,
 ) -> Array:
     """Write `new` [B, K, N, D] into `buffer` [B, K, S, D] at slots start[b] ... start[b] + N - 1.
 
@@ -50,12 +52,14 @@ def stage(
 
     Args:
       spare: slot start[b] + N exists too, and may be overwritten.
+      words: write 16-bit numbers of a single row as integers on a CPU, like those of several rows.
     """
     new = new.astype(buffer.dtype)
     by_slices = sharding is None and len(buffer) <= _UNROLLED_ROWS
     write = _write_slices if by_slices else functools.partial(_write_rows, sharding=sharding)
     padded = spare and new.shape[2] == 1
-    as_words = by_slices and len(buffer) > 1 and buffer.dtype in (jnp.bfloat16, jnp.float16)
+    halves = buffer.dtype in (jnp.bfloat16, jnp.float16)
+    as_words = by_slices and halves and (words or len(buffer) > 1)
     if not padded and not as_words:
         return write(buffer, new, start)
 
@@ -133,6 +137,9 @@ class KVCache(Cache):
     length: Array  # [B] int32
     # Of each array in `keys` and `values`, on a mesh; None on one device.
     sharding: NamedSharding | None = struct.field(pytree_node=False, default=None)
+    # Whether a kernel of our own reads a few tokens' slots.  XLA's attention converts a cache of
+    # bfloat16 together with the new tokens; for a kernel nothing else may convert it.
+    by_kernel: bool = struct.field(pytree_node=False, default=False)
 
     commits_paths = True
     keeps_scratch = True
@@ -166,7 +173,10 @@ class KVCache(Cache):
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
         """For a single layer: keys and values [B, K, S, D], with new ones [B, K, N, D] staged."""
         (old_keys,), (old_values,) = self.keys, self.values
-        put = functools.partial(stage, start=self.length, sharding=self.sharding, spare=True)
+        words = self.by_kernel and keys.shape[2] <= MOST_TOKENS
+        put = functools.partial(
+            stage, start=self.length, sharding=self.sharding, spare=True, words=words
+        )
         return put(old_keys, keys), put(old_values, values)
 
     def visible(

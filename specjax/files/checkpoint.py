@@ -37,7 +37,9 @@ from specjax.models import (
     LinenModel,
     Transformer,
     TransformerConfig,
+    attend,
     check_fields,
+    cpu_attend,
     cpu_dot_general,
     dot_general,
 )
@@ -118,6 +120,7 @@ def load(
     network = Transformer(
         ours,
         dot_general=cpu_dot_general if alone else dot_general,
+        attend=cpu_attend if alone else attend,
         separate_head=separate,
         transposed=transposed,
     )

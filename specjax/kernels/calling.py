@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import platform
 import threading
 
 import jax
 from llvmlite import binding, ir
 
-from specjax.kernels.loops import FORMS, Form, Machine, kernel
-from specjax.kernels.sharing import handler
+from specjax.kernels.attending import Attention
+from specjax.kernels.columns import Product
+from specjax.kernels.loops import FORMS, Machine
+from specjax.kernels.sharing import Work, handler
 
 _lock = threading.Lock()
 
 
-def registered(name: str) -> str:
-    """The name under which XLA:CPU calls the kernel of a form.  Compiles it on the first call."""
+def product(dtype: str) -> str:
+    """The name under which XLA:CPU calls products with weights of this dtype.
+
+    The first call of this function compiles them.
+    """
+    return _registered(f"specjax_few_rows_{dtype}", Product(FORMS[dtype], _machine()))
+
+
+def attention(dtype: str, dim: int, capped: bool) -> str:
+    """As `product`, for attention to keys and values of this dtype with heads of size `dim`."""
+    name = f"specjax_attention_{dtype}_{dim}{'_capped' if capped else ''}"
+    return _registered(name, Attention(dtype, dim, capped, _machine()))
+
+
+_names: set[str] = set()
+
+
+def _registered(target: str, work: Work) -> str:
     with _lock:
-        return _registered(name)
+        if target not in _names:
+            register(work, target)
+            _names.add(target)
+        return target
 
 
-@functools.cache
-def _registered(name: str) -> str:
+def register(work: Work, target: str) -> str:
+    """Compile the kernel of a work, and register it as `target`."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    return register(FORMS[name], _machine(), f"specjax_few_rows_{name}")
-
-
-def register(form: Form, machine: Machine, target: str) -> str:
-    """Compile the kernel of a form for a kind of machine, and register it as `target`."""
     features = binding.get_host_cpu_features()
     # The loops have vectors of 512 bits on purpose, so LLVM must not halve them.
     more = ",-prefer-256-bit" if features.get("avx512f") else ""
@@ -39,7 +54,7 @@ def register(form: Form, machine: Machine, target: str) -> str:
     )
     module = ir.Module(target)
     module.triple = binding.get_process_triple()
-    handler(module, form, kernel(module, form, machine), target)
+    handler(module, work, target)
     compiled = binding.parse_assembly(str(module))
     compiled.verify()
     tuning = binding.PipelineTuningOptions(speed_level=2)

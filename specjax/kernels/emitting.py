@@ -89,6 +89,14 @@ class Emitter:
         mask = ir.Constant(ir.VectorType(INT32, len(which)), list(which))
         return self.b.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), mask)
 
+    def constant(self, value: float, lanes: int) -> ir.Constant:
+        """A vector of `lanes` float32 numbers that are the same."""
+        return ir.Constant(ir.VectorType(FLOAT, lanes), [value] * lanes)
+
+    def larger(self, x: Value, y: Value) -> Value:
+        """The larger one, lane by lane; y where x is NaN."""
+        return self.b.select(self.b.fcmp_ordered(">", x, y), x, y)
+
     def add(self, x: Value, y: Value) -> Value:
         of = x.type.element if isinstance(x.type, ir.VectorType) else x.type
         return self.b.fadd(x, y) if of == FLOAT else self.b.add(x, y)
@@ -99,6 +107,31 @@ class Emitter:
             half = count // 2
             value = self.add(self.lanes(value, range(half)), self.lanes(value, range(half, count)))
         return self.b.extract_element(value, ir.Constant(INT32, 0))
+
+    def sums(self, values: Sequence[Value]) -> Value:
+        """A vector in which the lanes of each of these vectors are added, with its neighbours.
+
+        A power of two of vectors makes one; of as many as each has lanes, it has their sums.
+        """
+        while len(values) > 1:
+            lanes = values[0].type.count
+            halves = [
+                ir.Constant(ir.VectorType(INT32, lanes), list(range(first, 2 * lanes, 2)))
+                for first in (0, 1)
+            ]
+            values = [
+                self.add(*(self.b.shuffle_vector(x, y, half) for half in halves))
+                for x, y in zip(values[::2], values[1::2], strict=True)
+            ]
+        return values[0]
+
+    def widened(self, value: Value) -> Value:
+        """bfloat16 numbers, as their bits, in float32: one, or a vector of them."""
+        of = value.type
+        many = isinstance(of, ir.VectorType)
+        high, real = (ir.VectorType(t, of.count) if many else t for t in (INT32, FLOAT))
+        shift = ir.Constant(high, [16] * of.count if many else 16)
+        return self.b.bitcast(self.b.shl(self.b.zext(value, high), shift), real)
 
     def multiply_add(self, x: Value, y: Value, z: Value) -> Value:
         """x * y + z in float32, rounded once where the processor can."""
@@ -112,6 +145,17 @@ class Emitter:
         fetch = self._intrinsic("prefetch.p0", ir.VoidType(), [byte, INT32, INT32, INT32])
         how = [ir.Constant(INT32, value) for value in (0, 3, 1)]  # to read, keep, data
         self.b.call(fetch, [self.b.bitcast(place, byte), *how])
+
+    def c(self, name: str) -> ir.Function:
+        """A function of C's library."""
+        byte = INT8.as_pointer()
+        kind = {
+            "malloc": ir.FunctionType(byte, [WORD]),
+            "free": ir.FunctionType(ir.VoidType(), [byte]),
+            "sched_yield": ir.FunctionType(INT32, []),
+        }[name]
+        module = self.b.module
+        return module.globals.get(name) or ir.Function(module, kind, name)
 
     def _intrinsic(self, name: str, result: ir.Type, arguments: list[ir.Type]) -> ir.Function:
         module = self.b.module

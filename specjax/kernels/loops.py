@@ -138,9 +138,7 @@ def _rows(
         many = isinstance(of, ir.VectorType)
         if form.weight == INT8:
             return b.sext(weights, ir.VectorType(INT16, of.count) if many else INT16)
-        high, real = (ir.VectorType(t, of.count) if many else t for t in (INT32, FLOAT))
-        shift = ir.Constant(high, [16] * of.count if many else 16)
-        return b.bitcast(b.shl(b.zext(weights, high), shift), real)
+        return emit.widened(weights)
 
     def add(weight: Value, row: Value, total: Value) -> Value:
         if form.weight != INT8:

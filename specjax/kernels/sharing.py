@@ -1,20 +1,22 @@
-"""A handler that XLA calls, which shares the columns of a product among XLA's own threads.
+"""A handler that XLA calls, which shares the parts of a work among XLA's own threads.
 
 XLA calls it with the address of a frame, whose layout is the C interface of XLA's foreign functions
 (`XLA_FFI_CallFrame` in jaxlib's `include/xla/ffi/api/c_api.h`).  Within a major version of that
 interface, fields are only added at the end of its structures.
 
 The caller makes a job and schedules a task for each other thread.  All of them take the next part
-of the columns until none is left, so a thread that is busy elsewhere delays nobody: the others take
-its parts.  The last one to leave frees the job.
+until none is left, so a thread that is busy elsewhere delays nobody: the others take its parts.
+The last one to leave frees the job.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from llvmlite import ir
 
 from specjax.kernels.emitting import INT8, INT32, WORD, Emitter, Value, word
-from specjax.kernels.loops import Form
 
 # Offsets in bytes.
 _EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS = 8, 16, 24, 72, 112  # of a frame
@@ -24,18 +26,45 @@ _SCHEDULE, _COUNT_THREADS = 136, 144  # of the table of functions
 _DATA, _SIZES = 24, 40  # of a buffer
 _VERSION = (0, 1)
 
-_PLACES, _LIMITS = 3, 4  # x, w, y; rows, inner, stride, count
-_PARTS, _NEXT, _DONE, _USERS, _WORDS = 7, 8, 9, 10, 11
-"""Indices into the words of a job, after its places and limits."""
+_PARTS, _NEXT, _DONE, _USERS, _COUNTERS = 0, 1, 2, 3, 4
+"""The first words of a job; the addresses of its buffers and the sizes follow."""
 
-_PART = 2**16
-"""Products of a weight and a number that are worth a part of their own."""
-
-_SHARES = 2
-"""Parts for each thread, so that one that begins late does less."""
+_WORTH = 2**16
+"""Products of two numbers that are worth a thread of their own."""
 
 _SPINS = 4096
 """Looks at whether the others are done, before each of which a thread lets others run."""
+
+
+class Work(Protocol):
+    """What a kernel does, in parts that threads do in any order.
+
+    Attributes:
+      name: of its functions.
+      buffers: how many XLA passes: the arguments, and a single result.
+      sizes: (buffer, axis) of each size that the work depends on.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def buffers(self) -> int: ...
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, int]]: ...
+
+    def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
+        """How many products of two numbers there are."""
+        ...
+
+    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
+        """The number of parts for so many threads, if the products are worth `worth` of them."""
+        ...
+
+    def function(self, module: ir.Module) -> ir.Function:
+        """void f(buffers..., part, parts, sizes...), which does one part."""
+        ...
 
 
 class _Handler(Emitter):
@@ -67,12 +96,10 @@ class _Handler(Emitter):
         return otherwise
 
 
-def handler(module: ir.Module, form: Form, loops: ir.Function, name: str) -> None:
-    """Define XLA_FFI_Error* name(XLA_FFI_CallFrame*).
-
-    Its arguments are x [rows, inner] and the matrix, its result is y [rows, count].
-    """
-    share, task = _share(module, form, loops), _task(module, form)
+def handler(module: ir.Module, work: Work, name: str) -> None:
+    """Define XLA_FFI_Error* name(XLA_FFI_CallFrame*)."""
+    share = _share(module, work)
+    task = _task(module, work, share)
     emit = _Handler(ir.Function(module, ir.FunctionType(WORD, [WORD]), name))
     b = emit.b
     frame = emit.b.function.args[0]
@@ -83,23 +110,22 @@ def handler(module: ir.Module, form: Form, loops: ir.Function, name: str) -> Non
             b.store(ir.Constant(INT32, value), emit.address(metadata, offset, INT32))
         b.ret(word(0))
     arguments, results = emit.field(frame, _ARGUMENTS), emit.field(frame, _RESULTS)
-    x, w, y = emit.field(arguments, 0), emit.field(arguments, 8), emit.field(results, 0)
-    rows, inner = (emit.field(emit.field(x, _SIZES), offset) for offset in (0, 8))
-    stride = emit.field(emit.field(w, _SIZES), 8 if form.by_columns else 0)
-    count = emit.field(emit.field(y, _SIZES), 8)
+    buffers = [emit.field(arguments, 8 * i) for i in range(work.buffers - 1)]
+    buffers.append(emit.field(results, 0))
+    sizes = [emit.field(emit.field(buffers[i], _SIZES), 8 * axis) for i, axis in work.sizes]
     api, context = emit.field(frame, _API), emit.field(frame, _CONTEXT)
     threads = b.alloca(WORD)
     b.store(word(1), threads)
     emit.ask(api, _COUNT_THREADS, context, b.ptrtoint(threads, WORD))
-    worth = b.sdiv(b.mul(b.mul(inner, count), rows), word(_PART))
     most = b.load(threads)
     most = b.select(b.icmp_signed("<", most, word(1)), word(1), most)
-    parts = emit.least(b.mul(most, word(_SHARES)), b.add(worth, word(1)))
-    users = emit.least(most, parts)
+    worth = b.add(b.sdiv(work.products(emit, sizes), word(_WORTH)), word(1))
+    parts = work.parts(emit, sizes, most, worth)
+    users = emit.least(most, emit.least(parts, worth))
 
-    job = b.ptrtoint(b.call(_c(module, "malloc", [WORD]), [word(8 * _WORDS)]), WORD)
-    places = [emit.field(buffer, _DATA) for buffer in (x, w, y)]
-    begin = [*places, rows, inner, stride, count, parts, word(0), word(0), users]
+    places = [emit.field(buffer, _DATA) for buffer in buffers]
+    begin = [parts, word(0), word(0), users, *places, *sizes]
+    job = b.ptrtoint(b.call(emit.c("malloc"), [word(8 * len(begin))]), WORD)
     for i, value in enumerate(begin):
         b.store(value, emit.address(job, 8 * i))
     with emit.loop(word(1), users, 1):
@@ -114,30 +140,28 @@ def handler(module: ir.Module, form: Form, loops: ir.Function, name: str) -> Non
         b.ret(word(0))
         b.position_at_end(going_on)
         with b.if_then(b.icmp_signed("==", b.srem(turn, word(_SPINS)), word(_SPINS - 1))):
-            b.call(_c(module, "sched_yield", []), [])
+            b.call(emit.c("sched_yield"), [])
     b.unreachable()
 
 
-def _share(module: ir.Module, form: Form, loops: ir.Function) -> ir.Function:
-    """void f(job): multiply parts of the columns until none is left."""
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [WORD]), f"{form.name}_share")
+def _share(module: ir.Module, work: Work) -> ir.Function:
+    """void f(job): do parts until none is left."""
+    does = work.function(module)
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [WORD]), f"{work.name}_share")
     function.linkage = "internal"
     emit, job = _Handler(function), function.args[0]
     b = emit.b
-    words = [emit.field(job, 8 * i) for i in range(_PLACES + _LIMITS)]
-    places = [b.inttoptr(p, a.type) for p, a in zip(words, loops.args[:_PLACES], strict=False)]
-    rows, inner, stride, count = words[_PLACES:]
+    after = range(_COUNTERS, _COUNTERS + work.buffers + len(work.sizes))
+    words = [emit.field(job, 8 * i) for i in after]
+    places = [
+        b.inttoptr(word, argument.type)
+        for word, argument in zip(words[: work.buffers], does.args, strict=False)
+    ]
     parts = emit.field(job, 8 * _PARTS)
     with emit.loop(word(0), word(2**62), 1):
         part = emit.count(job, _NEXT, 1)
         finished = emit.whenever(b.icmp_signed("<", part, parts))
-        # Parts begin at multiples of 16 columns, so that no two write to one line of the cache.
-        first, last = (
-            emit.least(emit.whole(b.sdiv(b.mul(count, i), parts), 16), count)
-            for i in (part, b.add(part, word(1)))
-        )
-        last = b.select(b.icmp_signed("==", b.add(part, word(1)), parts), count, last)
-        b.call(loops, [*places, first, last, rows, inner, stride, count])
+        b.call(does, [*places, part, parts, *words[work.buffers :]])
         emit.count(job, _DONE, 1)
         following = b.block
         b.position_at_end(finished)
@@ -147,12 +171,12 @@ def _share(module: ir.Module, form: Form, loops: ir.Function) -> ir.Function:
     return function
 
 
-def _task(module: ir.Module, form: Form) -> ir.Function:
+def _task(module: ir.Module, work: Work, share: ir.Function) -> ir.Function:
     """void f(void* job), which a thread of XLA runs."""
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [WORD]), f"{form.name}_task")
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [WORD]), f"{work.name}_task")
     function.linkage = "internal"
     emit, job = _Handler(function), function.args[0]
-    emit.b.call(module.globals[f"{form.name}_share"], [job])
+    emit.b.call(share, [job])
     _leave(emit, job)
     emit.b.ret_void()
     return function
@@ -161,11 +185,4 @@ def _task(module: ir.Module, form: Form) -> ir.Function:
 def _leave(emit: _Handler, job: Value) -> None:
     b = emit.b
     with b.if_then(b.icmp_signed("==", emit.count(job, _USERS, -1), word(1))):
-        b.call(_c(b.module, "free", [INT8.as_pointer()]), [b.inttoptr(job, INT8.as_pointer())])
-
-
-def _c(module: ir.Module, name: str, arguments: list[ir.Type]) -> ir.Function:
-    """A function of C's library."""
-    result = {"malloc": INT8.as_pointer(), "free": ir.VoidType(), "sched_yield": INT32}[name]
-    found = module.globals.get(name)
-    return found or ir.Function(module, ir.FunctionType(result, arguments), name)
+        b.call(emit.c("free"), [b.inttoptr(job, INT8.as_pointer())])

@@ -1,7 +1,7 @@
 """Models: one transformer, the model families that it covers, and adapters for your own models."""
 
 from specjax.models.adapters import from_function, from_linen, from_nnx
-from specjax.models.attention import BLOCK_SLOTS, attend
+from specjax.models.attention import BLOCK_SLOTS, attend, cpu_attend
 from specjax.models.base import PRECISIONS, LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
@@ -73,6 +73,7 @@ __all__ = [
     "by_row",
     "check_fields",
     "check_model",
+    "cpu_attend",
     "cpu_dot_general",
     "dot_general",
     "draft_logits",

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax import kernels
 from specjax.models.products import float32_dot_general
-from specjax.platforms import by_platform
+from specjax.platforms import by_platform, on_cpu
 
 _CAUSAL_BLOCK = 64
 BLOCK_SLOTS = 512
@@ -20,8 +21,9 @@ _WIDE = 64  # passes of at least so many tokens read the slots in blocks on ever
 _NARROW = {"cpu": (1024, 256), "tpu": (2048, BLOCK_SLOTS)}
 """Platform -> the fewest slots that any pass reads in blocks there, and the slots of a block.
 
-A CPU copies a block before it multiplies.  So a single row takes up to twice as long as without
-blocks if all slots are filled, but a seventh of the time if 100 of 4096 are.
+XLA:CPU copies a block before it multiplies.  So, where no kernel of our own attends, a single row
+takes up to twice as long as without blocks if all slots are filled, but a seventh of the time if
+100 of 4096 are.
 """
 
 
@@ -64,6 +66,41 @@ def attend(
     else:
         mix = whole
     return _by_group(mix, query, keys, values, visible)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+def cpu_attend(
+    query: Array,
+    keys: Array,
+    values: Array,
+    visible: Array,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Array:
+    """`attend`, for arrays that lie on one device, with `specjax.kernels` for few tokens.
+
+    On a mesh XLA would gather the cache, so models on several devices take `attend`.
+    """
+    other = functools.partial(attend, scale=scale, softcap=softcap)
+    if not (keys.dtype == values.dtype and kernels.takes_attention(query, keys, softcap)):
+        return other(query, keys, values, visible)
+    factor = query.shape[3] ** -0.5 if scale is None else scale
+
+    def few(query: Array, keys: Array, values: Array, visible: Array) -> Array:
+        mixed = kernels.few_queries(query, keys, values, visible, factor, softcap)
+        return mixed.astype(values.dtype).reshape(*query.shape[:2], -1)
+
+    return on_cpu(few, other, query, keys, values, visible)
+
+
+@cpu_attend.defjvp
+def _(
+    scale: float | None,
+    softcap: float | None,
+    primals: tuple[Array, ...],
+    tangents: tuple[Array, ...],
+) -> tuple[Array, Array]:
+    return jax.jvp(functools.partial(attend, scale=scale, softcap=softcap), primals, tangents)
 
 
 def _by_group(mix: _Mixing, query: Array, keys: Array, values: Array, visible: Array) -> Array:

@@ -27,6 +27,7 @@ from jax import Array
 from jax.lax import DotDimensionNumbers
 
 from specjax import kernels
+from specjax.models.attention import attend
 from specjax.models.base import LinenModel
 from specjax.models.language_model import LanguageModel
 from specjax.models.products import cpu_dot_general, dot_general
@@ -201,11 +202,13 @@ def _quantise(params: Arrays) -> Arrays:
 
 
 def for_several_devices(model: LanguageModel) -> LanguageModel:
-    """`model` without `specjax.kernels`, for whose products XLA would gather a split matrix."""
+    """`model` without `specjax.kernels`, for which XLA would gather split matrices and caches."""
     network = model.model
     if not (isinstance(network, LinenModel) and isinstance(network.module, Transformer)):
         return model
-    if network.module.dot_general not in _XLA:
+    module = network.module
+    product = _XLA.get(module.dot_general, module.dot_general)
+    if product is module.dot_general and module.attend is attend:
         return model
-    module = network.module.clone(dot_general=_XLA[network.module.dot_general])
+    module = module.clone(dot_general=product, attend=attend)
     return dataclasses.replace(model, model=dataclasses.replace(network, module=module))

@@ -18,7 +18,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from specjax.caches import KVCache, Memory, WindowedCache
-from specjax.models.attention import attend, causal_attend
+from specjax.models.attention import attend, causal_attend, cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, named_param, residual_scale
 from specjax.models.products import dot_general
@@ -36,6 +36,7 @@ class Attention(nn.Module):
     config: TransformerConfig
     window: int | None
     dense: Callable[..., Dense]
+    attend: Callable[..., Array] = attend
 
     @nn.compact
     def __call__(
@@ -68,7 +69,7 @@ class Attention(nn.Module):
                 query, keys, values, c.query_scale, c.attention_softcap, self.window
             )
         else:
-            mixed = attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
+            mixed = self.attend(query, keys, values, visible, c.query_scale, c.attention_softcap)
         out = self.dense(c.hidden_size, ("heads", "embed"), c.out_bias, residual_scale(c), name="o")
         return out(mixed), keys, values
 
@@ -82,6 +83,7 @@ class Layer(nn.Module):
     config: TransformerConfig
     index: int
     dense: Callable[..., Dense]
+    attend: Callable[..., Array] = attend
 
     @nn.compact
     def __call__(
@@ -94,7 +96,8 @@ class Layer(nn.Module):
 
         before = c.norm_order in ("pre", "sandwich", "parallel")
         after = c.norm_order in ("post", "sandwich")
-        attention = Attention(c, c.window_of(self.index), self.dense, name="attention")
+        window = c.window_of(self.index)
+        attention = Attention(c, window, self.dense, self.attend, name="attention")
         mixed, keys, values = attention(
             norm("attention_norm", x) if before else x, rotations, memory, visible
         )
@@ -118,6 +121,8 @@ class Transformer(nn.Module):
       dot_general: multiplies with weights, like `models.products.dot_general`: training passes one
         that multiplies in bfloat16, and `load` one with kernels of our own for a CPU.  (Experts
         multiply with `jax.lax.ragged_dot`.)
+      attend: attends to the slots of a cache, like `models.attention.attend`; `load` passes one
+        with a kernel of our own for a CPU.
       separate_head: keep a second copy of a tied embedding as the output matrix, in the layout of
         the other kernels.
       transposed: hold kernels as [out, in].  On XLA:CPU several rows of float32 are up to 2.6 times
@@ -131,6 +136,7 @@ class Transformer(nn.Module):
     separate_head: bool = False
     transposed: bool = False
     remat: bool = False
+    attend: Callable[..., Array] = attend
 
     @property
     def vocab_size(self) -> int:
@@ -147,10 +153,10 @@ class Transformer(nn.Module):
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
         """An empty cache of `size` slots a row; a layer with a window may have a shorter ring."""
         c = self.config
-        if not c.windows:
-            return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
-        cache = WindowedCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
-        return dataclasses.replace(cache, windows=c.windows)
+        form = WindowedCache if c.windows else KVCache
+        cache = form.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+        cache = dataclasses.replace(cache, by_kernel=self.attend is cpu_attend)
+        return dataclasses.replace(cache, windows=c.windows) if c.windows else cache
 
     @nn.compact
     def __call__(
@@ -200,7 +206,7 @@ class Transformer(nn.Module):
         block = nn.remat(Layer) if self.remat else Layer
         for i in range(c.num_layers):
             memory = None if cache is None else cache.layer(i)
-            layer = block(c, i, dense, name=f"layer_{i}")
+            layer = block(c, i, dense, self.attend, name=f"layer_{i}")
             x, k, v = layer(x, rotations[c.rope_of(i)], memory, visible[c.window_of(i)])
             streams.append(x)
             keys.append(k)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from specjax.files import find_folder, load
-from specjax.models import LanguageModel, LinenModel, quantise, quantised_form
+from specjax.models import LanguageModel, LinenModel, attend, quantise, quantised_form
 from specjax.parallel import TRAINING_RULES
 from specjax.platforms import default_platform
 from specjax.training.options import REQUIRED, Options, option
@@ -93,4 +93,4 @@ def reader(target: LanguageModel) -> LinenModel:
     """
     if quantised_form(target) is target or target.model.dtype != jnp.float32:
         return target.model
-    return LinenModel(target.model.module.clone(dot_general=mixed_dot_general))
+    return LinenModel(target.model.module.clone(dot_general=mixed_dot_general, attend=attend))

@@ -18,7 +18,14 @@ from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.drafters import MedusaAdapter
 from specjax.files import save, save_medusa
-from specjax.models import LanguageModel, LinenModel, MedusaHeads, head_matrix, medusa_hidden
+from specjax.models import (
+    LanguageModel,
+    LinenModel,
+    MedusaHeads,
+    attend,
+    head_matrix,
+    medusa_hidden,
+)
 from specjax.parallel import TRAINING_RULES, hold, layout, module_shardings, put, row_parts, to_host
 from specjax.proposers import (
     MedusaParams,
@@ -94,7 +101,9 @@ class TrainMedusa:
     def __post_init__(self):
         self.frozen: Arrays = self.target.params
         config = self.target.model.module.config
-        self.reader = LinenModel(self.target.model.module.clone(dot_general=mixed_dot_general))
+        self.reader = LinenModel(
+            self.target.model.module.clone(dot_general=mixed_dot_general, attend=attend)
+        )
         self.heads: MedusaHeads = self.adapter.heads.clone(dot_general=mixed_dot_general)
         self.joint = self.options.lora_rank > 0
         self.tied, self.cap = config.tied_embeddings, config.logit_softcap

@@ -1,0 +1,40 @@
+"""Whether kernels can be made here, and the names under which XLA:CPU calls them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import platform
+import warnings
+
+_SYSTEMS, _PROCESSORS = ("Linux", "Darwin"), ("x86_64", "amd64", "aarch64", "arm64")
+_LLVMLITE = (0, 45)
+
+
+def usable() -> bool:
+    """Whether kernels are made here: llvmlite is installed, on a known system and processor."""
+    if platform.system() not in _SYSTEMS or platform.machine().lower() not in _PROCESSORS:
+        return False
+    try:
+        version = importlib.metadata.version("llvmlite")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return tuple(map(int, version.split(".")[:2])) >= _LLVMLITE
+
+
+@functools.cache
+def made(kind: str, dtype: str, *others: int) -> str | None:
+    """The name of a kernel that a function of `calling` makes, or None where it cannot be made."""
+    if not usable():
+        return None
+    try:
+        from specjax.kernels import calling  # needs llvmlite
+
+        return getattr(calling, kind)(dtype, *others)
+    except Exception as error:  # LLVM or XLA may refuse, which only costs speed
+        warnings.warn(
+            f"no kernel for {kind} in {dtype} on this CPU, so XLA computes it, which takes "
+            f"longer: {error}",
+            stacklevel=2,
+        )
+        return None

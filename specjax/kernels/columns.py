@@ -1,0 +1,60 @@
+"""A product of few rows with a matrix, as parts of its columns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from llvmlite import ir
+
+from specjax.kernels.emitting import WORD, Emitter, Value, word
+from specjax.kernels.loops import Form, Machine, kernel
+
+_SHARES = 2
+"""Parts for each thread, so that one that begins late does less."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """The `sharing.Work` of y [rows, count] = x [rows, inner] @ the matrix."""
+
+    form: Form
+    machine: Machine
+
+    buffers = 3
+
+    @property
+    def name(self) -> str:
+        return self.form.name
+
+    @property
+    def sizes(self) -> Sequence[tuple[int, int]]:
+        """Of rows, inner, stride and count."""
+        return (0, 0), (0, 1), (1, 1 if self.form.by_columns else 0), (2, 1)
+
+    def products(self, emit: Emitter, sizes: Sequence[Value]) -> Value:
+        rows, inner, _, count = sizes
+        return emit.b.mul(emit.b.mul(inner, count), rows)
+
+    def parts(self, emit: Emitter, sizes: Sequence[Value], threads: Value, worth: Value) -> Value:
+        return emit.least(emit.b.mul(threads, word(_SHARES)), worth)
+
+    def function(self, module: ir.Module) -> ir.Function:
+        loops = kernel(module, self.form, self.machine)
+        places = [argument.type for argument in loops.args[: self.buffers]]
+        signature = ir.FunctionType(ir.VoidType(), [*places, *[WORD] * 6])
+        function = ir.Function(module, signature, f"{self.name}_part")
+        function.linkage = "internal"
+        emit = Emitter(function)
+        b = emit.b
+        x, w, y, part, parts, rows, inner, stride, count = function.args
+        # Parts begin at multiples of 16 columns, so that no two write to one line of the cache.
+        following = b.add(part, word(1))
+        first, last = (
+            emit.least(emit.whole(b.sdiv(b.mul(count, i), parts), 16), count)
+            for i in (part, following)
+        )
+        last = b.select(b.icmp_signed("==", following, parts), count, last)
+        b.call(loops, [x, w, y, first, last, rows, inner, stride, count])
+        b.ret_void()
+        return function
