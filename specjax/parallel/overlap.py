@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 
 from specjax.parallel.links import is_here, send
 from specjax.parallel.meshes import described
-from specjax.parallel.outcomes import Fan, Foresight, hit_rate
+from specjax.parallel.outcomes import Ahead, Fan, Foresight, hit_rate
 from specjax.parallel.overlap_steps import (
     RANKS,
     Drafting,
@@ -176,14 +176,20 @@ class Overlapped:
         for _ in range(int(max_steps)):
             half = state.target if state.draft is None else state.draft.state
             done = half.done | False  # a copy, since the verification reuses the buffer
-            verifying = self._start(params, state, layouts[0])
+            verifying, following = self._start(params, state, layouts[0]), self.pace.next()
+            # Whoever drafts is given work before the host waits, unless there is nothing to wait
+            # for.  The work is in vain after the last step.
+            early = self._several or not done.is_ready()
+            ahead = self._ahead(params, state, following) if early else None
             finished, now = bool(to_host(done).all()), time.perf_counter()
-            if way == before >= 0:
+            if before == way == following:
                 self.pace.record(way, now - last)
             if finished:
                 return OverlapState(verifying()[0], state.draft)
-            before, way, last = way, self.pace.next(), now
-            state = self._finish(params, state, layouts[1], verifying, self._ways[way])
+            if not early:
+                ahead = self._ahead(params, state, following)
+            before, way, last = way, following, now
+            state = self._finish(params, state, layouts[1], verifying, ahead)
         return state
 
     def stream(
@@ -219,9 +225,10 @@ class Overlapped:
     def compile(self, params: Params, state: OverlapState) -> None:
         """Compile the programs of every way to draft, by a step each; `state` is donated."""
         layouts = layout(state.target), layout(state.draft)
-        for way in self._ways:
+        for way in range(len(self._ways)):
             verifying = self._start(params, state, layouts[0])
-            state = self._finish(params, state, layouts[1], verifying, way)
+            ahead = self._ahead(params, state, way)
+            state = self._finish(params, state, layouts[1], verifying, ahead)
         jax.block_until_ready(state)
 
     def compare(
@@ -297,19 +304,24 @@ class Overlapped:
         own = Params(params.target)
         return self._beside(verify, self._halves[1], layout, own, target, proposal)
 
+    def _ahead(self, params: Params, state: OverlapState, way: int) -> Ahead | None:
+        """Dispatch the drafts for the likeliest outcomes; None if this way has none."""
+        draft, fan = state.draft, self._ways[way]
+        if draft is None or fan is None:
+            return None
+        own = Params(None, params.proposer)
+        return prepare(self._halves[0], (fan, *self._at(params)), own, draft)
+
     def _finish(
         self,
         params: Params,
         state: OverlapState,
         layout: Layout,
         verifying: Callable[[], tuple[DecodeState | None, Verdict | None]],
-        fan: Fan | None,
+        ahead: Ahead | None,
     ) -> OverlapState:
-        """Draft ahead, send the verdict, and take or make the next proposal."""
+        """Send the verdict, and take or make the next proposal."""
         draft, drafts, own = state.draft, self._halves[0], Params(None, params.proposer)
-        ahead = None
-        if draft is not None and fan is not None:
-            ahead = prepare(drafts, (fan, *self._at(params)), own, draft)
         target, verdict = verifying()
         one: Any = jax.ShapeDtypeStruct((len(state.seen.tokens),), jnp.int32)
         verdict = send(verdict, Verdict(one, one), self.target_mesh, self.draft_mesh)
