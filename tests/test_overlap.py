@@ -79,6 +79,31 @@ def test_two_processes(tmp_path):
     assert "Check failure stack trace" not in message
 
 
+@pytest.mark.slow
+def test_generate_in_two_processes(tmp_path):
+    """`generate(draft_mesh=)` and `--draft-mesh` write the text of one device, with the target in
+    one process and the draft in the other; without a mesh of the target they are
+    refused."""
+    address, files = f"localhost:{free_port()}", [tmp_path / "0", tmp_path / "1"]
+    both = []
+    for n, file in enumerate(files):
+        command = [sys.executable, "tests/overlapped_in_processes.py", address, str(n)]
+        with open(file, "w") as told:
+            both.append(
+                subprocess.Popen(
+                    [*command, "--generate"], stderr=told, cwd=ROOT, env=environment(2)
+                )
+            )
+    try:
+        ended = [process.wait(900) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    told = "".join(file.read_text() for file in files)
+    assert ended == [0, 0] and told.count("done\n") == 2, told
+
+
 def test_one_device_takes_turns():
     """On the only device the decoder itself is used, and a warning says so."""
     mesh = make_mesh()

@@ -82,7 +82,7 @@ class Overlapped:
           outcomes: the most outcomes of a verification that a row drafts for at a time.
           coupled: guess the token after a node with the noise that it will be drawn with.
           measures: choose by measured times between drafting for `outcomes`, for one, and in turn;
-            False always drafts for `outcomes`.
+            False always drafts for `outcomes`, and so does a draft in several processes.
 
         Raises:
           ValueError: meshes that share devices, or one without devices; a proposer that cannot be
@@ -105,8 +105,9 @@ class Overlapped:
             )
             return
         check_separable(decoder.proposer)
-        self._several = _processes(draft_mesh) != _processes(target_mesh)
-        if self._several and decoder.num_logprobs is not None:
+        drafting, verifying = _processes(draft_mesh), _processes(target_mesh)
+        self._apart, self._several = drafting != verifying, len(drafting | verifying) > 1
+        if self._apart and decoder.num_logprobs is not None:
             raise ValueError(
                 f"num_logprobs={decoder.num_logprobs} is not recorded where draft and target are "
                 "in several processes: leave it out, or use meshes of one process"
@@ -114,6 +115,7 @@ class Overlapped:
         self._halves = draft_half(decoder), target_half(decoder)
         most = min(outcomes, RANKS * decoder.proposer.num_nodes)
         fans = [Fan(most, RANKS, coupled)]
+        measures &= len(drafting) == 1  # else each process would choose by times of its own
         if measures and most > 1:
             fans.append(Fan(1, RANKS, coupled))
         self._ways: list[Fan | None] = [*fans, *[None] * measures]
@@ -230,6 +232,7 @@ class Overlapped:
             ahead = self._ahead(params, state, way)
             state = self._finish(params, state, layouts[1], verifying, ahead)
         jax.block_until_ready(state)
+        self.foresight(state)  # other processes may still be compiling
 
     def compare(
         self, params: Params, together: Params, inputs: Callable[[], dict[str, Any]]
@@ -266,7 +269,7 @@ class Overlapped:
         """The counts of what was foreseen, in every process; all processes must call."""
         rows, nodes = len(state.seen.tokens), self.decoder.proposer.num_nodes
         counts = None if state.draft is None else state.draft.foresight
-        if self._several:
+        if self._apart:
             shapes = jax.eval_shape(lambda: Foresight.create(rows, nodes, RANKS))
             sent = send(counts, shapes, self.draft_mesh, self.target_mesh)
             counts = sent if counts is None else counts
