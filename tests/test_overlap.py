@@ -199,6 +199,8 @@ def test_probabilities_of_ends():
     verdict = Verdict(jnp.array([3, 3]), jnp.array([0, 0]))
     for _ in range(50):
         foresight = foresight.observe(tree, verdict, live)
+    blind = Foresight.create(2, 5, 4, live)  # guesses of the first row lack the noise
+    np.testing.assert_allclose(blind.right[1], 2 * blind.right[0])
     ends = np.asarray(foresight.ends(tree))
     assert ends[0, 3] > 0.8 and ends[0].argmax() == 3
     np.testing.assert_allclose(ends[1], np.asarray(Foresight.create(2, 5, 4).ends(tree))[1])

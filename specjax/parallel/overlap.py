@@ -112,6 +112,7 @@ class Overlapped:
                 f"num_logprobs={decoder.num_logprobs} is not recorded where draft and target are "
                 "in several processes: leave it out, or use meshes of one process"
             )
+        self._coupled = coupled
         self._halves = draft_half(decoder), target_half(decoder)
         most = min(outcomes, RANKS * decoder.proposer.num_nodes)
         fans = [Fan(most, RANKS, coupled)]
@@ -162,7 +163,8 @@ class Overlapped:
             # The first parameters only say where the state is to lie.
             own = Params(params.proposer, params.proposer)
             state = draft.prefill(own, prompt, prompt_length, **settings)
-            drafting = begin(draft, self._at(params), layout(state), own, state)
+            at = self._coupled, self._at(params)[0]
+            drafting = begin(draft, at, layout(state), own, state)
         return OverlapState(verifying, drafting)
 
     def run(self, params: Params, state: Any, max_steps: int = _FOREVER) -> Any:
