@@ -116,7 +116,9 @@ class Overlapped:
         self._halves = draft_half(decoder), target_half(decoder)
         most = min(outcomes, RANKS * decoder.proposer.num_nodes)
         fans = [Fan(most, RANKS, coupled)]
-        measures &= len(drafting) == 1  # else each process would choose by times of its own
+        # Processes that draft together must not choose by what each of them sees.
+        self._agrees = len(drafting) > 1
+        measures &= not self._agrees
         if measures and most > 1:
             fans.append(Fan(1, RANKS, coupled))
         self._ways: list[Fan | None] = [*fans, *[None] * measures]
@@ -170,8 +172,8 @@ class Overlapped:
     def run(self, params: Params, state: Any, max_steps: int = _FOREVER) -> Any:
         """Step until every row is done, or `max_steps` times.
 
-        In each step the host waits for the end of the last one, while the target already verifies,
-        and reads only whether the rows are done.  The state is donated.
+        In each step the host waits for the end of the last one, while both sides already work on
+        the next, and reads only whether the rows are done.  The state is donated.
         """
         if self.alone:
             return self.decoder.run(params, state, max_steps)
@@ -181,9 +183,9 @@ class Overlapped:
             half = state.target if state.draft is None else state.draft.state
             done = half.done | False  # a copy, since the verification reuses the buffer
             verifying, following = self._start(params, state, layouts[0]), self.pace.next()
-            # Whoever drafts is given work before the host waits, unless there is nothing to wait
-            # for.  The work is in vain after the last step.
-            early = self._several or not done.is_ready()
+            # The draft gets its work before the host waits, or it would stand still meanwhile.  If
+            # there is nothing to wait for, the host looks first: work after the end is in vain.
+            early = self._agrees or not done.is_ready()
             ahead = self._ahead(params, state, following) if early else None
             finished, now = bool(to_host(done).all()), time.perf_counter()
             if before == way == following:
