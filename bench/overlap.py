@@ -1,6 +1,6 @@
 """python -m bench.overlap: draft and verify at the same time, against the sequential loop.
 
-By default both models only sleep for a given time in each pass, in one process with two virtual
+By default both models only wait for a given time in each pass, in one process with two virtual
 CPU devices, so that the table shows the loop and not this machine's cores:
 
     sequential     v + d                               a pass of the target, and D of the draft

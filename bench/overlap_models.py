@@ -9,13 +9,13 @@ read its weights.
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bench.sleeping import late
 from specjax.contract import Cache, Model
 from specjax.parallel import UnreadCache
 from specjax.types import Arrays, ModelOutput
@@ -47,14 +47,9 @@ class Timed(Model):
         best, second = params
         at = jnp.minimum(positions, len(best) - 1)
         logits = 2 * jax.nn.one_hot(best[at], VOCAB) + jax.nn.one_hot(second[at], VOCAB)
-        none = jax.ShapeDtypeStruct((), jnp.float32)
         # It gets a token, so that passes wait for each other.
-        late = jax.pure_callback(self._sleep, none, tokens[0, 0])
-        return ModelOutput(logits + late, jnp.zeros((*tokens.shape, 0)), cache)
-
-    def _sleep(self, _: object) -> np.ndarray:
-        time.sleep(self.milliseconds / 1e3)
-        return np.zeros((), np.float32)
+        zero = late(tokens[0, 0], self.milliseconds)
+        return ModelOutput(logits + zero, jnp.zeros((*tokens.shape, 0)), cache)
 
 
 def texts(

@@ -196,6 +196,11 @@ def check(
     if mesh is not None and mesh.size > 1:
         target = for_several_devices(target)
     if draft_mesh is not None:
+        if mesh is None and jax.process_count() > 1:
+            raise ValueError(
+                f"draft_mesh= was given, but no mesh of the target, and there are "
+                f"{jax.process_count()} processes: pass mesh= too, the same in every process"
+            )
         mesh = mesh_holding(target.params) if mesh is None else mesh
         if request.proposer is None and request.drafter is None and request.num_drafts is None:
             # The draft itself, and not a choice between it and others in every step.

@@ -177,21 +177,26 @@ def generate(folder):
     def told(*more):
         text, errors = io.StringIO(), io.StringIO()
         given = ["generate", "the dog", "--target", str(written), "--draft", str(written)]
-        given += ["--max-new-tokens", "6", "--json", "--no-compare", *more]
+        given += ["--max-new-tokens", "6", "--no-compare", *more]
         with contextlib.redirect_stdout(text), contextlib.redirect_stderr(errors):
             try:
                 command(given)
             except SystemExit:
                 return errors.getvalue()
-        return json.loads(text.getvalue())["tokens"], errors.getvalue()
+        return text.getvalue(), errors.getvalue()
+
+    def tokens_of(*more):
+        text, errors = told("--json", *more)
+        return json.loads(text)["tokens"], errors
 
     tokens = specjax.generate(plain, ["the dog"], max_new_tokens=6).tokens
     # 4 query heads do not divide among 3 devices; the target takes one, of the 8 that there are.
-    found, words = told("--draft-mesh", "model=3")
+    found, words = tokens_of("--draft-mesh", "model=3")
     assert found == tokens and "the draft is whole on each device" in words, words
-    found, words = told("--mesh", "data=1,model=2", "--draft-mesh", "model=2")
+    found, words = tokens_of("--mesh", "data=1,model=2", "--draft-mesh", "model=2")
     assert found == tokens and "whole" not in words, words
-    assert told("--mesh", "model=4,data=1", "--proposer", "draft")[0] == tokens
+    assert tokens_of("--mesh", "model=4,data=1", "--proposer", "draft")[0] == tokens
+    assert "drafted in time" in told("--draft-mesh", "model=3", "--colour")[0]
     assert "--mesh takes 4 devices and --draft-mesh 6 more" in told(
         "--mesh", "data=1,model=4", "--draft-mesh", "model=6"
     )

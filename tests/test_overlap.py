@@ -79,6 +79,31 @@ def test_two_processes(tmp_path):
     assert "Check failure stack trace" not in message
 
 
+@pytest.mark.slow
+def test_generate_in_two_processes(tmp_path):
+    """`generate(draft_mesh=)` and `--draft-mesh` write the text of one device, with the target in
+    one process and the draft in the other; without a mesh of the target they are
+    refused."""
+    address, files = f"localhost:{free_port()}", [tmp_path / "0", tmp_path / "1"]
+    both = []
+    for n, file in enumerate(files):
+        command = [sys.executable, "tests/overlapped_in_processes.py", address, str(n)]
+        with open(file, "w") as told:
+            both.append(
+                subprocess.Popen(
+                    [*command, "--generate"], stderr=told, cwd=ROOT, env=environment(2)
+                )
+            )
+    try:
+        ended = [process.wait(900) for process in both]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    told = "".join(file.read_text() for file in files)
+    assert ended == [0, 0] and told.count("done\n") == 2, told
+
+
 def test_one_device_takes_turns():
     """On the only device the decoder itself is used, and a warning says so."""
     mesh = make_mesh()
@@ -174,6 +199,8 @@ def test_probabilities_of_ends():
     verdict = Verdict(jnp.array([3, 3]), jnp.array([0, 0]))
     for _ in range(50):
         foresight = foresight.observe(tree, verdict, live)
+    blind = Foresight.create(2, 5, 4, live)  # guesses of the first row lack the noise
+    np.testing.assert_allclose(blind.right[1], 2 * blind.right[0])
     ends = np.asarray(foresight.ends(tree))
     assert ends[0, 3] > 0.8 and ends[0].argmax() == 3
     np.testing.assert_allclose(ends[1], np.asarray(Foresight.create(2, 5, 4).ends(tree))[1])
@@ -188,9 +215,21 @@ def test_the_pace_finds_the_fastest_way(best):
         taken.append(way)
         pace.record(way, 1.0 if way == best else 1.5)
     assert pace.chosen == best
-    tried = [way for way in taken[3 * (FIRST + 1) :] if way != best]
+    tried = [way for way in taken[3 * FIRST :] if way != best]
     assert 0 < len(tried) < 0.03 * len(taken)
     assert set(taken) == {0, 1, 2}
+
+
+def test_the_pace_compares_means():
+    """A way with steps of two lengths is judged by their mean, and a pause counts little."""
+    rng, pace = np.random.default_rng(0), Pace(2)
+    chosen = []
+    for step in range(6000):
+        way = pace.next()
+        seconds = 1.6 if way else 1.0 + 0.8 * (rng.random() < 0.55)  # mostly 1.8, 1.44 on average
+        pace.record(way, seconds + 50 * (step % 100 == 0))
+        chosen.append(pace.chosen)
+    assert np.mean(chosen) < 0.1
 
 
 def test_the_pace_follows_a_change():

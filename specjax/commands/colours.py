@@ -32,7 +32,7 @@ def depths_of(call: Call) -> list[list[int]]:
     depths: list[list[int]] = [[] for _ in range(rows)]
     before, accepted = call.lengths, np.zeros(rows, int)
     while not to_host(state.done)[:rows].all():
-        state = jax.block_until_ready(call.decoder.run(params, state, 1))
+        state = jax.block_until_ready(call.runner.run(params, state, 1))
         after, now = to_host((state.length, state.stats.accepted))
         for row in range(rows):
             new, drafts = int(after[row] - before[row]), int(now[row] - accepted[row])

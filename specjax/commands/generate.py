@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 
+import jax
+
 import specjax
 from specjax import plot, tree
 from specjax.call import Call
@@ -100,7 +102,10 @@ def run(arguments: argparse.Namespace) -> None:
     draft_mesh = mesh_of(draft.params) if arguments.draft_mesh and draft is not None else None
     call = prepared(target, asked, stream=stream, draft_mesh=draft_mesh, **drafted)
     undrafted: Options = {**options, "proposer": "none"}
-    plain = None if arguments.no_compare else prepared(target, asked, stream=stream, **undrafted)
+    # A process of the draft alone has no part of the target to decode with.
+    apart = draft_mesh is not None and jax.process_count() > 1
+    compares = not (arguments.no_compare or apart)
+    plain = prepared(target, asked, stream=stream, **undrafted) if compares else None
     if arguments.plot:
         _plot(drafter, arguments.plot)
     # Compile first, so that each call decodes once and its figures do not include compilation.

@@ -157,7 +157,7 @@ def _read_leaves(
     ):
         read = _reader(parts, shapes[path], stored, dtype, spoilt)
         if path in placed:
-            leaf = jax.make_array_from_callback(shapes[path], placed[path], read)
+            leaf = jax.make_array_from_callback(shapes[path], placed[path], read, jnp.dtype(dtype))
         else:
             leaf = jax.device_put(read((slice(None),) * len(shapes[path])))
         params[path] = jax.block_until_ready(leaf)  # otherwise host copies would pile up

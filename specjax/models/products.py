@@ -41,7 +41,7 @@ def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Arr
 def cpu_dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:
     """`dot_general`, for arrays that lie on one device, with `specjax.kernels` for few rows.
 
-    On a mesh XLA would gather the kernel, so models on several devices take `dot_general`.
+    On several devices XLA would gather the kernel, so models on them take `dot_general`.
     """
     ((_, (summed,)), _) = dimensions
     product = functools.partial(dot_general, dimensions=dimensions)

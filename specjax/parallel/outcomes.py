@@ -30,6 +30,7 @@ from specjax.types import ABSENT, Arrays, DecodeState, Params, Proposal, Verdict
 _PRIOR = 4.0  # the steps that the first estimates weigh
 _FIRST, _SIBLING = 0.7, 0.3  # the first estimate of a first child; each later sibling has less
 _GUESSED, _FALLS = 0.3, 0.5  # the first estimate that the best guess is right; each next has less
+_BLIND = 0.5  # all of these times this, where a token is drawn with noise that the guess lacks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,14 +56,18 @@ class Foresight:
     hoped: Array  # [B] float32; the sum of the estimated probabilities of a hit
 
     @classmethod
-    def create(cls, rows: int, nodes: int, ranks: int) -> Self:
+    def create(cls, rows: int, nodes: int, ranks: int, blind: Array | None = None) -> Self:
+        """No counts yet; `blind` [B]: tokens are drawn with noise that the guesses lack."""
         zero = jnp.zeros(rows, jnp.int32)
-        falling = _GUESSED * _FALLS ** jnp.arange(ranks)
+        blind = jnp.zeros(rows, bool) if blind is None else blind
+        falling = (
+            jnp.where(blind, _BLIND, 1)[:, None, None] * _GUESSED * _FALLS ** jnp.arange(ranks)
+        )
         return cls(
             tested=jnp.zeros((rows, nodes)),
             accepted=jnp.zeros((rows, nodes)),
             guessed=jnp.full((rows, 2), _PRIOR),
-            right=jnp.broadcast_to(_PRIOR * falling, (rows, 2, ranks)),
+            right=_PRIOR * jnp.broadcast_to(falling, (rows, 2, ranks)),
             asked=zero,
             hits=zero,
             hoped=jnp.zeros(rows),

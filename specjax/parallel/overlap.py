@@ -27,7 +27,7 @@ from jax.sharding import Mesh
 
 from specjax.parallel.links import is_here, send
 from specjax.parallel.meshes import described
-from specjax.parallel.outcomes import Fan, Foresight, hit_rate
+from specjax.parallel.outcomes import Ahead, Fan, Foresight, hit_rate
 from specjax.parallel.overlap_steps import (
     RANKS,
     Drafting,
@@ -82,7 +82,7 @@ class Overlapped:
           outcomes: the most outcomes of a verification that a row drafts for at a time.
           coupled: guess the token after a node with the noise that it will be drawn with.
           measures: choose by measured times between drafting for `outcomes`, for one, and in turn;
-            False always drafts for `outcomes`.
+            False always drafts for `outcomes`, and so does a draft in several processes.
 
         Raises:
           ValueError: meshes that share devices, or one without devices; a proposer that cannot be
@@ -105,15 +105,20 @@ class Overlapped:
             )
             return
         check_separable(decoder.proposer)
-        self._several = _processes(draft_mesh) != _processes(target_mesh)
-        if self._several and decoder.num_logprobs is not None:
+        drafting, verifying = _processes(draft_mesh), _processes(target_mesh)
+        self._apart, self._several = drafting != verifying, len(drafting | verifying) > 1
+        if self._apart and decoder.num_logprobs is not None:
             raise ValueError(
                 f"num_logprobs={decoder.num_logprobs} is not recorded where draft and target are "
                 "in several processes: leave it out, or use meshes of one process"
             )
+        self._coupled = coupled
         self._halves = draft_half(decoder), target_half(decoder)
         most = min(outcomes, RANKS * decoder.proposer.num_nodes)
         fans = [Fan(most, RANKS, coupled)]
+        # Processes that draft together must not choose by what each of them sees.
+        self._agrees = len(drafting) > 1
+        measures &= not self._agrees
         if measures and most > 1:
             fans.append(Fan(1, RANKS, coupled))
         self._ways: list[Fan | None] = [*fans, *[None] * measures]
@@ -160,14 +165,15 @@ class Overlapped:
             # The first parameters only say where the state is to lie.
             own = Params(params.proposer, params.proposer)
             state = draft.prefill(own, prompt, prompt_length, **settings)
-            drafting = begin(draft, self._at(params), layout(state), own, state)
+            at = self._coupled, self._at(params)[0]
+            drafting = begin(draft, at, layout(state), own, state)
         return OverlapState(verifying, drafting)
 
     def run(self, params: Params, state: Any, max_steps: int = _FOREVER) -> Any:
         """Step until every row is done, or `max_steps` times.
 
-        In each step the host waits for the end of the last one, while the target already verifies,
-        and reads only whether the rows are done.  The state is donated.
+        In each step the host waits for the end of the last one, while both sides already work on
+        the next, and reads only whether the rows are done.  The state is donated.
         """
         if self.alone:
             return self.decoder.run(params, state, max_steps)
@@ -176,14 +182,20 @@ class Overlapped:
         for _ in range(int(max_steps)):
             half = state.target if state.draft is None else state.draft.state
             done = half.done | False  # a copy, since the verification reuses the buffer
-            verifying = self._start(params, state, layouts[0])
+            verifying, following = self._start(params, state, layouts[0]), self.pace.next()
+            # The draft gets its work before the host waits, or it would stand still meanwhile.  If
+            # there is nothing to wait for, the host looks first: work after the end is in vain.
+            early = self._agrees or not done.is_ready()
+            ahead = self._ahead(params, state, following) if early else None
             finished, now = bool(to_host(done).all()), time.perf_counter()
-            if way == before >= 0:
+            if before == way == following:
                 self.pace.record(way, now - last)
             if finished:
                 return OverlapState(verifying()[0], state.draft)
-            before, way, last = way, self.pace.next(), now
-            state = self._finish(params, state, layouts[1], verifying, self._ways[way])
+            if not early:
+                ahead = self._ahead(params, state, following)
+            before, way, last = way, following, now
+            state = self._finish(params, state, layouts[1], verifying, ahead)
         return state
 
     def stream(
@@ -219,10 +231,12 @@ class Overlapped:
     def compile(self, params: Params, state: OverlapState) -> None:
         """Compile the programs of every way to draft, by a step each; `state` is donated."""
         layouts = layout(state.target), layout(state.draft)
-        for way in self._ways:
+        for way in range(len(self._ways)):
             verifying = self._start(params, state, layouts[0])
-            state = self._finish(params, state, layouts[1], verifying, way)
+            ahead = self._ahead(params, state, way)
+            state = self._finish(params, state, layouts[1], verifying, ahead)
         jax.block_until_ready(state)
+        self.foresight(state)  # other processes may still be compiling
 
     def compare(
         self, params: Params, together: Params, inputs: Callable[[], dict[str, Any]]
@@ -259,7 +273,7 @@ class Overlapped:
         """The counts of what was foreseen, in every process; all processes must call."""
         rows, nodes = len(state.seen.tokens), self.decoder.proposer.num_nodes
         counts = None if state.draft is None else state.draft.foresight
-        if self._several:
+        if self._apart:
             shapes = jax.eval_shape(lambda: Foresight.create(rows, nodes, RANKS))
             sent = send(counts, shapes, self.draft_mesh, self.target_mesh)
             counts = sent if counts is None else counts
@@ -297,19 +311,24 @@ class Overlapped:
         own = Params(params.target)
         return self._beside(verify, self._halves[1], layout, own, target, proposal)
 
+    def _ahead(self, params: Params, state: OverlapState, way: int) -> Ahead | None:
+        """Dispatch the drafts for the likeliest outcomes; None if this way has none."""
+        draft, fan = state.draft, self._ways[way]
+        if draft is None or fan is None:
+            return None
+        own = Params(None, params.proposer)
+        return prepare(self._halves[0], (fan, *self._at(params)), own, draft)
+
     def _finish(
         self,
         params: Params,
         state: OverlapState,
         layout: Layout,
         verifying: Callable[[], tuple[DecodeState | None, Verdict | None]],
-        fan: Fan | None,
+        ahead: Ahead | None,
     ) -> OverlapState:
-        """Draft ahead, send the verdict, and take or make the next proposal."""
+        """Send the verdict, and take or make the next proposal."""
         draft, drafts, own = state.draft, self._halves[0], Params(None, params.proposer)
-        ahead = None
-        if draft is not None and fan is not None:
-            ahead = prepare(drafts, (fan, *self._at(params)), own, draft)
         target, verdict = verifying()
         one: Any = jax.ShapeDtypeStruct((len(state.seen.tokens),), jnp.int32)
         verdict = send(verdict, Verdict(one, one), self.target_mesh, self.draft_mesh)

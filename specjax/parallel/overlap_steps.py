@@ -97,16 +97,18 @@ def _kind(decoder_state: Any) -> tuple[object, ...]:
 @programs(static=3, shape=lambda params, state: _kind(state), donate=(4,))
 def begin(
     decoder: DecoderLike,
-    at: tuple[Mesh, bool],
+    at: tuple[bool, Mesh],
     layout: Layout,
     params: Params,
     state: DecodeState,
 ) -> Drafting:
-    """The first proposal."""
+    """The first proposal; `at` says whether guesses know the noise, and the mesh."""
+    coupled, mesh = at
     proposal, state = draft(decoder, params, state)
     rows, nodes = proposal.parent.shape
-    foresight = Foresight.create(rows, nodes, RANKS)
-    proposal, foresight = spread((proposal, foresight), at[0], False)
+    blind = (state.sampling.temperature > 0) & (not coupled)
+    foresight = Foresight.create(rows, nodes, RANKS, blind)
+    proposal, foresight = spread((proposal, foresight), mesh, False)
     return Drafting(hold(state, layout), proposal, foresight)
 
 

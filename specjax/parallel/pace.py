@@ -5,12 +5,15 @@ A step emits the same tokens in each way, so the seconds of a step are all there
 
 from __future__ import annotations
 
+import math
 import statistics
 
-FIRST = 6  # steps of each way before the first choice
-_TRIES, _REST, _LONGEST = 4, 64, 1024  # steps in which another way is tried, and between trials
-_KEPT = 9
+FIRST = 10  # steps of each way before the first choice
+_TRIES, _REST, _LONGEST = 5, 64, 1024  # steps in which another way is tried, and between trials
+_COST = 0.01  # the share of the time that trials may take
+_KEPT = 32
 _GAIN = 0.02  # another way must be faster by this share of the time
+_MOST = 2.0  # times the median that a step counts at most
 
 
 class Pace:
@@ -20,8 +23,7 @@ class Pace:
         self._seconds: list[list[float]] = [[] for _ in range(ways)]
         self._rest, self._tried = _REST, 0
         self.chosen = 0
-        # The first step of a way follows another way, so it is not counted.
-        self._next = [way for way in range(ways) for _ in range(FIRST + 1)]
+        self._next = [way for way in range(ways) for _ in range(FIRST)]
 
     def next(self) -> int:
         """The way of the next step."""
@@ -30,23 +32,45 @@ class Pace:
         return self._next.pop(0)
 
     def record(self, way: int, seconds: float) -> None:
-        """The seconds of a step that followed another one of the same way."""
+        """The seconds of a step between two of the same way."""
         self._seconds[way] = [*self._seconds[way], seconds][-_KEPT:]
 
     def seconds(self, way: int) -> float:
-        """The median of the last steps of a way; infinite before its first one."""
-        return statistics.median(self._seconds[way]) if self._seconds[way] else float("inf")
+        """The mean of the last steps of a way; infinite before its first one.
+
+        Not the median: a step without a proposal that was ready takes longer than one with it, and
+        less than twice as long.  So what takes still longer was held up by something else.
+        """
+        kept = self._counted(way)
+        return statistics.fmean(kept) if kept else float("inf")
+
+    def _counted(self, way: int) -> list[float]:
+        kept = self._seconds[way]
+        most = _MOST * statistics.median(kept) if kept else 0.0
+        return [min(seconds, most) for seconds in kept]
+
+    def _faster(self, way: int) -> bool:
+        """Is a way faster than the chosen one, by more than the standard error of the two means?"""
+        samples = self._counted(way), self._counted(self.chosen)
+        variances = (statistics.variance(x) / len(x) if len(x) > 1 else 0.0 for x in samples)
+        now = self.seconds(self.chosen)
+        gain = max(_GAIN * now, math.sqrt(sum(variances)))
+        return self.seconds(way) < now - gain if math.isfinite(gain) else self.seconds(way) < now
 
     def _choose(self) -> None:
         """Choose the fastest way.  Another one is tried later on, and less often each time."""
         ways = range(len(self._seconds))
         best = min(ways, key=self.seconds)
-        if self.seconds(best) < (1 - _GAIN) * self.seconds(self.chosen):
+        if self._faster(best):
             self.chosen, self._rest = best, _REST
         else:
             self._rest = min(2 * self._rest, _LONGEST)
         others = [way for way in ways if way != self.chosen]
-        self._next = [self.chosen] * self._rest
-        if others:
-            self._tried = (self._tried + 1) % len(others)
-            self._next += [others[self._tried]] * _TRIES
+        if not others:
+            self._next = [self.chosen] * self._rest
+            return
+        self._tried = (self._tried + 1) % len(others)
+        other = others[self._tried]
+        lost = _TRIES * (self.seconds(other) / self.seconds(self.chosen) - 1) / _COST
+        rest = min(max(lost, self._rest), _LONGEST) if math.isfinite(lost) else self._rest
+        self._next = [self.chosen] * int(rest) + [other] * _TRIES

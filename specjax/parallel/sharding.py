@@ -216,7 +216,7 @@ def put(array: Array | np.ndarray, at: NamedSharding) -> Array:
     if at.is_fully_addressable:
         return jax.device_put(array, at)
     host = np.asarray(array)
-    return jax.make_array_from_callback(host.shape, at, lambda index: host[index])
+    return jax.make_array_from_callback(host.shape, at, lambda index: host[index], host.dtype)
 
 
 def leader() -> bool:
