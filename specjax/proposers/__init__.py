@@ -30,6 +30,7 @@ from specjax.proposers.none import NoProposer
 from specjax.proposers.rates import Rates
 from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
+    AT_ONCE,
     DEPTH,
     BlockDraftSource,
     DatastoreParams,
@@ -64,6 +65,7 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {
 UniversalParams = TranslatedParams
 
 __all__ = [
+    "AT_ONCE",
     "DEPTH",
     "MEASURED",
     "PAUSE",
