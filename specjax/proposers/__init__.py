@@ -36,6 +36,7 @@ from specjax.proposers.none import NoProposer
 from specjax.proposers.rates import Rates
 from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
+    AT_ONCE,
     DEPTH,
     BlockDraftSource,
     DatastoreParams,
@@ -70,6 +71,7 @@ PROPOSERS: dict[str, Callable[..., Proposer]] = {
 UniversalParams = TranslatedParams
 
 __all__ = [
+    "AT_ONCE",
     "DEPTH",
     "MEASURED",
     "PAUSE",
