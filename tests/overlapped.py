@@ -196,7 +196,7 @@ def generate(folder):
     found, words = tokens_of("--mesh", "data=1,model=2", "--draft-mesh", "model=2")
     assert found == tokens and "whole" not in words, words
     assert tokens_of("--mesh", "model=4,data=1", "--proposer", "draft")[0] == tokens
-    assert "drafted in time" in told("--draft-mesh", "model=3", "--colour")[0]
+    assert "first draft" in told("--draft-mesh", "model=3", "--colour")[0]
     assert "--mesh takes 4 devices and --draft-mesh 6 more" in told(
         "--mesh", "data=1,model=4", "--draft-mesh", "model=6"
     )

@@ -77,6 +77,9 @@ def generate():
         command([*given, "--json"])
     found = json.loads(text.getvalue())
     assert found["tokens"] == tokens and found["stats"]["same_tokens"] is None
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        command([*given, "--colour"])
+    assert "first draft" in text.getvalue() and "drafted in time" in text.getvalue()
     print("done", file=sys.stderr)
 
 
