@@ -213,9 +213,12 @@ def _together(target: LanguageModel, draft: LanguageModel | None) -> AdaptiveDra
 
 
 def _only(learned: Learned, option: int) -> Learned:
-    """Figures with which every step takes one option."""
-    seconds = np.full_like(learned.seconds, np.inf)
-    seconds[option] = 1.0
+    """Figures with which every step takes one option, or plain decoding without its drafts.
+
+    Any other option is so dear that not even a trial of it could be paid.
+    """
+    seconds = np.full_like(learned.seconds, 1e9)
+    seconds[0], seconds[option] = 1e3, 1.0
     return Learned(seconds, learned.prior.copy(), 0.0)
 
 

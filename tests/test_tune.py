@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import specjax
+from specjax import tuning
 from specjax.commands import main, serve
-from specjax.generate import prepared
+from specjax.generate import compile_first, learned_of, prepared
 from specjax.tune import Candidate, Learned, Plan, about, read_plan
 
 
@@ -58,6 +59,22 @@ def test_a_plan_is_told_and_saved_and_read(target, draft, cache, monkeypatch):
         out.tokens
         == specjax.generate(target, PROMPTS[:1], proposer="none", max_new_tokens=12).tokens
     )
+
+
+def test_every_step_of_an_option_takes_it_or_none(target, draft):
+    """What is measured as an option is that option, and not what is fastest."""
+    call = prepared(target, PROMPTS[:1], draft=draft, proposer="auto", max_new_tokens=48, eos=[])
+    options = call.decoder.proposer.options
+    compile_first(call)
+    learned = learned_of(call)
+    for index, (name, depth) in enumerate(options):
+        way = tuning._Way("", [call], tuning._only(learned, index))
+        way.run_first()
+        taken = {options[option] for option in way.steps}
+        # A part has few drafts near the end of a text, and the lookup where nothing matches.
+        assert all(other == "plain" or deep <= depth for other, deep in taken)
+        assert (name, depth) in taken
+        assert name == "drafter" or {other for other, _ in taken} <= {"plain", name}
 
 
 def test_another_model_or_number_of_rows_has_another_plan(target, draft):
