@@ -63,7 +63,10 @@ def test_a_plan_is_told_and_saved_and_read(target, draft, cache, monkeypatch):
 
 def test_every_step_of_an_option_takes_it_or_none(target, draft):
     """What is measured as an option is that option, and not what is fastest."""
-    call = prepared(target, PROMPTS[:1], draft=draft, proposer="auto", max_new_tokens=48, eos=[])
+    how = {"max_new_tokens": 48, "eos": []}
+    (text,) = specjax.generate(target, PROMPTS[:1], proposer="none", **how).tokens
+    # The lookup finds the text in a document.
+    call = prepared(target, PROMPTS[:1], draft=draft, proposer="auto", documents=[text], **how)
     options = call.decoder.proposer.options
     compile_first(call)
     learned = learned_of(call)
