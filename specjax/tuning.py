@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -28,6 +29,9 @@ from specjax.tune import Candidate, Learned, OptionClock, Plan, about, saved_pla
 from specjax.types import Params
 
 _OWN_PROMPTS, _OWN_TOKENS = 4, 32
+
+_FIRST = 32
+"""Steps within which the processor's caches have what decoding needs."""
 
 
 class _Way(Timed):
@@ -71,11 +75,12 @@ class _Way(Timed):
         params: Params = call.params if self._learned is None else self._learned.put(call.params)
         return call, params, jax.block_until_ready(call.prefill())
 
-    def candidate(self, seconds: np.ndarray) -> Candidate:
-        """Its speeds, with the seconds [O] of a step with each option."""
+    def candidate(self, seconds: np.ndarray, start: float) -> Candidate:
+        """Its speeds, with the seconds [O] of a step with each option, and those before a text."""
         predicted = rate = None
         if self.steps:
             spent = sum(number * seconds[option] for option, number in self.steps.items())
+            spent += start * len(self._calls)
             predicted = float(self.tokens.sum() / spent)
         if all(self.seconds):
             rate = float(self.tokens.sum() / medians(self.seconds).sum())
@@ -93,6 +98,22 @@ class _Step(Timed):
 
     def run(self, item: int) -> Sample:
         return Sample(self._clock.sample(self._option))
+
+
+class _Beginning(_Way):
+    """The first steps of plain decoding, which find the processor's caches full of the prompt."""
+
+    def run(self, item: int) -> Sample:
+        call, params, state = self._begin(item)
+        started = time.perf_counter()
+        jax.block_until_ready(call.decoder.run(params, state, _FIRST))
+        return Sample(time.perf_counter() - started)
+
+    def start(self, seconds: float) -> float:
+        """What a text costs besides its steps, which take `seconds` without drafts."""
+        samples = list(itertools.chain(*self.seconds))
+        steps = min(_FIRST, int(self.tokens.min()))
+        return max(statistics.median(samples) - steps * seconds, 0.0) if samples else 0.0
 
 
 def tune(
@@ -177,10 +198,12 @@ def tune(
     take_turns(steps, 1)
     learned.seconds = _seconds(steps, learned)
     auto = _Way("auto", calls, dataclasses.replace(learned, seconds=learned.seconds.copy()))
-    first_calls([auto])
-    take_turns([*ways, auto, *steps], rounds)
+    beginning = _Beginning("beginning", calls, _only(learned, 0))
+    first_calls([auto, beginning])
+    take_turns([*ways, auto, beginning, *steps], rounds)
     learned.seconds = _seconds(steps, learned)
-    candidates = [way.candidate(learned.seconds) for way in (*ways, auto)]
+    start = beginning.start(learned.seconds[0])
+    candidates = [way.candidate(learned.seconds, start) for way in (*ways, auto)]
     plan = Plan(
         about(calls[0].decoder, batch, temperature > 0),
         tuple(learned.seconds.tolist()),

@@ -16,7 +16,7 @@ from specjax.parallel import to_host
 from specjax.proposers import PAUSE, Adaptive, AdaptiveParams, Rates
 from specjax.types import DecodeState, Params
 
-_SHORT, _LONG = 2, 10  # steps of the two runs whose difference is timed
+_SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
 _SLOW = 0.02  # seconds of a step beside which what a call costs does not matter
 _ROUNDS = 7
 
