@@ -44,7 +44,7 @@ from specjax.prompts import (
 from specjax.proposers import MedusaParams
 from specjax.request import Request
 from specjax.rules import RULES, Match
-from specjax.sampling import Sampling, make_key
+from specjax.sampling import Sampling, make_key, temperatures
 from specjax.text import Texts
 from specjax.types import ABSENT, Params
 
@@ -240,8 +240,9 @@ def check(
     if least is not None and least.max() > new:
         raise ValueError(f"min_new_tokens={least.max()} is more than max_new_tokens={new}")
     check_least(automata, least)
+    heat = temperatures(settings["temperature"], rows)
     drafter, drafts = choose_drafter(
-        target, request, rule, rows, mesh if draft_mesh is None else draft_mesh
+        target, request, rule, heat, mesh if draft_mesh is None else draft_mesh
     )
     check_length("target", target, ids, new)
     if drafter.reader is not None:

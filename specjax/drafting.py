@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from specjax.arguments import each, hashable, items, shown, whole
 from specjax.contract import Proposer, Rule
+from specjax.decoding import Decoder
 from specjax.drafters import (
     BoundDrafter,
     Drafter,
@@ -29,21 +30,25 @@ from specjax.models import LanguageModel, for_several_devices
 from specjax.parallel import alike, mesh_of
 from specjax.proposers import NGram, NoProposer
 from specjax.request import Request
+from specjax.rules import Match
+from specjax.tune import about, saved_plan
 
 DEPTH = 4
 """The default number of drafts of a draft model."""
 
 
 def choose_drafter(
-    target: LanguageModel, request: Request, rule: Rule, rows: int, mesh: Mesh | None
+    target: LanguageModel, request: Request, rule: Rule, temperature: np.ndarray, mesh: Mesh | None
 ) -> tuple[Drafter, np.ndarray | None]:
     """The drafter, and the greatest depth of each row's drafts [B]; None sets no limit.
+
+    `temperature` [B] is that of each row.
 
     Raises:
       ValueError: parts that do not fit each other or the target; the message has the fix.
     """
     request = _in_our_words(target, request)
-    depth, drafts = drafts_of(target, request.num_drafts, rows)
+    depth, drafts = drafts_of(target, request.num_drafts, len(temperature))
     draft = _draft(request.draft, mesh)
     beside = f"with draft={draft and draft.name}"
     kind = request.draft_dtype
@@ -57,10 +62,20 @@ def choose_drafter(
             f"the draft {draft.name!r} is on another mesh than {target.name!r}: "
             "load both with the same mesh="
         )
-    drafter = _drafter(target, request, rule, draft, max(depth, 1))
+    drafter = _drafter(target, request, rule, draft, max(depth, 1), temperature)
     if depth == 0:
         return BoundDrafter(NoProposer()), drafts
     return drafter, drafts
+
+
+def _by_plan(
+    target: LanguageModel, auto: Drafter, trees: Drafter, temperature: np.ndarray
+) -> Drafter:
+    """`auto`, or what a saved plan says is faster than it and was made from the drafter `trees`."""
+    decoder = Decoder(target.model, auto.proposer, Match())
+    plan = saved_plan(about(decoder, len(temperature), bool((temperature > 0).any())))
+    faster = None if plan is None or plan.tree is None else plan.tree.made_from(trees)
+    return auto if faster is None else faster
 
 
 def drafts_of(
@@ -89,6 +104,7 @@ def _auto(
     rule: Rule,
     drafts: LanguageModel | Drafter | None,
     depth: int,
+    temperature: np.ndarray,
 ) -> Drafter:
     """The drafter of `proposer="auto"`, and of a request that names none.
 
@@ -111,7 +127,10 @@ def _auto(
     if isinstance(drafts, Drafter):
         # Rows of a chain drop the drafts beyond `num_drafts`.
         trees = not drafts.proposer.is_chain
-        return adaptive(as_chain(drafts, depth if numbered and trees else None))
+        chosen = adaptive(as_chain(drafts, depth if numbered and trees else None))
+        # The tree of a plan has all of its drafts, and none of them is from a document.
+        follows = trees and not numbered and request.documents is None
+        return _by_plan(target, chosen, drafts, temperature) if follows else chosen
     kind, draft = request.draft_dtype, drafts
     if why is None and (named or draft is None or not numbered):
         numbers = {"num_drafts": depth} if numbered else {}
@@ -122,15 +141,20 @@ def _auto(
 
 
 def _drafter(
-    target: LanguageModel, request: Request, rule: Rule, draft: LanguageModel | None, depth: int
+    target: LanguageModel,
+    request: Request,
+    rule: Rule,
+    draft: LanguageModel | None,
+    depth: int,
+    temperature: np.ndarray,
 ) -> Drafter:
     asked = request.proposer if request.drafter is None else request.drafter
     if asked is None or (isinstance(asked, str) and asked == "auto"):
-        return _auto(target, request, rule, draft, depth)
+        return _auto(target, request, rule, draft, depth, temperature)
     if request.drafter is not None:
         is_auto = isinstance(request.proposer, str) and request.proposer == "auto"
         if is_auto and isinstance(request.drafter, Drafter) and draft is None:
-            return _auto(target, request, rule, request.drafter, depth)
+            return _auto(target, request, rule, request.drafter, depth, temperature)
         fields = {"draft": request.draft, "proposer": request.proposer}
         others = [name for name, value in fields.items() if value is not None]
         if others:

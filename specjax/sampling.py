@@ -67,12 +67,21 @@ class Sampling:
         top_k_wanted = "a whole number, 0 (off) or greater"
         top_p_wanted, min_p_wanted = "in (0, 1]; 1 switches it off", "in [0, 1]; 0 switches it off"
         made = (
-            number("temperature", temperature, np.float32, is_count, "0 (greedy) or greater"),
+            temperatures(temperature, batch),
             number("top_k", top_k, np.int32, is_count, top_k_wanted),
             number("top_p", top_p, np.float32, lambda v: 0 < v <= 1, top_p_wanted),
             number("min_p", min_p, np.float32, lambda v: 0 <= v <= 1, min_p_wanted),
         )
         return cls(*map(jnp.asarray, made))
+
+
+def temperatures(value: object, batch: int) -> np.ndarray:
+    """The temperature of each row [batch] float32, on the host.
+
+    Raises:
+      ValueError: a temperature that is not a number of 0 or greater.
+    """
+    return per_row("temperature", value, batch, np.float32, is_count, "0 (greedy) or greater")
 
 
 def make_key(seed: int | Array | np.ndarray) -> Array:

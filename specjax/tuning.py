@@ -17,7 +17,15 @@ import numpy as np
 from specjax.arguments import shown
 from specjax.call import Call
 from specjax.decoding import Decoder
-from specjax.drafters import AdaptiveDrafter, Drafter, drafter_by_name, make_drafter
+from specjax.drafters import (
+    AdaptiveDrafter,
+    Drafter,
+    adaptive,
+    as_chain,
+    drafter_by_name,
+    make_drafter,
+    widths_of,
+)
 from specjax.generate import compile_first, learned_of, prepared
 from specjax.measure import Sample, Timed, first_calls, medians, take_turns
 from specjax.models import LanguageModel
@@ -25,10 +33,21 @@ from specjax.parallel import to_host
 from specjax.proposers import Adaptive, AdaptiveState
 from specjax.request import Prompts
 from specjax.rules import Match
-from specjax.tune import Candidate, Learned, OptionClock, Plan, about, saved_plan, seconds_of
+from specjax.tune import (
+    Candidate,
+    Learned,
+    OptionClock,
+    Plan,
+    Tree,
+    about,
+    fastest_tree,
+    saved_plan,
+    seconds_of,
+    step_costs,
+)
 from specjax.types import Params
 
-_OWN_PROMPTS, _OWN_TOKENS = 4, 32
+_OWN_PROMPTS, _OWN_TOKENS, _COST_ROUNDS = 4, 32, 3
 
 _FIRST = 32
 """Steps within which the processor's caches have what decoding needs."""
@@ -129,14 +148,18 @@ def tune(
 ) -> Plan:
     """Measure what a step costs and what drafts gain, and write a plan that "auto" starts from.
 
-    Plain decoding, prompt lookup and the first draft model run in one program, which is compiled
-    once, each with several numbers of drafts.  Other drafters, such as trees and heads, have
-    programs of their own.  All take turns on the same prompts; samples that other processes
-    disturbed are dropped.
+    Plain decoding, prompt lookup and the chains of the first drafter run in one program, which is
+    compiled once, each with several numbers of drafts.  Trees and other drafters have programs of
+    their own.  Trees with estimates are measured twice: as they are, and as `cost_aware` cuts them.
+    All take turns on the same prompts; samples that other processes disturbed are dropped.
+
+    Where a tree of the first drafter is faster than all of that, `generate` with `proposer="auto"`
+    and this drafter decodes with the tree.
 
     Args:
       target: from `specjax.load`.
-      drafters: draft models, or what `load_drafter`, `make_drafter` and other loaders return.
+      drafters: draft models, or what `load_drafter`, `make_drafter` and other loaders return.  The
+        first that has chains is the one that the plan is for.
       prompts: texts or token-id lists like those that will be decoded; by default texts that the
         target writes itself.
       batch: rows that are decoded together.
@@ -165,14 +188,12 @@ def tune(
             )
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     rows = _batches(_own_text(target) if prompts is None else prompts, batch)
-    models = [one for one in given if isinstance(one, LanguageModel)]
     if not target.model.reads_trees:
         raise ValueError(
             f"the passes of {target.name!r} all have one width, so its decoding cannot be tuned: "
             "compare proposers with specjax bench"
         )
-    together = _together(target, models[0] if models else None)
-    inside = [] if together.drafter is None else models[:1]
+    together, inside = _together(target, given)
     calls = [prepared(target, each, drafter=together, **settings) for each in rows]
     compile_first(calls[0])
     learned = learned_of(calls[0])
@@ -182,12 +203,17 @@ def tune(
         _Way("plain" if not depth else f"{name} of {depth}", calls, _only(learned, index))
         for index, (name, depth) in enumerate(proposer.options)
     ]
+    trees: list[tuple[Tree, _Way]] = []  # those of the drafter inside
     for one in given:
-        if any(one is other for other in inside):
-            continue
         drafter = make_drafter(target, one) if isinstance(one, LanguageModel) else one
-        own = [prepared(target, each, drafter=drafter, **settings) for each in rows]
-        ways.append(_Way(f"{type(drafter.proposer).__name__} of {drafter.name}", own, None))
+        if one is inside and drafter.proposer.is_chain:
+            continue
+        for tree in _measured(target, drafter, batch, temperature):
+            made = tree.made_from(drafter)
+            own = [prepared(target, each, drafter=made, **settings) for each in rows]
+            ways.append(_Way(tree.name, own, None))
+            if one is inside:
+                trees.append((tree, ways[-1]))
     first_calls(ways)
     for option, way in zip(proposer.options, ways, strict=False):
         _learn(learned, way, option)
@@ -204,11 +230,13 @@ def tune(
     learned.seconds = _seconds(steps, learned)
     start = beginning.start(learned.seconds[0])
     candidates = [way.candidate(learned.seconds, start) for way in (*ways, auto)]
+    own_trees = [(tree, candidates[ways.index(way)]) for tree, way in trees]
     plan = Plan(
         about(calls[0].decoder, batch, temperature > 0),
         tuple(learned.seconds.tolist()),
         (float(learned.prior[0]), float(learned.prior[1])),
         tuple(candidates),
+        fastest_tree(candidates[0], candidates[-1], own_trees),
     )
     if save:
         plan.save()
@@ -219,19 +247,48 @@ def plan_of(
     target: LanguageModel, draft: LanguageModel | None, *, batch: int, temperature: float
 ) -> Plan | None:
     """The plan that `tune` saved for these models, rows and device, or None."""
-    proposer = _together(target, draft).proposer
+    proposer = _together(target, [] if draft is None else [draft])[0].proposer
     return saved_plan(about(Decoder(target.model, proposer, Match()), batch, temperature > 0))
 
 
-def _together(target: LanguageModel, draft: LanguageModel | None) -> AdaptiveDrafter:
-    """The drafter "auto", without a draft that has other tokens.
+_Passed = LanguageModel | Drafter
 
-    Such a draft has to read every token, so it cannot be left out of steps.
+
+def _together(
+    target: LanguageModel, given: Sequence[_Passed]
+) -> tuple[AdaptiveDrafter, _Passed | None]:
+    """The drafter "auto", and the first of those given whose chains it has.
+
+    A draft model with other tokens is left out: it has to read every token, so it cannot be left
+    out of steps.
     """
-    made = drafter_by_name("auto", target, draft)
-    if not isinstance(made, AdaptiveDrafter):
-        made = drafter_by_name("auto", target)
+    for one in given:
+        if isinstance(one, LanguageModel):
+            made = drafter_by_name("auto", target, one)
+        else:
+            try:
+                made = adaptive(as_chain(one))
+            except ValueError:  # it has no chains, or none that can be left out of steps
+                continue
+        if isinstance(made, AdaptiveDrafter):
+            return made, one
+    made = drafter_by_name("auto", target)
     assert isinstance(made, AdaptiveDrafter)
+    return made, None
+
+
+def _measured(
+    target: LanguageModel, drafter: Drafter, batch: int, temperature: float
+) -> list[Tree]:
+    """A drafter as it is, and cut to what pays by the seconds of its steps, if it can be cut."""
+    proposer = drafter.proposer
+    made = [Tree.of(drafter)]
+    if proposer.estimates and not proposer.is_chain:
+        widths = widths_of(proposer.num_nodes - 1)
+        costs = step_costs(
+            target, drafter, widths, batch=batch, rounds=_COST_ROUNDS, temperature=temperature
+        )
+        made.append(Tree.of(drafter, costs))
     return made
 
 

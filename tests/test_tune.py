@@ -1,7 +1,10 @@
 """`tune` measures, tells and saves; `generate` reads what it saved, and refuses damaged files."""
 
+import argparse
+import dataclasses
 import json
 import sys
+import warnings
 
 import folders
 import numpy as np
@@ -10,8 +13,10 @@ import pytest
 import specjax
 from specjax import tuning
 from specjax.commands import main, serve
+from specjax.flags import drafting
 from specjax.generate import compile_first, learned_of, prepared
-from specjax.tune import Candidate, Learned, Plan, about, read_plan
+from specjax.proposers import Adaptive, CostAware
+from specjax.tune import Candidate, Learned, Plan, Tree, about, fastest_tree, read_plan, saved_plan
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +162,168 @@ def test_other_drafters_and_own_text(target):
     names = [one.name for one in plan.candidates]
     assert names[-2].startswith("StaticTree of") and names[-1] == "auto"
     assert plan.candidates[-2].tokens_per_pass > 2
+
+
+@pytest.fixture(scope="module")
+def tree(target, draft):
+    return specjax.make_drafter(target, draft, specjax.DynamicTree, depth=2, width=2, num_nodes=4)
+
+
+COSTS = {1: 1.0, 3: 1.01, 4: 1.02}
+
+
+def plan_of_tree(target, tree, chosen, rows=1, **more):
+    """A plan for what "auto" makes of the chains of `tree`."""
+    how = {"max_new_tokens": 12, "temperature": 0.0, "proposer": "auto", **more}
+    call = prepared(target, PROMPTS[:1] * rows, drafter=tree, **how)
+    assert isinstance(call.decoder.proposer, Adaptive)
+    key = about(call.decoder, rows, how["temperature"] > 0)
+    plan = Plan(
+        key, tuple(1.0 + 0.1 * depth for _, depth in key["options"]), (0.5, 0.4), (), chosen
+    )
+    plan.save()
+    return plan
+
+
+def by_auto(target, tree, **more):
+    how = {"max_new_tokens": 12, "temperature": 0.0, **more}
+    return prepared(target, PROMPTS[:1], drafter=tree, proposer="auto", **how).decoder.proposer
+
+
+@pytest.mark.parametrize("costs", [COSTS, None])
+def test_auto_decodes_with_the_tree_of_a_plan(target, tree, costs):
+    """With the costs of the plan or as it is; the text is that of plain decoding."""
+    plan = plan_of_tree(target, tree, Tree.of(tree, costs))
+    assert saved_plan(plan.about) == plan
+    proposer = by_auto(target, tree)
+    assert (proposer if costs is None else proposer.inner) == tree.proposer
+    assert costs is None or proposer == CostAware(tree.proposer, tuple(costs))
+    how = {"max_new_tokens": 12, "temperature": 0.0}
+    made = specjax.generate(target, PROMPTS[:1], drafter=tree, proposer="auto", **how)
+    plain = specjax.generate(target, PROMPTS[:1], proposer="none", **how)
+    assert made.tokens == plain.tokens
+    assert made.choices is None and made.stats.mean_accepted_length > 1
+
+
+@pytest.mark.parametrize("why", ["auto", "earlier", "rows", "samples", "drafter", "nodes"])
+def test_auto_follows_no_plan_of_another_kind(target, draft, tree, why):
+    """One in which a tree is not the fastest, or one of other rows, settings, or drafters."""
+    chosen = None if why in ("auto", "earlier") else Tree.of(tree, COSTS)
+    if why == "drafter":
+        other = specjax.make_drafter(
+            target, draft, specjax.DynamicTree, depth=2, width=3, num_nodes=4
+        )
+        chosen = Tree.of(other, COSTS)
+    if why == "nodes":
+        chosen = dataclasses.replace(chosen, seconds=((1, 1.0), (5, 1.5)))
+    more = {"temperature": 0.8} if why == "samples" else {}
+    plan = plan_of_tree(target, tree, chosen, rows=2 if why == "rows" else 1, **more)
+    if why == "earlier":  # files of earlier versions have no tree
+        kept = json.loads(plan.path.read_text())
+        del kept["tree"]
+        plan.path.write_text(json.dumps(kept))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(by_auto(target, tree), Adaptive)
+
+
+def test_auto_follows_no_tree_in_a_call_that_it_does_not_suit(target, tree):
+    plan_of_tree(target, tree, Tree.of(tree, COSTS))
+    for more in ({"num_drafts": 2}, {"documents": [["the dog"]]}):
+        assert isinstance(by_auto(target, tree, **more), Adaptive)
+    with pytest.raises(ValueError, match="with the rule Rejection"):
+        by_auto(target, tree, rule="rejection")
+    with pytest.raises(ValueError, match="temperature=-1"):
+        by_auto(target, tree, temperature=-1)
+
+
+def test_the_command_of_generate_follows_a_plan(target, tmp_path):
+    """With the folder of a drafter, and without numbers of its chains."""
+    made = specjax.MedusaAdapter.create(target, 2)
+    heads = dataclasses.replace(made, choices=((0,), (1,), (0, 0)))
+    specjax.save_medusa(tmp_path / "heads", heads, "target")
+    loaded = specjax.load_drafter(tmp_path / "heads", target)
+    plan_of_tree(target, loaded, Tree.of(loaded))
+    for more, proposer in (({}, loaded.proposer), ({"num_drafts": 2}, None)):
+        arguments = argparse.Namespace(
+            rule="match", drafter=tmp_path / "heads", drafter_of_auto=tmp_path / "heads", **more
+        )
+        passed = drafting(arguments, "auto", target, None)
+        how = {"max_new_tokens": 12, "temperature": 0.0, **passed}
+        chosen = prepared(target, PROMPTS[:1], **how).decoder.proposer
+        assert chosen == proposer if proposer else isinstance(chosen, Adaptive)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "x", [], {}, {"depth": 3}, {"seconds": 3}, {"seconds": []}, {"seconds": [[4, -1.0]]},
+        {"seconds": [[4, 1.0], [3, 1.0]]}, {"seconds": [[4]]}, {"name": 3}, {"structure": None},
+    ],
+)  # fmt: skip
+def test_a_damaged_tree_is_told_once(target, tree, damage):
+    """Then `auto` is as it is without a plan."""
+    plan = plan_of_tree(target, tree, Tree.of(tree, COSTS))
+    kept = json.loads(plan.path.read_text())
+    whole = isinstance(damage, dict) and damage
+    kept["tree"] = {**kept["tree"], **damage} if whole else damage
+    plan.path.write_text(json.dumps(kept))
+    with pytest.warns(UserWarning, match=r"the plan .*cannot be used .*a new one is made"):
+        assert isinstance(by_auto(target, tree), Adaptive)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert read_plan(plan.about) is None
+
+
+def test_a_tree_has_to_lead():
+    """By 3 % over both, and by measured speeds."""
+    trees = [Tree(name, "", None) for name in "ab"]
+
+    def chosen(plain, auto, *speeds):
+        each = [Candidate(name, 1, None, speed) for name, speed in zip("ab", speeds, strict=True)]
+        ends = (Candidate(name, 1, None, speed) for name, speed in (("p", plain), ("auto", auto)))
+        return fastest_tree(*ends, list(zip(trees, each, strict=True)))
+
+    assert chosen(90, 100, 104, 105) is trees[1]
+    assert chosen(90, 100, 104, None) is trees[0]
+    assert chosen(90, 100, 102, 99) is None and chosen(100, 90, 102, 99) is None
+    assert chosen(90, None, 104, 105) is None and chosen(None, 90, 104, 105) is None
+    assert fastest_tree(*[Candidate("p", 1, 1.0, 1.0)] * 2, []) is None
+
+
+def test_the_advice_says_what_auto_takes():
+    plain, tree, auto = (
+        Candidate(name, 1, None, speed)
+        for name, speed in (("plain", 9), ("a tree", 20), ("auto", 10))
+    )
+    chosen = Plan({}, (1.0,), (0.0, 0.0), (plain, tree, auto), Tree("a tree", "", None))
+    assert 'fastest is a tree. proposer="auto" with the same drafter decodes' in chosen.advice()
+    other = dataclasses.replace(chosen, tree=None)
+    assert 'fastest is a tree, and proposer="auto" does not take it' in other.advice()
+
+
+def test_a_tree_is_measured_with_its_chains(target, tree, monkeypatch):
+    """Its chains are inside "auto"; it is a candidate itself, and cut to what pays.
+
+    An earlier plan in which a tree was fastest is not followed by the measurement."""
+    earlier = plan_of_tree(target, tree, Tree.of(tree, COSTS))
+    judged = []
+
+    def last(plain, auto, trees):
+        judged.extend([plain.name, auto.name, *(one.name for _, one in trees)])
+        return trees[-1][0]
+
+    monkeypatch.setattr(sys.modules["specjax.tuning"], "fastest_tree", last)
+    plan = specjax.tune(target, tree, PROMPTS[:1], max_new_tokens=8, rounds=1)
+    name = f"DynamicTree of {tree.name}"
+    assert [one.name for one in plan.candidates] == [
+        "plain", "lookup of 2", "drafter of 2", name, f"cost-aware {name}", "auto",
+    ]  # fmt: skip
+    assert judged == ["plain", "auto", name, f"cost-aware {name}"]
+    assert plan.path == earlier.path and saved_plan(plan.about) == plan
+    assert [nodes for nodes, _ in plan.tree.seconds] == [1, 3, 4]
+    assert f"cost-aware {name}" in str(plan)
+    assert by_auto(target, tree) == CostAware(tree.proposer, (1, 3, 4))
 
 
 def test_what_cannot_be_is_refused(target):

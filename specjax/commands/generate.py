@@ -22,8 +22,8 @@ from specjax.flags import (
     add_sampling_arguments,
     choose,
     constraint,
+    drafting,
     load_models,
-    make_drafter,
     make_rule,
     processing,
     progress,
@@ -97,8 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
     stream = (
         not arguments.json and not arguments.colour and len(prompts) == 1 and arguments.no_compare
     )
-    drafter = make_drafter(arguments, kind, target, draft)
-    drafted: Options = {**options, "drafter": drafter}
+    drafted: Options = {**options, **drafting(arguments, kind, target, draft)}
     draft_mesh = mesh_of(draft.params) if arguments.draft_mesh and draft is not None else None
     call = prepared(target, asked, stream=stream, draft_mesh=draft_mesh, **drafted)
     undrafted: Options = {**options, "proposer": "none"}
@@ -107,7 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
     compares = not (arguments.no_compare or apart)
     plain = prepared(target, asked, stream=stream, **undrafted) if compares else None
     if arguments.plot:
-        _plot(drafter, arguments.plot)
+        _plot(drafted.get("drafter"), arguments.plot)
     # Compile first, so that each call decodes once and its figures do not include compilation.
     with progress("compiling"):
         compile_first(call)
@@ -141,7 +140,7 @@ def run(arguments: argparse.Namespace) -> None:
         _print_table(output, baseline, arguments.rule, settings["temperature"])
 
 
-def _plot(drafter: specjax.Drafter, path: str) -> None:
+def _plot(drafter: specjax.Drafter | None, path: str) -> None:
     if not isinstance(drafter, specjax.MedusaAdapter):
         raise ValueError("--plot draws the tree of Medusa heads: use it with --proposer medusa")
     choices = drafter.proposer.choices

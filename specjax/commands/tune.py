@@ -40,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     given = arguments.prompt or arguments.prompt_file
     prompts = read_prompts(arguments) if given else None
-    with_draft = arguments.draft is not None or arguments.target is None
+    # The plan is for the first drafter, so the shipped draft model is none beside another one.
+    with_draft = arguments.draft is not None or (
+        arguments.target is None and arguments.drafter is None
+    )
     kinds = ["draft"] * with_draft + ["drafter"] * (arguments.drafter is not None)
     target, draft = load_models(arguments, kinds or ["ngram"])
     drafters: list[specjax.LanguageModel | specjax.Drafter] = [] if draft is None else [draft]

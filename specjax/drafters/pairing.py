@@ -30,6 +30,7 @@ class DraftDrafter(Drafter):
     """A shape over a draft model, whose tokens are translated if they differ from the target's."""
 
     make: MakeArrays | None = None
+    source: Source | None = None
     # None if its tokens are translated: then a text may be longer than the draft can read.
     draft: LanguageModel | None = None
 
@@ -41,6 +42,9 @@ class DraftDrafter(Drafter):
         super().for_rows(target, adapter, rows)
         assert self.make is not None
         return self.make
+
+    def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> DraftDrafter:
+        return dataclasses.replace(self, proposer=shape(self.source, **numbers))
 
 
 def make_drafter(
@@ -84,13 +88,15 @@ def make_drafter(
 
     if tables is None:
         source: Source = DraftSource(form.model, size)
-        return DraftDrafter(shape(source, **numbers), name=form.name, make=params, draft=form)
+        return DraftDrafter(
+            shape(source, **numbers), name=form.name, make=params, source=source, draft=form
+        )
 
     def translated(laid: LanguageModel) -> TranslatedParams:
         return TranslatedParams(params(laid), _on_device(*words))
 
     source = TranslatedSource(form.model, size, tables.expansion)
-    return DraftDrafter(shape(source, **numbers), name=form.name, make=translated)
+    return DraftDrafter(shape(source, **numbers), name=form.name, make=translated, source=source)
 
 
 def with_draft(

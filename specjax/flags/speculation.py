@@ -11,6 +11,7 @@ from typing import Any, TypedDict, Unpack, cast
 import specjax
 from specjax.contract import Rule
 from specjax.drafters import adaptive, arrange, as_chain, drafter_by_name
+from specjax.request import Options
 
 DRAFTERS = {"datastore": None, "drafter": "eagle3", "medusa": "medusa"}
 """The kinds whose arrays are in a folder of their own, `--drafter`, with the folder that comes with
@@ -204,6 +205,23 @@ def make_drafter(
     if gamma == 0:
         return drafter_by_name("none", target)
     return drafter_by_name(kind, target, draft, dtype=None, **numbers)
+
+
+def drafting(
+    arguments: argparse.Namespace,
+    kind: str,
+    target: specjax.LanguageModel,
+    draft: specjax.LanguageModel | None,
+) -> Options:
+    """What to pass to `generate` for the proposer of this kind.
+
+    `auto` with the folder of a drafter is left to `generate`, which follows a plan.
+    """
+    of_auto = vars(arguments).get("drafter_of_auto")
+    if kind == "auto" and draft is None and of_auto is not None:
+        if specjax.RULES[arguments.rule].fixes_text() and not numbers_given(arguments):
+            return {"drafter": specjax.load_drafter(of_auto, target), "proposer": "auto"}
+    return {"drafter": make_drafter(arguments, kind, target, draft)}
 
 
 def _given(arguments: argparse.Namespace, table: Mapping[str, Number]) -> dict[str, Value]:

@@ -58,6 +58,8 @@ class PartState:
 
 @struct.dataclass
 class AdaptiveState:
+    """What `Adaptive` knows between two steps."""
+
     lookup: PartState | None
     drafter: PartState | None
     text: OwnText | None  # for a drafter that resumes

@@ -31,16 +31,25 @@ class _Width(Timed):
     """
 
     def __init__(
-        self, decoder: Decoder, target: Arrays, inner: Arrays, rows: int, width: int
+        self,
+        decoder: Decoder,
+        target: Arrays,
+        inner: Arrays,
+        rows: int,
+        width: int,
+        temperature: float,
     ) -> None:
         super().__init__(f"{width} nodes", 1)
-        self._decoder, self._rows = decoder, rows
+        self._decoder, self._rows, self._temperature = decoder, rows, temperature
         assert isinstance(decoder.proposer, CostAware)
         seconds = [1.0 if other == width else np.inf for other in decoder.proposer.widths]
         self._params = Params(target, CostAwareParams(inner, jnp.array(seconds)))
 
     def run(self, item: int) -> Sample:
-        return Sample(step_seconds(self._decoder, self._params, self._rows, _PROMPT, _STEPS))
+        seconds = step_seconds(
+            self._decoder, self._params, self._rows, _PROMPT, _STEPS, self._temperature
+        )
+        return Sample(seconds)
 
 
 def step_seconds(
@@ -74,6 +83,7 @@ def step_costs(
     *,
     batch: int = 1,
     rounds: int = 5,
+    temperature: float = 0.0,
 ) -> dict[int, float]:
     """Seconds of a whole step (draft, verify, commit), for `specjax.cost_aware`.
 
@@ -87,6 +97,7 @@ def step_costs(
         is that of the drafter.
       batch: rows.
       rounds: samples of each width.
+      temperature: of all rows; above 0 every draft needs noise, which has its price.
 
     Returns:
       The median seconds of each width; a wider step never counts as cheaper than a narrower one.
@@ -107,7 +118,9 @@ def step_costs(
         )
     decoder = Decoder(target.model, proposer, Match(), (), max(room, proposer.num_nodes))
     inner = drafter.arrays(target, rows)
-    entries = [_Width(decoder, target.params, inner, rows, width) for width in proposer.widths]
+    entries = [
+        _Width(decoder, target.params, inner, rows, width, temperature) for width in proposer.widths
+    ]
     entries[0].run_first()
     take_turns(entries, rounds)
     for entry in entries:
