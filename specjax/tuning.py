@@ -58,9 +58,8 @@ class _Way(Timed):
 
     def __init__(self, name: str, calls: Sequence[Call], learned: Learned | None) -> None:
         super().__init__(name, len(calls))
-        self.tokens, self.passes, self.tested, self.accepted = (
-            np.zeros(len(calls)) for _ in range(4)
-        )
+        self.tokens, self.passes = np.zeros(len(calls)), np.zeros(len(calls))
+        self.judged = np.zeros((2, 2))  # drafts of lookup and drafter, and those accepted
         self.steps: Counter[int] = Counter()  # by option
         self._calls, self._learned = calls, learned
 
@@ -83,11 +82,13 @@ class _Way(Timed):
                 while not to_host(state.done).all():
                     state = call.decoder.run(params, state, 1)
                     self.steps[_option(proposer, state.proposer)] += 1
+                for index, part in enumerate((state.proposer.lookup, state.proposer.drafter)):
+                    if part is not None:
+                        self.judged[index] += to_host(part.rates.slow).sum(0)
             else:
                 state = call.decoder.run(params, state)
             stats = to_host(state.stats)
             self.tokens[item], self.passes[item] = stats.emitted.sum(), stats.target_passes.sum()
-            self.tested[item], self.accepted[item] = stats.tested.sum(), stats.accepted.sum()
 
     def _begin(self, item: int) -> tuple[Call, Params, Any]:
         call = self._calls[item]
@@ -323,12 +324,16 @@ def _seconds(steps: Sequence[_Step], learned: Learned) -> np.ndarray:
 
 
 def _learn(learned: Learned, way: _Way, option: tuple[str, int]) -> None:
-    """Take the rate of a part's first drafts from its shallowest option."""
+    """Take the rate of a part's first drafts from its shallowest option.
+
+    Rows of that option may have had drafts of the lookup, which do not count for the drafter.
+    """
     name, depth = option
-    if way.tested.sum() and 0 < depth <= 2:
+    if 0 < depth <= 2:
         index = ("lookup", "drafter").index(name)
-        learned.prior[index] = way.accepted.sum() / way.tested.sum()
-        learned.judged[index] = way.tested.sum()
+        judged, accepted = way.judged[index]
+        if judged:
+            learned.prior[index], learned.judged[index] = accepted / judged, judged
 
 
 def _batches(prompts: Any, batch: int) -> list[list[Any]]:

@@ -60,6 +60,16 @@ def test_rates_are_those_of_recent_drafts():
         np.testing.assert_allclose(found[0], wanted, rtol=1e-4)
 
 
+@pytest.mark.parametrize("prior", [0.0, 1.0])
+def test_a_prior_of_nothing_or_all_leaves_numbers(prior):
+    """Drafts of which no earlier one was accepted, or each one."""
+    rates, alone, prior = Rates.zeros(2, 4), jnp.array(False), jnp.float32(prior)
+    for accepted in (0, 4, 0):
+        gains = rates.gains(jnp.full(2, 4), prior, alone)
+        assert (gains >= 1).all() and (jnp.diff(gains, axis=1) >= 0).all()  # NaN is neither
+        rates = rates.after(jnp.full(2, 4), jnp.full(2, accepted), prior, alone)
+
+
 @pytest.mark.parametrize(("before", "after", "steps"), [(0.95, 0.1, 10), (0.1, 0.95, 10)])
 def test_rates_follow_a_text_that_changes(before, after, steps):
     """After 200 steps of one kind and a few of another, the expected tokens are nearer the new."""

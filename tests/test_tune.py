@@ -83,6 +83,14 @@ def test_every_step_of_an_option_takes_it_or_none(target, draft):
         assert all(other == "plain" or deep <= depth for other, deep in taken)
         assert (name, depth) in taken
         assert name == "drafter" or {other for other, _ in taken} <= {"plain", name}
+        if (name, depth) == ("drafter", 2):
+            # Most drafts are right, but they are those of the lookup.
+            before = learned.prior[1]
+            tuning._learn(learned, way, (name, depth))
+            judged, accepted = way.judged[1]
+            assert judged < way.judged[0, 0]
+            assert learned.prior[1] == (accepted / judged if judged else before) < 0.9
+            assert way.judged[0, 1] / way.judged[0, 0] > 0.9
 
 
 def test_another_model_or_number_of_rows_has_another_plan(target, draft):

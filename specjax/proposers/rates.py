@@ -106,6 +106,7 @@ class Rates:
 
     def _rates(self, prior: Array, together: Array) -> Array:
         """[B, W, D]: the acceptance rate of each depth by each window."""
+        prior = jnp.clip(prior, 1 - _MOST, _MOST)  # of 0 the quotients below would be NaN
         others = self.slow.sum(0) - self.slow
         common = (others[:, 1] + _COMMON * prior) / (others[:, 0] + _COMMON)
         prior = jnp.where(together, common, prior)[:, None]
