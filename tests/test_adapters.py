@@ -138,7 +138,7 @@ def test_generate_takes_a_model_of_ones_own():
     """A LanguageModel needs no tokenizer, no EOS and no name."""
     model, params = own_models.own(CACHED)
     target, draft = (specjax.LanguageModel(model, arrays) for arrays in (params, noisy(CACHED)))
-    out = specjax.generate(target, [[1, 2, 3], [4]], draft=draft, max_new_tokens=20)
+    out = specjax.generate(target, [[1, 2, 3], [4]], draft=draft, num_drafts=4, max_new_tokens=20)
     assert out.tokens == specjax.generate(target, [[1, 2, 3], [4]], max_new_tokens=20).tokens
     assert 0 < out.stats.acceptance_rate < 1
     assert out.text == ["", ""]

@@ -284,8 +284,10 @@ def test_stream_raises_at_once(target):
 def test_stats_add_up(target, speculation, rule):
     """Tokens are counted, tau is tokens per pass, and alpha is a rate, but only if something was
     drafted."""
+    # With a number the draft always drafts: by default only where that is expected to pay.
+    number = {"num_drafts": 4} if "draft" in speculation else {}
     out = specjax.generate(
-        target, PROMPTS, max_new_tokens=NEW, temperature=1.0, rule=rule, **speculation
+        target, PROMPTS, max_new_tokens=NEW, temperature=1.0, rule=rule, **speculation, **number
     )
     stats = out.stats
     assert stats.tokens == sum(map(len, out.tokens))

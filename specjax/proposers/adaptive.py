@@ -185,7 +185,7 @@ class Adaptive(Proposer):
         seconds = params.seconds[1 + self._lookups :] / params.seconds[0]
         # A draft costs no more than this: the target also reads the drafts of a step.
         draft = jnp.min((seconds - 1) / (jnp.array(self.widths[1:]) - 1))
-        passes = jnp.ceil(missed / (AT_ONCE * self.num_nodes))
+        passes = jnp.ceil(missed.astype(jnp.float32) / (AT_ONCE * self.num_nodes))
         return jnp.where(missed > 0, jnp.maximum(draft, 0.0) * passes, 0.0)
 
     def _first_pause(self, params: AdaptiveParams, rates: Rates, part: int) -> Array:

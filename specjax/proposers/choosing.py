@@ -60,7 +60,8 @@ def choose(
       together: all rows take one option, the best for their sum.  Rows that drift apart have to
         wait for the last one, which is taken into account.
     """
-    rows, count = len(alive), jnp.maximum(alive.sum(), 1)
+    # All numbers are float32, whatever JAX takes for a quotient of integers.
+    rows, count = len(alive), jnp.maximum(alive.sum(dtype=jnp.float32), 1)
     lates = [jnp.where(alive, part.late, 0.0) for part in parts]
     if together:
         lates = [jnp.full(rows, late.max()) for late in lates]
@@ -68,10 +69,11 @@ def choose(
     def waits(gains: Array) -> Array:
         """What a step takes longer with these gains, since a batch waits for its last row."""
         if not together or remaining is None:
-            return jnp.ones(())
-        ahead = jnp.maximum(jnp.where(alive, remaining, 0).sum() / count, 1.0)
+            return jnp.ones((), jnp.float32)
+        left = remaining.astype(jnp.float32)
+        ahead = jnp.maximum(jnp.where(alive, left, 0.0).sum() / count, 1.0)
         # Rows that are further apart already do not wait for what is added.
-        apart = jnp.where(alive, (remaining - ahead) ** 2, 0.0).sum() / count
+        apart = jnp.where(alive, (left - ahead) ** 2, 0.0).sum() / count
         more = ahead * _spread(gains, widths) ** 2
         apart = jnp.maximum(apart - more, 0.0)
         added = jnp.sqrt(apart + more) - jnp.sqrt(apart)
@@ -86,7 +88,7 @@ def choose(
         return jnp.broadcast_to(jnp.maximum(total / count, 1.0), gains.shape)
 
     best = jnp.ones((rows, len(widths)), jnp.float32)
-    plain, quotients, options = seconds[0], [jnp.full((rows, 1), 1 + _MARGIN)], []
+    plain, quotients, options = seconds[0], [jnp.full((rows, 1), 1 + _MARGIN, jnp.float32)], []
     for index, (part, late) in enumerate(zip(parts, lates, strict=True)):
         first = 1 + index * (len(widths) - 1)
         own = seconds[first : first + len(widths) - 1] / plain
@@ -124,7 +126,7 @@ def _spread(gains: Array, widths: tuple[int, ...]) -> Array:
     A chain of w - 1 drafts that is right up to draft k gives k + 1 tokens, and their squares grow
     by the sums of neighbouring widths.
     """
-    sums = jnp.array([a + b for a, b in itertools.pairwise(widths)])
+    sums = jnp.array([a + b for a, b in itertools.pairwise(widths)], jnp.float32)
     squares = 1 + jnp.cumsum(jnp.diff(gains, axis=1) * sums, axis=1)
     mean = gains[:, 1:]
     return jnp.sqrt(jnp.maximum(squares - mean**2, 0.0) / mean)
