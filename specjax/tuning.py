@@ -61,6 +61,7 @@ class _Way(Timed):
         self.tokens, self.passes = np.zeros(len(calls)), np.zeros(len(calls))
         self.judged = np.zeros((2, 2))  # drafts of lookup and drafter, and those accepted
         self.steps: Counter[int] = Counter()  # by option
+        self.lengths = np.zeros(len(calls), int)  # steps of each batch of prompts
         self._calls, self._learned = calls, learned
 
     def run(self, item: int) -> Sample:
@@ -82,6 +83,7 @@ class _Way(Timed):
                 while not to_host(state.done).all():
                     state = call.decoder.run(params, state, 1)
                     self.steps[_option(proposer, state.proposer)] += 1
+                    self.lengths[item] += 1
                 for index, part in enumerate((state.proposer.lookup, state.proposer.drafter)):
                     if part is not None:
                         self.judged[index] += to_host(part.rates.slow).sum(0)
@@ -131,9 +133,12 @@ class _Beginning(_Way):
 
     def start(self, seconds: float) -> float:
         """What a text costs besides its steps, which take `seconds` without drafts."""
-        samples = list(itertools.chain(*self.seconds))
-        steps = min(_FIRST, int(self.tokens.min()))
-        return max(statistics.median(samples) - steps * seconds, 0.0) if samples else 0.0
+        rests = [
+            sample - min(_FIRST, length) * seconds
+            for length, samples in zip(self.lengths, self.seconds, strict=True)
+            for sample in samples
+        ]
+        return max(statistics.median(rests), 0.0) if rests else 0.0
 
 
 def tune(
