@@ -85,8 +85,8 @@ class Plan:
     def fixed(self) -> tuple[str, int]:
         """The option, as in `Adaptive.options`, that is fastest where every step has its width.
 
-        Such is an engine: its passes are as wide for rows without drafts.  Drafts have to gain more
-        than estimates err, else it is plain decoding.
+        An engine is such a place: its passes have one width, also for rows without drafts.  If
+        drafts gain less than `_MARGIN`, it is plain decoding, since estimates err.
         """
         options = [(str(name), int(depth)) for name, depth in self.about["options"]]
         speeds = [
