@@ -553,6 +553,7 @@ def test_refused_options(capsys, monkeypatch):
         (["--target", str(TINY / "target"), "--default", "eagle"], "there are lookup, and none"),
         (["--target", str(TINY / "target"), "--slots", "0"], "--slots 0"),
         (["--default", "auto", "--no-lookup"], "--default auto chooses among lookup"),
+        (["--default", "auto", "--num-drafts", "0"], "--default auto chooses among lookup"),
         (["--target", "/nowhere"], "/nowhere"),
         (["--mesh", "data=2"], "data=2 times model=1 is not the number of devices"),
     ]:

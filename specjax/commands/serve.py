@@ -118,13 +118,14 @@ def run(arguments: argparse.Namespace) -> None:
     asked = argparse.Namespace(**{**vars(arguments), "drafter": None})
     target, draft = load_models(asked, ["draft"] if drafted else ["ngram"])
     first = arguments.default
-    chosen = (arguments.draft, arguments.num_drafts, arguments.no_lookup, drafters, adapters)
-    if first == "auto" and any((arguments.num_drafts, arguments.no_lookup, drafters, adapters)):
+    numbered = arguments.num_drafts is not None  # 0 is a number, too
+    chosen = any((numbered, arguments.no_lookup, drafters, adapters))
+    if first == "auto" and chosen:
         raise ValueError(
             "--default auto chooses among lookup, a draft model and plain decoding, and how deep: "
             "leave --drafter, --adapter, --no-lookup and --num-drafts out, or name a default"
         )
-    if first == "auto" or (first is None and not any(chosen)):
+    if first == "auto" or (first is None and not chosen and arguments.draft is None):
         loaded, first = by_plan(target, draft, arguments.slots)
     else:
         loaded = _given(arguments, target, draft, drafters, adapters)

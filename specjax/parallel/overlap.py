@@ -184,7 +184,7 @@ class Overlapped:
             done = half.done | False  # a copy, since the verification reuses the buffer
             verifying, following = self._start(params, state, layouts[0]), self.pace.next()
             # The draft gets its work before the host waits, or it would stand still meanwhile.  If
-            # there is nothing to wait for, the host looks first: work after the end is in vain.
+            # there is nothing to wait for, the host looks first: nothing is drafted after the end.
             early = self._agrees or not done.is_ready()
             ahead = self._ahead(params, state, following) if early else None
             finished, now = bool(to_host(done).all()), time.perf_counter()
