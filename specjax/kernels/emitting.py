@@ -61,6 +61,24 @@ class Emitter:
         b.branch(head)
         b.position_at_end(after)
 
+    def groups(self, count: Value, most: int) -> list[tuple[Value, Value, int]]:
+        """Cuts range(count) into as few groups of at most `most` as can be, nearly equal in size.
+
+        Returns:
+          The arguments of `loop` for the groups of each size: start, stop and size.
+        """
+        b, start, groups = self.b, word(0), []
+        number = b.sdiv(b.add(count, word(most - 1)), word(most))
+        number = b.select(b.icmp_signed(">", number, word(1)), number, word(1))  # if count is 0
+        size, larger = b.sdiv(count, number), b.srem(count, number)
+        for each in range(most, 0, -1):
+            mine = b.select(b.icmp_signed("==", size, word(each)), b.sub(number, larger), word(0))
+            mine = b.select(b.icmp_signed("==", size, word(each - 1)), larger, mine)
+            stop = b.add(start, b.mul(mine, word(each)))
+            groups.append((start, stop, each))
+            start = stop
+        return groups
+
     def read(self, base: Value, index: Value, kind: ir.Type, align: int) -> Value:
         """A scalar or a vector at base[index]; `align` is the size of an element in bytes."""
         loaded = self.b.load(self.b.bitcast(self.b.gep(base, [index]), kind.as_pointer()))

@@ -16,6 +16,16 @@ from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, V
 _TILE = 1024
 """Columns whose sums stay in the first cache while all rows of the matrix pass."""
 
+_FEW = 2
+"""Rows of float32 activations up to which reading the matrix takes longer than multiplying."""
+
+_DEEP = 16
+"""Rows of the matrix for which sums stay in registers: more are too many places of the memory at
+once, and with fewer the sums are moved too often."""
+
+_LINE = 16
+"""float32 numbers in a line of the cache."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
@@ -68,16 +78,39 @@ def _columns(
     first: Value, last: Value,
     rows: Value, inner: Value, stride: Value, count: Value,
 ) -> None:  # fmt: skip
-    """Several rows of the matrix at once are multiplied by one number each, and added to the sums.
+    """Each sum adds the rows of the matrix in their order, so both ways give the same bits."""
+    b = emit.b
+    small = b.icmp_signed("<=", rows, word(_FEW))
+    few, more = b.select(small, rows, word(0)), b.select(small, word(0), rows)
 
-    Each sum adds the rows of the matrix in their order.
+    with emit.loop(first, last, _TILE) as (start, _, _):
+        end = emit.least(b.add(start, word(_TILE)), last)
+        with emit.loop(word(0), rows, 1) as (m, _, _):
+            place = b.gep(y, [b.mul(m, count)])
+            with emit.loop(start, end, 1) as (j, _, _):
+                emit.write(zeros(FLOAT), place, j, 4)
+        sizes = few, inner, stride, count
+        _stream(emit, machine, x, w, y, start, end, *sizes)
+        _block(emit, machine, x, w, y, start, end, more, *sizes[1:])
+
+
+def _stream(
+    emit: Emitter, machine: Machine,
+    x: Value, w: Value, y: Value,
+    start: Value, end: Value,
+    rows: Value, inner: Value, stride: Value, count: Value,
+) -> None:  # fmt: skip
+    """Up to `_FEW` rows, for which reading the matrix takes the time.
+
+    Neighbouring columns of several rows of the matrix are read one after the other, which memory
+    is fast at.  Each is multiplied by one number, and added to the sums.
     """
     b, lanes = emit.b, machine.lanes
     vector = ir.VectorType(FLOAT, lanes)
-    depth, together = (8, 2) if machine.registers >= 32 else (4, 2)
+    depth = 8 if machine.registers >= 32 else 4
 
-    def add(start: Value, end: Value, k: Value, deep: int, m: Value, many: int) -> None:
-        """Rows [k, k + deep) of the matrix, into the sums [start, end) of `many` rows of x."""
+    def add(k: Value, deep: int, m: Value, many: int) -> None:
+        """Rows [k, k + deep) of the matrix, into the sums of `many` rows of x."""
         weights = [b.gep(w, [b.mul(b.add(k, word(i)), stride)]) for i in range(deep)]
         mine = [b.add(m, word(i)) for i in range(many)]
         sums = [b.gep(y, [b.mul(i, count)]) for i in mine]
@@ -102,19 +135,69 @@ def _columns(
                 for total, place in zip(totals, sums, strict=True):
                     emit.write(total, place, j, 4)
 
-    with emit.loop(first, last, _TILE) as (start, _, _):
-        end = emit.least(b.add(start, word(_TILE)), last)
-        with emit.loop(word(0), rows, 1) as (m, _, _):
-            place = b.gep(y, [b.mul(m, count)])
-            with emit.loop(start, end, 1) as (j, _, _):
-                emit.write(zeros(FLOAT), place, j, 4)
-        deep, paired = emit.whole(inner, depth), emit.whole(rows, together)
-        for low, high, step in ((word(0), deep, depth), (deep, inner, 1)):
-            with emit.loop(low, high, step) as (k, _, _):
-                with emit.loop(word(0), paired, together) as (m, _, _):
-                    add(start, end, k, step, m, together)
-                with emit.loop(paired, rows, 1) as (m, _, _):
-                    add(start, end, k, step, m, 1)
+    whole, groups = emit.whole(inner, depth), emit.groups(rows, _FEW)
+    for low, high, step in ((word(0), whole, depth), (whole, inner, 1)):
+        with emit.loop(low, high, step) as (k, _, _):
+            for group in groups:
+                with emit.loop(*group) as (m, _, _):
+                    add(k, step, m, group[2])
+
+
+def _block(
+    emit: Emitter, machine: Machine,
+    x: Value, w: Value, y: Value,
+    start: Value, end: Value,
+    rows: Value, inner: Value, stride: Value, count: Value,
+) -> None:  # fmt: skip
+    """More rows, for which multiplying takes the time.
+
+    The sums of several rows and of neighbouring columns stay in registers while `_DEEP` rows of the
+    matrix pass.  The columns after them are fetched meanwhile, since the processor does not guess
+    them.
+    """
+    b, lanes = emit.b, machine.lanes
+    vector = ir.VectorType(FLOAT, lanes)
+    most, wide = (6, 4) if machine.registers >= 32 else (4, 2)
+
+    def add(k: Value, deep: Value, j: Value, vectors: int, kind: ir.Type, m: Value, many: int):
+        """Rows [k, deep) of the matrix, into sums of `many` rows of x from m.
+
+        The sums are those of the columns in `vectors` of `kind`, from column j.
+        """
+        width = lanes if kind == vector else 1
+        mine = [b.add(m, word(i)) for i in range(many)]
+        activations = [b.gep(x, [b.mul(i, inner)]) for i in mine]
+        sums = [b.gep(y, [b.add(b.mul(i, count), j)]) for i in mine]
+        places = [(place, word(v * width)) for place in sums for v in range(vectors)]
+        before = [emit.read(*place, kind, 4) for place in places]
+        with emit.loop(k, deep, 1, before) as (i, totals, following):
+            row = b.gep(w, [b.add(b.mul(i, stride), j)])
+            for ahead in range(vectors * width, 2 * vectors * width, _LINE):
+                emit.prefetch(b.gep(row, [word(ahead)]))
+            weights = [emit.read(row, word(v * width), kind, 4) for v in range(vectors)]
+            for r, place in enumerate(activations):
+                factor = emit.read(place, i, FLOAT, 4)
+                factor = emit.splat(factor, lanes) if kind == vector else factor
+                for v, weight in enumerate(weights):
+                    at = r * vectors + v
+                    following[at] = emit.multiply_add(factor, weight, totals[at])
+        for total, place in zip(totals, places, strict=True):
+            emit.write(total, *place, 4)
+
+    groups = emit.groups(rows, most)
+    with emit.loop(word(0), inner, _DEEP) as (k, _, _):
+        deep, begin = emit.least(b.add(k, word(_DEEP)), inner), start
+        for vectors, kind, width in (
+            (wide, vector, wide * lanes),
+            (1, vector, lanes),
+            (1, FLOAT, 1),
+        ):
+            stop = b.add(begin, emit.whole(b.sub(end, begin), width))
+            with emit.loop(begin, stop, width) as (j, _, _):
+                for group in groups:
+                    with emit.loop(*group) as (m, _, _):
+                        add(k, deep, j, vectors, kind, m, group[2])
+            begin = stop
 
 
 def _rows(
@@ -129,7 +212,7 @@ def _rows(
     """
     b, lanes = emit.b, machine.lanes
     step = 2 * lanes if form.weight == INT8 else lanes
-    outputs, inputs = 4, 4 if machine.registers >= 32 else 2
+    outputs, most = 4, 6 if machine.registers >= 32 else 2
     weight_size, row_size = form.sizes
 
     def widened(weights: Value) -> Value:
@@ -183,10 +266,9 @@ def _rows(
             emit.write(total, y, b.add(b.mul(mine[r], count), columns[c]), 4)
 
     many = b.add(first, emit.whole(b.sub(last, first), outputs))
-    grouped = emit.whole(rows, inputs)
+    groups = emit.groups(rows, most)
     for low, high, width in ((first, many, outputs), (many, last, 1)):
         with emit.loop(low, high, width) as (i, _, _):
-            with emit.loop(word(0), grouped, inputs) as (m, _, _):
-                block(i, width, m, inputs)
-            with emit.loop(grouped, rows, 1) as (m, _, _):
-                block(i, width, m, 1)
+            for group in groups:
+                with emit.loop(*group) as (m, _, _):
+                    block(i, width, m, group[2])

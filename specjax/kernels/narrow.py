@@ -8,8 +8,8 @@ from jax import Array
 
 from specjax.kernels import available
 
-MOST_ROWS = {"float32": 8, "bfloat16": 16, "int8": 16}
-"""By the dtype of the weights.  More rows are bound by computation, where XLA is faster."""
+MOST_ROWS = 16
+"""More rows are bound by computation, where XLA is as fast."""
 
 _FORMS = {("float32", 0): jnp.float32, ("bfloat16", 1): jnp.float32, ("int8", 1): jnp.int32}
 """(dtype of the weights, the axis that is summed): the dtype of the result."""
@@ -21,7 +21,7 @@ def takes(rows: int, weights: Array, summed: int) -> bool:
         weights.ndim == 2
         and weights.size > 0
         and (weights.dtype.name, summed) in _FORMS
-        and 0 < rows <= MOST_ROWS[weights.dtype.name]
+        and 0 < rows <= MOST_ROWS
         and available.made("product", weights.dtype.name) is not None
     )
 
@@ -30,7 +30,7 @@ def few_rows(x: Array, weights: Array, summed: int) -> Array:
     """x @ weights, in a program for one CPU.
 
     Args:
-      x: [M, K], M at most as `MOST_ROWS` says; of int8 for int8 weights, else of any dtype.
+      x: [M, K], M at most `MOST_ROWS`; of int8 for int8 weights, else of any dtype.
       weights: [K, N] float32 with summed=0, or [N, K] bfloat16 or int8 with summed=1.
 
     Returns:
