@@ -126,9 +126,12 @@ class Call:
             return Guided(self.decoder, [*self.matchers, *free], lengths)
         return self.overlapped if self.overlapped and not self.overlapped.alone else self.decoder
 
-    def prefill(self, endless: bool = False) -> Any:
-        """Read the prompts.  With `endless` rows end only where there is no more room."""
-        return self.runner.prefill(self.params, **self._inputs(endless))
+    def prefill(self, params: Params, endless: bool = False) -> Any:
+        """Read the prompts, with the parameters that will decode.
+
+        With `endless` rows end only where there is no more room.
+        """
+        return self.runner.prefill(params, **self._inputs(endless))
 
     def _inputs(self, endless: bool = False) -> dict[str, Any]:
         """The arguments of `Decoder.prefill`."""
@@ -158,14 +161,16 @@ class Call:
             self._compile_apart(self.overlapped)
             if not self.overlapped.alone:
                 return
-        states = self.runner.stream(self.params, self.prefill(), steps_per_chunk=WARM_STEPS)
+        states = self.runner.stream(
+            self.params, self.prefill(self.params), steps_per_chunk=WARM_STEPS
+        )
         state = next(states)
         with contextlib.suppress(StopIteration):
             states.send(np.ones(state.done.shape, bool))
 
     def _compile_apart(self, apart: Overlapped) -> None:
         """Compile for two meshes, and find out whether they pay."""
-        apart.compile(self.params, self.prefill())
+        apart.compile(self.params, self.prefill(self.params))
         if jax.process_count() == 1:  # else each process would measure other times
             endless = functools.partial(self._inputs, endless=True)
             apart.compare(self._apart, self._together, endless)

@@ -179,7 +179,7 @@ def decode(call: Call) -> Output | TextStream:
     compiled = compile_first(call)
     params, learned = _params(call)
     started = time.perf_counter()
-    state = jax.block_until_ready(call.runner.run(params, call.prefill()))
+    state = jax.block_until_ready(call.runner.run(params, call.prefill(params)))
     return _output(call, state, time.perf_counter() - started, compiled, learned)
 
 
@@ -231,7 +231,7 @@ def compile_first(call: Call) -> float:
         measuring = time.perf_counter()
         budget = max(_LEAST_BUDGET, _SHARE * (measuring - started))
         # Of a call with grammars, the programs without the host.
-        prefill = functools.partial(call.prefill, endless=True)
+        prefill = functools.partial(call.prefill, call.params, endless=True)
         seconds = option_seconds(call.decoder, call.params, prefill, budget)
         prior = np.array(call.params.proposer.prior)
         learned = Learned(seconds, prior, time.perf_counter() - measuring)
@@ -292,7 +292,7 @@ def _stream(call: Call) -> Generator[list[str], None, Output]:
     compiled = compile_first(call)
     params, learned = _params(call)
     seconds, started = 0.0, time.perf_counter()
-    state = call.prefill()
+    state = call.prefill(params)
     states = call.runner.stream(params, state)
     stopped = None
     while True:

@@ -95,7 +95,7 @@ class _Way(Timed):
     def _begin(self, item: int) -> tuple[Call, Params, Any]:
         call = self._calls[item]
         params: Params = call.params if self._learned is None else self._learned.put(call.params)
-        return call, params, jax.block_until_ready(call.prefill())
+        return call, params, jax.block_until_ready(call.prefill(params))
 
     def candidate(self, seconds: np.ndarray, start: float) -> Candidate:
         """Its speeds, with the seconds [O] of a step with each option, and those before a text."""
@@ -224,7 +224,9 @@ def tune(
     for option, way in zip(proposer.options, ways, strict=False):
         _learn(learned, way, option)
     clock = OptionClock(
-        calls[0].decoder, calls[0].params, functools.partial(calls[0].prefill, endless=True)
+        calls[0].decoder,
+        calls[0].params,
+        functools.partial(calls[0].prefill, calls[0].params, endless=True),
     )
     steps = [_Step(option, clock, len(calls)) for option in range(len(proposer.options))]
     take_turns(steps, 1)
@@ -358,6 +360,6 @@ def _own_text(target: LanguageModel) -> list[list[int]]:
         target, [[int(token)] for token in first], proposer="none", temperature=1.0, eos=[],
         max_new_tokens=min(_OWN_TOKENS, target.model.max_positions // 4),
     )  # fmt: skip
-    state = out.decoder.run(out.params, out.prefill())
+    state = out.decoder.run(out.params, out.prefill(out.params))
     tokens, length = to_host((state.tokens, state.length))
     return [row[:end].tolist() for row, end in zip(tokens, length, strict=True)]

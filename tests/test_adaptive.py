@@ -14,7 +14,7 @@ from watched import Watched
 import specjax
 from specjax import RULES, Decoder, NGram, Params
 from specjax.contract import Context
-from specjax.generate import prepared
+from specjax.generate import learned_of, prepared
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain, DraftSource
 from specjax.proposers.adaptive import FIRST
 from specjax.proposers.rates import Rates
@@ -265,7 +265,8 @@ def test_a_trial_of_the_drafter_uses_it():
         lookup=dataclasses.replace(state.proposer.lookup, trials=trials, rates=judged(99 * sure)),
         drafter=dataclasses.replace(state.proposer.drafter, trials=due, rates=judged(unsure)),
     )
-    state = dataclasses.replace(state, proposer=own, done=jnp.zeros(4, bool))
+    left = {"limit": state.length + 20, "done": jnp.zeros(toys.ROWS, bool)}
+    state = dataclasses.replace(state, proposer=own, **left)
     _, after = jax.jit(dec.propose)(params, state)
     assert after.proposer.tried.all() and after.proposer.drafted.all()
     assert not after.proposer.drafter.trials.quiet.any()
@@ -332,9 +333,9 @@ def test_acceptance_is_learned_from_text_to_text(target):
     put = learned.put(call.params).proposer
     np.testing.assert_allclose(put.prior, learned.prior)
     np.testing.assert_allclose(put.seconds, 1)
-    state = call.decoder.run(call.params, call.prefill())
+    state = call.decoder.run(call.params, call.prefill(call.params))
     before = counted.compilations()
-    again = call.decoder.run(learned.put(call.params), call.prefill())
+    again = call.decoder.run(learned.put(call.params), call.prefill(learned.put(call.params)))
     assert counted.compilations() == before
     assert toys.texts(state) == toys.texts(again)
     learned.learn(again)
@@ -352,6 +353,19 @@ def test_what_did_not_pay_in_earlier_texts_is_tried_late(target):
     assert learned.pause.tolist() == [PAUSE, 64]
     call = prepared(target, PROMPTS, max_new_tokens=NEW)
     assert learned.put(call.params).proposer.pause.tolist() == [PAUSE, 64]
+
+
+def test_a_call_begins_with_what_earlier_calls_learned(target, draft):
+    """That includes the pause before the first drafts of a part that did not pay."""
+    how = {"draft": draft, "proposer": "auto", "max_new_tokens": NEW}
+    first = specjax.generate(target, PROMPTS[0], **how)
+    learned = learned_of(prepared(target, PROMPTS[0], **how))
+    learned.seconds[:] = [1, *[3] * (len(learned.seconds) - 1)]
+    for judged, drafts in ((0, True), (100, False)):
+        learned.prior[:], learned.judged[:] = 0.01, judged
+        out = specjax.generate(target, PROMPTS[0], **how)
+        assert out.tokens == first.tokens
+        assert (out.stats.tested > 0) == drafts
 
 
 @pytest.mark.parametrize(("rate", "pause"), [(0.1, 64), (0.7, PAUSE)])

@@ -27,7 +27,7 @@ def depths_of(call: Call) -> list[list[int]]:
     """
     compile_first(call)
     params = params_of(call)
-    state = call.prefill()
+    state = call.prefill(params)
     rows = len(call.lengths)
     depths: list[list[int]] = [[] for _ in range(rows)]
     before, accepted = call.lengths, np.zeros(rows, int)

@@ -68,6 +68,7 @@ class AdaptiveState:
     missed: Array  # [B] tokens that `drafter` has not read, if it can be left out
     needed: Array  # [B] new tokens of a row with which the last step pays
     worth: Array  # [B] the time that a token took otherwise, in steps without drafts
+    weight: Array  # [B] of each row's tokens, where all rows take one option
     tried: Array  # [B] bool: was the last step a trial?
     together: Array  # [B] bool: do all rows take one option?
 
@@ -170,6 +171,7 @@ class Adaptive(Proposer):
             worth=jnp.ones(rows, jnp.float32),
             tried=jnp.zeros(rows, bool),
             needed=jnp.ones(rows, jnp.float32),
+            weight=jnp.zeros(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
         )
 
@@ -251,6 +253,7 @@ class Adaptive(Proposer):
             offered=offered,
             drafted=uses_drafter,
             needed=choice.time,
+            weight=choice.weight,
             worth=choice.worth,
             tried=choice.tried,
             together=jnp.full(rows, context.text_is_fixed),
@@ -261,11 +264,11 @@ class Adaptive(Proposer):
 
     def observe(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
         live, tokens = block.count > 0, block.count.astype(jnp.float32)
-        needed, rows = state.needed * live, jnp.maximum(live.sum(), 1)
+        needed = state.needed * live
 
         def shared(x: Array) -> Array:
-            """The mean over all rows that live, where they choose together."""
-            return jnp.where(state.together, jnp.sum(x) / rows, x)
+            """The weighted mean over all rows, where they choose together."""
+            return jnp.where(state.together, jnp.sum(x * state.weight), x)
 
         paid = shared(tokens) > shared(needed)
         ran = jnp.where(state.together, state.drafted.any(), state.drafted)
@@ -280,9 +283,11 @@ class Adaptive(Proposer):
             about = params.prior[index], state.together
             rates = known.rates.after(offered, accepted, *about)
             expected = rates.gains(jnp.maximum(offered, 1), *about)[:, -1]
-            expected, wanted = jnp.where(used, expected, 0.0), jnp.where(used, needed, 0.0)
-            saved = shared(jnp.where(used, tokens * state.worth - needed, 0.0))
-            pays = shared(expected) > shared(wanted)
+            expected = jnp.where(used, expected, 1.0)
+            # Rows without drafts also took the time of a step with drafts.
+            waited = jnp.where(state.together, used.any(), used)
+            saved = shared(jnp.where(waited, tokens * state.worth - needed, 0.0))
+            pays = shared(jnp.where(live, expected, 0.0)) > shared(needed)
             trials = known.trials.after(shared(needed), saved, used, state.tried, paid, pays)
             return PartState(part.observe(own, known.own, block), rates, trials)
 

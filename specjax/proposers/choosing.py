@@ -18,6 +18,10 @@ _MARGIN = 0.01
 _STAYS = 16.0
 """Steps that a change of the choice is expected to last: what a drafter missed is read for them."""
 
+_APART = 0.5
+"""A row that is so many tokens behind counts e times as much, in square roots of what is left.  By
+about that much rows drift apart by chance."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Part:
@@ -38,6 +42,7 @@ class Choice:
     time: Array  # [B] of the step, with the wait for the other rows
     worth: Array  # [B] the time that a token would take otherwise
     tried: Array  # [B] bool: it is a trial
+    weight: Array  # [B] of each row's tokens for all rows; they add up to 1
 
 
 def choose(
@@ -57,11 +62,13 @@ def choose(
         takes the drafts of an earlier part where they promise more.
       alive: [B] bool, rows that are not done.
       remaining: [B] the most tokens that each row may still get, or None.
-      together: all rows take one option, the best for their sum.  Rows that drift apart have to
-        wait for the last one, which is taken into account.
+      together: all rows take one option.  The batch is done when its last row is, so rows that
+        have more left count more, and drafts with which rows drift apart count less.
     """
     # All numbers are float32, whatever JAX takes for a quotient of integers.
     rows, count = len(alive), jnp.maximum(alive.sum(dtype=jnp.float32), 1)
+    together &= rows > 1  # one row waits for nobody
+    weight = _weights(alive, remaining)
     lates = [jnp.where(alive, part.late, 0.0) for part in parts]
     if together:
         lates = [jnp.full(rows, late.max()) for late in lates]
@@ -84,8 +91,8 @@ def choose(
     def of_batch(gains: Array) -> Array:
         if not together:
             return gains
-        total = jnp.where(alive[:, None], gains, 0.0).sum(0)
-        return jnp.broadcast_to(jnp.maximum(total / count, 1.0), gains.shape)
+        total = (gains * weight[:, None]).sum(0)
+        return jnp.broadcast_to(jnp.maximum(total, 1.0), gains.shape)
 
     best = jnp.ones((rows, len(widths)), jnp.float32)
     plain, quotients, options = seconds[0], [jnp.full((rows, 1), 1 + _MARGIN, jnp.float32)], []
@@ -96,7 +103,8 @@ def choose(
         gains = of_batch(best), of_batch(part.gains)
         # Alone it counts as a trial, or a part that always promises less would never be tried.
         times = [own * waits(each) for each in gains]
-        quotients.append(gains[0][:, 1:] / (times[0] + late[:, None] / _STAYS))
+        pays = gains[0][:, 1:] / (times[0] + late[:, None] / _STAYS) > 1 + _MARGIN
+        quotients.append(jnp.where(pays, gains[0][:, 1:] / (own + late[:, None] / _STAYS), 0.0))
         times = [each + late[:, None] for each in times]
         options.append((first, gains[0][:, 1:], times[0], gains[1][:, 1:], times[1]))
     option = jnp.argmax(jnp.concatenate(quotients, axis=1), axis=1).astype(jnp.int32)
@@ -117,7 +125,18 @@ def choose(
         option = jnp.where(wanted, first + least, option).astype(jnp.int32)
         time = jnp.where(wanted, _at(times, least), time)
         tried |= wanted
-    return Choice(option, time, jnp.where(tried, worth, 1.0), tried)
+    return Choice(option, time, jnp.where(tried, worth, 1.0), tried, weight)
+
+
+def _weights(alive: Array, remaining: Array | None) -> Array:
+    """[B]: what a token of each row is worth, if all rows take one option; they add up to 1."""
+    if len(alive) == 1:
+        return jnp.ones(1, jnp.float32)
+    left = jnp.zeros(alive.shape) if remaining is None else remaining
+    left = jnp.where(alive, left.astype(jnp.float32), 0.0)
+    most = jnp.maximum(left.max(), 1.0)
+    weight = jnp.where(alive, jnp.exp((left - most) / (_APART * jnp.sqrt(most))), 0.0)
+    return weight / jnp.maximum(weight.sum(), 1e-9)
 
 
 def _spread(gains: Array, widths: tuple[int, ...]) -> Array:

@@ -107,9 +107,10 @@ class Rates:
     def _rates(self, prior: Array, together: Array) -> Array:
         """[B, W, D]: the acceptance rate of each depth by each window."""
         prior = jnp.clip(prior, 1 - _MOST, _MOST)  # of 0 the quotients below would be NaN
-        others = self.slow.sum(0) - self.slow
-        common = (others[:, 1] + _COMMON * prior) / (others[:, 0] + _COMMON)
-        prior = jnp.where(together, common, prior)[:, None]
+        if len(self.slow) > 1:
+            others = self.slow.sum(0) - self.slow
+            common = (others[:, 1] + _COMMON * prior) / (others[:, 0] + _COMMON)
+            prior = jnp.where(together, common, prior)[:, None]
         # The prior fades like the drafts.
         known = _PRIOR * jnp.maximum(_WINDOWS - self.recent[..., 0], 0.0)
         judged = jnp.maximum(self.recent[..., 0] + known, 1.0)
