@@ -103,6 +103,8 @@ def choose(
         gains = of_batch(best), of_batch(part.gains)
         # Alone it counts as a trial, or a part that always promises less would never be tried.
         times = [own * waits(each) for each in gains]
+        # The wait decides whether drafts pay, but not how many: if rows wait at all, they do so for
+        # few drafts as well.
         pays = gains[0][:, 1:] / (times[0] + late[:, None] / _STAYS) > 1 + _MARGIN
         quotients.append(jnp.where(pays, gains[0][:, 1:] / (own + late[:, None] / _STAYS), 0.0))
         times = [each + late[:, None] for each in times]
