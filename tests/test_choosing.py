@@ -1,65 +1,168 @@
-"""Which option a batch takes whose rows are not equally far."""
-
-from __future__ import annotations
+"""How `Adaptive` chooses: rates of recent drafts, what trials may cost, and what a batch waits."""
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import specjax
-from specjax.proposers import MEASURED, Adaptive, AdaptiveParams
 from specjax.proposers.choosing import Part, choose
+from specjax.proposers.rates import Rates
 from specjax.proposers.trials import Trials
-from specjax.types import Block
 
-NEVER = Trials.start(jnp.full(2, 99), jnp.zeros(2))
-
-
-def choice(remaining, together=True):
-    """The first of two rows finds two drafts, of which 1.8 are accepted."""
-    gains = jnp.array([[1, 2.8], [1, 1]], jnp.float32)
-    part = Part("lookup", gains, jnp.array([True, False]), jnp.zeros(2), NEVER)
-    left = None if remaining is None else jnp.array(remaining)
-    alive = jnp.ones(2, bool) if left is None else left > 0
-    return choose((1, 3), jnp.array([1, 1.5]), [part], alive, left, together)
+WINDOWS = (8, 32, 128, 512)
+WIDTHS = (1, 3, 5)
 
 
-def test_rows_that_are_behind_decide_for_the_batch():
-    """A row that will be done early does not make the others wait for its drafts."""
-    assert choice(None).option.tolist() == [1, 1]
-    assert choice([40, 10]).option.tolist() == [1, 1]
-    assert choice([10, 40]).option.tolist() == [0, 0]
-    assert choice([10, 0]).option.tolist() == [1, 1]
-    weights = [choice([left, 40]).weight for left in (40, 35, 10)]
-    np.testing.assert_allclose([each.sum() for each in weights], 1, rtol=1e-6)
-    shares = [float(each[0]) for each in weights]
-    assert shares == sorted(shares, reverse=True) and shares[0] == pytest.approx(0.5)
+def test_rates_are_those_of_recent_drafts():
+    """Counts by window and depth, the weights of the windows and the expected tokens, by a loop."""
+    rng, depth, prior = np.random.default_rng(0), 3, 0.3
+    rates, alone = Rates.zeros(1, depth), jnp.array(False)
+    after, gains = jax.jit(Rates.after), jax.jit(Rates.gains)
+    recent, by_depth = np.zeros((4, 2)), np.zeros((depth, 2))
+    weight = belief = np.array(WINDOWS) / sum(WINDOWS)
+
+    def chance(window, at):
+        known = 0.25 * max(WINDOWS[window] - recent[window, 0], 0)
+        level = (recent[window, 1] + known * prior) / max(recent[window, 0] + known, 1)
+        judged, accepted = by_depth.sum(0)
+        alike = 32 * (accepted + prior) / (judged + 1)
+        usual = by_depth[at, 0] * accepted / max(judged, 1)
+        return np.clip(level * (by_depth[at, 1] + alike) / (usual + alike), 0.01, 0.99)
+
+    for _ in range(60):
+        offered = int(rng.integers(0, depth + 1))
+        taken = int(rng.integers(0, offered + 1))
+        rates = after(rates, jnp.array([offered]), jnp.array([taken]), jnp.float32(prior), alone)
+        right = [at < taken for at in range(min(offered, taken + 1))]
+        if right:
+            likely = [
+                np.prod(
+                    [chance(w, at) if yes else 1 - chance(w, at) for at, yes in enumerate(right)]
+                )
+                for w in range(4)
+            ]
+            weight = weight * likely / (weight * likely).sum()
+            weight = 0.98 * weight + 0.02 * belief
+        for w, window in enumerate(WINDOWS):
+            recent[w] = recent[w] * (1 - 1 / window) ** len(right) + [len(right), sum(right)]
+        for at, yes in enumerate(right):
+            by_depth[at] = by_depth[at] * 0.995 + [1, yes]
+    np.testing.assert_allclose(rates.recent[0], recent, rtol=1e-4)
+    np.testing.assert_allclose(rates.weight[0], weight, rtol=1e-3)
+    for present in range(depth + 1):
+        wanted = np.ones(depth + 1)
+        for at in range(present):
+            reached = [np.prod([chance(w, up) for up in range(at + 1)]) for w in range(4)]
+            wanted[at + 1 :] += weight @ reached
+        found = gains(rates, jnp.array([present]), jnp.float32(prior), alone)
+        np.testing.assert_allclose(found[0], wanted, rtol=1e-4)
 
 
-def test_alone_each_row_decides_for_itself():
-    assert choice([10, 40], together=False).option.tolist() == [1, 0]
+@pytest.mark.parametrize("prior", [0.0, 1.0])
+def test_a_prior_of_nothing_or_all_leaves_numbers(prior):
+    """Drafts of which no earlier one was accepted, or each one."""
+    rates, alone, prior = Rates.zeros(2, 4), jnp.array(False), jnp.float32(prior)
+    for accepted in (0, 4, 0):
+        gains = rates.gains(jnp.full(2, 4), prior, alone)
+        assert (gains >= 1).all() and (jnp.diff(gains, axis=1) >= 0).all()  # NaN is neither
+        rates = rates.after(jnp.full(2, 4), jnp.full(2, accepted), prior, alone)
 
 
-@pytest.mark.parametrize(("together", "saved"), [(True, 0.25 * 3 + 0.75 * 1 - 1.8), (False, 1.2)])
-def test_a_trial_is_charged_to_all_rows_that_waited(together, saved):
-    """A row without drafts also takes the time of the batch's step with drafts."""
-    proposer = Adaptive(specjax.NGram(num_drafts=2), None, (1, 3))
-    params = AdaptiveParams(
-        None, None, jnp.array([1, 1.8]), jnp.int32(MEASURED), jnp.full(2, 0.5), jnp.full(2, 64)
-    )
-    tokens = jnp.zeros((2, 3), jnp.int32)
-    prompt = Block(tokens, tokens[..., None].astype(jnp.float32), jnp.array([3, 3]))
-    state = dataclasses.replace(
-        proposer.init(params, prompt, 32),
-        offered=jnp.array([2, 0]),
-        needed=jnp.full(2, 1.8),
-        tried=jnp.array([True, together]),
-        weight=jnp.array([0.25, 0.75]),
-        together=jnp.full(2, together),
-    )
-    block = dataclasses.replace(prompt, count=jnp.array([3, 1]))
-    after = proposer.observe(params, state, block).lookup.trials.purse
-    change = (after - state.lookup.trials.purse)[0]
-    assert float(change) == pytest.approx(0.01 * 1.8 + saved, abs=1e-5)
+@pytest.mark.parametrize(("before", "after", "steps"), [(0.95, 0.1, 10), (0.1, 0.95, 10)])
+def test_rates_follow_a_text_that_changes(before, after, steps):
+    """After 200 steps of one kind and a few of another, the expected tokens are nearer the new."""
+    rng, rates = np.random.default_rng(1), Rates.zeros(16, 2)
+    step = jax.jit(Rates.after)
+    about = jnp.float32(before), jnp.array(False)
+    for at in range(200 + steps):
+        right = rng.random((16, 2)) < (before if at < 200 else after)
+        taken = jnp.array(np.cumprod(right, 1).sum(1))
+        rates = step(rates, jnp.full(16, 2), taken, *about)
+    found = float(rates.gains(jnp.full(16, 2), *about)[:, 2].mean())
+    old, new = (1 + rate + rate**2 for rate in (before, after))
+    assert abs(found - new) < abs(found - old)
+
+
+def test_rows_of_a_batch_teach_each_other():
+    """A row without drafts expects what those of its batch had, and only where it may."""
+    rates = Rates.zeros(5, 1)
+    offered, taken = jnp.array([0, 1, 1, 1, 1]), jnp.zeros(5, jnp.int32)
+    for together in (False, True):
+        about = jnp.float32(0.5), jnp.array(together)
+        known = rates
+        for _ in range(40):
+            known = known.after(offered, taken, *about)
+        first = float(known.gains(jnp.ones(5, jnp.int32), *about)[0, 1]) - 1
+        assert first == pytest.approx(0.5) if not together else first < 0.15
+
+
+def parts(rates, purse=0.0, rows=1, quiet=99):
+    """Parts of the same acceptance at every depth."""
+    trials = Trials.start(jnp.full(rows, 2), jnp.full(rows, purse))
+    trials = dataclasses.replace(trials, quiet=jnp.full(rows, quiet))
+    gains = [[sum(rate**at for at in range(width)) for width in WIDTHS] for rate in rates]
+    return [
+        Part(
+            name, jnp.broadcast_to(jnp.array(each, jnp.float32), (rows, 3)), jnp.ones(rows, bool),
+            jnp.zeros(rows), trials,
+        )
+        for name, each in zip(("lookup", "drafter"), gains, strict=False)
+    ]  # fmt: skip
+
+
+def chosen(seconds, made, rows=1, remaining=512, together=True):
+    remaining = jnp.broadcast_to(jnp.array(remaining), rows)
+    return choose(
+        WIDTHS, jnp.array(seconds, jnp.float32), made, jnp.ones(rows, bool),
+        remaining, together,
+    )  # fmt: skip
+
+
+def test_a_trial_is_one_that_can_be_paid():
+    """Two drafts that are right one time in ten take 1.5 passes, and lose 0.39."""
+    seconds = (1.0, 1.5, 2.0)
+    for purse, quiet, tried in ((0.3, 99, False), (0.4, 99, True), (0.4, 1, False)):
+        made = chosen(seconds, parts([0.1], purse, quiet=quiet))
+        assert bool(made.tried[0]) == tried and int(made.option[0]) == tried
+        assert float(made.time[0]) == pytest.approx(1.5 if tried else 1.0)
+    # Drafts go on without a pause while sixteen more steps of them could be paid.
+    for purse, tried in ((6.0, False), (6.5, True)):
+        assert bool(chosen(seconds, parts([0.1], purse, quiet=0)).tried[0]) == tried
+
+
+def test_a_trial_is_of_the_part_alone():
+    """Beside a lookup that is always right, drafts that seldom are lose more than they cost."""
+    seconds, rates = (1.0, 1.0, 1.0, 1.2, 1.4), (0.99, 0.1)
+    worth = 1 / (1 + 0.99 + 0.99**2 + 0.99**3 + 0.99**4)
+    loss = 1.2 - 1.11 * worth
+    for purse in (loss - 0.01, loss + 0.01):
+        made = chosen(seconds, parts(rates, purse))
+        assert int(made.option[0]) == (3 if purse > loss else 2)
+    assert float(made.worth[0]) == pytest.approx(worth, rel=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+def test_a_batch_waits_for_its_last_row(rows):
+    """Two drafts gain what rows lose that drift apart: by simulation, at 512 tokens."""
+    rng, rate = np.random.default_rng(0), 0.3
+    gain = 1 + rate + rate**2
+    right = rng.random((300, rows, 512, 2)) < rate
+    tokens = 1 + np.cumprod(right, axis=3).sum(3)
+    last = (np.cumsum(tokens, axis=2) < 512).sum(2).max(1) + 1
+    even = 512 / last.mean()  # the tokens of a step, with the wait for the last row
+    for offset, drafts in ((-0.03, True), (0.02, False)):
+        made = chosen((1.0, (even + offset), 9.0), parts([rate], rows=rows), rows=rows)
+        assert bool(made.option[0]) == drafts, (rows, gain, even)
+    # Rows that decide alone do not wait for the others.
+    alone = chosen((1.0, gain - 0.02, 9.0), parts([rate], rows=rows), rows=rows, together=False)
+    assert np.asarray(alone.option).all()
+
+
+def test_rows_that_are_far_apart_do_not_wait_for_drafts():
+    """In a server the rows are at different places of their texts, and none waits for another."""
+    rows, gain = 16, 1 + 0.3 + 0.3**2
+    for remaining, drafts in ((512, False), (np.arange(16) * 60, True)):
+        made = chosen((1.0, gain - 0.03, 9.0), parts([0.3], rows=rows), rows, remaining)
+        assert bool(made.option[0]) == drafts

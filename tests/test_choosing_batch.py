@@ -1,0 +1,65 @@
+"""Which option a batch takes whose rows are not equally far."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax.proposers import MEASURED, Adaptive, AdaptiveParams
+from specjax.proposers.choosing import Part, choose
+from specjax.proposers.trials import Trials
+from specjax.types import Block
+
+NEVER = Trials.start(jnp.full(2, 99), jnp.zeros(2))
+
+
+def choice(remaining, together=True):
+    """The first of two rows finds two drafts, of which 1.8 are accepted."""
+    gains = jnp.array([[1, 2.8], [1, 1]], jnp.float32)
+    part = Part("lookup", gains, jnp.array([True, False]), jnp.zeros(2), NEVER)
+    left = None if remaining is None else jnp.array(remaining)
+    alive = jnp.ones(2, bool) if left is None else left > 0
+    return choose((1, 3), jnp.array([1, 1.5]), [part], alive, left, together)
+
+
+def test_rows_that_are_behind_decide_for_the_batch():
+    """A row that will be done early does not make the others wait for its drafts."""
+    assert choice(None).option.tolist() == [1, 1]
+    assert choice([40, 10]).option.tolist() == [1, 1]
+    assert choice([10, 40]).option.tolist() == [0, 0]
+    assert choice([10, 0]).option.tolist() == [1, 1]
+    weights = [choice([left, 40]).weight for left in (40, 35, 10)]
+    np.testing.assert_allclose([each.sum() for each in weights], 1, rtol=1e-6)
+    shares = [float(each[0]) for each in weights]
+    assert shares == sorted(shares, reverse=True) and shares[0] == pytest.approx(0.5)
+
+
+def test_alone_each_row_decides_for_itself():
+    assert choice([10, 40], together=False).option.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("together", "saved"), [(True, 0.25 * 3 + 0.75 * 1 - 1.8), (False, 1.2)])
+def test_a_trial_is_charged_to_all_rows_that_waited(together, saved):
+    """A row without drafts also takes the time of the batch's step with drafts."""
+    proposer = Adaptive(specjax.NGram(num_drafts=2), None, (1, 3))
+    params = AdaptiveParams(
+        None, None, jnp.array([1, 1.8]), jnp.int32(MEASURED), jnp.full(2, 0.5), jnp.full(2, 64)
+    )
+    tokens = jnp.zeros((2, 3), jnp.int32)
+    prompt = Block(tokens, tokens[..., None].astype(jnp.float32), jnp.array([3, 3]))
+    state = dataclasses.replace(
+        proposer.init(params, prompt, 32),
+        offered=jnp.array([2, 0]),
+        needed=jnp.full(2, 1.8),
+        tried=jnp.array([True, together]),
+        weight=jnp.array([0.25, 0.75]),
+        together=jnp.full(2, together),
+    )
+    block = dataclasses.replace(prompt, count=jnp.array([3, 1]))
+    after = proposer.observe(params, state, block).lookup.trials.purse
+    change = (after - state.lookup.trials.purse)[0]
+    assert float(change) == pytest.approx(0.01 * 1.8 + saved, abs=1e-5)
