@@ -129,7 +129,7 @@ class Call:
     def prefill(self, params: Params, endless: bool = False) -> Any:
         """Read the prompts, with the parameters that will decode.
 
-        With `endless` rows end only where there is no more room.
+        With `endless`, a row ends only where it has no more room.
         """
         return self.runner.prefill(params, **self._inputs(endless))
 

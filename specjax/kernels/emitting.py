@@ -65,7 +65,7 @@ class Emitter:
         """Cuts range(count) into as few groups of at most `most` as can be, nearly equal in size.
 
         Returns:
-          The arguments of `loop` for the groups of each size: start, stop and size.
+          For each size, the start, stop and step with which `loop` visits the groups of that size.
         """
         b, start, groups = self.b, word(0), []
         number = b.sdiv(b.add(count, word(most - 1)), word(most))

@@ -100,10 +100,10 @@ def _stream(
     start: Value, end: Value,
     rows: Value, inner: Value, stride: Value, count: Value,
 ) -> None:  # fmt: skip
-    """Up to `_FEW` rows, for which reading the matrix takes the time.
+    """Up to `_FEW` rows of x, for which most of the time goes into reading the matrix.
 
-    Neighbouring columns of several rows of the matrix are read one after the other, which memory
-    is fast at.  Each is multiplied by one number, and added to the sums.
+    Memory is fastest when neighbouring columns are read one after the other.  So all columns of a
+    few rows of the matrix pass at once, and the sums are read and written again each time.
     """
     b, lanes = emit.b, machine.lanes
     vector = ir.VectorType(FLOAT, lanes)
@@ -149,11 +149,11 @@ def _block(
     start: Value, end: Value,
     rows: Value, inner: Value, stride: Value, count: Value,
 ) -> None:  # fmt: skip
-    """More rows, for which multiplying takes the time.
+    """More rows of x, for which most of the time goes into multiplying.
 
-    The sums of several rows and of neighbouring columns stay in registers while `_DEEP` rows of the
-    matrix pass.  The columns after them are fetched meanwhile, since the processor does not guess
-    them.
+    The sums of a group of rows, for a few neighbouring columns, stay in registers while `_DEEP` rows
+    of the matrix pass.  Meanwhile the next columns are prefetched, since the processor does not
+    guess that they come next.
     """
     b, lanes = emit.b, machine.lanes
     vector = ir.VectorType(FLOAT, lanes)

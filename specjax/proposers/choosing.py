@@ -19,8 +19,8 @@ _STAYS = 16.0
 """Steps that a change of the choice is expected to last: what a drafter missed is read for them."""
 
 _APART = 0.5
-"""A row that is so many tokens behind counts e times as much, in square roots of what is left.  By
-about that much rows drift apart by chance."""
+"""Rows drift apart by chance by about this number, times the square root of the tokens that are left.
+A row that is so much behind another counts e times as much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +103,8 @@ def choose(
         gains = of_batch(best), of_batch(part.gains)
         # Alone it counts as a trial, or a part that always promises less would never be tried.
         times = [own * waits(each) for each in gains]
-        # The wait decides whether drafts pay, but not how many: if rows wait at all, they do so for
-        # few drafts as well.
+        # The wait counts against plain decoding only.  Among numbers of drafts it would favour few
+        # drafts too much: rows that draft wait for each other in any case.
         pays = gains[0][:, 1:] / (times[0] + late[:, None] / _STAYS) > 1 + _MARGIN
         quotients.append(jnp.where(pays, gains[0][:, 1:] / (own + late[:, None] / _STAYS), 0.0))
         times = [each + late[:, None] for each in times]
