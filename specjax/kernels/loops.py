@@ -151,9 +151,9 @@ def _block(
 ) -> None:  # fmt: skip
     """More rows of x, for which most of the time goes into multiplying.
 
-    The sums of a group of rows, for a few neighbouring columns, stay in registers while `_DEEP` rows
-    of the matrix pass.  Meanwhile the next columns are prefetched, since the processor does not
-    guess that they come next.
+    The sums of a group of rows, for a few neighbouring columns, stay in registers while `_DEEP`
+    rows of the matrix pass.  Meanwhile the next columns are prefetched, since the processor does
+    not guess that they come next.
     """
     b, lanes = emit.b, machine.lanes
     vector = ir.VectorType(FLOAT, lanes)

@@ -19,8 +19,8 @@ _STAYS = 16.0
 """Steps that a change of the choice is expected to last: what a drafter missed is read for them."""
 
 _APART = 0.5
-"""Rows drift apart by chance by about this number, times the square root of the tokens that are left.
-A row that is so much behind another counts e times as much."""
+"""By chance, rows drift apart by about this number times the square root of the tokens left.  A row
+that is so much behind another counts e times as much."""
 
 
 @dataclasses.dataclass(frozen=True)
