@@ -29,9 +29,9 @@ def emit(
     Returns:
       Emitted tokens [B, D + 1], how many of them count [B], and whether a row is done [B].
     """
-    rows = jnp.arange(len(accepted))
-    emitted = jnp.roll(accepted, -1, axis=1).at[rows, num_accepted].set(next_token)
-    index = jnp.arange(emitted.shape[1])
+    index = jnp.arange(accepted.shape[1])
+    drafts = jnp.concatenate([accepted[:, 1:], next_token[:, None]], axis=1)
+    emitted = jnp.where(index == num_accepted[:, None], next_token[:, None], drafts)
     count = jnp.minimum(num_accepted + 1, state.limit - state.length)
     ends = (emitted[..., None] == state.eos[:, None]).any(-1) & (index < count[:, None])
     count = jnp.where(ends.any(1), jnp.argmax(ends, axis=1).astype(jnp.int32) + 1, count)

@@ -19,6 +19,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
+from specjax.running import running_sum
 from specjax.types import ABSENT
 
 
@@ -104,7 +105,7 @@ def path(parent: Array, node: Array, max_depth: int) -> Array:
 def _paths(ancestors: Array, max_depth: int) -> Array:
     """[N, N] -> [N, max_depth + 1]: the path lists the ancestors in index order."""
     num_nodes = ancestors.shape[0]
-    rank = jnp.cumsum(ancestors, axis=1) - 1  # [N, M]
+    rank = running_sum(ancestors.astype(jnp.int32)) - 1  # [N, M]
     step = jnp.arange(max_depth + 1)[:, None]
     index = jnp.arange(num_nodes)
     node = jnp.sum(jnp.where(ancestors[:, None] & (rank[:, None] == step), index, 0), axis=-1)

@@ -38,15 +38,18 @@ def arrays(seconds=(1.0,) * 5, forced=MEASURED, prior=(0.5, 0.4)):
     return Params(toys.weights(), own)
 
 
-def judged(accepted, of=99.0, depth=3):
+def judged(accepted, of=99.0, depth=3, together=False):
     """Rates of rows with so many accepted drafts, by every window and at each depth."""
     counts = jnp.array([[of, each] for each in np.asarray(accepted)], jnp.float32)
-    zeros = Rates.zeros(len(counts), depth)
-    return dataclasses.replace(
-        zeros,
-        recent=jnp.broadcast_to(counts[:, None], zeros.recent.shape),
-        by_depth=jnp.broadcast_to(counts[:, None], zeros.by_depth.shape),
+    prior, rows = jnp.float32(0.5), len(counts)
+    start = Rates.start(rows, depth, prior)
+    counted = dataclasses.replace(
+        start,
+        recent=jnp.broadcast_to(counts[:, None], start.recent.shape),
+        by_depth=jnp.broadcast_to(counts[:, None], start.by_depth.shape),
     )
+    nothing = jnp.zeros(rows, jnp.int32)
+    return counted.after(nothing, nothing, prior, jnp.array(together))
 
 
 def decoder(target=None, draft=None):
@@ -257,13 +260,13 @@ def test_a_trial_of_the_drafter_uses_it():
     """Even where the lookup promises more: otherwise the trial would be repeated in every step."""
     dec, params = decoder(), arrays((1.0, 1.1, 1.2, 1.3, 1.4))
     state = dec.run(params, toys.prefill(dec, params), 6)
-    sure, unsure = np.ones(toys.ROWS), np.zeros(toys.ROWS)
+    sure, unsure = (judged(np.full(toys.ROWS, each), together=True) for each in (99.0, 0.0))
     trials = Trials.start(jnp.full(toys.ROWS, 9), jnp.full(toys.ROWS, 8.0))
     due = dataclasses.replace(trials, quiet=jnp.full(toys.ROWS, 9, jnp.int32))
     own = dataclasses.replace(
         state.proposer,
-        lookup=dataclasses.replace(state.proposer.lookup, trials=trials, rates=judged(99 * sure)),
-        drafter=dataclasses.replace(state.proposer.drafter, trials=due, rates=judged(unsure)),
+        lookup=dataclasses.replace(state.proposer.lookup, trials=trials, rates=sure),
+        drafter=dataclasses.replace(state.proposer.drafter, trials=due, rates=unsure),
     )
     left = {"limit": state.length + 20, "done": jnp.zeros(toys.ROWS, bool)}
     state = dataclasses.replace(state, proposer=own, **left)

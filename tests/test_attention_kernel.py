@@ -16,7 +16,7 @@ import specjax
 from specjax import kernels
 from specjax.kernels import available, calling
 from specjax.kernels.attending import Attention
-from specjax.kernels.loops import Machine
+from specjax.kernels.forms import Machine
 from specjax.models import attend, cpu_attend, for_several_devices
 
 SHAPES = [  # rows, tokens, heads, key heads, numbers of a head, slots
@@ -198,7 +198,7 @@ def test_bits_do_not_depend_on_the_parts(monkeypatch: pytest.MonkeyPatch):
     inputs = drawn((2, 3, 8, 2, 16, 100), "float32")
     seen = mask("tree", 2, 3, 100)
     wanted = run(inputs, seen)
-    work = Split("float32", 16, False, calling._machine())
+    work = Split("float32", 16, False, calling.machine())
     target = calling.register(work, "specjax_test_attention_split")
     monkeypatch.setattr(available, "made", lambda *of: target)
     assert run(inputs, seen).tobytes() == wanted.tobytes()

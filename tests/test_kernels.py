@@ -14,7 +14,7 @@ import specjax
 from specjax import kernels
 from specjax.kernels import available, calling
 from specjax.kernels.columns import Product
-from specjax.kernels.loops import FORMS, Machine
+from specjax.kernels.forms import FORMS, Machine
 from specjax.models import cpu_dot_general, dot_general, for_several_devices
 
 SUMMED = {"float32": 0, "bfloat16": 1, "int8": 1}
@@ -23,13 +23,13 @@ SHAPES = [(1, 1), (7, 5), (16, 16), (33, 130), (300, 3), (256, 704), (1100, 2300
 
 
 def drawn(dtype: str, inner: int, outer: int) -> tuple[jax.Array, jax.Array]:
-    """16 rows of activations, and a matrix."""
+    """50 rows of activations, and a matrix."""
     rng = np.random.default_rng(inner * 10007 + outer)
     shape = (inner, outer) if SUMMED[dtype] == 0 else (outer, inner)
     if dtype == "int8":
-        values = [rng.integers(-127, 128, s) for s in ((16, inner), shape)]
+        values = [rng.integers(-127, 128, s) for s in ((50, inner), shape)]
     else:
-        values = [rng.normal(size=s) for s in ((16, inner), shape)]
+        values = [rng.normal(size=s) for s in ((50, inner), shape)]
     x, weights = (jnp.asarray(value, jnp.float32).astype(dtype) for value in values)
     return x, weights
 
@@ -50,7 +50,7 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
     all_rows = np.asarray(multiply(dtype)(x, weights))
     bound = 0 if dtype == "int8" else 2e-6 * inner
     np.testing.assert_allclose(all_rows, exact, rtol=0, atol=bound)
-    for rows in (*range(1, 8), 11, 13):
+    for rows in (*range(1, 8), 11, 13, 16, 20, 33, 48):
         some = np.asarray(multiply(dtype)(x[:rows], weights))
         assert some.tobytes() == all_rows[:rows].tobytes()
     assert np.asarray(multiply(dtype)(x[9:11], weights)).tobytes() == all_rows[9:11].tobytes()
@@ -156,9 +156,10 @@ def test_without_llvmlite_or_where_it_fails_xla_multiplies(monkeypatch: pytest.M
 
 def test_other_products_are_left_to_xla():
     _, weights = drawn("float32", 24, 40)
-    more = kernels.MOST_ROWS + 1
-    assert not kernels.takes(more, weights, 0)
-    assert not kernels.takes(more, weights.astype(jnp.bfloat16), 1)
+    for dtype, summed in SUMMED.items():
+        most = kernels.most_rows(dtype)
+        assert kernels.takes(most, weights.astype(dtype), summed)
+        assert not kernels.takes(most + 1, weights.astype(dtype), summed)
     assert not kernels.takes(1, weights, 1)
     assert not kernels.takes(1, weights.astype(jnp.float16), 1)
     assert not kernels.takes(0, weights, 0)

@@ -7,14 +7,14 @@ same holds for the keys and values of a cache.
 """
 
 from specjax.kernels.available import usable
-from specjax.kernels.narrow import MOST_ROWS, few_rows, takes
+from specjax.kernels.narrow import few_rows, most_rows, takes
 from specjax.kernels.queries import MOST_TOKENS, few_queries, takes_attention
 
 __all__ = [
-    "MOST_ROWS",
     "MOST_TOKENS",
     "few_queries",
     "few_rows",
+    "most_rows",
     "takes",
     "takes_attention",
     "usable",

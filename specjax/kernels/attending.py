@@ -17,7 +17,7 @@ from typing import Any
 from llvmlite import ir
 
 from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, WORD, Emitter, Value, word, zeros
-from specjax.kernels.loops import Machine
+from specjax.kernels.forms import Machine
 from specjax.kernels.mixing import BLOCK, TOGETHER, Memory, Mixing
 
 _LINE = 64  # bytes of a line of the processor's cache

@@ -23,6 +23,16 @@ def usable() -> bool:
 
 
 @functools.cache
+def lanes() -> int:
+    """How many float32 numbers a vector of this processor has, where kernels are made; else 0."""
+    if not usable():
+        return 0
+    from specjax.kernels import calling  # needs llvmlite
+
+    return calling.machine().lanes
+
+
+@functools.cache
 def made(kind: str, dtype: str, *others: int) -> str | None:
     """The name of a kernel that a function of `calling` makes, or None where it cannot be made."""
     if not usable():

@@ -11,7 +11,7 @@ from llvmlite import binding, ir
 
 from specjax.kernels.attending import Attention
 from specjax.kernels.columns import Product
-from specjax.kernels.loops import FORMS, Machine
+from specjax.kernels.forms import FORMS, Machine
 from specjax.kernels.sharing import Work, handler
 
 _lock = threading.Lock()
@@ -22,13 +22,13 @@ def product(dtype: str) -> str:
 
     The first call of this function compiles them.
     """
-    return _registered(f"specjax_few_rows_{dtype}", Product(FORMS[dtype], _machine()))
+    return _registered(f"specjax_few_rows_{dtype}", Product(FORMS[dtype], machine()))
 
 
 def attention(dtype: str, dim: int, capped: bool) -> str:
     """As `product`, for attention to keys and values of this dtype with heads of size `dim`."""
     name = f"specjax_attention_{dtype}_{dim}{'_capped' if capped else ''}"
-    return _registered(name, Attention(dtype, dim, capped, _machine()))
+    return _registered(name, Attention(dtype, dim, capped, machine()))
 
 
 _names: set[str] = set()
@@ -69,7 +69,8 @@ def register(work: Work, target: str) -> str:
     return target
 
 
-def _machine() -> Machine:
+def machine() -> Machine:
+    """Of this processor."""
     features = binding.get_host_cpu_features()
     if features.get("avx512f"):
         return Machine(16, 32)

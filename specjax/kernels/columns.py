@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from specjax.kernels.emitting import WORD, Emitter, Value, word
-from specjax.kernels.loops import Form, Machine, kernel
+from specjax.kernels.forms import Form, Machine
+from specjax.kernels.loops import kernel
 
 _SHARES = 2
 """Parts for each thread, so that one that begins late does less."""

@@ -14,8 +14,8 @@ from typing import Any
 from llvmlite import ir
 
 from specjax.kernels.emitting import FLOAT, INT8, INT32, Emitter, Value, word, zeros
+from specjax.kernels.forms import Machine
 from specjax.kernels.functions import exponential, tangent
-from specjax.kernels.loops import Machine
 
 BLOCK = 64
 """Slots whose keys stay in the first cache while all queries pass."""

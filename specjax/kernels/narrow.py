@@ -8,8 +8,10 @@ from jax import Array
 
 from specjax.kernels import available
 
-MOST_ROWS = 16
-"""The kernels were compared with XLA up to so many rows, and are faster there."""
+_MOST_ROWS = {"float32": 20, "bfloat16": 16, "int8": 64}
+_WITH_WIDE_VECTORS = {"float32": 48, "bfloat16": 20, "int8": 64}
+"""By the dtype of the weights: rows up to which the kernels were faster than XLA, on processors
+with vectors of 256 and of 512 bits."""
 
 _FORMS = {("float32", 0): jnp.float32, ("bfloat16", 1): jnp.float32, ("int8", 1): jnp.int32}
 """(dtype of the weights, the axis that is summed): the dtype of the result."""
@@ -21,16 +23,21 @@ def takes(rows: int, weights: Array, summed: int) -> bool:
         weights.ndim == 2
         and weights.size > 0
         and (weights.dtype.name, summed) in _FORMS
-        and 0 < rows <= MOST_ROWS
+        and 0 < rows <= most_rows(weights.dtype.name)
         and available.made("product", weights.dtype.name) is not None
     )
+
+
+def most_rows(dtype: str) -> int:
+    """The most rows that are multiplied here with weights of this dtype, on this processor."""
+    return (_WITH_WIDE_VECTORS if available.lanes() >= 16 else _MOST_ROWS)[dtype]
 
 
 def few_rows(x: Array, weights: Array, summed: int) -> Array:
     """x @ weights, in a program for one CPU.
 
     Args:
-      x: [M, K], M at most `MOST_ROWS`; of int8 for int8 weights, else of any dtype.
+      x: [M, K], M at most `most_rows`; of int8 for int8 weights, else of any dtype.
       weights: [K, N] float32 with summed=0, or [N, K] bfloat16 or int8 with summed=1.
 
     Returns:

@@ -149,7 +149,7 @@ class Adaptive(Proposer):
         def start(index: int, part: Proposer | None, own: Arrays) -> PartState | None:
             if part is None:
                 return None
-            rates = Rates.zeros(rows, self.max_depth)
+            rates = Rates.start(rows, self.max_depth, params.prior[index])
             pause = self._first_pause(params, rates, index)
             first = params.seconds[1 + index * self._lookups] / params.seconds[0] - 1
             late = self._late(params, pause) if index else 0.0
@@ -194,7 +194,7 @@ class Adaptive(Proposer):
         """[B] steps before the first trial of a part; few if it nearly pays by the prior."""
         depths = jnp.array(self.widths[1:]) - 1
         limit = jnp.full(len(rates.slow), self.max_depth)
-        gains = rates.gains(limit, params.prior[part], jnp.array(False))
+        gains = rates.gains(limit)
         first = 1 + part * self._lookups
         quotients = gains[:, depths] / params.seconds[first : first + len(depths)]
         nearly = quotients.max(1) * params.seconds[0] > _NEARLY
@@ -210,11 +210,11 @@ class Adaptive(Proposer):
         found, state = self._look_up(params, state, context)
         present = jnp.minimum(_count(found), limit)
         alone = jnp.ones((rows, len(drafts)), jnp.float32)
-        looked, drafted, together = alone, alone, jnp.array(context.text_is_fixed)
+        looked, drafted = alone, alone
         if state.lookup is not None:
-            looked = state.lookup.rates.gains(present, params.prior[0], together)[:, drafts]
+            looked = state.lookup.rates.gains(present)[:, drafts]
         if state.drafter is not None:
-            drafted = state.drafter.rates.gains(limit, params.prior[1], together)[:, drafts]
+            drafted = state.drafter.rates.gains(limit)[:, drafts]
         alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0
         late = self._late(params, state.missed)
         parts = [
@@ -280,9 +280,8 @@ class Adaptive(Proposer):
                 return None
             offered = jnp.where(mine & live, state.offered, 0)
             used, accepted = offered > 0, jnp.maximum(block.count - 1, 0)
-            about = params.prior[index], state.together
-            rates = known.rates.after(offered, accepted, *about)
-            expected = rates.gains(jnp.maximum(offered, 1), *about)[:, -1]
+            rates = known.rates.after(offered, accepted, params.prior[index], state.together)
+            expected = rates.gains(jnp.maximum(offered, 1))[:, -1]
             expected = jnp.where(used, expected, 1.0)
             # Rows without drafts also took the time of a step with drafts.
             waited = jnp.where(state.together, used.any(), used)

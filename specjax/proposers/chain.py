@@ -13,6 +13,7 @@ from specjax import sampling, tree
 from specjax.arguments import counts, number, shown
 from specjax.contract import Arrays, Context
 from specjax.proposers.shape import Shape
+from specjax.running import leading
 from specjax.types import ABSENT, Proposal
 
 
@@ -87,7 +88,7 @@ class Chain(Shape):
         nodes = jnp.stack(tokens, axis=1)
         known = self.source.known(params, reading, nodes)
         if known is not None:
-            parent = jnp.where(jnp.cumprod(known, axis=1) > 0, parent, ABSENT)
+            parent = jnp.where(leading(known), parent, ABSENT)
         # The last node has no children, so its row of logits is never read.
         logits = jnp.stack([*drawn_from, drawn_from[-1]], axis=1) if context.wants_logits else None
         proposal = Proposal(nodes, parent, logits)
@@ -134,7 +135,7 @@ class Chain(Shape):
         _, reading, _, tokens, present, _, drawn = carry
         known = self.source.known(params, reading, tokens)
         if known is not None:
-            present &= jnp.cumprod(known, axis=1) > 0
+            present &= leading(known)
         parent = jnp.where(present, tree.chain(self.num_nodes), ABSENT)
         proposal = Proposal(tokens, parent, drawn)
         return proposal, self.source.end(params, state, reading, proposal)

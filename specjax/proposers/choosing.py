@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.proposers.trials import Trials
+from specjax.running import running_sum
 
 _MARGIN = 0.01
 """Drafts have to promise so much more than plain decoding: rates and times are estimates."""
@@ -148,7 +149,7 @@ def _spread(gains: Array, widths: tuple[int, ...]) -> Array:
     by the sums of neighbouring widths.
     """
     sums = jnp.array([a + b for a, b in itertools.pairwise(widths)], jnp.float32)
-    squares = 1 + jnp.cumsum(jnp.diff(gains, axis=1) * sums, axis=1)
+    squares = 1 + running_sum(jnp.diff(gains, axis=1) * sums)
     mean = gains[:, 1:]
     return jnp.sqrt(jnp.maximum(squares - mean**2, 0.0) / mean)
 

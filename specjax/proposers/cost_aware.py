@@ -10,6 +10,7 @@ from flax import struct
 from jax import Array
 
 from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
+from specjax.running import running_sum
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -89,7 +90,7 @@ class CostAware(Proposer):
         # sibling, so the best nodes are a tree.
         order = jnp.argsort(-chance, axis=1)
         best = jnp.take_along_axis(chance, order, axis=1).at[:, 0].set(1.0)
-        gained = jnp.cumsum(best, axis=1)[:, jnp.array(self.widths) - 1]
+        gained = running_sum(best)[:, jnp.array(self.widths) - 1]
         width = jnp.array(self.widths)[jnp.argmax(gained / params.seconds, axis=1)]
         place = jnp.argsort(order, axis=1)
         kept = (place < width[:, None]) & (chance > 0)

@@ -13,6 +13,7 @@ from specjax.arguments import counts, flag
 from specjax.contract import Arrays, Context, Proposer
 from specjax.proposers.chain import check_num_drafts
 from specjax.proposers.own_text import OwnText
+from specjax.running import leading
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -68,21 +69,22 @@ class NGram(Proposer):
 
         The suffix ends with the pending token, which is put into slot `length`.
         """
-        text = text.at[length].set(pending)
         slot = jnp.arange(len(text))
+        text = jnp.where(slot == length, pending, text)
+        last = text[jnp.maximum(length - jnp.arange(self.max_ngram), 0)]
+        before = jnp.pad(text, (self.max_ngram - 1, 0), constant_values=ABSENT)
         # same[i]: how many tokens up to slot i agree with the end of the text, at most max_ngram.
         same, still = jnp.zeros_like(slot), jnp.ones_like(slot, bool)
         for back in range(self.max_ngram):
-            wanted = text[length - back]
-            here = (jnp.roll(text, back) == wanted) & (wanted != ABSENT)
-            still = still & here & (slot >= back) & (length >= back)
+            first = self.max_ngram - 1 - back
+            here = (before[first : first + len(text)] == last[back]) & (last[back] != ABSENT)
+            still = still & here & (length >= back)
             same = same + still
         same = jnp.where((slot < length) & (same >= self.min_ngram), same, 0)
         # The longest match, and the most recent one of equal length.
         at = jnp.max(jnp.where((same == same.max()) & (same > 0), slot, -1))
         drafts = text[at + 1 + jnp.arange(self.num_drafts) % jnp.maximum(length - at, 1)]
         # Drafts end where a document does.
-        goes_on = jnp.cumprod(drafts != ABSENT, dtype=jnp.int32) > 0
-        present = jnp.append(False, goes_on & (at >= 0))
+        present = jnp.append(False, leading(drafts != ABSENT) & (at >= 0))
         parent = jnp.where(present, tree.chain(self.num_nodes), ABSENT)
         return jnp.append(pending, jnp.maximum(drafts, 0)), parent

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import Array
+
+from specjax.running import running_product, running_sum
 
 _WINDOWS = np.array([8.0, 32.0, 128.0, 512.0], np.float32)
 """About so many of the last drafts count in a rate.  The short windows follow a text that changes,
@@ -32,6 +33,9 @@ _PROFILE, _SHRUNK = 0.995, 32.0
 """The weight of older drafts in what tells the depths apart, and the drafts that `no difference`
 counts for: few drafts reach a great depth."""
 
+_LEAST = 1e-30
+"""Added to each weight, so that they do not add up to 0 after many surprising outcomes."""
+
 _MOST = 0.99
 """No draft is surer than this."""
 
@@ -48,15 +52,22 @@ class Rates:
     recent: Array  # [B, W, 2] judged and accepted, of all depths, by window
     weight: Array  # [B, W] of each window; they add up to 1
     by_depth: Array  # [B, D, 2] judged and accepted, of a long time
+    rate: Array  # [B, W, D] the acceptance rate of each depth by each window
 
     @classmethod
-    def zeros(cls, rows: int, depth: int) -> Rates:
-        """Nothing was counted yet, for `rows` rows and chains of at most `depth` drafts."""
+    def start(cls, rows: int, depth: int, prior: Array) -> Rates:
+        """Nothing was counted yet, for `rows` rows and chains of at most `depth` drafts.
+
+        `prior` [] is the acceptance rate to begin with.
+        """
         windows = len(_WINDOWS)
+        recent = jnp.zeros((rows, windows, 2), jnp.float32)
+        by_depth = jnp.zeros((rows, depth, 2), jnp.float32)
         return cls(
-            jnp.zeros((rows, windows, 2), jnp.float32),
+            recent,
             jnp.broadcast_to(jnp.asarray(_BELIEF), (rows, windows)),
-            jnp.zeros((rows, depth, 2), jnp.float32),
+            by_depth,
+            _rates(recent, by_depth, prior, jnp.array(False)),
         )
 
     @property
@@ -70,53 +81,54 @@ class Rates:
         Args:
           offered: [B] how many drafts the chains had; 0 changes nothing.
           accepted: [B] how many of them were accepted.
-          prior, together: as for `gains`.
+          prior: [] the rate before any draft of a row was judged.
+          together: [] or [B] bool, may a row learn from the other rows?
         """
         depth = jnp.arange(self.by_depth.shape[1])
         offered, accepted = offered[:, None], accepted[:, None]
         tested = (depth < offered) & (depth <= accepted)
         right = tested & (depth < accepted)
-        rate = self._rates(prior, together)
-        log = jnp.where(right[:, None], jnp.log(rate), jnp.log1p(-rate)) * tested[:, None]
-        weight = jax.nn.softmax(jnp.log(self.weight) + log.sum(2), axis=1)
-        weight = (1 - _SHARED) * weight + _SHARED * _BELIEF
+        predicted = jnp.where(right[:, None], self.rate, 1 - self.rate)
+        likelihood = jnp.where(tested[:, None], predicted, 1.0).prod(2)
+        weight = self.weight * likelihood + _LEAST
+        weight = (1 - _SHARED) * weight / weight.sum(1, keepdims=True) + _SHARED * _BELIEF
         outcomes = jnp.stack([tested, right], axis=2).astype(jnp.float32)
         new = outcomes.sum(1)
         kept = (1 - 1 / _WINDOWS) ** new[:, :1]
         kept_here = jnp.where(tested, jnp.float32(_PROFILE), jnp.float32(1))
+        recent = self.recent * kept[..., None] + new[:, None]
+        by_depth = self.by_depth * kept_here[..., None] + outcomes
         return Rates(
-            self.recent * kept[..., None] + new[:, None],
+            recent,
             jnp.where(offered > 0, weight, self.weight),
-            self.by_depth * kept_here[..., None] + outcomes,
+            by_depth,
+            _rates(recent, by_depth, prior, together),
         )
 
-    def gains(self, present: Array, prior: Array, together: Array) -> Array:
+    def gains(self, present: Array) -> Array:
         """[B, D + 1]: the expected new tokens of a step with at most 0, 1, ... D drafts.
 
-        Args:
-          present: [B] how many drafts there are.
-          prior: [] the rate before any draft of a row was judged.
-          together: [] or [B] bool, may a row learn from the other rows?
+        `present` [B]: how many drafts there are.
         """
-        rate = self._rates(prior, together)
-        exists = jnp.arange(rate.shape[2]) < present[:, None]
-        reached = jnp.cumprod(jnp.where(exists[:, None], rate, 0.0), axis=2)
-        reached = (reached * self.weight[..., None]).sum(1)
-        return jnp.pad(1 + jnp.cumsum(reached, axis=1), ((0, 0), (1, 0)), constant_values=1.0)
+        reached = (running_product(self.rate) * self.weight[..., None]).sum(1)
+        reached = jnp.where(jnp.arange(reached.shape[1]) < present[:, None], reached, 0.0)
+        return jnp.pad(1 + running_sum(reached), ((0, 0), (1, 0)), constant_values=1.0)
 
-    def _rates(self, prior: Array, together: Array) -> Array:
-        """[B, W, D]: the acceptance rate of each depth by each window."""
-        prior = jnp.clip(prior, 1 - _MOST, _MOST)  # of 0 the quotients below would be NaN
-        if len(self.slow) > 1:
-            others = self.slow.sum(0) - self.slow
-            common = (others[:, 1] + _COMMON * prior) / (others[:, 0] + _COMMON)
-            prior = jnp.where(together, common, prior)[:, None]
-        # The prior fades like the drafts.
-        known = _PRIOR * jnp.maximum(_WINDOWS - self.recent[..., 0], 0.0)
-        judged = jnp.maximum(self.recent[..., 0] + known, 1.0)
-        level = (self.recent[..., 1] + known * prior) / judged
-        judged, accepted = self.by_depth[..., 0], self.by_depth[..., 1]
-        taken, of = accepted.sum(1, keepdims=True), judged.sum(1, keepdims=True)
-        alike = _SHRUNK * (taken + prior) / (of + 1)
-        factor = (accepted + alike) / (judged * taken / jnp.maximum(of, 1.0) + alike)
-        return jnp.clip(level[..., None] * factor[:, None], 1 - _MOST, _MOST)
+
+def _rates(recent: Array, by_depth: Array, prior: Array, together: Array) -> Array:
+    """[B, W, D]: the acceptance rate of each depth by each window, from the counts of `Rates`."""
+    prior = jnp.clip(prior, 1 - _MOST, _MOST)  # of 0 the quotients below would be NaN
+    if len(recent) > 1:
+        slow = recent[:, _SLOW]
+        others = slow.sum(0) - slow
+        common = (others[:, 1] + _COMMON * prior) / (others[:, 0] + _COMMON)
+        prior = jnp.where(together, common, prior)[:, None]
+    # The prior fades like the drafts.
+    known = _PRIOR * jnp.maximum(_WINDOWS - recent[..., 0], 0.0)
+    judged = jnp.maximum(recent[..., 0] + known, 1.0)
+    level = (recent[..., 1] + known * prior) / judged
+    judged, accepted = by_depth[..., 0], by_depth[..., 1]
+    taken, of = accepted.sum(1, keepdims=True), judged.sum(1, keepdims=True)
+    alike = _SHRUNK * (taken + prior) / (of + 1)
+    factor = (accepted + alike) / (judged * taken / jnp.maximum(of, 1.0) + alike)
+    return jnp.clip(level[..., None] * factor[:, None], 1 - _MOST, _MOST)

@@ -13,6 +13,7 @@ from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
 from specjax.looping import apply_if
 from specjax.proposers.sources.catch_up import AT_ONCE, remember, then_pending
+from specjax.running import leading
 from specjax.types import ABSENT, Block, Proposal
 
 
@@ -114,7 +115,7 @@ class DraftSource(Source):
             return state
         depth = state.ahead.shape[1]
         accepted = (fresh[:, :-1] == state.ahead) & (jnp.arange(depth) < count[:, None])
-        known = jnp.cumprod(accepted, axis=1, dtype=jnp.int32).sum(1, dtype=jnp.int32)
+        known = leading(accepted).sum(1, dtype=jnp.int32)
         fresh = jax.vmap(jnp.roll)(fresh, -known)
         return DraftState(state.cache.commit(known), fresh, count - known, state.ahead)
 

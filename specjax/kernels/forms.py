@@ -1,0 +1,50 @@
+"""What a product of few rows is about: the processor, how the matrix lies, and where things are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from llvmlite import ir
+
+from specjax.kernels.emitting import FLOAT, INT8, INT16, INT32, Value
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """`lanes` float32 numbers are a vector, and the processor has `registers` of them."""
+
+    lanes: int
+    registers: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How a matrix lies and what it holds; `row` is the dtype of the activations' elements."""
+
+    name: str
+    by_columns: bool  # [in, out], as against [out, in]
+    weight: ir.Type
+    row: ir.Type
+    result: ir.Type
+    sizes: tuple[int, int]  # bytes of an element of the weights and of the rows
+
+
+FORMS = {
+    "float32": Form("float32", True, FLOAT, FLOAT, FLOAT, (4, 4)),
+    "bfloat16": Form("bfloat16", False, INT16, FLOAT, FLOAT, (2, 4)),
+    "int8": Form("int8", False, INT8, INT16, INT32, (1, 2)),
+}
+"""By the dtype of the weights."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Operands:
+    """Of y = x @ w, in a function that computes it."""
+
+    x: Value  # pointer to [rows, inner]
+    w: Value  # pointer to [inner, stride] by columns, else [stride, inner]
+    y: Value  # pointer to [rows, count]
+    rows: Value
+    inner: Value
+    stride: Value
+    count: Value

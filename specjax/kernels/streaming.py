@@ -1,0 +1,58 @@
+"""`stream`: the product of one or two rows of float32 with a matrix."""
+
+from __future__ import annotations
+
+from llvmlite import ir
+
+from specjax.kernels.emitting import FLOAT, Emitter, Value, word
+from specjax.kernels.forms import Machine, Operands
+
+FEW = 2
+"""Rows of float32 activations up to which reading the matrix takes longer than multiplying."""
+
+
+def stream(emit: Emitter, machine: Machine, of: Operands, start: Value, end: Value) -> None:
+    """Up to `FEW` rows of x, for which most of the time goes into reading the matrix.
+
+    Memory is fastest when neighbouring columns are read one after the other.  So all columns of a
+    few rows of the matrix pass at once, and the sums are read and written again each time.
+    """
+    b, lanes = emit.b, machine.lanes
+    vector = ir.VectorType(FLOAT, lanes)
+    depth = 8 if machine.registers >= 32 else 4
+
+    def add(k: Value, deep: int, m: Value, many: int) -> None:
+        """Rows [k, k + deep) of the matrix, into the sums of `many` rows of x."""
+        weights = [b.gep(of.w, [b.mul(b.add(k, word(i)), of.stride)]) for i in range(deep)]
+        mine = [b.add(m, word(i)) for i in range(many)]
+        sums = [b.gep(of.y, [b.mul(i, of.count)]) for i in mine]
+        factors = [
+            [
+                emit.read(of.x, b.add(b.add(b.mul(i, of.inner), k), word(j)), FLOAT, 4)
+                for j in range(deep)
+            ]
+            for i in mine
+        ]
+        spread = [[emit.splat(factor, lanes) for factor in row] for row in factors]
+        middle = b.add(start, emit.whole(b.sub(end, start), lanes))
+        for begin, stop, kind, step, by in (
+            (start, middle, vector, lanes, spread),
+            (middle, end, FLOAT, 1, factors),
+        ):
+            with emit.loop(begin, stop, step) as (j, _, _):
+                totals = [emit.read(place, j, kind, 4) for place in sums]
+                for i in range(deep):
+                    weight = emit.read(weights[i], j, kind, 4)
+                    totals = [
+                        emit.multiply_add(row[i], weight, total)
+                        for row, total in zip(by, totals, strict=True)
+                    ]
+                for total, place in zip(totals, sums, strict=True):
+                    emit.write(total, place, j, 4)
+
+    whole, groups = emit.whole(of.inner, depth), emit.groups(of.rows, FEW)
+    for low, high, step in ((word(0), whole, depth), (whole, of.inner, 1)):
+        with emit.loop(low, high, step) as (k, _, _):
+            for group in groups:
+                with emit.loop(*group) as (m, _, _):
+                    add(k, step, m, group[2])
