@@ -22,9 +22,11 @@ _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 
 _IMPLEMENTATION = "threefry2x32"
 
-_LEAST_TEMPERATURE = 1e-20
 _EXCLUDED = -30.0  # the score of a token that processors exclude, below those that are kept
 _FEW = 16  # so many siblings or levels are worth a pass over the vocabulary each
+_BLOCKS = (128, 64, 32)  # sizes of the blocks in which a CPU looks for a maximum
+
+_LEAST_TEMPERATURE = 1e-20
 """Logits up to 3e18 stay finite when they are divided by it.  The noise only decides between logits
 that are equal, or within 1e-18 of each other."""
 
@@ -122,10 +124,25 @@ def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
 def argmax(x: Array) -> Array:
     """Index of the first maximum along the last axis, int32."""
 
+    def first(x: Array, best: Array) -> Array:
+        """The index of the first number that equals `best` [..., 1]; the last if none does."""
+        index = jnp.arange(x.shape[-1], dtype=jnp.int32)
+        return jnp.min(jnp.where(x == best, index, x.shape[-1] - 1), axis=-1)
+
     def two_passes(x: Array) -> Array:
         # XLA:CPU vectorises the maximum, then the smallest index that holds it, but not argmax.
-        index = jnp.arange(x.shape[-1], dtype=jnp.int32)
-        return jnp.min(jnp.where(x == x.max(-1, keepdims=True), index, x.shape[-1] - 1), axis=-1)
+        size = x.shape[-1]
+        block = next((block for block in _BLOCKS if size % block == 0 and size > block), None)
+        if block is None:
+            return first(x, x.max(-1, keepdims=True))
+        # The second pass reads the maxima of blocks, and then one block alone.  Without a barrier
+        # XLA computes the maximum of the maxima from all numbers.
+        blocks = jax.lax.stop_gradient(x).reshape(*x.shape[:-1], size // block, block)
+        of_blocks = jax.lax.optimization_barrier(blocks.max(-1))
+        best = of_blocks.max(-1, keepdims=True)
+        at = first(of_blocks, best)
+        inside = jnp.take_along_axis(blocks, at[..., None, None], axis=-2)[..., 0, :]
+        return at * block + first(inside, best)
 
     def one_pass(x: Array) -> Array:
         return jax.lax.argmax(x, x.ndim - 1, jnp.int32)

@@ -161,14 +161,17 @@ def test_bisection_finds_what_sorting_finds(keep):
     np.testing.assert_array_equal(kept_mask, x >= np.sort(x, axis=-1)[:, -keep][:, None])
 
 
-def test_argmax_is_the_first_maximum():
-    """Of equal maxima the smallest index is taken, also among infinities."""
-    x = np.random.default_rng(2).integers(0, 4, (200, 9)).astype(np.float32)
+@pytest.mark.parametrize("size", [1, 9, 32, 96, 128, 384, 4096, 5003])
+def test_argmax_is_the_first_maximum(size):
+    """Of equal maxima the smallest index is taken, also among infinities and in other blocks."""
+    x = np.random.default_rng(2).integers(0, 3 + size // 40, (200, size)).astype(np.float32)
     x[0], x[1] = -np.inf, 5.0
-    x[2, 3:5] = np.inf
-    index = sampling.argmax(jnp.asarray(x))
-    assert index.dtype == jnp.int32
-    np.testing.assert_array_equal(index, x.argmax(-1))
+    x[2, size // 3 : size // 2] = np.inf
+    for index in (sampling.argmax(jnp.asarray(x)), jax.vmap(sampling.argmax)(jnp.asarray(x))):
+        assert index.dtype == jnp.int32
+        np.testing.assert_array_equal(index, x.argmax(-1))
+    x[:, size // 2] = np.nan
+    assert (sampling.argmax(jnp.asarray(x)) < size).all()
 
 
 @pytest.mark.parametrize(
