@@ -84,9 +84,8 @@ class _Way(Timed):
                     state = call.decoder.run(params, state, 1)
                     self.steps[_option(proposer, state.proposer)] += 1
                     self.lengths[item] += 1
-                for index, part in enumerate((state.proposer.lookup, state.proposer.drafter)):
-                    if part is not None:
-                        self.judged[index] += to_host(part.rates.slow).sum(0)
+                for part, rates in state.proposer.rates_by_part().items():
+                    self.judged[part] += to_host(rates.slow).sum(0)
             else:
                 state = call.decoder.run(params, state)
             stats = to_host(state.stats)

@@ -52,6 +52,11 @@ def judged(accepted, of=99.0, depth=3, together=False):
     return counted.after(nothing, nothing, prior, jnp.array(together))
 
 
+def stacked(*parts):
+    """`AdaptiveState.rates` of parts with these rates."""
+    return jax.tree.map(lambda *each: jnp.stack(each, axis=1), *parts)
+
+
 def decoder(target=None, draft=None):
     proposer = PROPOSER
     if draft is not None:
@@ -225,9 +230,10 @@ def test_rows_of_a_batch_share_a_width_only_where_the_text_is_fixed():
         state = dec.run(params, toys.prefill(dec, params, temperature=0.8), 6)
         first = np.array([1.0, 0.0, 0.0, 0.0])
         trials = Trials.start(jnp.full(toys.ROWS, 9), jnp.zeros(toys.ROWS))
-        part = dataclasses.replace(state.proposer.drafter, trials=trials, rates=judged(99 * first))
-        silent = dataclasses.replace(state.proposer.lookup, trials=trials, rates=judged(0 * first))
-        own = dataclasses.replace(state.proposer, drafter=part, lookup=silent)
+        drafter = dataclasses.replace(state.proposer.drafter, trials=trials)
+        silent = dataclasses.replace(state.proposer.lookup, trials=trials)
+        rates = stacked(judged(0 * first), judged(99 * first))
+        own = dataclasses.replace(state.proposer, drafter=drafter, lookup=silent, rates=rates)
         state = dataclasses.replace(state, proposer=own, done=jnp.zeros(4, bool))
         made, _ = jax.jit(dec.propose)(params, state)
         counts = np.asarray((made.parent != ABSENT).sum(1))
@@ -265,8 +271,9 @@ def test_a_trial_of_the_drafter_uses_it():
     due = dataclasses.replace(trials, quiet=jnp.full(toys.ROWS, 9, jnp.int32))
     own = dataclasses.replace(
         state.proposer,
-        lookup=dataclasses.replace(state.proposer.lookup, trials=trials, rates=sure),
-        drafter=dataclasses.replace(state.proposer.drafter, trials=due, rates=unsure),
+        lookup=dataclasses.replace(state.proposer.lookup, trials=trials),
+        drafter=dataclasses.replace(state.proposer.drafter, trials=due),
+        rates=stacked(sure, unsure),
     )
     left = {"limit": state.length + 20, "done": jnp.zeros(toys.ROWS, bool)}
     state = dataclasses.replace(state, proposer=own, **left)

@@ -52,7 +52,6 @@ class PartState:
     """What is known of one of the two parts."""
 
     own: Arrays  # its state as a proposer
-    rates: Rates
     trials: Trials
 
 
@@ -62,6 +61,7 @@ class AdaptiveState:
 
     lookup: PartState | None
     drafter: PartState | None
+    rates: Rates  # [B, P, ...] of the lookup and the drafter, of those that exist
     text: OwnText | None  # for a drafter that resumes
     offered: Array  # [B] drafts of the last step
     drafted: Array  # [B] bool: were they those of `drafter`?
@@ -71,6 +71,14 @@ class AdaptiveState:
     weight: Array  # [B] of each row's tokens, where all rows take one option
     tried: Array  # [B] bool: was the last step a trial?
     together: Array  # [B] bool: do all rows take one option?
+
+    def rates_by_part(self) -> dict[int, Rates]:
+        """[B, ...] of the lookup, by 0, and of the drafter, by 1, of those that exist."""
+        known = [i for i, part in enumerate((self.lookup, self.drafter)) if part is not None]
+        return {
+            part: jax.tree.map(lambda x, at=at: x[:, at], self.rates)
+            for at, part in enumerate(known)
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,17 +153,18 @@ class Adaptive(Proposer):
     def init(self, params: AdaptiveParams, prompt: Block, capacity: int) -> AdaptiveState:
         rows = len(prompt.count)
         zero = jnp.zeros(rows, jnp.int32)
+        rates: list[Rates] = []
 
         def start(index: int, part: Proposer | None, own: Arrays) -> PartState | None:
             if part is None:
                 return None
-            rates = Rates.start(rows, self.max_depth, params.prior[index])
-            pause = self._first_pause(params, rates, index)
+            rates.append(Rates.start(rows, self.max_depth, params.prior[index]))
+            pause = self._first_pause(params, rates[-1], index)
             first = params.seconds[1 + index * self._lookups] / params.seconds[0] - 1
             late = self._late(params, pause) if index else 0.0
             purse = jnp.where(params.pause[index] <= PAUSE, FIRST, first + late)
             trials = Trials.start(pause, jnp.broadcast_to(purse, pause.shape))
-            return PartState(part.init(own, prompt, capacity), rates, trials)
+            return PartState(part.init(own, prompt, capacity), trials)
 
         text = None
         if self.drafter is not None and self.drafter.resumes:
@@ -164,6 +173,7 @@ class Adaptive(Proposer):
         return AdaptiveState(
             lookup=start(0, self.lookup, params.lookup),
             drafter=start(1, self.drafter, params.drafter),
+            rates=jax.tree.map(lambda *parts: jnp.stack(parts, axis=1), *rates),
             text=text,
             offered=zero,
             drafted=jnp.zeros(rows, bool),
@@ -179,6 +189,11 @@ class Adaptive(Proposer):
     def _lookups(self) -> int:
         """How many options the lookup has."""
         return 0 if self.lookup is None else len(self.widths) - 1
+
+    def _of_parts(self, lookup: Array, drafter: Array) -> Array:
+        """[..., P] from a number of the lookup and of the drafter: those of parts that exist."""
+        numbers = (self.lookup, lookup), (self.drafter, drafter)
+        return jnp.stack([number for part, number in numbers if part is not None], axis=-1)
 
     def _late(self, params: AdaptiveParams, missed: Array) -> Array:
         """[B] what it takes until the drafter has read so many tokens, in steps without drafts."""
@@ -209,12 +224,10 @@ class Adaptive(Proposer):
             limit = jnp.minimum(limit, context.num_drafts)
         found, state = self._look_up(params, state, context)
         present = jnp.minimum(_count(found), limit)
+        gains = _gains(state.rates, self._of_parts(present, limit))[..., drafts]
         alone = jnp.ones((rows, len(drafts)), jnp.float32)
-        looked, drafted = alone, alone
-        if state.lookup is not None:
-            looked = state.lookup.rates.gains(present)[:, drafts]
-        if state.drafter is not None:
-            drafted = state.drafter.rates.gains(limit)[:, drafts]
+        looked = alone if self.lookup is None else gains[:, 0]
+        drafted = alone if self.drafter is None else gains[:, -1]
         alive = jnp.ones(rows, bool) if context.num_drafts is None else context.num_drafts > 0
         late = self._late(params, state.missed)
         parts = [
@@ -270,30 +283,40 @@ class Adaptive(Proposer):
             """The weighted mean over all rows, where they choose together."""
             return jnp.where(state.together, jnp.sum(x * state.weight), x)
 
+        offered = jnp.where(live, state.offered, 0)
+        offered = self._of_parts(
+            jnp.where(state.drafted, 0, offered), jnp.where(state.drafted, offered, 0)
+        )
+        used = offered > 0
+        rates = _after(
+            state.rates,
+            offered,
+            jnp.maximum(block.count - 1, 0),
+            self._of_parts(*params.prior),
+            state.together,
+        )
+        expected = jnp.where(used, _gains(rates, jnp.maximum(offered, 1))[..., -1], 1.0)
         paid = shared(tokens) > shared(needed)
         ran = jnp.where(state.together, state.drafted.any(), state.drafted)
 
         def after(
-            index: int, part: Proposer | None, own: Arrays, known: PartState | None, mine: Array
+            at: int, part: Proposer | None, own: Arrays, known: PartState | None
         ) -> PartState | None:
             if part is None or known is None:
                 return None
-            offered = jnp.where(mine & live, state.offered, 0)
-            used, accepted = offered > 0, jnp.maximum(block.count - 1, 0)
-            rates = known.rates.after(offered, accepted, params.prior[index], state.together)
-            expected = rates.gains(jnp.maximum(offered, 1))[:, -1]
-            expected = jnp.where(used, expected, 1.0)
             # Rows without drafts also took the time of a step with drafts.
-            waited = jnp.where(state.together, used.any(), used)
+            mine = used[:, at]
+            waited = jnp.where(state.together, mine.any(), mine)
             saved = shared(jnp.where(waited, tokens * state.worth - needed, 0.0))
-            pays = shared(jnp.where(live, expected, 0.0)) > shared(needed)
-            trials = known.trials.after(shared(needed), saved, used, state.tried, paid, pays)
-            return PartState(part.observe(own, known.own, block), rates, trials)
+            pays = shared(jnp.where(live, expected[:, at], 0.0)) > shared(needed)
+            trials = known.trials.after(shared(needed), saved, mine, state.tried, paid, pays)
+            return PartState(part.observe(own, known.own, block), trials)
 
         return dataclasses.replace(
             state,
-            lookup=after(0, self.lookup, params.lookup, state.lookup, ~state.drafted),
-            drafter=after(1, self.drafter, params.drafter, state.drafter, state.drafted),
+            lookup=after(0, self.lookup, params.lookup, state.lookup),
+            drafter=after(-1, self.drafter, params.drafter, state.drafter),
+            rates=rates,
             # The tokens of the last step are at hand for its next pass.
             missed=jnp.where(ran, 0, state.missed + block.count),
             text=None if state.text is None else state.text.append(block),
@@ -349,6 +372,11 @@ class Adaptive(Proposer):
         )
         made, own = apply_if(runs, turn, (none, rested))
         return made, dataclasses.replace(state, drafter=dataclasses.replace(known, own=own))
+
+
+_gains = jax.vmap(Rates.gains, 1, 1)
+_after = jax.vmap(Rates.after, (1, 1, None, 0, None), 1)
+"""Of all parts at once, since a small operation takes as long as two."""
 
 
 def _count(chain: Proposal | None) -> Array:

@@ -55,10 +55,8 @@ class Learned:
 
     def learn(self, state: DecodeState) -> None:
         """Take the acceptance rates of a finished text into `prior`."""
-        for index, part in enumerate((state.proposer.lookup, state.proposer.drafter)):
-            if part is None:
-                continue
-            self.learn_rates(index, part.rates)
+        for part, rates in state.proposer.rates_by_part().items():
+            self.learn_rates(part, rates)
 
     def learn_rates(self, part: int, rates: Rates) -> None:
         """Take the rates of all rows into the prior of a part."""
