@@ -118,6 +118,7 @@ class _Step(Timed):
         self._option, self._clock = option, clock
 
     def run(self, item: int) -> Sample:
+        self._clock.restart()
         return Sample(self._clock.sample(self._option))
 
 

@@ -87,7 +87,11 @@ class OptionClock:
         assert isinstance(decoder.proposer, Adaptive)
         self.options = decoder.proposer.options
         self._decoder, self._params, self._prefill = decoder, params, prefill
-        self._state = prefill()
+        self.restart()
+
+    def restart(self) -> None:
+        """Go on from the prompt: steps in longer texts take longer."""
+        self._state = self._prefill()
 
     def sample(self, option: int) -> float:
         """Seconds of a step with an option.
@@ -110,7 +114,7 @@ class OptionClock:
             long, many = self._run(forced, _LONG)
             if many > few:
                 return max(long - short, 1e-9) / (many - few)
-            self._state = self._prefill()  # the rows were full
+            self.restart()  # the rows were full
         # There is room for very few steps.
         none, _ = self._run(forced, 0)
         return max(each - none, 1e-9) / max(steps, 1)
