@@ -93,7 +93,10 @@ class Imposed(Proposer):
                 f"{type(self.inner).__name__}"
             )
         self.declare(
-            num_nodes=self.inner.num_nodes, max_depth=self.inner.max_depth, taps=self.inner.taps
+            num_nodes=self.inner.num_nodes,
+            max_depth=self.inner.max_depth,
+            taps=self.inner.taps,
+            resumes=self.inner.resumes,
         )
 
     def init(self, params: Script, prompt: Block, capacity: int) -> State:
@@ -123,3 +126,11 @@ class Imposed(Proposer):
         tokens = jnp.concatenate([block.tokens[:, :1], drafted[:, 1:]], axis=1)
         accepted = dataclasses.replace(block, tokens=tokens)
         return self.inner.observe(params.inner, inner, accepted), length + block.count, drafted
+
+    def rest(self, state: State) -> State:
+        return self.inner.rest(state[0]), *state[1:]
+
+    def resume(
+        self, params: Script, state: State, text: Array, length: Array, wanted: Array
+    ) -> State:
+        return self.inner.resume(params.inner, state[0], text, length, wanted), *state[1:]

@@ -15,7 +15,18 @@ import pytest
 
 import specjax
 from bench import __main__ as bench
-from bench import goals, growth, imposed, laws, machine, report, spec_bench, step_parts, weights
+from bench import (
+    goals,
+    growth,
+    imposed,
+    laws,
+    machine,
+    predictions,
+    report,
+    spec_bench,
+    step_parts,
+    weights,
+)  # fmt: skip
 from bench.contestants import ours, theirs
 from specjax.metrics import expected_accepted_length
 
@@ -280,3 +291,17 @@ def test_the_parts_of_a_step(capsys):
     assert len(list(step_parts.matrices(specjax.load(folder).params))) == 15
     with pytest.raises(ValueError, match="--rows is 0; it must be at least 1"):
         step_parts.main(["--rows", "0"])
+
+
+def test_predictions_for_imposed_acceptance(capsys):
+    """All ways are measured, and drafts are accepted as often as was asked for."""
+    options = ["--size", "tiny", "--vocab-size", "256", "--batch", "2", "--rounds", "1"]
+    predictions.main(options)
+    printed = capsys.readouterr().out
+    for depth in (2, 4, 8):
+        found = re.search(rf"^drafter of {depth} +(\d+\.\d+)", printed, re.MULTILINE)
+        assert float(found[1]) == pytest.approx(expected_accepted_length(0.8, depth), rel=0.05)
+    assert re.search(r"^auto +\d", printed, re.MULTILINE)
+    for name, value in (("--acceptance", "1.5"), ("--batch", "0"), ("--new-tokens", "0")):
+        with pytest.raises(ValueError, match=f"{name} is {value}; it must"):
+            predictions.main([name, value])
