@@ -283,9 +283,9 @@ class Adaptive(Proposer):
             """The weighted mean over all rows, where they choose together."""
             return jnp.where(state.together, jnp.sum(x * state.weight), x)
 
-        offered = jnp.where(live, state.offered, 0)
+        of_row = jnp.where(live, state.offered, 0)
         offered = self._of_parts(
-            jnp.where(state.drafted, 0, offered), jnp.where(state.drafted, offered, 0)
+            jnp.where(state.drafted, 0, of_row), jnp.where(state.drafted, of_row, 0)
         )
         used = offered > 0
         rates = _after(
