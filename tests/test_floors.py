@@ -19,6 +19,7 @@ FLOORS = [
         "specjax.programs",
         "specjax.folders",
         "specjax.looping",
+        "specjax.running",
         "specjax.extras",
         "specjax.masks",
         "specjax.kernels",

@@ -8,13 +8,8 @@ several tokens in one pass.  `NGram`, `DatastoreLookup` and `NoProposer` need no
 from collections.abc import Callable
 
 from specjax.contract import Proposer
-from specjax.proposers.adaptive import (
-    MEASURED,
-    PAUSE,
-    Adaptive,
-    AdaptiveParams,
-    AdaptiveState,
-)
+from specjax.proposers.adaptive import PAUSE, Adaptive
+from specjax.proposers.adaptive_state import MEASURED, AdaptiveParams, AdaptiveState
 from specjax.proposers.best_first import BestFirst
 from specjax.proposers.chain import Chain
 from specjax.proposers.choice_tree import ChoiceTree

@@ -7,12 +7,19 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import Array
 
 from specjax import tree
 from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
 from specjax.looping import apply_if
+from specjax.proposers.adaptive_state import (
+    MEASURED,
+    AdaptiveParams,
+    AdaptiveState,
+    PartState,
+    gains_of_parts,
+    rates_after,
+)
 from specjax.proposers.choosing import Part, choose
 from specjax.proposers.first_of import with_logits
 from specjax.proposers.own_text import OwnText
@@ -20,9 +27,6 @@ from specjax.proposers.rates import Rates
 from specjax.proposers.sources import AT_ONCE
 from specjax.proposers.trials import Trials
 from specjax.types import ABSENT, Block, Proposal
-
-MEASURED = -1
-"""`AdaptiveParams.forced` while the option is chosen by its measured seconds."""
 
 PAUSE = 2
 """Steps before the first trial of a part of which nothing is known."""
@@ -33,52 +37,6 @@ part that is known from earlier texts, one trial is paid whatever it brings."""
 
 _NEARLY = 0.9
 """A part that by its prior has so much of the speed of plain decoding is tried soon."""
-
-
-@struct.dataclass
-class AdaptiveParams:
-    """Parameters of an `Adaptive` proposer."""
-
-    lookup: Arrays
-    drafter: Arrays
-    seconds: Array  # [O] of a step with each of `Adaptive.options`, in any unit
-    forced: Array  # [] int32: the option that every step takes, or `MEASURED`
-    prior: Array  # [2] acceptance rates of lookup and drafter before any draft of a row was judged
-    pause: Array  # [2] int32: steps before the first trial of each, if by `prior` it will not pay
-
-
-@struct.dataclass
-class PartState:
-    """What is known of one of the two parts."""
-
-    own: Arrays  # its state as a proposer
-    trials: Trials
-
-
-@struct.dataclass
-class AdaptiveState:
-    """What `Adaptive` knows between two steps."""
-
-    lookup: PartState | None
-    drafter: PartState | None
-    rates: Rates  # [B, P, ...] of the lookup and the drafter, of those that exist
-    text: OwnText | None  # for a drafter that resumes
-    offered: Array  # [B] drafts of the last step
-    drafted: Array  # [B] bool: were they those of `drafter`?
-    missed: Array  # [B] tokens that `drafter` has not read, if it can be left out
-    needed: Array  # [B] new tokens of a row with which the last step pays
-    worth: Array  # [B] the time that a token took otherwise, in steps without drafts
-    weight: Array  # [B] of each row's tokens, where all rows take one option
-    tried: Array  # [B] bool: was the last step a trial?
-    together: Array  # [B] bool: do all rows take one option?
-
-    def rates_by_part(self) -> dict[int, Rates]:
-        """[B, ...] of the lookup, by 0, and of the drafter, by 1, of those that exist."""
-        known = [i for i, part in enumerate((self.lookup, self.drafter)) if part is not None]
-        return {
-            part: jax.tree.map(lambda x, at=at: x[:, at], self.rates)
-            for at, part in enumerate(known)
-        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +182,7 @@ class Adaptive(Proposer):
             limit = jnp.minimum(limit, context.num_drafts)
         found, state = self._look_up(params, state, context)
         present = jnp.minimum(_count(found), limit)
-        gains = _gains(state.rates, self._of_parts(present, limit))[..., drafts]
+        gains = gains_of_parts(state.rates, self._of_parts(present, limit))[..., drafts]
         alone = jnp.ones((rows, len(drafts)), jnp.float32)
         looked = alone if self.lookup is None else gains[:, 0]
         drafted = alone if self.drafter is None else gains[:, -1]
@@ -288,14 +246,14 @@ class Adaptive(Proposer):
             jnp.where(state.drafted, 0, of_row), jnp.where(state.drafted, of_row, 0)
         )
         used = offered > 0
-        rates = _after(
+        rates = rates_after(
             state.rates,
             offered,
             jnp.maximum(block.count - 1, 0),
             self._of_parts(*params.prior),
             state.together,
         )
-        expected = jnp.where(used, _gains(rates, jnp.maximum(offered, 1))[..., -1], 1.0)
+        expected = jnp.where(used, gains_of_parts(rates, jnp.maximum(offered, 1))[..., -1], 1.0)
         paid = shared(tokens) > shared(needed)
         ran = jnp.where(state.together, state.drafted.any(), state.drafted)
 
@@ -372,11 +330,6 @@ class Adaptive(Proposer):
         )
         made, own = apply_if(runs, turn, (none, rested))
         return made, dataclasses.replace(state, drafter=dataclasses.replace(known, own=own))
-
-
-_gains = jax.vmap(Rates.gains, 1, 1)
-_after = jax.vmap(Rates.after, (1, 1, None, 0, None), 1)
-"""Of all parts at once, since a small operation takes as long as two."""
 
 
 def _count(chain: Proposal | None) -> Array:

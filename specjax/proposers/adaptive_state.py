@@ -1,0 +1,66 @@
+"""What an `Adaptive` proposer is given, and what it knows between two steps."""
+
+from __future__ import annotations
+
+import jax
+from flax import struct
+from jax import Array
+
+from specjax.contract import Arrays
+from specjax.proposers.own_text import OwnText
+from specjax.proposers.rates import Rates
+from specjax.proposers.trials import Trials
+
+MEASURED = -1
+"""`AdaptiveParams.forced` while the option is chosen by its measured seconds."""
+
+
+@struct.dataclass
+class AdaptiveParams:
+    """Parameters of an `Adaptive` proposer."""
+
+    lookup: Arrays
+    drafter: Arrays
+    seconds: Array  # [O] of a step with each of `Adaptive.options`, in any unit
+    forced: Array  # [] int32: the option that every step takes, or `MEASURED`
+    prior: Array  # [2] acceptance rates of lookup and drafter before any draft of a row was judged
+    pause: Array  # [2] int32: steps before the first trial of each, if by `prior` it will not pay
+
+
+@struct.dataclass
+class PartState:
+    """What is known of one of the two parts."""
+
+    own: Arrays  # its state as a proposer
+    trials: Trials
+
+
+@struct.dataclass
+class AdaptiveState:
+    """What `Adaptive` knows between two steps."""
+
+    lookup: PartState | None
+    drafter: PartState | None
+    rates: Rates  # [B, P, ...] of the lookup and the drafter, of those that exist
+    text: OwnText | None  # for a drafter that resumes
+    offered: Array  # [B] drafts of the last step
+    drafted: Array  # [B] bool: were they those of `drafter`?
+    missed: Array  # [B] tokens that `drafter` has not read, if it can be left out
+    needed: Array  # [B] new tokens of a row with which the last step pays
+    worth: Array  # [B] the time that a token took otherwise, in steps without drafts
+    weight: Array  # [B] of each row's tokens, where all rows take one option
+    tried: Array  # [B] bool: was the last step a trial?
+    together: Array  # [B] bool: do all rows take one option?
+
+    def rates_by_part(self) -> dict[int, Rates]:
+        """[B, ...] of the lookup, by 0, and of the drafter, by 1, of those that exist."""
+        known = [i for i, part in enumerate((self.lookup, self.drafter)) if part is not None]
+        return {
+            part: jax.tree.map(lambda x, at=at: x[:, at], self.rates)
+            for at, part in enumerate(known)
+        }
+
+
+gains_of_parts = jax.vmap(Rates.gains, 1, 1)
+rates_after = jax.vmap(Rates.after, (1, 1, None, 0, None), 1)
+"""Of all parts at once, since a small operation takes as long as two."""
