@@ -1,8 +1,8 @@
 """Running sums and products of a few numbers.
 
 XLA makes several loops of `jnp.cumsum` and `jnp.cumprod` on a CPU, each of which takes about a
-microsecond to start.  Here each is one loop of n * n terms, which is less for the few numbers of a
-proposal.
+microsecond to start.  Here each is one loop over n * n terms, which takes less time for the few
+numbers of a proposal.
 """
 
 from __future__ import annotations

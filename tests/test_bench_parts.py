@@ -26,7 +26,7 @@ from bench import (
     spec_bench,
     step_parts,
     weights,
-)  # fmt: skip
+)
 from bench.contestants import ours, theirs
 from specjax.metrics import expected_accepted_length
 

@@ -24,12 +24,15 @@ def usable() -> bool:
 
 @functools.cache
 def lanes() -> int:
-    """How many float32 numbers a vector of this processor has, where kernels are made; else 0."""
+    """How many float32 numbers a vector of this processor has; 0 where that is not known."""
     if not usable():
         return 0
-    from specjax.kernels import calling  # needs llvmlite
+    try:
+        from specjax.kernels import calling  # needs llvmlite
 
-    return calling.machine().lanes
+        return calling.machine().lanes
+    except Exception:  # then no kernel can be made either, and `made` says why
+        return 0
 
 
 @functools.cache

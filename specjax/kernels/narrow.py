@@ -8,10 +8,15 @@ from jax import Array
 
 from specjax.kernels import available
 
-_MOST_ROWS = {"float32": 20, "bfloat16": 16, "int8": 64}
-_WITH_WIDE_VECTORS = {"float32": 48, "bfloat16": 20, "int8": 64}
-"""By the dtype of the weights: rows up to which the kernels were faster than XLA, on processors
-with vectors of 256 and of 512 bits."""
+_MOST_ROWS = {
+    8: {"float32": 20, "bfloat16": 16, "int8": 64},
+    16: {"float32": 48, "bfloat16": 20, "int8": 64},
+}
+"""Rows up to which the kernels were as fast as XLA or faster, by the float32 numbers of a vector
+and the dtype of the weights."""
+
+_UNMEASURED = 16
+"""The same for processors with other vectors."""
 
 _FORMS = {("float32", 0): jnp.float32, ("bfloat16", 1): jnp.float32, ("int8", 1): jnp.int32}
 """(dtype of the weights, the axis that is summed): the dtype of the result."""
@@ -30,7 +35,8 @@ def takes(rows: int, weights: Array, summed: int) -> bool:
 
 def most_rows(dtype: str) -> int:
     """The most rows that are multiplied here with weights of this dtype, on this processor."""
-    return (_WITH_WIDE_VECTORS if available.lanes() >= 16 else _MOST_ROWS)[dtype]
+    known = _MOST_ROWS.get(available.lanes())
+    return _UNMEASURED if known is None else known[dtype]
 
 
 def few_rows(x: Array, weights: Array, summed: int) -> Array:
