@@ -153,6 +153,20 @@ def test_a_trial_is_of_the_part_alone():
     assert float(made.worth[0]) == pytest.approx(worth, rel=1e-3)
 
 
+def test_drafts_of_a_better_part_take_their_place_at_once():
+    """Drafts of the last step go on as trials only where the step would have none otherwise."""
+    seconds, rates = (1.0, 1.1, 1.2, 1.25, 1.45), (0.7, 0.69)  # the drafter pays, but less
+    lookup, drafter = parts(rates, 8.0, quiet=0)
+    made = chosen(seconds, [lookup, drafter])
+    assert int(made.option[0]) == 2 and not made.tried[0]
+    nothing = dataclasses.replace(
+        lookup, gains=jnp.ones_like(lookup.gains), able=jnp.zeros(1, bool)
+    )
+    assert int(chosen(seconds, [nothing, drafter]).option[0]) == 4
+    due = dataclasses.replace(drafter.trials, quiet=jnp.full(1, 2))
+    assert chosen(seconds, [lookup, dataclasses.replace(drafter, trials=due)]).tried[0]
+
+
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_a_batch_waits_for_its_last_row(rows):
     """Two drafts gain what rows lose that drift apart: by simulation, at 512 tokens."""

@@ -63,3 +63,28 @@ def test_a_trial_is_charged_to_all_rows_that_waited(together, saved):
     after = proposer.observe(params, state, block).lookup.trials.purse
     change = (after - state.lookup.trials.purse)[0]
     assert float(change) == pytest.approx(0.01 * 1.8 + saved, abs=1e-5)
+
+
+@pytest.mark.parametrize(("worth", "pause"), [(1.0, 1), (0.5, 64)])
+def test_a_trial_pays_if_it_beats_what_decodes_otherwise(worth, pause):
+    """Three tokens in the time of 1.8 steps beat plain decoding, but not a part twice as fast."""
+    proposer = Adaptive(specjax.NGram(num_drafts=2), None, (1, 3))
+    params = AdaptiveParams(
+        None, None, jnp.array([1, 1.8]), jnp.int32(MEASURED), jnp.full(2, 0.9), jnp.full(2, 64)
+    )
+    tokens = jnp.zeros((1, 3), jnp.int32)
+    prompt = Block(tokens, tokens[..., None].astype(jnp.float32), jnp.array([3]))
+    state = proposer.init(params, prompt, 32)
+    trials = dataclasses.replace(state.lookup.trials, pause=jnp.array([64]))
+    state = dataclasses.replace(
+        state,
+        lookup=dataclasses.replace(state.lookup, trials=trials),
+        offered=jnp.array([2]),
+        needed=jnp.array([1.8]),
+        worth=jnp.array([worth]),
+        tried=jnp.array([True]),
+        together=jnp.array([True]),
+        weight=jnp.ones(1),
+    )
+    after = proposer.observe(params, state, dataclasses.replace(prompt, count=jnp.array([3])))
+    assert int(after.lookup.trials.pause[0]) == pause

@@ -254,7 +254,9 @@ class Adaptive(Proposer):
             state.together,
         )
         expected = jnp.where(used, gains_of_parts(rates, jnp.maximum(offered, 1))[..., -1], 1.0)
-        paid = shared(tokens) > shared(needed)
+        # Beside what decodes otherwise, which for a trial need not be plain decoding.
+        worth = tokens * state.worth
+        paid = shared(worth) > shared(needed)
         ran = jnp.where(state.together, state.drafted.any(), state.drafted)
 
         def after(
@@ -265,8 +267,9 @@ class Adaptive(Proposer):
             # Rows without drafts also took the time of a step with drafts.
             mine = used[:, at]
             waited = jnp.where(state.together, mine.any(), mine)
-            saved = shared(jnp.where(waited, tokens * state.worth - needed, 0.0))
-            pays = shared(jnp.where(live, expected[:, at], 0.0)) > shared(needed)
+            saved = shared(jnp.where(waited, worth - needed, 0.0))
+            promised = jnp.where(live, expected[:, at] * state.worth, 0.0)
+            pays = shared(promised) > shared(needed)
             trials = known.trials.after(shared(needed), saved, mine, state.tried, paid, pays)
             return PartState(part.observe(own, known.own, block), trials)
 

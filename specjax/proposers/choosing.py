@@ -120,7 +120,7 @@ def choose(
     for part, (first, _, _, gains, times) in zip(parts, options, strict=True):
         losses = times - gains * worth[:, None]
         loss, least = losses.min(1), jnp.argmin(losses, axis=1)
-        wanted = alive & part.able & part.trials.due(loss) & jnp.isfinite(loss)
+        wanted = alive & part.able & part.trials.due(loss, chosen == 0) & jnp.isfinite(loss)
         if together:
             wanted = jnp.broadcast_to(2 * wanted.sum() > alive.sum(), wanted.shape)
         used = (chosen >= first) & (chosen < first + len(widths) - 1)

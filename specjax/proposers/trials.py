@@ -40,12 +40,14 @@ class Trials:
         """Those of a text of which nothing was decoded."""
         return cls(jnp.zeros_like(pause), pause, purse.astype(jnp.float32))
 
-    def due(self, loss: Array) -> Array:
+    def due(self, loss: Array, otherwise_plain: Array) -> Array:
         """[B] bool: is it time for a trial, and can its expected loss [B] be paid?
 
-        Drafts that still came in the last step go on while some more of them could be paid.
+        Drafts that came in the last step go on while some more of them could be paid, if the step
+        would have no drafts otherwise [B].  Drafts of another part take their place at once.
         """
-        waited = jnp.where(self.quiet > 0, self.quiet >= self.pause, loss * _MORE <= self.purse)
+        goes_on = otherwise_plain & (loss * _MORE <= self.purse)
+        waited = jnp.where(self.quiet > 0, self.quiet >= self.pause, goes_on)
         return waited & (loss <= self.purse)
 
     def waited(self, able: Array, used: Array) -> Trials:
@@ -59,7 +61,7 @@ class Trials:
 
         Args:
           spent: [B] its time; 0 for rows that are done.
-          saved: [B] what plain decoding would have taken for its tokens, less that time.
+          saved: [B] what its tokens would have taken otherwise, less that time.
           used: [B] bool, rows with drafts of this part.
           tried: [B] bool, of those, rows in which they were a trial.
           paid: [B] bool, rows in which the drafts saved time.
