@@ -42,49 +42,41 @@ def test_alone_each_row_decides_for_itself():
     assert choice([10, 40], together=False).option.tolist() == [1, 0]
 
 
+def after_trial(counts, drafts, worth=1.0, prior=0.5, together=True):
+    """The `Trials` of a lookup before and after a trial that took the time of 1.8 steps."""
+    rows = len(counts)
+    proposer = Adaptive(specjax.NGram(num_drafts=2), None, (1, 3))
+    params = AdaptiveParams(
+        None, None, jnp.array([1, 1.8]), jnp.int32(MEASURED), jnp.full(2, prior), jnp.full(2, 64)
+    )
+    tokens = jnp.zeros((rows, 3), jnp.int32)
+    prompt = Block(tokens, tokens[..., None].astype(jnp.float32), jnp.full(rows, 3))
+    state = proposer.init(params, prompt, 32)
+    trials = dataclasses.replace(state.lookup.trials, pause=jnp.full(rows, 64))
+    state = dataclasses.replace(
+        state,
+        lookup=dataclasses.replace(state.lookup, trials=trials),
+        offered=jnp.array(drafts),
+        needed=jnp.full(rows, 1.8),
+        worth=jnp.full(rows, worth),
+        tried=jnp.array(drafts).astype(bool) | together,
+        weight=jnp.array([0.25, 0.75] if rows == 2 else [1.0]),
+        together=jnp.full(rows, together),
+    )
+    block = dataclasses.replace(prompt, count=jnp.array(counts))
+    return trials, proposer.observe(params, state, block).lookup.trials
+
+
 @pytest.mark.parametrize(("together", "saved"), [(True, 0.25 * 3 + 0.75 * 1 - 1.8), (False, 1.2)])
 def test_a_trial_is_charged_to_all_rows_that_waited(together, saved):
     """A row without drafts also takes the time of the batch's step with drafts."""
-    proposer = Adaptive(specjax.NGram(num_drafts=2), None, (1, 3))
-    params = AdaptiveParams(
-        None, None, jnp.array([1, 1.8]), jnp.int32(MEASURED), jnp.full(2, 0.5), jnp.full(2, 64)
-    )
-    tokens = jnp.zeros((2, 3), jnp.int32)
-    prompt = Block(tokens, tokens[..., None].astype(jnp.float32), jnp.array([3, 3]))
-    state = dataclasses.replace(
-        proposer.init(params, prompt, 32),
-        offered=jnp.array([2, 0]),
-        needed=jnp.full(2, 1.8),
-        tried=jnp.array([True, together]),
-        weight=jnp.array([0.25, 0.75]),
-        together=jnp.full(2, together),
-    )
-    block = dataclasses.replace(prompt, count=jnp.array([3, 1]))
-    after = proposer.observe(params, state, block).lookup.trials.purse
-    change = (after - state.lookup.trials.purse)[0]
+    before, after = after_trial([3, 1], [2, 0], together=together)
+    change = (after.purse - before.purse)[0]
     assert float(change) == pytest.approx(0.01 * 1.8 + saved, abs=1e-5)
 
 
 @pytest.mark.parametrize(("worth", "pause"), [(1.0, 1), (0.5, 64)])
 def test_a_trial_pays_if_it_beats_what_decodes_otherwise(worth, pause):
     """Three tokens in the time of 1.8 steps beat plain decoding, but not a part twice as fast."""
-    proposer = Adaptive(specjax.NGram(num_drafts=2), None, (1, 3))
-    params = AdaptiveParams(
-        None, None, jnp.array([1, 1.8]), jnp.int32(MEASURED), jnp.full(2, 0.9), jnp.full(2, 64)
-    )
-    tokens = jnp.zeros((1, 3), jnp.int32)
-    prompt = Block(tokens, tokens[..., None].astype(jnp.float32), jnp.array([3]))
-    state = proposer.init(params, prompt, 32)
-    trials = dataclasses.replace(state.lookup.trials, pause=jnp.array([64]))
-    state = dataclasses.replace(
-        state,
-        lookup=dataclasses.replace(state.lookup, trials=trials),
-        offered=jnp.array([2]),
-        needed=jnp.array([1.8]),
-        worth=jnp.array([worth]),
-        tried=jnp.array([True]),
-        together=jnp.array([True]),
-        weight=jnp.ones(1),
-    )
-    after = proposer.observe(params, state, dataclasses.replace(prompt, count=jnp.array([3])))
-    assert int(after.lookup.trials.pause[0]) == pause
+    _, after = after_trial([3], [2], worth, prior=0.9)
+    assert int(after.pause[0]) == pause

@@ -254,7 +254,7 @@ class Adaptive(Proposer):
             state.together,
         )
         expected = jnp.where(used, gains_of_parts(rates, jnp.maximum(offered, 1))[..., -1], 1.0)
-        # Beside what decodes otherwise, which for a trial need not be plain decoding.
+        # A trial takes the place of what promised the most, which may be drafts of the other part.
         worth = tokens * state.worth
         paid = shared(worth) > shared(needed)
         ran = jnp.where(state.together, state.drafted.any(), state.drafted)

@@ -41,10 +41,14 @@ class Trials:
         return cls(jnp.zeros_like(pause), pause, purse.astype(jnp.float32))
 
     def due(self, loss: Array, otherwise_plain: Array) -> Array:
-        """[B] bool: is it time for a trial, and can its expected loss [B] be paid?
+        """[B] bool: is it time for a trial, and can its expected loss be paid?
 
-        Drafts that came in the last step go on while some more of them could be paid, if the step
-        would have no drafts otherwise [B].  Drafts of another part take their place at once.
+        A part that drafted in the last step goes on while it could pay for some more steps, but
+        only beside plain decoding.  It leaves at once if the other part promises more.
+
+        Args:
+          loss: [B] the expected loss of a trial.
+          otherwise_plain: [B] bool, rows that have no drafts in this step without a trial.
         """
         goes_on = otherwise_plain & (loss * _MORE <= self.purse)
         waited = jnp.where(self.quiet > 0, self.quiet >= self.pause, goes_on)
