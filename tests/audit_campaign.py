@@ -29,7 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import audit_targets
 import faults
-import toys
+from toys import TRANSFORMERS as toys
 
 from specjax import (
     BlockVerification,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import toy_models as toys
+from toys import TRANSFORMERS as toys
 
 from specjax import Decoder, Match, Medusa, NoProposer, Params, Processors, Sampling
 from specjax.models.medusa import MedusaHeads, initial_medusa

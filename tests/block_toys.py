@@ -1,4 +1,4 @@
-"""Block drafts for the tiny target of `toy_models.py`, which are right now and then."""
+"""Block drafts for the targets of `toy_models.py`, which are right now and then."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from toy_models import ROWS, VOCAB, greedy_texts, model, plain_output, weights
+from toy_models import ROWS, VOCAB, ToyModels
 
 from specjax.contract import Context
 from specjax.models import (
@@ -52,16 +52,18 @@ def _draft() -> Any:
 
 
 @functools.cache
-def plain_params() -> SharedParams:
+def plain_params(toys: ToyModels) -> SharedParams:
     """The head is fitted to `greedy_texts`, so it is right now and then."""
-    texts = greedy_texts()
+    texts = toys.greedy_texts()
     taps = [
-        np.asarray(_features(some)) for some in np.split(texts, len(texts) // ROWS)
+        np.asarray(_features(toys, some)) for some in np.split(texts, len(texts) // ROWS)
     ]  # in the batches that other tests compile
     features = np.concatenate(taps)
     rows, length, _ = features.shape
     own = {"draft": _draft()}
-    params = SharedParams(own, {"embedding": weights()["embedding"], "head": weights()["head"]})
+    params = SharedParams(
+        own, {"embedding": toys.weights()["embedding"], "head": toys.weights()["head"]}
+    )
     states, labels = [], []
 
     @jax.jit
@@ -79,22 +81,22 @@ def plain_params() -> SharedParams:
     fitted = 8 * np.linalg.lstsq(x, np.eye(VOCAB)[label], rcond=None)[0]
     return SharedParams(
         {**own, "head": {"kernel": jnp.asarray(fitted, jnp.float32)}},
-        {"embedding": weights()["embedding"]},
+        {"embedding": toys.weights()["embedding"]},
     )
 
 
-def _features(tokens: np.ndarray) -> Any:
+def _features(toys: ToyModels, tokens: np.ndarray) -> Any:
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    return jax.jit(model().apply, static_argnames="taps")(
-        weights(), jnp.asarray(tokens), positions, taps=TAPS
+    return jax.jit(toys.model().apply, static_argnames="taps")(
+        toys.weights(), jnp.asarray(tokens), positions, taps=TAPS
     ).features
 
 
 @functools.cache
-def corrected_params() -> SharedParams:
+def corrected_params(toys: ToyModels) -> SharedParams:
     """The head prefers the tokens that followed the token before in `greedy_texts`."""
     follows = np.full((VOCAB, VOCAB), 0.1)
-    for text in greedy_texts():
+    for text in toys.greedy_texts():
         np.add.at(follows, (text[:-1], text[1:]), 1.0)
     follows = np.log(follows / follows.sum(1, keepdims=True))
     rank, rng = VOCAB, np.random.default_rng(9)
@@ -109,12 +111,9 @@ def corrected_params() -> SharedParams:
             "bias": np.full(1, 1.0),
         },
     }
-    params = plain_params()
+    params = plain_params(toys)
     own = {
         **params.own,
         "correction": jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), correction),
     }
     return SharedParams(own, params.target)
-
-
-__all__ = ["CORRECTED", "PLAIN", "TAPS", "corrected_params", "plain_output", "plain_params"]

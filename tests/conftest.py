@@ -21,7 +21,6 @@ if os.environ.get("SPECJAX_TEST_DEFAULT_FLAGS", "0") == "0":
 
 import jax
 import pytest
-import thinned
 
 import specjax
 
@@ -44,6 +43,9 @@ def _room_for_programs():
         jax.clear_caches()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    thinned.thin(items)
+    """A file whose tests name no group is one group."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
-import toys
+from toys import TRANSFORMERS as toys
 
 from specjax import Automaton
 

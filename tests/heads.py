@@ -6,7 +6,7 @@ import pathlib
 
 import jax
 import numpy as np
-import toys
+from toys import TRANSFORMERS as toys
 
 from specjax import MedusaAdapter
 

@@ -26,7 +26,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
 import numpy as np
-import toys
+from toys import TRANSFORMERS as toys
 
 import specjax
 from specjax.commands import main as command

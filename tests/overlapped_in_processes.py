@@ -20,7 +20,7 @@ if __name__ == "__main__":
 import folders
 import jax
 import pytest
-import toys
+from toys import TRANSFORMERS as toys
 
 import specjax
 from specjax.commands import main as command

@@ -12,7 +12,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import toys
+from toys import TRANSFORMERS as toys
 from flax import linen as nn
 from flax import nnx
 from jax import Array

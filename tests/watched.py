@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-import toys
+from toys import TRANSFORMERS as toys
 from jax.experimental import io_callback
 
 from specjax.contract import Model

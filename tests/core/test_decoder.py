@@ -1,0 +1,171 @@
+"""The decoder's functions one at a time: a step can be vmapped, and invalid input is refused."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import TABLES as toys
+from heads import TINY
+
+import specjax
+
+
+def test_stream_refuses_an_empty_chunk():
+    """Otherwise it would never end."""
+    dec = toys.decoder("none", "match")
+    with pytest.raises(ValueError, match="steps_per_chunk=0"):
+        next(dec.stream(toys.params("none"), toys.prefill(dec, toys.params("none")), 0))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"prompt": np.zeros((4, toys.CAPACITY + 1), np.int32)},
+            "padded to 49 tokens do not fit a capacity of 48",
+        ),
+        ({"prompt_length": np.array([5, 3, 0, 1])}, "prompt 2 is empty"),
+        ({"prompt_length": np.array([5, 9, 6, 1])}, "prompt_length 9 is longer than the 8"),
+        ({"limit": np.array([9, 9, 49, 9])}, "limit=49 is beyond the capacity of 48"),
+        (
+            {"prompt": toys.PROMPTS - 6},
+            r"prompt 0 holds token ids from -5 to .*; the target has the ids 0 to 28",
+        ),
+        (
+            {"prompt": np.where(toys.PROMPTS == 9, 10**6, toys.PROMPTS)},
+            "prompt 1 holds .* to 1000000; the target",
+        ),
+        ({"prompt": toys.PROMPTS * 1.0}, "prompt is of the type float"),
+        ({"prompt": toys.PROMPTS[0]}, r"prompt has the shape \(8,\); pass \[rows, tokens\]"),
+        ({"limit": np.array([9, 9])}, r"limit has the shape \(2,\); pass \[rows\]"),
+        ({"num_drafts": np.array([1, 1, -1, 1])}, "num_drafts=-1"),
+        ({"key": jax.random.key(0)}, r"key has the shape \(\) for 4 rows"),
+        ({"key": jax.random.PRNGKey(0)}, r"key is uint32\[2\] instead of 4 PRNG keys"),
+    ],
+)
+def test_prefill_refuses_what_does_not_fit(change, message):
+    """The host checks first, since a slice update beyond the buffers would silently be moved."""
+    with pytest.raises(ValueError, match=message):
+        toys.prefill(toys.decoder("none", "match"), toys.params("none"), **change)
+
+
+def test_padding_may_be_anything():
+    """The tokens behind a prompt do not matter."""
+    dec, arrays = toys.decoder("none", "match"), toys.params("none")
+    padded = np.where(np.arange(toys.WIDTH) < toys.LENGTHS[:, None], toys.PROMPTS, -1)
+    state = dec.run(arrays, toys.prefill(dec, arrays, prompt=padded))
+    assert toys.texts(state) == toys.decoded("none", "match")[0]
+
+
+def test_a_limit_beyond_the_positions_of_the_target_is_refused():
+    """A function model of 8 positions would emit wrong tokens behind them."""
+    model = specjax.models.from_function(
+        lambda params, tokens: params[tokens], vocab_size=toys.VOCAB, max_positions=8
+    )
+    dec = specjax.Decoder(model, specjax.NoProposer(), specjax.Match(), (), 48)
+    table = jnp.eye(toys.VOCAB)
+    with pytest.raises(
+        ValueError, match=r"limit=14 is beyond the 8 positions .*: pass a smaller limit"
+    ):
+        toys.prefill(dec, specjax.Params(table), limit=np.full(toys.ROWS, 14))
+    with pytest.raises(ValueError, match="limit=10 is beyond"):
+        toys.prefill(dec, specjax.Params(table), limit=np.full(toys.ROWS, 10))
+    # The ninth token is emitted after eight were read.
+    state = toys.prefill(dec, specjax.Params(table), limit=np.full(toys.ROWS, 9))
+    texts = toys.texts(dec.run(specjax.Params(table), state))
+    assert texts == [
+        [*prompt[:n].tolist(), *[int(prompt[n - 1])] * (9 - n)]
+        for prompt, n in zip(toys.PROMPTS, toys.LENGTHS, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("slot", [7, 4, -1, 1.0, [1]], ids=str)
+def test_insert_refuses_what_is_no_slot(slot):
+    """A slot beyond the batch would insert nothing, and -1 is not the last row."""
+    dec, arrays = toys.decoder("none", "match"), toys.params("none")
+    state, row = toys.prefill(dec, arrays), toys.prefill(dec, arrays, rows=[0])
+    with pytest.raises(
+        ValueError, match=re.escape(f"slot={slot} is none of the 4 rows; pass an integer, 0 to 3")
+    ):
+        dec.insert(state, slot, row)
+
+
+def test_insert_takes_one_row():
+    """From several rows it would silently insert the first."""
+    dec, arrays = toys.decoder("none", "match"), toys.params("none")
+    state, rows = toys.prefill(dec, arrays), toys.prefill(dec, arrays, rows=[0, 1, 2])
+    with pytest.raises(ValueError, match="row holds 3 rows, and insert takes one"):
+        dec.insert(state, 0, rows)
+
+
+@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
+def test_keys_whose_rows_share_numbers_are_refused(impl):
+    """They are refused also under jit."""
+    dec, arrays = toys.decoder("none", "match"), toys.params("none")
+    keys = jax.random.split(jax.random.key(0, impl=impl), toys.ROWS)
+    for prefill in (
+        toys.prefill,
+        lambda *given, key: jax.jit(lambda key: toys.prefill(*given, key=key).length)(key),
+    ):
+        with pytest.raises(
+            ValueError, match=f'key has the implementation "{impl}".*specjax.make_key'
+        ):
+            prefill(dec, arrays, key=keys)
+
+
+def test_raw_keys_are_wrapped():
+    """Keys of `jax.random.PRNGKey` give the same texts as typed keys."""
+    dec, arrays = toys.decoder("none", "match"), toys.params("none")
+    raw = jax.random.split(jax.random.PRNGKey(3), toys.ROWS)
+    assert raw.dtype == jnp.uint32
+    state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0, key=raw))
+    assert toys.texts(state) == toys.decoded("none", "match", 1.0)[0]
+
+
+@pytest.mark.parametrize("rule", toys.NOISE_KINDS)
+def test_exact_rules_hold_under_another_default_of_random_numbers(rule):
+    """TPU users set it to "rbg": rows still have noise of their own, and texts stay the same."""
+    target, draft = specjax.load(TINY), specjax.load(TINY.parent / "draft")
+    rule, prompts, seeds = specjax.RULES[rule](), ["import ", "def f(", "class "], [3, 4, 5]
+
+    def write(prompts, seeds, **options):
+        options = {"rule": rule, "temperature": 1.0, "max_new_tokens": 16} | options
+        return specjax.generate(target, prompts, seed=seeds, **options).tokens
+
+    wanted = write(prompts, seeds, draft=draft)
+    with jax.default_prng_impl("rbg"):
+        assert jax.random.key_impl(jax.random.key(0)) == "rbg"
+        assert write(prompts, seeds, draft=draft) == wanted
+        assert [
+            write([prompt], [seed], draft=draft)[0]
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ] == wanted
+        plain = write(prompts, seeds)
+        assert not rule.shared_noise or plain == wanted
+        same_prompt = write(["import "] * 3, seeds)
+    assert len(set(map(tuple, same_prompt))) == 3
+
+
+def test_a_decoder_needs_room_for_a_token():
+    """A capacity that is too small is refused by name."""
+    with pytest.raises(ValueError, match="capacity=1"):
+        toys.decoder("none", "match", capacity=1)
+
+
+@pytest.mark.parametrize("rule", toys.NOISE_KINDS)
+def test_step_vmaps(rule):
+    """`step` is a pure function: vmapped over two stacked states it changes each as it would
+    alone."""
+    dec, arrays = toys.decoder("draft 3", rule), toys.params("draft 3")
+    states = [
+        toys.prefill(dec, arrays, temperature=1.0, key=toys.keys(seed=seed)) for seed in (1, 2)
+    ]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    both, _ = jax.jit(jax.vmap(dec.step, (None, 0)))(arrays, stacked)
+    step = jax.jit(dec.step)
+    for number, state in enumerate(states):
+        alone, _ = step(arrays, state)
+        np.testing.assert_array_equal(both.tokens[number], alone.tokens)
+        np.testing.assert_array_equal(both.length[number], alone.length)

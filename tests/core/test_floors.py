@@ -1,0 +1,196 @@
+"""Imports go down only and through the doors of rooms, and docs/rooms.md names the rooms."""
+
+import ast
+import graphlib
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# A room is a folder of specjax/ or a file beside the folders. It imports from lower floors only.
+FLOORS = [
+    [
+        "specjax.types",
+        "specjax.arguments",
+        "specjax.programs",
+        "specjax.folders",
+        "specjax.looping",
+        "specjax.running",
+        "specjax.extras",
+        "specjax.masks",
+        "specjax.kernels",
+    ],
+    ["specjax.platforms", "specjax.automata"],
+    ["specjax.sampling"],
+    ["specjax.tree", "specjax.logprobs", "specjax.metrics", "specjax.plot", "specjax.processors"],
+    ["specjax.contract", "specjax.emission"],
+    ["specjax.caches", "specjax.rules", "specjax.given", "specjax.verification"],
+    ["specjax.models"],
+    ["specjax.parallel", "specjax.text"],
+    ["specjax.proposers", "specjax.prefilling", "specjax.constraints"],
+    ["specjax.decoding"],
+    ["specjax.drafters", "specjax.audit", "specjax.measure", "specjax.guided"],
+    ["specjax.files", "specjax.tune"],
+    ["specjax.datastores", "specjax.request"],
+    ["specjax.drafting", "specjax.prompts"],
+    ["specjax.call"],
+    ["specjax.generate"],
+    ["specjax.tuning"],
+    ["specjax"],
+    ["specjax.flags", "specjax.serve"],
+    ["specjax.training"],
+    ["specjax.commands"],
+    ["specjax.__main__", "bench"],
+    ["train"],
+]
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+OPEN = {"specjax.training", "bench", "train"}
+"""Rooms without a door: their modules each bring what is heavy."""
+
+FILES = sorted(p for top in ("specjax", "train", "bench") for p in (ROOT / top).rglob("*.py"))
+
+
+def module_of(path: pathlib.Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {module_of(path): path for path in FILES}
+
+
+def room_of(module: str) -> str:
+    top = module.split(".")[0]
+    return top if top in ("train", "bench") else ".".join(module.split(".")[:2])
+
+
+def package_of(module: str) -> tuple[str, ...]:
+    """The folder that a module is in; for the `__init__` of a folder, that folder itself."""
+    parts = tuple(module.split("."))
+    return parts if PATHS[module].name == "__init__.py" else parts[:-1]
+
+
+def imports_of(path: pathlib.Path) -> set[str]:
+    """The modules of this project that a file imports anywhere."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: a relative import"
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                names.add(full if full in PATHS else node.module)
+    return {name for name in names if name.split(".")[0] in ("specjax", "train", "tests", "bench")}
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_imports_go_down(path):
+    """Imports lead to rooms on lower floors or stay in the module's own room."""
+    module = module_of(path)
+    assert room_of(module) in FLOOR, f"{room_of(module)} has no floor: add it to FLOORS"
+    for name in imports_of(path):
+        assert name in PATHS, f"{module} imports {name}, which is not part of the library"
+        if room_of(name) != room_of(module):
+            assert FLOOR[room_of(name)] < FLOOR[room_of(module)], (
+                f"{module} imports {name}, which is not below it"
+            )
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_a_room_is_entered_by_its_door(path):
+    """From outside, only a folder's `__init__` is imported, which exports what the folder
+    offers."""
+    module = module_of(path)
+    own = package_of(module)
+    for name in imports_of(path):
+        there = package_of(name)
+        if room_of(name) in OPEN or there == ("specjax",):
+            continue
+        shared = len([1 for mine, theirs in zip(own, there, strict=False) if mine == theirs])
+        # Its own folder and those around it are open; of a folder beside them, only the door.
+        through_door = (
+            there == tuple(name.split(".")) and len(there) == max(shared, len(there) > 1) + 1
+        )
+        assert there == own[: len(there)] or through_door, (
+            f"{module} imports {name}: import from specjax.{there[1]}, "
+            "and let its __init__ export the name"
+        )
+
+
+@pytest.mark.parametrize("room", FLOOR)
+def test_a_room_has_no_cycle(room):
+    """A module does not import its own room's `__init__` either, since that imports the module."""
+    modules = [module for module in PATHS if room_of(module) == room]
+    assert modules
+    graph = {
+        module: {name for name in imports_of(PATHS[module]) if room_of(name) == room}
+        for module in modules
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"{room} imports in a circle: {' <- '.join(error.args[1])}")
+
+
+def test_the_library_knows_no_training_and_no_nnx():
+    """`flax.nnx` has broken with four JAX releases; importing it at package import would break
+    specjax too."""
+    for path in FILES:
+        text = path.read_text()
+        if path.is_relative_to(ROOT / "specjax"):
+            assert not re.search(r"^\s*(from|import) (train|bench)\b", text, re.MULTILINE), path
+            assert not re.search(r"^(from|import) (torch|transformers)\b", text, re.MULTILINE), path
+        if path.is_relative_to(ROOT / "specjax") and not path.is_relative_to(
+            ROOT / "specjax" / "training"
+        ):
+            assert not re.search(
+                r"^\s*(from|import) (optax|torch|transformers)\b", text, re.MULTILINE
+            ), path
+            # Modules of an optional extra are imported where they are needed.
+            assert not re.search(
+                r"^(from|import) (orbax|huggingface_hub|jinja2|outlines_core)\b", text, re.MULTILINE
+            ), path
+        at_import = [
+            node for node in ast.parse(text).body if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        assert not any(re.search(r"flax\b.*\bnnx", ast.unparse(node)) for node in at_import), path
+
+
+def test_every_file_says_what_it_is_for():
+    for path in FILES:
+        text = path.read_text()
+        assert not text or ast.get_docstring(ast.parse(text)), f"{path} opens without a docstring"
+        assert len(text.splitlines()) <= 400, f"{path} is too long: is it still one thought?"
+
+
+def test_importing_the_library_imports_no_training():
+    """Nor does it import what only training, the Hub, templates and Orbax checkpoints need."""
+    code = "import specjax, specjax.commands, sys; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split())
+    assert "specjax.decoding" in imported
+    assert not imported & {
+        "optax",
+        "orbax",
+        "huggingface_hub",
+        "jinja2",
+        "torch",
+        "transformers",
+        "specjax.training",
+    }
+
+
+def test_the_documentation_names_the_rooms():
+    """Every folder of the library is in the tree of docs/rooms.md."""
+    tree = (ROOT / "docs" / "rooms.md").read_text()
+    rooms = {path.parent.name for path in FILES if path.is_relative_to(ROOT / "specjax")}
+    missing = {
+        room for room in rooms if not re.search(rf"^ *(specjax/)?{room}/(\s|$)", tree, re.MULTILINE)
+    }
+    assert not missing - {"specjax"}, f"docs/rooms.md lacks {', '.join(sorted(missing))}"

@@ -1,0 +1,175 @@
+"""The forms of other platforms, run on this one: they compute what the form for a CPU computes."""
+
+import counted
+import folders
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import TABLES as toys
+
+import specjax
+from specjax import platforms, sampling
+from specjax.caches import KVCache, stage
+from specjax.models import quantise
+from specjax.models.layers import look_up
+from specjax.models.products import dot_general, float32_dot_general
+
+FORMS = ("cpu", "tpu", "gpu")
+
+
+@pytest.fixture(params=FORMS[1:])
+def elsewhere(request, monkeypatch):
+    """Every choice falls as on another platform."""
+
+    def choose(*operands, default, **forms):
+        return forms.get(request.param, default)(*operands)
+
+    def go():
+        jax.clear_caches()
+        monkeypatch.setattr(jax.lax, "platform_dependent", choose)
+
+    yield go
+    monkeypatch.undo()
+    jax.clear_caches()
+
+
+def test_a_choice_is_made_where_a_program_is_lowered():
+    """Not by the default platform of the process: the same trace is lowered for two platforms."""
+    traced = jax.jit(lambda x: platforms.on_cpu(jnp.sin, jnp.cos, x)).trace(jnp.ones(()))
+    for platform, has, lacks in (("cpu", "sine", "cosine"), ("tpu", "cosine", "sine ")):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert f"stablehlo.{has}" in text and f"stablehlo.{lacks}" not in text
+
+
+def test_the_default_platform_is_that_of_arrays():
+    assert platforms.default_platform() == "cpu"
+
+
+BY_DEFAULT = {("none", "match"), ("draft 3", "rejection"), ("dynamic tree", "match")}
+"""A single token, a chain and a tree with a draft model, and both kinds of noise: all that meets a
+choice of `specjax.platforms`. What other proposers do themselves depends on no platform."""
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [
+        pytest.param(case, rule, marks=() if (case, rule) in BY_DEFAULT else pytest.mark.slow)
+        for case, rule in [
+            *sorted(BY_DEFAULT), ("draft tree", "match"), ("ngram", "match"),
+            ("medusa tree", "match"), ("universal", "match"),
+        ]
+    ],
+)  # fmt: skip
+def test_texts_are_the_same_in_every_form(case, rule, elsewhere):
+    """Greedy and sampled, by the same programs."""
+    wanted = [toys.decoded(case, rule, temperature)[0] for temperature in (0.0, 1.0)]
+    elsewhere()
+    decoder, params = toys.decoder(case, rule), toys.params(case)
+    for temperature, texts in zip((0.0, 1.0), wanted, strict=True):
+        state = toys.prefill(decoder, params, temperature=temperature)
+        assert toys.texts(decoder.run(params, state)) == texts
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 16, 17])
+def test_the_greatest_values(count, elsewhere):
+    """With ties, in the order of the indices, and distinct even if all others are excluded."""
+    x = np.round(np.random.default_rng(0).normal(size=(3, 5, 40)), 1).astype(np.float32)
+    x[0, 0], x[1, 1, 3:] = -np.inf, -np.inf
+    wanted = jax.lax.top_k(jnp.asarray(x), count)
+    elsewhere()
+    values, indices = jax.jit(lambda x: sampling.top_k(x, count))(x)
+    np.testing.assert_array_equal(values, wanted[0])
+    np.testing.assert_array_equal(indices, wanted[1])
+
+
+def test_an_argmax_is_the_first(elsewhere):
+    x = np.round(np.random.default_rng(0).normal(size=(4, 5, 40)))
+    elsewhere()
+    np.testing.assert_array_equal(jax.jit(lambda x: sampling.argmax(x))(x), x.argmax(-1))
+
+
+def test_shared_noise_is_the_same_bits(elsewhere):
+    draw = sampling.SharedDraw(jax.random.gumbel(sampling.make_key(0), (4, 30)))
+    depth = jnp.array([0, 2, 1, 3, 3, 0])
+    elsewhere()
+    np.testing.assert_array_equal(draw.noise(depth, depth), draw.gumbel[depth])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("rows", [1, 4, 20])
+def test_a_cache_stages_the_same_tokens(dtype, width, rows, elsewhere):
+    """Committed slots and those of the new tokens; what is after them is never read."""
+    rng = np.random.default_rng(0)
+    length = rng.integers(0, 9 - width, rows)
+    new = jnp.asarray(rng.normal(size=(rows, 2, width, 4)), dtype)
+
+    def staged():
+        def both(length, new):
+            cache = KVCache.zeros(1, rows, 2, 9, 4, dtype).commit(length)
+            return cache.stage(new, new)[0], stage(cache.keys[0], new, cache.length)
+
+        return jax.device_get(jax.jit(both)(length, new))
+
+    wanted, _ = staged()
+    elsewhere()
+    keys, plain = staged()
+    for row, end in enumerate(length + width):
+        np.testing.assert_array_equal(keys[row, :, :end], wanted[row, :, :end])
+        np.testing.assert_array_equal(plain[row, :, :end], wanted[row, :, :end])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_products_in_bfloat16(rows, elsewhere):
+    """Sums are float32 in both forms, and their order may differ."""
+    rng = np.random.default_rng(0)
+    x, kernel = (jnp.asarray(rng.normal(size=s), jnp.bfloat16) for s in ((2, rows, 8), (8, 6)))
+    turned = jnp.asarray(rng.normal(size=(2, 7, 8)), jnp.bfloat16)
+    batched = (((2,), (2,)), ((0,), (0,)))
+
+    def products():
+        def both(x, kernel, turned):
+            flat = dot_general(x, kernel, (((2,), (0,)), ((), ())))
+            return flat.astype(jnp.float32), float32_dot_general(x, turned, batched)
+
+        return jax.jit(both)(x, kernel, turned)
+
+    wanted = products()
+    elsewhere()
+    for ours, theirs in zip(products(), wanted, strict=True):
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-5)
+
+
+def test_rows_of_a_table(elsewhere):
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(9, 4)), jnp.bfloat16)
+    ids = jnp.array([[3, 0], [8, 3]])
+    elsewhere()
+    found = jax.jit(lambda table, ids: look_up(table, ids))(table, ids)
+    np.testing.assert_array_equal(found, np.asarray(table)[np.asarray(ids)])
+
+
+def test_a_model_in_int8(elsewhere):
+    """Sums of integers are exact, so every form gives the same logits, also for a single row."""
+    model = quantise(specjax.load(folders.target()))
+
+    def logits():
+        read, tokens = jax.jit(model.model.apply), jnp.array([[1, 2, 3]])
+        return [
+            read(model.params, part, jnp.arange(part.shape[1])[None]).logits
+            for part in (tokens, tokens[:, :1])
+        ]
+
+    wanted = logits()
+    elsewhere()
+    for ours, theirs in zip(logits(), wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_the_default_device_is_obeyed():
+    """`jax.default_device` names it without an array; nothing is compiled to find out."""
+    before = counted.compilations()
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert platforms.default_platform() == "cpu"
+    assert counted.compilations() == before

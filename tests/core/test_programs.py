@@ -1,0 +1,83 @@
+"""Compiled programs are freed when many others have been used since."""
+
+from __future__ import annotations
+
+import gc
+
+import jax
+import numpy as np
+import pytest
+from toys import TABLES as toys
+
+import specjax
+from specjax.decoding import _run
+from specjax.generate import _compiled
+from specjax.prefilling import _begin, _read_prompts
+from specjax.programs import Recent, clear_programs, keep_programs, programs
+
+
+@pytest.fixture(autouse=True)
+def _all_kept_afterwards():
+    yield
+    keep_programs(None)
+
+
+def living() -> int:
+    gc.collect()
+    return len(jax.devices()[0].client.live_executables())
+
+
+@programs(static=1, shape=lambda x: x.shape, donate=(1,))
+def _scale(factor, x):
+    """Multiplies."""
+    return factor * x
+
+
+def test_the_programs_used_last_are_kept():
+    """Of 40 structures the last 8 are kept, a drop frees the program, and one that is used often
+    is never compiled twice."""
+    xs = [np.ones(4 + n % 2, np.float32) for n in range(40)]
+    _scale(-1.0, xs[0])
+    keep_programs(8)
+    often, before = _scale._of((-1.0, xs[0])), living()
+    for n, x in enumerate(xs):
+        assert (np.asarray(_scale(float(n), x)) == n).all()
+        _scale(-1.0, xs[0])
+        assert _scale._of((-1.0, xs[0])) is often
+    assert len(_scale.jitted()) == 8
+    assert living() - before == 7  # beside the one that was there before
+    assert often._cache_size() == 1 and _scale.__doc__ == "Multiplies."
+    del often
+    clear_programs()
+    assert _scale.jitted() == [] and living() < before
+    for most in (0, -1, "x", 2.5):
+        with pytest.raises(ValueError, match=r"most=.* at least 1, or None for all"):
+            keep_programs(most)
+
+
+def test_generate_keeps_as_many_structures_as_it_is_told():
+    """The programs of decoding are bounded; a structure that was dropped is compiled again, says
+    so, and gives the same text."""
+    target = specjax.LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    clear_programs()
+    keep_programs(2)
+
+    def call(rows: int) -> specjax.Output:
+        return specjax.generate(target, [[1, 2, 3]] * rows, max_new_tokens=4)
+
+    first = {rows: call(rows) for rows in (1, 2, 3, 4)}
+    assert all(output.stats.compile_seconds > 0 for output in first.values())
+    assert [len(table.jitted()) for table in (_run, _begin, _read_prompts)] == [2, 2, 2]
+    assert len(_compiled.values()) == 2
+    again = call(4)
+    assert again.stats.compile_seconds == 0 and again.tokens == first[4].tokens
+    again = call(1)
+    assert again.stats.compile_seconds > 0 and again.tokens == first[1].tokens
+
+
+def test_a_table_of_recent_values():
+    """The value that was used longest ago goes first."""
+    table: Recent[str, int] = Recent()
+    keep_programs(2)
+    made = [table.get(name, lambda n=n: n) for n, name in enumerate("abac")]
+    assert made == [0, 1, 0, 3] and "a" in table and "b" not in table

@@ -1,0 +1,116 @@
+"""Proposers that cannot work are refused by name, with the cure."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from toys import TABLES as toys
+
+from specjax import (
+    RULES,
+    Decoder,
+    DraftModel,
+    DraftTree,
+    DynamicTree,
+    EarlyExit,
+    FirstOf,
+    NGram,
+    NoProposer,
+)
+from specjax.proposers import (
+    DraftSource,
+)
+
+NET = toys.model(num_layers=1)
+
+
+def tree_of(**changes):
+    return DynamicTree(
+        DraftSource(NET, toys.VOCAB), **{"depth": 2, "width": 2, "num_nodes": 4} | changes
+    )
+
+
+REFUSED = {
+    "no levels": (lambda: DraftTree(NET, toys.VOCAB, ()), ["branching=()", "at least 1"]),
+    "a level without children": (
+        lambda: DraftTree(NET, toys.VOCAB, (2, 0)),
+        ["branching=(2, 0)", "at least 1"],
+    ),
+    "more siblings than tokens": (lambda: DraftTree(NET, 4, (5,)), ["branching=(5,)", "4 tokens"]),
+    "no depth": (lambda: tree_of(depth=0), ["depth=0", "at least 1"]),
+    "no width": (lambda: tree_of(width=0), ["width=0", "[1, 29]"]),
+    "too wide": (lambda: tree_of(width=30), ["width=30", "[1, 29]"]),
+    "more nodes than candidates": (
+        lambda: tree_of(num_nodes=8),
+        ["num_nodes=8", "7 candidates", "[2, 7]"],
+    ),
+    "the root alone": (lambda: tree_of(num_nodes=1), ["num_nodes=1", "[2, 7]"]),
+    "no layer": (lambda: EarlyExit(toys.model(), 0), ["exit_layer=0", "2 layers", "[1, 1]"]),
+    "all layers": (lambda: EarlyExit(toys.model(), 2), ["exit_layer=2", "2 layers", "[1, 1]"]),
+    "no layers to exit from": (
+        lambda: EarlyExit(object(), 1),
+        ["over specjax.Transformer, and not over object"],
+    ),
+    "no drafts": (lambda: EarlyExit(toys.model(), 1, 0), ["num_drafts=0", "at least 1"]),
+    "threshold above 1": (
+        lambda: DraftModel(NET, toys.VOCAB, 2, 1.5),
+        ["confidence_threshold=1.5", "[0, 1]"],
+    ),
+    "threshold below 0": (
+        lambda: EarlyExit(toys.model(), 1, 2, -0.1),
+        ["confidence_threshold=-0.1", "[0, 1]"],
+    ),
+    "threshold nan": (
+        lambda: DraftModel(NET, toys.VOCAB, 2, float("nan")),
+        ["confidence_threshold=nan", "[0, 1]"],
+    ),
+    "unequal depths": (
+        lambda: FirstOf(NGram(2), DraftModel(NET, toys.VOCAB, 3)),
+        ["2 deep", "3", "the same depth"],
+    ),
+    "a shared cache": (
+        lambda: FirstOf(NGram(2), EarlyExit(toys.model(), 1, 2)),
+        ["Chain over EarlyExitSource drafts in the target's cache", "alone"],
+    ),
+    "more nodes than tokens": (
+        lambda: Decoder(toys.model(), NoProposer(num_nodes=9), RULES["match"](), (), 8),
+        ["9 nodes", "capacity of 8", "propose fewer"],
+    ),
+    "less than no drafts": (
+        lambda: toys.prefill(
+            toys.decoder("none", "match"), toys.params("none"), num_drafts=np.array([1, 0, -2, 1])
+        ),
+        ["num_drafts=-2", "0 (plain decoding)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case):
+    """The error names the value and the cure."""
+    make, words = REFUSED[case]
+    with pytest.raises(ValueError) as caught:
+        make()
+    assert [word for word in words if word not in str(caught.value)] == [], caught.value
+
+
+def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
+    """Such siblings have no distribution; shared noise needs none."""
+    grown, drawn = (
+        DynamicTree(DraftSource(NET, toys.VOCAB), 2, 2, 5),
+        DraftModel(NET, toys.VOCAB, 2),
+    )
+    dec = Decoder(toys.model(), FirstOf(grown, drawn), RULES["match"](), (), toys.CAPACITY)
+    arrays = toys.params("none").replace(proposer=(toys.truncated(), toys.truncated()))
+    state = jax.eval_shape(functools.partial(toys.prefill, dec, arrays))
+    assert jax.eval_shape(dec.step, arrays, state)[1].proposal.tokens.shape == (4, 5)
+    for proposer in (FirstOf(grown, drawn), FirstOf(drawn, grown)):
+        with pytest.raises(
+            ValueError,
+            match=r"^DynamicTree over DraftSource proposes siblings as point masses.*"
+            r"use the rule match",
+        ):
+            Decoder(toys.model(), proposer, RULES["rejection"](), (), toys.CAPACITY)
+    assert FirstOf(grown, NGram(2)).point_mass  # two of point masses go together
+    Decoder(toys.model(), FirstOf(grown, NGram(2)), RULES["rejection"](), (), toys.CAPACITY)

@@ -1,0 +1,353 @@
+"""The engine: one text whatever the load, bounds, ends, cancelling, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import threading
+import time
+from typing import Any
+
+import counted
+import load
+import numpy as np
+import pytest
+from toys import TABLES as toys
+
+import specjax
+from specjax import Request
+from specjax.drafters import BoundDrafter
+from specjax.models import LanguageModel
+from specjax.proposers import Chain
+from specjax.serve import Busy, Closed, Engine
+from specjax.serve.reading import passes, widths
+
+
+@functools.cache
+def engine() -> Engine:
+    """An engine that all tests share; it compiles once."""
+    return load.engine(slots=3)
+
+
+def ask(**fields: Any) -> Request:
+    return Request(**{"prompts": "def main(", "max_new_tokens": 12, "proposer": "none", **fields})
+
+
+def test_no_text_depends_on_load():
+    """Requests of all kinds at once and in any order, with cancelled neighbours, against each one
+    alone: the same tokens, texts, ends, and bits of log-probabilities; nothing is compiled."""
+    made, seeds = engine(), list(range(60))
+    before = made.compiled()
+    compiled = counted.compilations()
+    served = load.under_load(made, seeds, np.random.default_rng(0), 0.2, threads=20)
+    assert sorted(served) == seeds
+    wrong, counts = load.differences(made, seeds, served, generated=0.0)
+    assert wrong == [] and counts["alone"] == 45
+    assert counted.compilations() == compiled
+    assert made.compiled() == before
+    state = made.load()
+    assert (state.running, state.waiting) == (0, 0)
+    assert state.copied_tokens > 0 and state.cancelled > 0
+
+
+def test_the_text_is_that_of_generate():
+    """In float32, for requests of every drafter."""
+    made, seeds = engine(), list(range(100, 112))
+    served = {seed: made.submit(load.request(seed)).result(60) for seed in seeds}
+    assert {load.request(seed).proposer for seed in seeds} >= {"lookup", "draft", "medusa"}
+    assert load.differences(made, seeds, served, generated=0.5)[0] == []
+
+
+def test_the_law_finds_a_wrong_copy(monkeypatch):
+    """A prefix that is copied from another prompt changes texts, and the comparison says so."""
+    made, seeds = engine(), list(range(200, 216))
+    alone = {seed: made.submit(load.request(seed)).result(60) for seed in seeds}
+    wrong = lambda row: (0, load.CHUNK) if len(row.tokens) > load.CHUNK + 1 else (0, 0)  # noqa: E731
+    monkeypatch.setattr(made._scheduler, "_known_prefix", wrong)
+    assert load.differences(made, seeds, alone, generated=0.0)[0] != []
+
+
+def test_features_and_whole_prompts():
+    """Toys: a head on inner layers of the target, which reads its prompt at the end, trees, and a
+    row that drafts with both; each text is that of `generate`, alone and together."""
+    target = LanguageModel(toys.model(), toys.weights(), None, (toys.EOS,), "toy")
+    head, params = toys.CASES["eagle3 tree"]
+    block, block_params = toys.CASES["block draft"]
+    drafters = {
+        "head": specjax.Drafter(head, params, "head"),
+        "block": specjax.Drafter(block, block_params, "block"),
+        "lookup": BoundDrafter(specjax.NGram(3, min_ngram=1)),
+    }
+    with Engine(target, drafters, slots=2, capacity=48, chunk=16) as made:
+        compiled = made.compiled()
+        asked = [
+            Request(
+                prompts=[list(range(1, 2 + 5 * n))],
+                proposer=name,
+                max_new_tokens=12,
+                temperature=n % 2,
+                seed=n,
+            )
+            for n, name in enumerate(["head", "block", "lookup+head", "none", "block", "head"])
+        ]
+        together = [handle.result(60) for handle in [made.submit(one) for one in asked]]
+        for one, served in zip(asked, together, strict=True):
+            assert made.submit(one).result(60).tokens == served.tokens
+            plain = {"proposer": "none", "temperature": one.temperature, "seed": one.seed}
+            output = specjax.generate(target, one.prompts, max_new_tokens=12, **plain)
+            assert output.tokens[0] == served.tokens and output.finish[0] == served.finish
+        assert sum(served.stats.accepted for served in together) > 0
+        assert made.compiled() == compiled
+
+
+def test_who_guessed_each_token():
+    """Depths rise by one from 1 within a step, and the counts are those of the decoder."""
+    for seed in range(300, 330):
+        served = engine().submit(load.request(seed)).result(60)
+        depths = [guess.depth for guess in served.guesses]
+        assert len(depths) == len(served.tokens)
+        for before, after in zip([0, *depths], depths, strict=False):
+            assert after in (0, before + 1)
+        if served.finish != "stop":  # the decoder also counts what comes after a stop string
+            assert sum(depth > 0 for depth in depths) == served.stats.accepted
+            assert len(served.steps) == served.stats.target_passes
+            assert sum(offered for offered, _ in served.steps) == served.stats.proposed
+        names = {guess.drafter for guess in served.guesses if guess.depth}
+        assert names <= set(load.request(seed).proposer.split("+"))
+        assert all((guess.drafter is None) == (guess.depth == 0) for guess in served.guesses)
+
+
+def test_increments_are_the_text():
+    """From a thread and from an event loop, by several readers of one handle."""
+    handle = engine().submit(ask(max_new_tokens=40, stop=["zzz"], logprobs=1))
+    pieces: list[Any] = []
+    reader = threading.Thread(target=lambda: pieces.extend(handle))
+    reader.start()
+
+    async def read() -> list[Any]:
+        return [increment async for increment in handle]
+
+    others = asyncio.run(read())
+    reader.join()
+    served = handle.result(60)
+    for made in (pieces, others):
+        assert "".join(piece.text for piece in made) == served.text
+        assert [token for piece in made for token in piece.tokens] == served.tokens
+        assert [guess for piece in made for guess in piece.guesses] == served.guesses
+        parts = [np.asarray(piece.logprobs.raw) for piece in made if piece.tokens]
+        assert np.array_equal(np.concatenate(parts), served.logprobs.raw)
+    assert served.logprobs.top_ids.shape == (40, 1)
+    assert served.times.submitted < served.times.begun < served.times.first < served.times.ended
+
+
+def test_texts_of_one_seed_differ_by_their_index():
+    """As the rows of `generate` do."""
+    one = ask(temperature=1.0, seed=4)
+    made = [engine().submit(one, index=n).result(60).text for n in range(3)]
+    output = specjax.generate(
+        engine().target, ["def main("] * 3, max_new_tokens=12, temperature=1.0, seed=4,
+        proposer="none",
+    )  # fmt: skip
+    assert made == output.text and len(set(made)) == 3
+
+
+def test_a_shared_beginning_is_copied():
+    """Only whole chunks, and from a row whose drafters have read it."""
+    made, source = engine(), load.text()[3000:]
+    head = source[: 2 * load.CHUNK + 5]
+    fresh = {"max_new_tokens": 4, "eos": []}
+    assert made.submit(ask(prompts=[[*head, 3]], **fresh)).result(60).copied == 0
+    assert made.submit(ask(prompts=[[*head, 4]], **fresh)).result(60).copied == 2 * load.CHUNK
+    other = made.submit(ask(prompts=[[*head, 5]], proposer="draft", **fresh)).result(60)
+    assert other.copied == 0
+    assert made.submit(ask(prompts=[head[: load.CHUNK]], **fresh)).result(60).copied == 0
+
+
+def test_chunks_follow_from_the_length():
+    assert widths(128) == (16, 32, 64, 128) and widths(16) == (8, 16) and widths(5) == (5,)
+    assert list(passes(0, 0, 16)) == []
+    assert list(passes(0, 41, 16)) == [(0, 16, 16), (16, 16, 16), (32, 9, 16)]
+    assert list(passes(32, 40, 16)) == [(32, 8, 8)]
+
+
+def test_cancelling():
+    """A slot is free after the running turn, a waiting request leaves the queue, and what was
+    written so far is kept."""
+    made = engine()
+    running = [made.submit(ask(max_new_tokens=180, eos=[])) for _ in range(3)]
+    waiting = [made.submit(ask()) for _ in range(2)]
+    next(iter(running[0]))
+    for handle in (running[0], waiting[0]):
+        handle.cancel()
+    cut = running[0].result(60)
+    assert cut.finish == "cancelled" and 0 < len(cut.tokens) < 180 and cut.text
+    assert waiting[0].result(60).finish == "cancelled"
+    assert waiting[1].result(60).finish == "limit"
+    assert [handle.result(60).finish for handle in running[1:]] == ["limit"] * 2
+    running[1].cancel()  # a request that has ended stays as it is
+    assert running[1].result().finish == "limit"
+
+
+def test_a_full_queue_is_busy_and_closing_finishes():
+    """A refusal comes at once and names seconds. `close` serves what was accepted."""
+    target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    made = Engine(target, slots=1, capacity=48, chunk=16, waiting=2)
+    asked = Request(prompts=[[1, 2]], max_new_tokens=40, proposer="none")
+    handles, busy = [], []
+    began = time.perf_counter()
+    for _ in range(40):
+        try:
+            handles.append(made.submit(asked))
+        except Busy as error:
+            busy.append(error)
+    assert busy and busy[0].seconds >= 1 and "waiting already" in str(busy[0])
+    assert time.perf_counter() - began < 5
+    made.close()
+    assert [len(handle.result().tokens) for handle in handles] == [40] * len(handles)
+    with pytest.raises(Closed, match="takes no more requests"):
+        made.submit(asked)
+    assert not made.healthy
+
+
+def test_closing_at_once_ends_what_waits():
+    target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    made = Engine(target, slots=1, capacity=48, chunk=16)
+    handles = [made.submit(Request(prompts=[[1]], max_new_tokens=40)) for _ in range(20)]
+    made.close(finish=False)
+    with pytest.raises(Closed, match="closed before this text was finished"):
+        handles[-1].result(10)
+
+
+def test_a_text_that_cannot_be_read_fails_alone(monkeypatch):
+    """The neighbour goes on, and the slot comes back."""
+    made = engine()
+    one, two = (made.submit(ask(max_new_tokens=60, stop=["zzz"], eos=[])) for _ in range(2))
+
+    def broken(row: int, tokens: list[int]) -> None:
+        raise ValueError("no such token")
+
+    monkeypatch.setattr(one.texts, "cut", broken)
+    with pytest.raises(ValueError, match="no such token"):
+        one.result(60)
+    assert two.result(60).finish == "limit"
+    assert made.submit(ask()).result(60).finish == "limit" and made.load().running == 0
+
+
+def test_a_loop_that_is_gone_stops_nobody():
+    """An event loop that is closed while it waits for a text."""
+    handle = engine().submit(ask(max_new_tokens=150, eos=[]))
+
+    async def leave() -> None:
+        await anext(aiter(handle))
+
+    asyncio.run(leave())
+    assert handle.result(60).finish == "limit" and engine().healthy
+
+
+def test_a_broken_device_leaves_nobody_waiting(monkeypatch):
+    target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    made = Engine(target, slots=1, capacity=48, chunk=16)
+
+    def broken(steps: int) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(made._device, "run", broken)
+    handle = made.submit(Request(prompts=[[1]], max_new_tokens=4))
+    with pytest.raises(Closed, match="out of memory"):
+        handle.result(30)
+    with pytest.raises(Closed, match="has stopped"):
+        made.submit(Request(prompts=[[1]]))
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"prompts": ["a", "b"]}, "2 prompts; submit each"),
+        ({"prompts": []}, "prompts is empty"),
+        ({"prompts": ""}, "prompt 0 is empty"),
+        ({"prompts": [[9999]]}, "vocabulary"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"max_new_tokens": 190}, "a slot of this engine holds 192: pass max_new_tokens="),
+        ({"prompts": [[1] * 200]}, "holds 192: shorten it"),
+        ({"temperature": -1.0}, "temperature=-1"),
+        ({"top_p": 0.0}, "top_p=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": [1, 2]}, "seed has 2 values"),
+        ({"stop": [""]}, "empty string"),
+        ({"logprobs": 3}, "records at most 2: make it with logprobs=3"),
+        ({"logprobs": -1}, "logprobs=-1"),
+        ({"eos": [1, 2, 3, 4, 5]}, "eos has 5 ids"),
+        ({"proposer": "eagle"}, "none, lookup, draft, tree, medusa, or two of them"),
+        ({"proposer": "lookup+lookup"}, "none of the drafters"),
+        ({"proposer": "lookup+draft+tree"}, "none of the drafters"),
+        ({"proposer": "draft", "num_drafts": 4}, r"in \[0, 3\], since draft drafts 3 tokens"),
+        ({"proposer": "draft", "num_drafts": -1}, "num_drafts=-1"),
+        ({"proposer": "none", "num_drafts": 1}, "num_drafts=1"),
+        ({"proposer": "medusa"}, "several adapters: pass adapter= with one of one, two"),
+        ({"proposer": "medusa", "adapter": "three"}, "no adapter 'three'.*they have one, two"),
+        ({"proposer": "draft", "adapter": "one"}, "they have none"),
+        ({"rule": "rejection"}, "rule= is not used by an engine"),
+        ({"documents": ["x"]}, "documents= is not used by an engine"),
+        ({"constraint": specjax.Regex("a")}, "no room for one: make it with constraint_size="),
+        ({"constraint": specjax.Grammar('start: "a"')}, "on the host, which an engine"),
+        ({"bad_words": [[1, 2, 3, 4, 5]]}, "bad_words has more than"),
+    ],
+)
+def test_refused_requests(fields, message):
+    with pytest.raises(ValueError, match=message):
+        engine().submit(ask(**fields))
+    with pytest.raises(ValueError, match=r"pass a specjax\.Request"):
+        engine().submit("a text")
+    with pytest.raises(ValueError, match="index=-1"):
+        engine().submit(ask(), index=-1)
+
+
+def test_a_batch_that_does_not_fit_is_refused():
+    """Before anything is compiled."""
+    target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    engine()  # compiles small programs that every engine uses
+    compiled = counted.compilations()
+    with pytest.raises(ValueError, match=r"16777216 slots .* would take .*fewer slots="):
+        Engine(target, slots=2**24, capacity=48, chunk=16)
+    assert counted.compilations() == compiled
+
+
+def test_slots_that_do_not_divide_are_refused(monkeypatch):
+    """Before anything is compiled; the mesh of one device stands in for one of two along `data`."""
+    monkeypatch.setattr("specjax.serve.engine.row_parts", lambda mesh: 2)
+    target = specjax.load(load.TINY / "target", mesh=specjax.make_mesh())
+    with pytest.raises(ValueError, match=r"slots=3 do not divide among the 2 .*: pass slots=4"):
+        Engine(target, slots=3)
+
+
+def test_refused_engines():
+    """Before anything is compiled."""
+    target, draft = load.models()
+    early = specjax.EarlyExit(target.model, 1)
+    for arguments, message in [
+        ({"target": 3}, "target is a int"),
+        ({"slots": 0}, "slots=0"),
+        ({"capacity": 1}, "capacity=1"),
+        ({"waiting": -1}, "waiting=-1"),
+        ({"chunk": 0}, "chunk=0"),
+        ({"logprobs": 1000}, r"logprobs=1000.*\[0, 512\]"),
+        ({"drafters": [1]}, "pass a dict"),
+        ({"constraint_size": 5}, "pass states and classes"),
+        ({"constraint_size": (0, 5)}, "constraint_size=0"),
+        ({"default": "draft"}, "default='draft' is no drafter"),
+        ({"drafters": {"none": BoundDrafter(specjax.NGram())}}, "'none', which is plain"),
+        ({"drafters": {"a+b": BoundDrafter(specjax.NGram())}}, "without"),
+        ({"drafters": {"a": specjax.NGram()}}, "is a NGram; pass what"),
+        ({"drafters": {"a": specjax.adaptive(lookup=specjax.NGram(3))}}, "for a whole batch"),
+        ({"drafters": {"a": specjax.first_of(specjax.NGram(3), specjax.NGram(3))}}, "first_of|its"),
+        ({"drafters": {"a": BoundDrafter(early)}}, "target's cache"),
+        ({"drafters": {"a": BoundDrafter(specjax.NoProposer())}}, "drafts nothing"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Engine(**{"target": target, **arguments})
+    other = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
+    with pytest.raises(ValueError, match=r"for a target|other models|made for"):
+        Engine(other, {"medusa": load.drafters()["medusa"]})
+    assert isinstance(load.drafters()["draft"].proposer, Chain) and draft is not None
+    assert dataclasses.is_dataclass(engine().load())

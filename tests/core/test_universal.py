@@ -1,0 +1,210 @@
+"""A draft with other tokens: what it reads, what it may propose, and what happens when it is full.
+
+`test_laws.py` checks that the text is the target's own; here the tables are made by hand.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from toys import TABLES as toys
+
+from specjax import RULES, Decoder, Params, Universal, UniversalParams
+from specjax.proposers.sources.translated import spell
+from specjax.types import ABSENT, Block
+
+TABLES = toys.translation()
+DRAFT = toys.model(toys.OTHER_VOCAB)
+START = TABLES.start.tolist()
+
+
+@functools.cache
+def respelt():
+    return toys.respelt(toys.weights(noise=toys.NOISE), TABLES)
+
+
+def params(tables=TABLES):
+    return Params(toys.weights(), UniversalParams(respelt(), tables))
+
+
+def decoder(proposer, rule="match"):
+    return Decoder(toys.model(), proposer, RULES[rule](), (toys.EOS,), toys.CAPACITY)
+
+
+@functools.cache
+def step():
+    return jax.jit(toys.decoder("universal", "match").step)
+
+
+def by_hand(tokens):
+    """The draft tokens that spell target tokens."""
+    return [int(p) for token in tokens for p in TABLES.pieces[token, : TABLES.count[token]]]
+
+
+@pytest.mark.parametrize("width", [3, 7, 40])
+def test_spell(width):
+    """Rows of different lengths equal a loop; if there are too many pieces, the last are kept."""
+    tokens = np.random.default_rng(0).integers(0, toys.VOCAB, (64, 12), dtype=np.int32)
+    count = np.arange(64, dtype=np.int32) % 13
+    spelling, length = spell(TABLES, jnp.array(tokens), jnp.array(count), width)
+    assert spelling.shape == (64, width)
+    for row in range(64):
+        wanted = by_hand(tokens[row, : count[row]])[-width:]
+        assert spelling[row].tolist() == [*wanted, *[0] * (width - len(wanted))]
+        assert length[row] == len(wanted)
+    assert (length < width).any() and (length == width).any() == (width < 40)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_draft_reads_the_spelt_text(temperature):
+    """Its cache after a run is one pass over its start and the spelling of all but the last
+    block."""
+    dec = toys.decoder("universal", "match")
+    changes = {
+        "prompt": toys.PROMPTS % 7,
+        "limit": np.full(toys.ROWS, 32),
+        "temperature": temperature,
+    }
+    state = dec.run(params(), toys.prefill(dec, params(), **changes))
+    assert (state.proposer.room >= 0).all()
+    spelt = [[*START, *by_hand(text[:-1])] for text in toys.texts(state)]
+    unread = [
+        by_hand(state.proposer.fresh[row, : state.proposer.count[row]].tolist())
+        for row in range(toys.ROWS)
+    ]
+    width = max(map(len, spelt))
+    padded = np.array([[*row, *[0] * (width - len(row))] for row in spelt], np.int32)
+    plain = DRAFT.apply(
+        respelt(),
+        padded,
+        np.broadcast_to(np.arange(width), padded.shape),
+        DRAFT.init_cache(toys.ROWS, width),
+    )
+    plain = plain.cache.commit(state.proposer.cache.length)
+    for row in range(toys.ROWS):
+        assert state.proposer.cache.length[row] == len(spelt[row]) - len(unread[row])
+        for actual, wanted in zip(
+            toys.committed(state.proposer.cache, row), toys.committed(plain, row), strict=True
+        ):
+            np.testing.assert_allclose(actual, wanted, rtol=0, atol=2e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_another_name_for_every_token_changes_nothing(rule):
+    """If every token has a draft token, drafts, figures and texts are those of a draft with
+    equal tokens."""
+    names = jnp.array(
+        np.random.default_rng(1).permutation(toys.OTHER_VOCAB)[: toys.VOCAB].astype(np.int32)
+    )
+    tables = TABLES.replace(
+        pieces=names[:, None],
+        count=jnp.ones_like(names),
+        to_draft=names,
+        start=jnp.zeros(0, jnp.int32),
+    )
+    arrays = Params(
+        toys.weights(),
+        UniversalParams(toys.respelt(toys.weights(noise=toys.NOISE), tables), tables),
+    )
+    dec = decoder(Universal(DRAFT, toys.VOCAB, 3, expansion=1), rule)
+    state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0))
+    texts, wanted = toys.decoded("draft 3", rule, 1.0)
+    assert toys.texts(state) == texts
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), state.stats, wanted.stats))
+
+
+def test_what_is_proposed():
+    """Only shared tokens are proposed, and nothing if the draft has read nothing new."""
+    prompts = np.zeros_like(toys.PROMPTS)
+    prompts[:, 0] = [2, 1, 11, 3]  # two that cannot be spelt, one of one piece, one of three
+    single = {"prompt": prompts, "prompt_length": np.ones(toys.ROWS, np.int32)}
+    state = toys.prefill(toys.decoder("universal", "match"), params(), temperature=1.0, **single)
+    state, info = step()(params(), state)
+    absent = np.asarray(info.proposal.parent == ABSENT)
+    assert absent.sum(1).tolist() == [4, 1, 4, 1]
+    seen = set()
+    while not state.done.all():
+        seen |= set(np.asarray(info.proposal.tokens)[~absent].tolist())
+        state, info = step()(params(), state)
+        absent = np.asarray(info.proposal.parent == ABSENT)
+    assert len(seen) > 12
+    assert all(TABLES.to_draft[token] >= 0 for token in seen)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_without_a_shared_token_nothing_is_proposed(rule):
+    """It is plain decoding, and no figure is spoilt by an empty distribution."""
+    arrays = params(TABLES.replace(to_draft=jnp.full_like(TABLES.to_draft, -1)))
+    dec = toys.decoder("universal", rule)
+    for temperature in (0.0, [1.0, 0.7, 2.0, 0.0]):
+        state = dec.run(arrays, toys.prefill(dec, arrays, temperature=temperature, top_p=0.9))
+        assert (state.stats.proposed == 0).all()
+        plain = toys.decoder("none", rule)
+        wanted = plain.run(
+            toys.params("none"),
+            toys.prefill(plain, toys.params("none"), temperature=temperature, top_p=0.9),
+        )
+        assert toys.texts(state) == toys.texts(wanted)
+
+
+def test_a_draft_that_is_full_falls_silent():
+    """Each row stops drafting by itself; its cache stays as it is, to the byte, while the text
+    goes on."""
+    dec, arrays = toys.decoder("universal", "match"), toys.params("universal")
+    state = toys.prefill(dec, arrays, limit=np.full(toys.ROWS, toys.CAPACITY))
+    full, kept, silent = np.zeros(toys.ROWS, bool), {}, 0
+    while not state.done.all():
+        before = state
+        state, info = step()(arrays, state)
+        proposed = np.asarray(info.proposal.parent != ABSENT).any(1)
+        assert not (full & ~np.asarray(state.proposer.room < 0)).any()
+        full = np.asarray(state.proposer.room < 0)
+        assert not (proposed & full).any()
+        silent += (full & ~np.asarray(before.done)).sum()
+        for row in np.flatnonzero(full):
+            leaves = [x.tobytes() for x in toys.committed(state.proposer.cache, row)]
+            assert kept.setdefault(row, leaves) == leaves
+    assert len(kept) > 1 and silent > 10
+    assert not full.all()
+    assert (state.proposer.cache.length <= toys.CAPACITY + len(START)).all()
+
+
+def net(max_positions):
+    module = DRAFT.module
+    return dataclasses.replace(
+        DRAFT,
+        module=module.clone(config=dataclasses.replace(module.config, max_positions=max_positions)),
+    )
+
+
+def test_a_draft_never_reads_beyond_its_positions():
+    """It reads the end of a long prompt, with room for what follows; the text is the target's."""
+    max_positions = 24
+    dec = decoder(Universal(net(max_positions), toys.VOCAB, 3, expansion=4))
+    prompt = np.tile(toys.PROMPTS[:, :4], 2)
+    state = toys.prefill(dec, params(), prompt=prompt, prompt_length=np.full(toys.ROWS, 8))
+    assert state.proposer.cache.capacity - 1 == max_positions
+    room = max_positions - 9 - 3
+    lengths = [min(room // 2, 1 + len(by_hand(text[:-1]))) for text in toys.texts(state)]
+    assert state.proposer.cache.length.tolist() == lengths
+    state = dec.run(params(), toys.prefill(dec, params()))
+    assert toys.texts(state) == toys.decoded("none", "match")[0]
+    assert (state.proposer.room < 0).any()
+    assert state.stats.proposed.all()
+
+
+def test_too_little_context():
+    """A context that is too small is refused by name, before anything is compiled."""
+    proposer, prompt = (
+        Universal(net(14), toys.VOCAB, 3),
+        Block(jnp.zeros((1, 4), jnp.int32), None, jnp.ones(1, jnp.int32)),
+    )
+    with pytest.raises(
+        ValueError, match="at most 14 tokens, too few to propose 3 and to read 9 at once"
+    ):
+        proposer.init(params().proposer, prompt, toys.CAPACITY)
+    with pytest.raises(ValueError, match="num_drafts=0"):
+        Universal(DRAFT, toys.VOCAB, 0)

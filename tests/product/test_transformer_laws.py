@@ -1,0 +1,25 @@
+"""The laws of decoding over a transformer: every proposer under both kinds of noise, and every
+rule."""
+
+from laws import SHARED, Laws, pytest_generate_tests  # noqa: F401 - pytest calls it
+from toys import KINDS, NOISE_KINDS, TRANSFORMERS, kind
+
+from specjax import PROPOSERS, RULES
+
+
+class TestTransformerLaws(Laws):
+    toys = TRANSFORMERS
+    PAIRS = TRANSFORMERS.PAIRS
+    ALONE = [pair for pair in PAIRS if pair[1] in NOISE_KINDS]
+    SAME_KEY = [(case, rule) for case in TRANSFORMERS.CASES for rule in SHARED]
+
+
+def test_every_proposer_has_a_case():
+    """New proposers, and new shapes over a source, must be added to the cases."""
+    assert set(TRANSFORMERS.TABLE) == set(PROPOSERS)
+    kinds = {case: kind(proposer) for case, (proposer, _) in TRANSFORMERS.CASES.items()}
+    assert {(kinds[case], rule) for case, rule in TestTransformerLaws.PAIRS} >= {
+        (kind, rule) for kind in KINDS for rule in NOISE_KINDS
+    }
+    assert {rule for _, rule in TestTransformerLaws.PAIRS} == set(RULES)
+    assert len([kind for kind in KINDS if len(kind) == 2]) == 15
