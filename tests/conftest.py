@@ -24,7 +24,7 @@ import pytest
 
 import specjax
 
-collect_ignore = ["tpu"]  # see tests/tpu/conftest.py
+collect_ignore = ["process/tpu"]  # see tests/process/tpu/conftest.py
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_default_matmul_precision", "float32")

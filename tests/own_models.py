@@ -12,10 +12,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from toys import TRANSFORMERS as toys
 from flax import linen as nn
 from flax import nnx
 from jax import Array
+from toys import TRANSFORMERS as toys
 
 from specjax import KVCache, RecurrentCache
 from specjax.caches.kv import stage, visible_slots

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from toys import TRANSFORMERS as toys
 from jax.experimental import io_callback
+from toys import TRANSFORMERS as toys
 
 from specjax.contract import Model
 

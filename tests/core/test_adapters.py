@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import own_models
 import pytest
-from toys import TABLES as toys
 import trees
+from toys import TABLES as toys
 
 import specjax
 from specjax import KVCache, RecurrentCache

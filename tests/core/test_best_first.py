@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
 from enumeration import ENUMERATE, Table, continuation, enable_x64, joint, judged_by
 from enumeration import prefix as way
+from toys import TABLES as toys
 
 from specjax import RULES, Decoder, Params, sampling
 from specjax.contract import BlockSource, Context, Corrected

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
 import trees
+from toys import TABLES as toys
 
 from specjax import tree
 from specjax.caches.kv import KVCache, stage, visible_slots

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
 from heads import HEAD, by_hand
+from toys import TABLES as toys
 
 from specjax import Medusa, tree
 from specjax.proposers import best_tree, expected_length, measure_ranks, node_acceptance

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
 from flax import struct
+from toys import TABLES as toys
 
 from specjax import Decoder, Match, NoProposer, Proposal, Rejection, Verdict
 from specjax.contract import BlockSource, Cache, Model, Proposer, Rule, Source

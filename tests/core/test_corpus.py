@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from toys import TABLES as toys
 import trained
+from toys import TABLES as toys
 
 from specjax.models.transformer import head_matrix
 from specjax.training.corpus import Source, Tokens, read_documents, starts_of_documents

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
-from toys import TABLES as toys
 import trained
+from toys import TABLES as toys
 
 import specjax
 from specjax.measure import interval

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from toys import TABLES as toys
 from command_line import TINY, failure, run
+from toys import TABLES as toys
 
 import specjax
 from specjax import Datastore, load_datastore, save_datastore

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
 from heads import TINY
+from toys import TABLES as toys
 
 import specjax
 

@@ -6,8 +6,8 @@ import counted
 import jax
 import numpy as np
 import pytest
-from toys import TABLES as toys
 from command_line import TINY
+from toys import TABLES as toys
 
 import specjax
 from specjax.types import ABSENT

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
 import trees
 from flax.traverse_util import flatten_dict, unflatten_dict
+from toys import TABLES as toys
 
 from specjax import RULES, Decoder, DraftModel, Match, NoProposer, Params, metrics
 from specjax.proposers import Chain

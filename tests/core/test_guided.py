@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_distribution as distribution
-from toys import TABLES as toys
 from nested import Nested, follows
+from toys import TABLES as toys
 
 from specjax import RULES, BlockVerification, Params, Processors, Rejection, Sampling
 from specjax.constraints import Matchers

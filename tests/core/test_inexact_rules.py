@@ -5,9 +5,9 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
 import trees
 from enumeration import SHAPES, ForcedTokens, GreedyTable, SparseTable, Table, outcomes, rows_of
+from toys import TABLES as toys
 
 from specjax import RULES, Match, Threshold, Typical
 

@@ -6,6 +6,8 @@ every proposer that is neither, and every wrapper.  `tests/product` holds the wh
 transformer.
 """
 
+from typing import ClassVar
+
 from laws import SHARED, Laws, pytest_generate_tests  # noqa: F401 - pytest calls it
 from toys import KINDS, NOISE_KINDS, TABLES, kind
 
@@ -35,7 +37,7 @@ OTHERS = {
 
 class TestLaws(Laws):
     toys = TABLES
-    PAIRS = [
+    PAIRS: ClassVar = [
         *((case, rule) for case in SHAPES for rule in NOISE_KINDS),
         *SOURCES.items(),
         *OTHERS.items(),
@@ -43,7 +45,7 @@ class TestLaws(Laws):
         ("table chain", "block"),
     ]  # fmt: skip
     ALONE = PAIRS
-    SAME_KEY = [pair for pair in PAIRS if pair[1] in SHARED]
+    SAME_KEY: ClassVar = [pair for pair in PAIRS if pair[1] in SHARED]
 
 
 def test_the_pairs_cover():

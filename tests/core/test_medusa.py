@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
 from heads import HEAD, TINY, by_hand, random_heads
+from toys import TABLES as toys
 
 import specjax
 from specjax import RULES, Medusa, MedusaBank, Sampling, tree, warp

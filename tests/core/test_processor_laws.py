@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_distribution as distribution
-from toys import TABLES as toys
 from reference import OFF, no_repeated_pair, no_repeated_pair_reference, reference
+from toys import TABLES as toys
 
 from specjax import (
     RULES,

@@ -12,11 +12,11 @@ import chex
 import jax
 import numpy as np
 import pytest
-from toys import TABLES as toys
 import trees
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import law, parents, seeds
+from toys import TABLES as toys
 
 from specjax import RULES, Decoder, Params, Proposal
 from specjax.contract import Proposer

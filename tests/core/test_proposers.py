@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
 import trees
+from toys import TABLES as toys
 from watched import Watched
 
 from specjax import (

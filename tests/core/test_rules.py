@@ -7,7 +7,6 @@ import itertools
 
 import numpy as np
 import pytest
-from toys import TABLES as toys
 import trees
 from enumeration import (
     CHAINS,
@@ -28,6 +27,7 @@ from enumeration import (
     outcomes,
     tables,
 )
+from toys import TABLES as toys
 
 from specjax import RULES, Match
 

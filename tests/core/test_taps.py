@@ -10,9 +10,9 @@ import numpy as np
 import own_models
 import pytest
 import torch
-from toys import TABLES as toys
 from flax import struct
 from jax import Array
+from toys import TABLES as toys
 
 import specjax
 from specjax import Decoder, NoProposer

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TRANSFORMERS as toys
 from jax.sharding import Mesh
 from test_processes import environment, free_port
 from test_sharding import on_eight
+from toys import TRANSFORMERS as toys
 
 import specjax
 from specjax.commands import main

@@ -11,8 +11,8 @@ import folders
 import jax
 import numpy as np
 import pytest
-from toys import TRANSFORMERS as toys
 import trained
+from toys import TRANSFORMERS as toys
 from trained import metrics
 
 from specjax import LanguageModel, load

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-from toys import TRANSFORMERS as toys
 import trees
+from toys import TRANSFORMERS as toys
 
 from specjax import (
     RULES,

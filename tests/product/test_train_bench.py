@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TRANSFORMERS as toys
 import trained
+from toys import TRANSFORMERS as toys
 
 from specjax.training.jobs import ablation
 from train import bench

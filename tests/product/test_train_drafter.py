@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TRANSFORMERS as toys
 import trained
 from jax import Array
+from toys import TRANSFORMERS as toys
 from trained import metrics
 
 import specjax

@@ -9,12 +9,12 @@ import time
 import jax
 import numpy as np
 import pytest
-from toys import TRANSFORMERS as toys
 import trained
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import law
 from test_distill import job
+from toys import TRANSFORMERS as toys
 from trained import metrics
 
 from specjax.training.ahead import Ahead

@@ -1,6 +1,8 @@
 """The laws of decoding over a transformer: every proposer under both kinds of noise, and every
 rule."""
 
+from typing import ClassVar
+
 from laws import SHARED, Laws, pytest_generate_tests  # noqa: F401 - pytest calls it
 from toys import KINDS, NOISE_KINDS, TRANSFORMERS, kind
 
@@ -10,8 +12,8 @@ from specjax import PROPOSERS, RULES
 class TestTransformerLaws(Laws):
     toys = TRANSFORMERS
     PAIRS = TRANSFORMERS.PAIRS
-    ALONE = [pair for pair in PAIRS if pair[1] in NOISE_KINDS]
-    SAME_KEY = [(case, rule) for case in TRANSFORMERS.CASES for rule in SHARED]
+    ALONE: ClassVar = [pair for pair in PAIRS if pair[1] in NOISE_KINDS]
+    SAME_KEY: ClassVar = [(case, rule) for case in TRANSFORMERS.CASES for rule in SHARED]
 
 
 def test_every_proposer_has_a_case():
