@@ -10,7 +10,7 @@ import pytest
 from flax import struct
 from toys import TABLES as toys
 
-from specjax import Decoder, Match, NoProposer, Proposal, Rejection, Verdict
+from specjax import RULES, Decoder, Match, NoProposer, Proposal, Rejection, Verdict
 from specjax.contract import BlockSource, Cache, Model, Proposer, Rule, Source
 from specjax.proposers import Chain, ChoiceTree, DraftSource, MedusaSource
 from specjax.tree import Tree
