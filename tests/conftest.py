@@ -21,6 +21,7 @@ if os.environ.get("SPECJAX_TEST_DEFAULT_FLAGS", "0") == "0":
 
 import jax
 import pytest
+from tiers import pytest_addoption, pytest_configure  # noqa: F401 - hooks of pytest
 
 import specjax
 
@@ -41,11 +42,3 @@ def _room_for_programs():
     mappings = pathlib.Path("/proc/self/maps")
     if mappings.exists() and len(mappings.read_text().splitlines()) > 20_000:
         jax.clear_caches()
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items):
-    """A file whose tests name no group is one group."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
