@@ -1,0 +1,371 @@
+"""Small faults, planted one after the other: does core find them?
+
+    python -m tests.mutants --count 300 --seed 1
+    python -m tests.mutants --only specjax/rules/match.py:27
+
+A mutant is a change of one place in one file: a comparison, an operator, a number, a sign, a
+condition, or a line that is left out.  Each mutant runs the files of core that `TESTS` names for
+its room, in a process of its own, until a test fails.  The output is a line for each mutant with
+the test that found it.  `tests/equivalent.json` says of some mutants, by their line and their
+change, why no test can find them: the program computes the same.  The exit status is 1 if more than
+5 % of the others survive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import dataclasses
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import json
+import os
+import pathlib
+import random
+import resource
+import sys
+import time
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).parents[1]
+CORE, EQUIVALENT = ROOT / "tests" / "core", ROOT / "tests" / "equivalent.json"
+SECONDS = 600
+"""Of CPU, after which a mutant counts as found: its loop does not end."""
+
+LAWS = "laws"
+TESTS: dict[str, str] = {
+    "decoding.py": "decoder contract laws calls prefill compile",
+    "verification.py": "contract decoder laws proposers",
+    "emission.py": "decoder laws contract generate",
+    "given.py": "decoder contract prefill laws",
+    "prefilling.py": "prefill decoder laws taps",
+    "guided.py": "guided",
+    "rules/": "rules walks inexact_rules properties_trees variants laws distribution",
+    "caches/": "cache properties_caches ring prefill attention laws",
+    "proposers/adaptive": "adaptive choosing choosing_batch laws",
+    "proposers/choosing": "choosing choosing_batch adaptive laws",
+    "proposers/trials": "choosing choosing_batch adaptive laws",
+    "proposers/rates": "choosing choosing_batch adaptive laws",
+    "proposers/best_first": "best_first cost_aware proposers laws distribution",
+    "proposers/choice": "choices best_first proposers laws",
+    "proposers/cost_aware": "cost_aware best_first laws",
+    "proposers/sources/": "sources proposers eagle3 datastore universal medusa laws",
+    "proposers/": "proposers proposers_refused datastore documents suffix_tree laws distribution",
+    "sampling.py": "sampling properties_sampling rules laws",
+    "tree.py": "tree properties_trees walks proposers",
+    "processors.py": "processors properties_sampling processor_laws",
+    "automata.py": "constraint constraint_laws guided",
+    "constraints/": "constraint grammar constraint_laws guided schemas",
+}
+"""The files of core that know a room, the cheapest first.  The longest prefix counts."""
+
+SWAPPED = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in", ast.Add: "-",
+    ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Div: "*", ast.Mod: "+", ast.BitAnd: "|",
+    ast.BitOr: "&", ast.And: "or", ast.Or: "and",
+}  # fmt: skip
+NAMES = {
+    "minimum": "maximum", "maximum": "minimum", "argmax": "argmin", "argmin": "argmax",
+    "any": "all", "all": "any", "min": "max", "max": "min", "cumsum": "cumprod",
+    "zeros": "ones", "ones": "zeros", "zeros_like": "ones_like", "ones_like": "zeros_like",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Mutant:
+    """A file of which a span is written differently."""
+
+    file: str  # below the root
+    line: int
+    start: int  # in bytes
+    end: int
+    old: str
+    new: str
+
+    @property
+    def name(self) -> str:
+        """Place and change, which do not depend on the lines before it."""
+        return f"{self.file}:{self.line}: {self.old} -> {self.new or '(left out)'}"
+
+    def key(self, source: str) -> str:
+        """As in `EQUIVALENT`: the line itself and the change, wherever the line stands."""
+        line = source.splitlines()[self.line - 1].strip()
+        return f"{self.file}: {line}: {self.old} -> {self.new}"
+
+    def source(self) -> bytes:
+        text = (ROOT / self.file).read_bytes()
+        return text[: self.start] + self.new.encode() + text[self.end :]
+
+
+class _Places(ast.NodeVisitor):
+    """The mutants of a file.  Annotations, docstrings, messages and decorators are left as they
+    are."""
+
+    def __init__(self, file: str):
+        self.file, self.text = file, (ROOT / file).read_bytes()
+        lines = self.text.split(b"\n")
+        self.starts = [0]
+        for line in lines:
+            self.starts.append(self.starts[-1] + len(line) + 1)
+        self.found: list[Mutant] = []
+        self.depth = 0
+
+    def at(self, line: int, column: int) -> int:
+        return self.starts[line - 1] + column
+
+    def add(self, line: int, start: int, end: int, new: str) -> None:
+        if self.depth:
+            old = " ".join(self.text[start:end].decode().split())
+            self.found.append(Mutant(self.file, line, start, end, old, new))
+
+    def between(self, left: ast.expr, right: ast.expr, operator: ast.AST) -> None:
+        """Swap an operator between two operands."""
+        new = SWAPPED.get(type(operator))
+        if new is None:
+            return
+        start = self.at(left.end_lineno or 0, left.end_col_offset or 0)
+        end = self.at(right.lineno, right.col_offset)
+        gap = self.text[start:end]
+        old = gap.strip(b" ()\n").split(b"#")[0].strip()
+        if old and gap.count(old) == 1:
+            at = start + gap.index(old)
+            self.add(left.end_lineno or 0, at, at + len(old), new)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        for left, right, operator in zip(
+            [node.left, *node.comparators], node.comparators, node.ops, strict=False
+        ):
+            self.between(left, right, operator)
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        self.between(node.left, node.right, node.op)
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        for left, right in zip(node.values, node.values[1:], strict=False):
+            self.between(left, right, node.op)
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        start = self.at(node.lineno, node.col_offset)
+        self.add(node.lineno, start, self.at(node.operand.lineno, node.operand.col_offset), "")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        value = node.value
+        if isinstance(value, bool):
+            new = str(not value)
+        elif isinstance(value, int):
+            new = str(value + 1)
+        elif isinstance(value, float):
+            new = repr(value * 2 + 1)
+        else:
+            return
+        start, end = self.at(node.lineno, node.col_offset), node.end_col_offset or 0
+        self.add(node.lineno, start, self.at(node.end_lineno or 0, end), new)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if node.attr in NAMES:
+            end = self.at(node.end_lineno or 0, node.end_col_offset or 0)
+            self.add(node.end_lineno or 0, end - len(node.attr), end, NAMES[node.attr])
+        self.generic_visit(node)
+
+    def leave_out(self, node: ast.stmt) -> None:
+        start = self.at(node.lineno, node.col_offset)
+        end = self.at(node.end_lineno or 0, node.end_col_offset or 0)
+        self.add(node.lineno, start, end, "pass")
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Constant):  # a docstring
+            return
+        self.leave_out(node)
+        self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        self.leave_out(node)  # and its message stays
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self.leave_out(node)
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """An assignment is left out where the name has a value before."""
+        names = {name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)}
+        read = {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+        if names and names <= read:
+            self.leave_out(node)
+        self.visit(node.value)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self.depth += 1
+        for statement in node.body:
+            self.visit(statement)
+        self.depth -= 1
+        for default in [*node.args.defaults, *node.args.kw_defaults]:
+            if default is not None:
+                self.visit(default)
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """An assertion is for readers and type checkers."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """A message."""
+
+
+def room(file: str) -> str | None:
+    """The longest prefix in `TESTS` of a file below `specjax/`."""
+    below = file.removeprefix("specjax/")
+    found = [prefix for prefix in TESTS if below.startswith(prefix)]
+    return max(found, key=len, default=None)
+
+
+def places() -> Iterator[Mutant]:
+    """All mutants of the rooms."""
+    for path in sorted((ROOT / "specjax").rglob("*.py")):
+        file = str(path.relative_to(ROOT))
+        if path.name != "__init__.py" and room(file):
+            visitor = _Places(file)
+            visitor.visit(ast.parse(visitor.text))
+            yield from visitor.found
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Loads a module from the source of a mutant."""
+
+    def __init__(self, name: str, path: str, mutant: Mutant):
+        super().__init__(name, path)
+        self.mutant = mutant
+
+    def get_code(self, fullname: str):
+        return compile(self.mutant.source(), self.path, "exec", dont_inherit=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutant: Mutant):
+        self.name = mutant.file.removesuffix(".py").replace("/", ".")
+        self.mutant = mutant
+
+    def find_spec(self, fullname, path, target=None):
+        if fullname != self.name:
+            return None
+        file = str(ROOT / self.mutant.file)
+        loader = _Loader(fullname, file, self.mutant)
+        return importlib.util.spec_from_file_location(fullname, file, loader=loader)
+
+
+def _run(mutant: Mutant, out: pathlib.Path) -> None:
+    """In a process of its own: import the mutant, run its tests, and write which one failed."""
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
+    sys.meta_path.insert(0, _Finder(mutant))
+    import pytest
+
+    failed: list[str] = []
+
+    class Failures:
+        def pytest_runtest_logreport(self, report):
+            if report.failed:
+                failed.append(report.nodeid)
+
+        def pytest_collectreport(self, report):
+            if report.failed:
+                failed.append(f"{report.nodeid} (import)")
+
+    found = room(mutant.file)
+    assert found is not None
+    names = [CORE / f"test_{name}.py" for name in TESTS[found].split()]
+    files = [str(path) for path in names if path.exists()]
+    log = io.StringIO()
+    sys.stdout = sys.stderr = log
+    status = 1
+    for file in files:  # one after the other, in this order
+        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
+        status = pytest.main([*options, file], plugins=[Failures()])
+        if status not in (0, 5):
+            break
+    out.write_text(json.dumps(failed or ([f"status {status}"] if status not in (0, 5) else [])))
+
+
+def judge(
+    mutants: list[Mutant], workers: int, scratch: pathlib.Path
+) -> Iterator[tuple[Mutant, str | None]]:
+    """Each mutant with the test that found it, or None, as they end."""
+    import jax.numpy  # noqa: F401 - imported once, before processes are forked; no device is used
+    import optax  # noqa: F401
+    import pytest  # noqa: F401
+    import scipy.stats  # noqa: F401
+    from flax import linen, nnx  # noqa: F401
+
+    running: dict[int, tuple[Mutant, pathlib.Path]] = {}
+    waiting = collections.deque(enumerate(mutants))
+    while waiting or running:
+        while waiting and len(running) < workers:
+            number, mutant = waiting.popleft()
+            out = scratch / f"{number}.json"
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    _run(mutant, out)
+                finally:
+                    os._exit(0)
+            running[pid] = mutant, out
+        pid, status = os.wait()
+        mutant, out = running.pop(pid)
+        if out.exists():
+            failed = json.loads(out.read_text())
+            yield mutant, failed[0] if failed else None
+        else:
+            yield mutant, f"no end after {SECONDS} s, or a crash (signal {os.WTERMSIG(status)})"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    import tempfile
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", action="append", help="FILE, or FILE:LINE; all of its mutants")
+    parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
+    chosen = parser.parse_args(arguments)
+    every = list(places())
+    if chosen.only:
+        mutants = [m for m in every if {m.file, f"{m.file}:{m.line}"} & set(chosen.only)]
+    else:
+        mutants = sorted(random.Random(chosen.seed).sample(every, min(chosen.count, len(every))))
+    print(f"{len(mutants)} of {len(every)} mutants, seed {chosen.seed}", flush=True)
+    if chosen.list:
+        print("\n".join(mutant.name for mutant in mutants))
+        return
+    reasons = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
+    started, survivors, equivalent = time.time(), [], 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for mutant, found in judge(mutants, chosen.workers, pathlib.Path(scratch)):
+            reason = reasons.get(mutant.key((ROOT / mutant.file).read_text()))
+            if found is None and reason is None:
+                survivors.append(mutant)
+            equivalent += found is None and reason is not None
+            said = found or (f"equivalent: {reason}" if reason else "SURVIVES")
+            print(f"{mutant.name}: {said}", flush=True)
+    judged = len(mutants) - equivalent
+    killed = judged - len(survivors)
+    print(
+        f"{killed} of {judged} killed ({killed / max(judged, 1):.1%}), {equivalent} equivalent, "
+        f"{time.time() - started:.0f} s"
+    )
+    for mutant in sorted(survivors):
+        print(f"  survives: {mutant.key((ROOT / mutant.file).read_text())}")
+    sys.exit(killed < 0.95 * judged)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    main()
