@@ -11,13 +11,12 @@ from specjax.files.tokenizer import find_tokenizer, read_tokenizer
 
 END = "<|endoftext|>"
 TEXT = f"the<|im_start|>cat<|im_end|>{END}"
-ID = {"the": 257, "cat": 258, END: 0, "<|im_start|>": 259, "<|im_end|>": 260}
-WHOLE = [ID[word] for word in ("the", "<|im_start|>", "cat", "<|im_end|>", END)]
 
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Bytes, "the" and "cat": tokens 0 to 258; tokenizer.json names <|endoftext|> alone."""
+    """The bytes, "the" (257), "cat" (258), and <|im_start|> (261) and <|im_end|> (262), which are
+    in the vocabulary; as an added token tokenizer.json names <|endoftext|> (0) alone."""
     vocab = {END: 0}
     for letter in sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()):
         vocab[letter] = len(vocab)
