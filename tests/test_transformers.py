@@ -201,10 +201,10 @@ def test_log_probabilities_end_where_the_tokens_end():
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(out.logprobs))
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "early name" not in name])
 def test_published_files_mean_the_same_here(name):
     """transformers fills in what a file leaves out, and writes its ropes in the new fields; the
-    model is the same."""
+    model is the same.  It cannot read the early name ("su") of Phi-3's rope any more."""
     raw = PUBLISHED[name]
     family = specjax.FAMILIES[raw["model_type"]]
     fields = copy.deepcopy(raw)
