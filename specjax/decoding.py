@@ -26,6 +26,7 @@ from specjax.contract import Context, Draw, Model, Proposer, Rule
 from specjax.emission import count, emit, record, write
 from specjax.given import check_fit, check_function, check_given, check_slot
 from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
+from specjax.platforms import lowering_platforms
 from specjax.prefilling import eos_of_rows, start
 from specjax.processors import (
     LogitsProcessor,
@@ -310,11 +311,10 @@ class Decoder:
 
         Args:
           params, state: arrays, or a `jax.ShapeDtypeStruct` for each, with its sharding.
-          platform: "cpu", "gpu" or "tpu"; by default the platform of the arrays.
+          platform: one of `specjax.platforms.PLATFORMS`, present or not; by default the arrays'.
         """
-        steps = jax.ShapeDtypeStruct((), jnp.int32)
-        traced = _run.trace(self, layout(state), params, state, steps)
-        return traced.lower(lowering_platforms=None if platform is None else (platform,))
+        names, steps = lowering_platforms(platform), jax.ShapeDtypeStruct((), jnp.int32)
+        return _run.trace(self, layout(state), params, state, steps).lower(lowering_platforms=names)
 
     def stream(
         self, params: Params, state: DecodeState, steps_per_chunk: int = 8

@@ -11,7 +11,11 @@ from typing import Protocol, TypeVar
 import jax
 import numpy as np
 
+from specjax.arguments import shown
 from specjax.types import Arrays
+
+PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
+"""A program can be lowered for each of these; "gpu" is "cuda", or "rocm" where such a GPU is."""
 
 _T = TypeVar("_T")
 
@@ -40,6 +44,32 @@ def by_platform(
     process with several platforms, and for a program that is compiled for absent chips.
     """
     return jax.lax.platform_dependent(*operands, default=other, **forms)
+
+
+def lowering_platforms(platform: str | None) -> tuple[str, ...] | None:
+    """JAX's name of a platform to lower a program for, which need not be present.
+
+    Args:
+      platform: "cpu", "tpu", "cuda", "rocm", or "gpu" for the kind of GPU in this process, which is
+        "cuda" if there is none; None: the platform of the arrays.
+
+    Raises:
+      ValueError: another name.  JAX would lower a program for it as well.
+    """
+    if platform is None:
+        return None
+    if not isinstance(platform, str) or platform not in PLATFORMS:
+        raise ValueError(f"platform={shown(platform)}; pass one of {', '.join(PLATFORMS)}")
+    if platform == "gpu":
+        platform = "rocm" if _has_rocm() else "cuda"
+    return (platform,)
+
+
+def _has_rocm() -> bool:
+    try:
+        return bool(jax.devices("rocm"))
+    except RuntimeError:  # it is not present
+        return False
 
 
 def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:

@@ -1,6 +1,7 @@
 """Reading and writing files: model folders, Medusa folders, the Hub, Orbax."""
 
-from specjax.files.checkpoint import Outline, load, read_config, read_outline, save
+from specjax.files.checkpoint import Outline, load, read_outline, save
+from specjax.files.config import read_config
 from specjax.files.drafter import load_drafter, open_drafter, save_drafter
 from specjax.files.drafters import FORMATS, Description
 from specjax.files.folder import SINGLE, read_json, weight_files

@@ -1,8 +1,8 @@
 """Reads and writes Hugging Face folders: configuration, weights, tokenizer, sampling defaults.
 
-Code from a folder is never executed: weights are read from safetensors only, and a configuration
-that needs code of its own (`auto_map`) is refused.  Everything is checked against the configuration
-before a tensor is read, and one error lists everything that does not fit.
+Code from a folder is never executed, and weights are read from safetensors only.  Everything is
+checked against the configuration before a tensor is read, and one error lists everything that does
+not fit.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from specjax.arguments import items, shown, whole
+from specjax.files.config import read_config
 from specjax.files.folder import CONFIG, SINGLE, named, read_bytes, read_json, replacing
 from specjax.files.hub import TOKENIZER, find_folder
 from specjax.files.lora import Lora, open_lora
@@ -38,7 +39,6 @@ from specjax.models import (
     Transformer,
     TransformerConfig,
     attend,
-    check_fields,
     cpu_attend,
     cpu_dot_general,
     dot_general,
@@ -177,6 +177,8 @@ def _outline(path: str | os.PathLike[str], folder: pathlib.Path, lora: Lora | No
     files = {
         name: read_bytes(place / name) for name, place in places.items() if (place / name).exists()
     }
+    if json.loads(files[CONFIG]) != config:  # a tied flag that the weights contradict
+        files[CONFIG] = _json(config)
     generation = read_json(folder / _GENERATION) if _GENERATION in files else {}
     eos, defaults = _eos(folder, generation, config), _defaults(folder, generation)
     tokenizer = find_tokenizer(words, ours.vocab_size)
@@ -192,24 +194,6 @@ def check_layers(layers: object, most: int) -> Sequence[int]:
     if not asked or len(set(map(str, asked))) < len(asked):
         raise ValueError(f"layers={shown(layers)}; it must be {wanted}")
     return [whole("layers", layer, 0, most - 1, wanted) for layer in asked]
-
-
-def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig]:
-    """A folder's `config.json`, its family, and the configuration that the family reads from it.
-
-    Raises:
-      ValueError: a field is missing, or its value is not supported.
-    """
-    file = folder / CONFIG
-    config = read_json(file)
-    family = _family(folder, config)
-    with named(file):
-        check_fields(config)
-        try:
-            return config, family, family.read_config(config)
-        except KeyError as error:
-            kind = config["model_type"]
-            raise ValueError(f"{file} lacks {error}, which a {kind} model needs") from None
 
 
 def save(
@@ -265,26 +249,6 @@ def check_dtype(dtype: DTypeLike) -> np.dtype:
             f"dtype={shown(dtype)} is not supported; pass {', '.join(d.name for d in _DTYPES)}"
         )
     return cast(np.dtype, known)
-
-
-def _family(folder: pathlib.Path, config: Config) -> Family:
-    kind = config.get("model_type")
-    if "auto_map" in config:
-        raise ValueError(
-            f"{folder / CONFIG} needs code of its own (auto_map); specjax never executes code "
-            "from a folder. If the weights are those of a plain model_type, remove auto_map from "
-            "the file"
-        )
-    if "quantization_config" in config:
-        raise ValueError(
-            f"{folder} is quantised (quantization_config); pass the unquantised checkpoint"
-        )
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise ValueError(
-            f"{folder / CONFIG}: model_type {shown(kind)} is not supported; specjax reads "
-            f"{', '.join(sorted(FAMILIES))}"
-        )
-    return FAMILIES[kind]
 
 
 def _eos(folder: str | pathlib.Path, generation: Config, config: Config) -> tuple[int, ...]:

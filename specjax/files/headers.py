@@ -24,6 +24,7 @@ WHOLE = {name: np.dtype(code) for name, code in
          {"I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "u1"}.items()}  # fmt: skip
 """Those of tables of whole numbers and flags."""
 
+_PIECE = 2**20  # numbers that are compared at once
 _LONGEST = 2**25  # bytes of a header; one for 10^5 tensors has about 10^7
 
 
@@ -41,6 +42,17 @@ class Stored:
         if 0 in self.shape:
             return np.zeros(self.shape, KINDS[self.kind])
         return np.asarray(np.memmap(self.file, KINDS[self.kind], "r", self.start, self.shape))
+
+
+def equal(one: Stored, other: Stored) -> bool:
+    """Whether two tensors hold the same numbers.  A dtype that weights cannot have equals none."""
+    if one.shape != other.shape or not {one.kind, other.kind} <= set(KINDS):
+        return False
+    ours, theirs = one.map().reshape(-1), other.map().reshape(-1)
+    pieces = range(0, ours.size, _PIECE)
+    if one.kind == other.kind:  # bits, since NaN differs from itself
+        ours, theirs = (x.view(f"u{x.itemsize}") for x in (ours, theirs))
+    return all(np.array_equal(ours[at : at + _PIECE], theirs[at : at + _PIECE]) for at in pieces)
 
 
 def open_tensors(files: Iterable[pathlib.Path]) -> tuple[dict[str, Stored], list[str]]:

@@ -1,12 +1,13 @@
 """Text and tokens: chat templates, vocabularies and stop strings."""
 
-from specjax.text.chat import Messages, render
+from specjax.text.chat import SPECIAL_TOKENS, Messages, render
 from specjax.text.rust import no_panic
 from specjax.text.sandbox import ask
 from specjax.text.stops import Texts
 from specjax.text.vocabulary import Translation, token_bytes, translate, vocabulary_digest
 
 __all__ = [
+    "SPECIAL_TOKENS",
     "Messages",
     "Texts",
     "Translation",

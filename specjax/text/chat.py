@@ -20,7 +20,7 @@ from specjax.text.sandbox import ask
 Messages = Sequence[Mapping[str, object]]
 """One conversation: [{"role": "user", "content": "..."}, ...]."""
 
-_SPECIAL = (
+SPECIAL_TOKENS = (
     "bos_token",
     "eos_token",
     "unk_token",
@@ -29,6 +29,7 @@ _SPECIAL = (
     "cls_token",
     "mask_token",
 )
+"""The fields of a tokenizer's files that name a special token, in every tokenizer."""
 
 
 def render(
@@ -152,7 +153,7 @@ def _special_tokens(files: Mapping[str, bytes], config: dict[str, Any]) -> dict[
         ("special_tokens_map.json", _object(files, "special_tokens_map.json")),
         ("tokenizer_config.json", config),
     ):
-        for name in _SPECIAL:
+        for name in SPECIAL_TOKENS:
             token = tokens.get(name)
             if token is None:
                 continue

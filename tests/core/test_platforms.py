@@ -173,3 +173,22 @@ def test_the_default_device_is_obeyed():
     with jax.default_device(jax.devices("cpu")[0]):
         assert platforms.default_platform() == "cpu"
     assert counted.compilations() == before
+
+
+def test_a_program_is_lowered_for_a_platform_that_is_absent():
+    """ "gpu" is CUDA where there is no GPU, and the program has the form of other platforms than
+    the CPU."""
+    decoder, params = toys.decoder("none", "match"), toys.params("none")
+    text = decoder.lower(params, toys.prefill(decoder, params), "gpu").as_text()
+    assert text == decoder.lower(params, toys.prefill(decoder, params), "cuda").as_text()
+    assert text != decoder.lower(params, toys.prefill(decoder, params)).as_text()
+
+
+def test_the_names_of_platforms():
+    """JAX would lower a program for any name, and name no platform that it has."""
+    assert platforms.lowering_platforms(None) is None
+    for name in platforms.PLATFORMS:
+        assert platforms.lowering_platforms(name) == ("cuda" if name == "gpu" else name,)
+    for name in ("metal", "GPU", "", 3):
+        with pytest.raises(ValueError, match="pass one of cpu, gpu, cuda, rocm, tpu"):
+            platforms.lowering_platforms(name)

@@ -261,8 +261,8 @@ def test_tree(family, case):
     [
         (
             "qwen2",
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_parameters": None},
-            "'dynamic'",
+            {"rope_scaling": {"type": "proportional", "factor": 2.0}, "rope_parameters": None},
+            "'proportional'",
         ),
         ("qwen3", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),

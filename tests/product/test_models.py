@@ -114,14 +114,30 @@ def test_bfloat16_file():
     )
 
 
-def test_tied_copy():
-    """A tied model uses the embedding as its head, whatever copy the file holds."""
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_tied_flag_beside_an_output_matrix(differs, tmp_path):
+    """A copy of the embedding is the embedding.  Another matrix is an output matrix of its own, as
+    in transformers, and a saved copy of the model says that the two are not tied."""
     model = folders.random_llama(4, tie_word_embeddings=True)
-    folder = folders.write(model, "tied-copy")
-    tensors = safetensors.torch.load_file(folder / "model.safetensors")
-    tensors["lm_head.weight"] = torch.zeros_like(tensors["model.embed_tokens.weight"])
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    assert_parity(model, folder)
+    folder = folders.write(model, f"tied-beside-{differs}")
+    folders.change_tensors(
+        folder,
+        lambda tensors: tensors.update(
+            {"lm_head.weight": tensors["model.embed_tokens.weight"].roll(int(differs), 0).clone()}
+        ),
+    )
+    if not differs:
+        assert_parity(model, folder)
+        return
+    read = transformers.LlamaForCausalLM.from_pretrained(folder).eval()
+    assert not torch.equal(read.lm_head.weight, read.model.embed_tokens.weight)
+    with pytest.warns(UserWarning, match=r"another lm_head\.weight"):
+        loaded = specjax.load(folder)
+    specjax.save(loaded, tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text()) == {
+        **json.loads((folder / "config.json").read_text()), "tie_word_embeddings": False
+    }  # fmt: skip
+    assert_parity(read, tmp_path / "saved")
 
 
 @pytest.fixture(scope="module")

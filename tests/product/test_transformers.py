@@ -4,7 +4,10 @@ token.
 `FOLDERS` lists what is compared; another family needs one more line.
 """
 
+import copy
 import functools
+import json
+import shutil
 
 import folders
 import jax
@@ -13,8 +16,10 @@ import pytest
 import torch
 import transformers
 from reference import no_repeated_pair, no_repeated_pair_reference
+from test_published_configs import PUBLISHED
 
 import specjax
+from specjax.files import read_tokenizer
 
 FOLDERS = {"llama": folders.target}
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
@@ -194,3 +199,55 @@ def test_log_probabilities_end_where_the_tokens_end():
         np.testing.assert_allclose(own_logprobs.raw, own_logprobs.warped, atol=1e-5)
     assert specjax.generate(target, PROMPTS, max_new_tokens=2).logprobs is None
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(out.logprobs))
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "early name" not in name])
+def test_published_files_mean_the_same_here(name):
+    """transformers fills in what a file leaves out, and writes its ropes in the new fields; the
+    model is the same.  It cannot read the early name ("su") of Phi-3's rope any more."""
+    raw = PUBLISHED[name]
+    family = specjax.FAMILIES[raw["model_type"]]
+    fields = copy.deepcopy(raw)
+    theirs = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields).to_dict()
+    assert family.read_config(theirs) == family.read_config(raw)
+
+
+def test_special_tokens_of_other_files(tmp_path):
+    """In random folders the added tokens, their ids and their switches are transformers'."""
+    rng = np.random.default_rng(0)
+    words = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "the", "cat", "[PAD]", " sp "]
+
+    def some(most: int) -> list[str]:
+        return rng.choice(words, rng.integers(most + 1), False).tolist()
+
+    def entry(text: str, **fields: bool) -> dict:
+        switches = {n: bool(rng.random() < 0.3) for n in ("lstrip", "rstrip")}
+        return {"content": text, "normalized": False, "single_word": False, **switches, **fields}
+
+    text = "the cat<s></s> <|im_start|> sat<|im_end|>\n<|endoftext|>[PAD] sp the "
+    for case in range(60):
+        folder = tmp_path / str(case)
+        folder.mkdir()
+        shutil.copy(folders.tokenizer_file(), folder / "tokenizer.json")
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "image_token": "<image>"}
+        names = ("bos_token", "eos_token", "pad_token", "unk_token")
+        config |= dict(zip(names, some(4), strict=False))
+        older = dict(zip(["eos_token"], map(entry, some(1)), strict=False))
+        if case % 2:
+            config["added_tokens_decoder"] = {
+                str(400 + i): entry(word, special=True) for i, word in enumerate(some(3))
+            }
+        elif case % 4:
+            config["additional_special_tokens"] = some(3)
+            added = {word: 400 + i for i, word in enumerate(some(2))}
+            (folder / "added_tokens.json").write_text(json.dumps(added))
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        (folder / "special_tokens_map.json").write_text(json.dumps(older))
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+        read = read_tokenizer(folder / "tokenizer.json")
+        assert read.encode(text, add_special_tokens=False).ids == theirs.encode(
+            text, add_special_tokens=False
+        )
+        assert list(map(repr, read.get_added_tokens_decoder().values())) == list(
+            map(repr, theirs.backend_tokenizer.get_added_tokens_decoder().values())
+        )

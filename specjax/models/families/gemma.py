@@ -7,15 +7,14 @@ from specjax.models.families.family import Config, Family
 from specjax.models.families.fields import (
     activation,
     flag,
+    given,
     number,
-    read_rope,
     read_windows,
     refuse,
-    rope_of,
-    write_rope,
     write_windows,
 )
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
+from specjax.models.families.positions import read_rope, rope_of, write_rope
 
 
 def _read_gemma(config: Config, **changes: object) -> TransformerConfig:
@@ -97,6 +96,8 @@ def _read_gemma3(config: Config) -> TransformerConfig:
     return _read_gemma(
         config,
         qk_norm="head",
+        # The file has the scaled length: only the layers of full attention are scaled.
+        max_positions=given(config, "max_position_embeddings", 2048),
         rope=rope,
         ropes=tuple(rope if window is None else near for window in windows),
         attention_softcap=_cap(config, "attn_logit_softcapping"),
@@ -108,7 +109,9 @@ def _read_gemma3(config: Config) -> TransformerConfig:
 def _write_gemma3(c: TransformerConfig) -> Config:
     near = next((r for i, r in enumerate(c.ropes) if c.window_of(i) is not None), None)
     return _write_later(
-        c, rope_local_base_freq=1e4 if near is None else write_rope(near)["rope_theta"]
+        c,
+        max_position_embeddings=c.max_positions,
+        rope_local_base_freq=1e4 if near is None else write_rope(near)["rope_theta"],
     )
 
 

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family, Tensor
-from specjax.models.families.fields import (
-    activation,
-    activation_name,
-    check_sizes,
-    flag,
-    number,
-    read_rope,
-    write_rope,
-)
+from specjax.models.families.fields import activation, activation_name, check_sizes, flag, number
 from specjax.models.families.llama import dense
+from specjax.models.families.positions import read_context, read_rope, write_positions
 
 
 def _read(config: Config) -> TransformerConfig:
@@ -23,6 +16,7 @@ def _read(config: Config) -> TransformerConfig:
     )  # fmt: skip
     bias = flag(config, "attention_bias", True)
     theta = number(config, "rotary_emb_base", 10000.0, above=1.0, most=1e15)
+    rope = read_rope(config, theta, number(config, "rotary_pct", 0.25, most=1.0))
     return TransformerConfig(
         vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
@@ -31,8 +25,8 @@ def _read(config: Config) -> TransformerConfig:
         num_heads=config["num_attention_heads"],
         num_kv_heads=config["num_attention_heads"],
         head_dim=config["hidden_size"] // config["num_attention_heads"],
-        max_positions=config["max_position_embeddings"],
-        rope=read_rope(config, theta, number(config, "rotary_pct", 0.25, most=1.0)),
+        max_positions=read_context(config, rope),
+        rope=rope,
         tied_embeddings=flag(config, "tie_word_embeddings", False),
         norm="layer",
         norm_eps=number(config, "layer_norm_eps", 1e-5, least=0.0, most=1.0),
@@ -49,7 +43,7 @@ def _read(config: Config) -> TransformerConfig:
 
 def _write(c: TransformerConfig) -> Config:
     assert c.rope is not None
-    rope = write_rope(c.rope)
+    positions = write_positions(c)
     return {
         "model_type": "gpt_neox",
         "vocab_size": c.vocab_size,
@@ -57,10 +51,10 @@ def _write(c: TransformerConfig) -> Config:
         "intermediate_size": c.mlp_size,
         "num_hidden_layers": c.num_layers,
         "num_attention_heads": c.num_heads,
-        "max_position_embeddings": c.max_positions,
+        "max_position_embeddings": positions["max_position_embeddings"],
         "rotary_emb_base": c.rope.theta,
         "rotary_pct": c.rope.fraction,
-        "rope_scaling": rope["rope_scaling"],
+        "rope_scaling": positions["rope_scaling"],
         "tie_word_embeddings": c.tied_embeddings,
         "layer_norm_eps": c.norm_eps,
         "use_parallel_residual": c.norm_order == "parallel",

@@ -6,6 +6,8 @@ Most later families are variations of this one: their files call `read_llama`, `
 
 from __future__ import annotations
 
+from typing import Any
+
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family, Tensor
 from specjax.models.families.fields import (
@@ -15,10 +17,9 @@ from specjax.models.families.fields import (
     flag,
     given,
     number,
-    read_rope,
     refuse,
-    write_rope,
 )
+from specjax.models.families.positions import read_context, read_rope, write_positions
 
 _NORMS = {
     "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
@@ -54,6 +55,7 @@ def read_llama(config: Config, **changes: object) -> TransformerConfig:
     )
     heads = config["num_attention_heads"]
     bias = flag(config, "attention_bias", False)
+    rope: Any = changes["rope"] if "rope" in changes else read_rope(config)
     fields: Config = {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
@@ -62,7 +64,8 @@ def read_llama(config: Config, **changes: object) -> TransformerConfig:
         "num_heads": heads,
         "num_kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
-        "max_positions": given(config, "max_position_embeddings", 2048),
+        "max_positions": read_context(config, rope),
+        "rope": rope,
         "norm_eps": number(config, "rms_norm_eps", 1e-6, least=0.0, most=1.0),
         "tied_embeddings": flag(config, "tie_word_embeddings", False),
         "qkv_bias": bias,
@@ -72,8 +75,6 @@ def read_llama(config: Config, **changes: object) -> TransformerConfig:
         "init_scale": number(config, "initializer_range", 0.02, least=0.0),
         "family": config["model_type"],
     }
-    if "rope" not in changes:
-        fields["rope"] = read_rope(config)
     fields |= changes
     return TransformerConfig(**fields)
 
@@ -83,7 +84,6 @@ def write_llama(c: TransformerConfig, **changes: object) -> Config:
 
     `changes` replace fields in which a family differs.
     """
-    assert c.rope is not None
     return {
         "model_type": c.family,
         "hidden_act": activation_name(c.activation),
@@ -94,11 +94,10 @@ def write_llama(c: TransformerConfig, **changes: object) -> Config:
         "num_attention_heads": c.num_heads,
         "num_key_value_heads": c.num_kv_heads,
         "head_dim": c.head_dim,
-        "max_position_embeddings": c.max_positions,
         "rms_norm_eps": c.norm_eps,
         "tie_word_embeddings": c.tied_embeddings,
         "initializer_range": c.init_scale,
-        **write_rope(c.rope),
+        **write_positions(c),
         **changes,
     }
 

@@ -6,14 +6,9 @@ import functools
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family
-from specjax.models.families.fields import (
-    check_sizes,
-    number,
-    read_rope,
-    read_windows,
-    write_windows,
-)
+from specjax.models.families.fields import check_sizes, number, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
+from specjax.models.families.positions import read_rope
 
 
 def _read_mistral(config: Config) -> TransformerConfig:

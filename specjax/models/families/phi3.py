@@ -6,15 +6,9 @@ import dataclasses
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family, Tensor
-from specjax.models.families.fields import (
-    given,
-    number,
-    read_rope,
-    read_windows,
-    refuse,
-    write_windows,
-)
+from specjax.models.families.fields import number, read_windows, refuse, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
+from specjax.models.families.positions import read_context, read_rope
 
 
 def _read(config: Config) -> TransformerConfig:
@@ -22,16 +16,13 @@ def _read(config: Config) -> TransformerConfig:
     rope = read_rope(config)
     sliding = config.get("sliding_window") is not None
     types = ["sliding_attention" if sliding else "full_attention"] * config["num_hidden_layers"]
-    most = given(config, "max_position_embeddings", 4096)
-    if rope.kind == "longrope":
-        # A text longer than the original context uses the long factors for all of its positions.
-        # Keys in the KV cache cannot be rotated again, so the context ends with the short factors.
-        most = min(most, rope.original_max_positions)
-    eps, windows = (
-        number(config, "rms_norm_eps", 1e-5, least=0.0, most=1.0),
-        read_windows(config, types),
+    return read_llama(
+        config,
+        rope=rope,
+        windows=read_windows(config, types),
+        max_positions=read_context(config, rope, 4096),
+        norm_eps=number(config, "rms_norm_eps", 1e-5, least=0.0, most=1.0),
     )
-    return read_llama(config, rope=rope, windows=windows, max_positions=most, norm_eps=eps)
 
 
 def _write(c: TransformerConfig) -> Config:

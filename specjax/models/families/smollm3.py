@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from specjax.models.config import TransformerConfig
 from specjax.models.families.family import Config, Family
-from specjax.models.families.fields import flag, given, read_rope, read_windows, write_windows
+from specjax.models.families.fields import flag, given, read_windows, write_windows
 from specjax.models.families.llama import llama_tensors, read_llama, write_llama
+from specjax.models.families.positions import read_rope
 
 
 def _turned(config: Config) -> list[bool]:

@@ -1,0 +1,90 @@
+"""Reads the configuration of a model's folder: its family, and what the family makes of it.
+
+Code from a folder is never executed.  `auto_map` names classes of the folder's own code.  Where the
+model is of a family that specjax has, and the class has the name of the family's, the weights are
+read without that code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import warnings
+
+from specjax.arguments import shown
+from specjax.files.folder import CONFIG, INDEX, SINGLE, named, read_json, weight_files
+from specjax.files.headers import equal, open_tensors
+from specjax.files.tensors import rows_of
+from specjax.models import FAMILIES, Config, Family, TransformerConfig, check_fields
+
+
+def read_config(folder: pathlib.Path) -> tuple[Config, Family, TransformerConfig]:
+    """A folder's `config.json`, its family, and the configuration that the family reads from it.
+
+    Where the file says that the output matrix is the embedding, and the weights hold another output
+    matrix, the weights count, as in transformers: a warning says so, and `tie_word_embeddings` is
+    false in what is returned.
+
+    Raises:
+      ValueError: a field is missing, or its value is not supported.
+    """
+    file = folder / CONFIG
+    config = read_json(file)
+    family = _family(folder, config)
+    with named(file):
+        check_fields(config)
+        try:
+            ours = family.read_config(config)
+        except KeyError as error:
+            kind = config["model_type"]
+            raise ValueError(f"{file} lacks {error}, which a {kind} model needs") from None
+    if ours.tied_embeddings and (head := _head_of_its_own(folder, family, ours)) is not None:
+        warnings.warn(
+            f"{file} says that the output matrix is the embedding (tie_word_embeddings), and the "
+            f"weights hold another {head}: it is read as a matrix of its own. Set "
+            "tie_word_embeddings to false in the file, or remove the tensor if it is a leftover",
+            stacklevel=2,
+        )
+        config = {**config, "tie_word_embeddings": False}
+        ours = dataclasses.replace(ours, tied_embeddings=False)
+    return config, family, ours
+
+
+def _head_of_its_own(folder: pathlib.Path, family: Family, config: TransformerConfig) -> str | None:
+    """The name of a stored output matrix that differs from the stored embedding, if there is one.
+
+    A folder without weights has none.
+    """
+    if not (folder / SINGLE).exists() and not (folder / INDEX).exists():
+        return None
+    stored, _ = open_tensors(weight_files(folder))
+    # One layer's names are enough, and a damaged configuration may have very many.
+    untied = dataclasses.replace(config.truncated(1), tied_embeddings=False)
+    names = {row.path[0]: row.name for row in rows_of(family, untied, stored)}
+    head, embedding = stored.get(names["head"]), stored.get(names["embedding"])
+    if head is None or embedding is None or equal(head, embedding):
+        return None
+    return names["head"]
+
+
+def _family(folder: pathlib.Path, config: Config) -> Family:
+    kind, code = config.get("model_type"), config.get("auto_map") or {}
+    if config.get("quantization_config"):
+        raise ValueError(
+            f"{folder} is quantised (quantization_config); pass the unquantised checkpoint"
+        )
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    named_class = code.get("AutoModelForCausalLM") if isinstance(code, dict) else code
+    plain = None if family is None else family.architecture
+    if named_class and str(named_class).rpartition(".")[2] != plain:
+        raise ValueError(
+            f"{folder / CONFIG} needs code of its own (auto_map names {shown(named_class)}); "
+            "specjax never executes code from a folder. If the weights are those of a plain "
+            "model_type, remove auto_map from the file"
+        )
+    if family is None:
+        raise ValueError(
+            f"{folder / CONFIG}: model_type {shown(kind)} is not supported; specjax reads "
+            f"{', '.join(sorted(FAMILIES))}"
+        )
+    return family
