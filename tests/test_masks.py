@@ -36,16 +36,22 @@ SIMPLE = {
     "{% generation %}{{ m.content + '<|im_end|>' }}{% endgeneration %}"
     "{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+    "default system": "{% if messages[0].role != 'system' %}"
+    "{{ '<|im_start|>system\nthe rat<|im_end|>\n' }}{% endif %}{% for m in messages %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     "mistral": "{{ bos_token }}{% for m in messages %}"
     "{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
     "{% else %}{{ m.content + eos_token }}{% endif %}{% endfor %}",
 }
 # The token that ends a turn, by template.
 ENDS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "gemma": "<end_of_turn>", "llama2": "</s>",
-        "zephyr": "</s>", "mistral": "</s>", "marked": "<|im_end|>"}  # fmt: skip
+        "zephyr": "</s>", "mistral": "</s>", "marked": "<|im_end|>",
+        "default system": "<|im_end|>"}  # fmt: skip
 # What opens an answer; llama2 and mistral open none.
 OPENS = {"chatml": "<|im_start|>assistant\n", "marked": "<|im_start|>assistant\n",
          "llama3": "<|start_header_id|>assistant<|end_header_id|>\n\n",
+         "default system": "<|im_start|>assistant\n",
          "gemma": "<start_of_turn>model\n", "zephyr": "<|assistant|>\n"}  # fmt: skip
 CHATS = {
     "turns": [
