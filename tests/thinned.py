@@ -68,9 +68,6 @@ KEPT: dict[str, Sequence[str]] = {
     "test_contract.py::test_a_step_is_propose_verify_commit": [
         "translated dynamic tree-rejection", "ngram-threshold",
     ],
-    "test_damage.py::test_a_damaged_checkpoint_is_named_and_passed_over": [
-        "a flipped bit", "empty",
-    ],
     "test_decoder.py::test_exact_rules_hold_under_another_default_of_random_numbers": ["rejection"],
     "test_decoder.py::test_step_vmaps": ["rejection"],
     "test_distill.py::test_a_resumed_distillation_is_uninterrupted": ["*--draft-fraction*"],
@@ -117,7 +114,6 @@ KEPT: dict[str, Sequence[str]] = {
     "test_taps.py::test_a_proposer_meets_the_features_of_all_that_is_committed": [
         "draft 3-match-chunks", "tree-rejection-one pass",
     ],
-    "test_train.py::test_killed_and_resumed_is_uninterrupted": ["any-11"],
     "test_train_drafter.py::test_a_drafter_learns_inside_speculation": ["eagle3"],
     "test_train_drafter.py::test_a_run_learns_and_its_folder_drafts": ["peagle", "dspark"],
     "test_train_drafter.py::test_training_reads_what_a_decoder_reads": [
