@@ -151,6 +151,15 @@ def differences(one: dict[str, bytes], two: dict[str, bytes]) -> list[str]:
     return sorted(name for name in {*one, *two} if one.get(name) != two.get(name))
 
 
+def same(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Are the folders of two finished runs equal, bit for bit?  Raises AssertionError if not."""
+    found, wanted = files(one), files(other)
+    kinds = {name.partition("/")[0] for name in wanted}
+    assert kinds == {"model", "best", "metrics.jsonl", "step", "state"}, kinds
+    assert not differences(found, wanted), f"{one}, {other}: {differences(found, wanted)} differ"
+    return True
+
+
 def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="specjax-kills-") as name:
         try:

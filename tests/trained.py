@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import pathlib
 import tempfile
+
+from quadratic_job import metrics as metrics
 
 from specjax.training.jobs import pretrain
 
@@ -57,9 +58,3 @@ def run() -> pathlib.Path:
 
 def target() -> pathlib.Path:
     return run() / "model"
-
-
-def metrics(folder: pathlib.Path) -> list[dict]:
-    """The metrics without the times."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in lines]

@@ -48,8 +48,9 @@ from specjax.training.record import METRICS, RUN, Metrics, describe, last_evalua
 class Job(Protocol):
     """A training job, as the loop uses it.
 
-    A job is hashed by identity, since it is a static argument of the update.  It may also have the
-    attributes of `WithInputs`, `WithGoal`, `WithFacts` and `WithRates`.
+    A job is a static argument of the update, so it is hashable, and jobs that are equal share a
+    program.  It may also have the attributes of `WithInputs`, `WithGoal`, `WithFacts` and
+    `WithRates`.
     """
 
     @property

@@ -174,14 +174,17 @@ def update(
       The new state and the metrics.
     """
     read = gathered(layout(state["params"])), gathered(layout(frozen))
-    return _update(job, optimizer, options, layout(state), read, state, frozen, batch)
+    # Only these options: runs in other folders, or of other lengths, have the same program.
+    parts, ema = options.accumulate, options.ema
+    return _update(job, optimizer, parts, ema, layout(state), read, state, frozen, batch)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4), donate_argnums=5)
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5), donate_argnums=6)
 def _update(
     job: HasLoss,
     optimizer: optax.GradientTransformation,
-    options: OptimizerOptions,
+    parts: int,
+    ema: float,
     layout: Layout,
     read: tuple[Layout, Layout],
     state: State,
@@ -191,12 +194,12 @@ def _update(
     def loss_of(params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
         return job.loss(hold(params, read[0]), hold(frozen, read[1]), batch)
 
-    loss, metrics, grads = gradient(loss_of, options.accumulate, state["params"], frozen, batch)
+    loss, metrics, grads = gradient(loss_of, parts, state["params"], frozen, batch)
     changes, optimizer_state = optimizer.update(grads, state["optimizer"], state["params"])
     params = optax.apply_updates(state["params"], changes)
     after = {"params": params, "optimizer": optimizer_state, "step": state["step"] + 1}
-    if options.ema:
-        after["ema"] = optax.incremental_update(params, state["ema"], 1 - options.ema)
+    if ema:
+        after["ema"] = optax.incremental_update(params, state["ema"], 1 - ema)
     rates = rates_of(optimizer_state)
     metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **rates, **metrics}
     return hold(after, layout), metrics

@@ -3,6 +3,10 @@
 A folder that `datasets.Dataset.save_to_disk` has written holds arrow files, and a dataset that was
 cloned from the Hub holds parquet or JSON lines.  The column with a text or a conversation is found
 by its name, or named with --column.
+
+Columns of parquet files often hold a conversation as JSON text.  Such a text is parsed.  Fields
+without a value are left out of the objects in parquet and arrow files, since these formats give
+every object the fields of all others.
 """
 
 from __future__ import annotations
@@ -11,14 +15,19 @@ import difflib
 import importlib
 import json
 import pathlib
+import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 _LINES = (".jsonl", ".ndjson")
 _COLUMNS = (".parquet", ".arrow")
-NAMES = ("messages", "conversations", "text", "content")
+_CHATS, _TEXTS = ("messages", "conversations"), ("text", "content")
+NAMES = _CHATS + _TEXTS
 """Columns that are read by default; the first of them that is there."""
+
+_JSON = re.compile(r"\s*(\{|\[\s*[\]{])")
+"""The beginning of a JSON text with an object or a list of objects; `[INST]` is none."""
 
 Fields = dict[str, Any]
 
@@ -52,7 +61,7 @@ def read_rows(path: pathlib.Path) -> Iterator[tuple[str, Fields]]:
     for batch in _batches(path):
         for fields in batch.to_pylist():
             number += 1
-            yield f"row {number}", fields
+            yield f"row {number}", {name: _without_nulls(value) for name, value in fields.items()}
 
 
 def column_of(path: pathlib.Path, fields: Fields, asked: str | None) -> str:
@@ -80,18 +89,45 @@ def column_of(path: pathlib.Path, fields: Fields, asked: str | None) -> str:
     return asked
 
 
+def parsed(value: object) -> object:
+    """The value of a field, or what it holds as JSON text.  Other texts stay as they are."""
+    if not isinstance(value, str) or not _JSON.match(value):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
 def holds_conversations(path: pathlib.Path, asked: str | None) -> bool:
-    """Does the column of a file hold lists of turns, and not texts?  An empty file holds texts."""
+    """Does the column of a file hold conversations, and not texts?  Its first row decides.
+
+    A conversation is a list of turns, or the JSON text of such a list.  An empty file holds texts.
+    """
     for _, fields in read_rows(path):
-        return isinstance(fields[column_of(path, fields, asked)], list)
+        name = column_of(path, fields, asked)
+        return _is_conversation(name, fields[name])
     return False
+
+
+def _is_conversation(column: str, value: object) -> bool:
+    if not isinstance(value, str):
+        return isinstance(value, list) or column in _CHATS
+    if column in _CHATS:  # a damaged JSON text is no text to learn
+        return _JSON.match(value) is not None
+    turns = None if column in _TEXTS else parsed(value)  # a text may be the content of a JSON file
+    return (
+        isinstance(turns, list)
+        and bool(turns)
+        and all(isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns)
+    )
 
 
 def read_texts(path: pathlib.Path, asked: str | None) -> Iterator[tuple[str, str]]:
     """The texts of a file, each with its place.
 
     Raises:
-      ValueError: a row has no text in the column.
+      ValueError: a row has no text in the column, or a conversation.
     """
     column = None
     for where, fields in read_rows(path):
@@ -102,7 +138,18 @@ def read_texts(path: pathlib.Path, asked: str | None) -> Iterator[tuple[str, str
                 f"{path}, {where}: {column} holds {type(text).__name__}; it must be a text: "
                 "correct the row, or name another column with --column"
             )
+        if column in _CHATS and _is_conversation(column, text):
+            raise ValueError(
+                f"{path}, {where}: {column} holds a conversation as JSON text, and the first row "
+                "holds a text that is no JSON: keep each kind in a file of its own"
+            )
         yield where, text
+
+
+def _without_nulls(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:

@@ -1,5 +1,5 @@
-"""The training loop and optimizer on a tiny job: accumulation, averages, early stops and
-failures."""
+"""The training loop and optimizer on ten numbers: accumulation, rates, averages, early stops,
+failures and records.  What stops and resumes is in `test_resume.py`."""
 
 from __future__ import annotations
 
@@ -11,80 +11,24 @@ import sys
 import time
 import types
 
+import folders
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from toys import TABLES as toys
-from trained import metrics
+from kills import same
+from quadratic_job import SIZE, Quadratic, exported, metrics, second, settings, train
 
-from specjax import LinenModel, Transformer
 from specjax.training import curves, record
 from specjax.training.loop import LoopOptions, fit
 from specjax.training.optimizer import gradient, make_schedule
 
-SIZE = 4096
-SETTINGS = {
-    "steps": 12,
-    "batch_size": 4,
-    "save_every": 3,
-    "eval_every": 3,
-    "log_every": 2,
-    "warmup_steps": 2,
-}
-
-
-@dataclasses.dataclass(eq=False)
-class Toy:
-    """Fits numbers to the mean of others; `before` is called before each evaluation."""
-
-    size: int = SIZE
-    goals: tuple[float, ...] = ()
-    broken: int | None = None  # a step whose batch is NaN
-    before: object = None
-    inputs: dict = dataclasses.field(default_factory=lambda: {"text": "a" * 64})
-    frozen = None
-
-    def init(self):
-        return {"x": jnp.zeros(self.size)}
-
-    def batch(self, step):
-        numbers = np.random.default_rng(step).normal(size=(4, self.size)).astype(np.float32)
-        return {"y": numbers * (np.nan if step == self.broken else 1)}
-
-    def loss(self, params, frozen, batch):
-        return jnp.mean((params["x"] - batch["y"]) ** 2), {}
-
-    def evaluate(self, params):
-        if callable(self.before):
-            self.before()
-        return {"distance": float(jnp.abs(params["x"]).mean())}
-
-    def goal(self, report):
-        return self.goals[self.asked()] if self.goals else -report["distance"]
-
-    def asked(self):
-        self._asked = getattr(self, "_asked", -1) + 1
-        return self._asked
-
-    def export(self, params, folder):
-        folder.mkdir()
-        np.save(folder / "x.npy", np.asarray(params["x"]))
-
-
-def settings(out, **changes):
-    return LoopOptions(out=str(out), **(SETTINGS | changes))
-
-
-def exported(out, name="model"):
-    return np.load(out / name / "x.npy")
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run of the toy job without any disturbance."""
-    out = tmp_path_factory.mktemp("toy") / "run"
-    fit(Toy(), settings(out))
+    """A run without any disturbance, whose optimizer `fit` makes."""
+    out = tmp_path_factory.mktemp("quadratic") / "run"
+    fit(Quadratic(), settings(out))
     return out
 
 
@@ -104,22 +48,7 @@ def test_parts_of_a_batch_are_the_batch():
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
-def test_a_layer_that_is_computed_again_is_the_same_layer():
-    """Rematerialisation changes no gradient."""
-    tokens = jnp.array([[1, 2, 3, 4]])
-    positions = jnp.arange(4)[None]
-
-    def loss(params, remat):
-        model = LinenModel(Transformer(toys.model().module.config, remat=remat))
-        return (model.apply(params, tokens, positions).logits ** 2).mean()
-
-    wanted, actual = (
-        jax.jit(jax.grad(loss), static_argnums=1)(toys.weights(), remat) for remat in (False, True)
-    )
-    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(actual), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
+LONGEST = jnp.arange(1001)  # of one shape, so that no other operations are compiled
 WARMUPS = [*({"warmup_steps": n} for n in (0, 2, 200)), {"warmup_fraction": 0.6}]
 
 
@@ -131,8 +60,8 @@ def test_a_rate_rises_once_and_falls_once(kind, decay, warmup):
     part of warm-up and decay fits into the run."""
     for steps in (1, 2, 3, 7, 50, 200, 250, 1000):
         changes = {"steps": steps, "schedule": kind, "decay_fraction": decay, **warmup}
-        made = make_schedule(LoopOptions(learning_rate=1.0, **changes))
-        rate = np.asarray(jax.vmap(made)(jnp.arange(steps + 1)), np.float64)
+        made = jax.vmap(make_schedule(LoopOptions(learning_rate=1.0, **changes)))
+        rate = np.asarray(made(LONGEST), np.float64)[: steps + 1]
         peak, change = int(rate.argmax()), np.diff(rate)
         assert rate.max() == pytest.approx(1) and rate[-1] == pytest.approx(0, abs=1e-6), steps
         assert (change[:peak] >= 0).all() and (change[peak:] <= 1e-6).all(), steps
@@ -173,7 +102,7 @@ def test_numbers_that_no_run_can_have_are_refused(changes, message):
 def test_the_rate_is_logged(tmp_path, capsys):
     """The log has the rate of the step; a message says if the warm-up was shortened."""
     changes = {"warmup_steps": 100, "learning_rate": 1e-7, "log_every": 1, "decay_fraction": 0.25}
-    fit(Toy(), settings(tmp_path, steps=8, **changes))
+    train(tmp_path, steps=8, **changes)
     rates = [line["learning_rate"] for line in metrics(tmp_path) if "learning_rate" in line]
     assert rates == pytest.approx([n / 6 * 1e-7 for n in range(7)] + [0.5e-7], rel=1e-5)
     assert "100 steps of warm-up do not fit into --steps 8" in capsys.readouterr().out
@@ -204,9 +133,9 @@ def test_the_average_is_what_is_kept(tmp_path):
     constant = {"decay_fraction": 0.0, "warmup_steps": 0}
     wanted = np.zeros(SIZE)
     for steps in (1, 2):
-        fit(Toy(), settings(tmp_path / f"{steps}", steps=steps, **constant))
+        train(tmp_path / f"{steps}", steps=steps, **constant)
         wanted = 0.9 * wanted + 0.1 * exported(tmp_path / f"{steps}")
-    fit(Toy(), settings(tmp_path / "ema", steps=2, ema=0.9, **constant))
+    train(tmp_path / "ema", steps=2, ema=0.9, **constant)
     np.testing.assert_allclose(exported(tmp_path / "ema"), wanted, rtol=1e-5)
 
 
@@ -216,69 +145,84 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path):
     with pytest.raises(
         FloatingPointError, match=r"at step 7, on batch 6 .*last good checkpoint \(step 6\)"
     ):
-        fit(Toy(broken=6), settings(tmp_path))
+        train(tmp_path, Quadratic(broken=6))
     assert np.isnan(np.load(tmp_path / "bad_batch.npz")["y"]).all()
-    fit(Toy(), settings(tmp_path))
+    train(tmp_path)
     assert np.isfinite(exported(tmp_path)).all()
 
 
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # Orbax does not end its threads
-def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path, finished):
+def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path):
     """A failed write is reported; once there is room, the run resumes as if nothing had
-    happened."""
+    happened.  The numbers of this run fill more than the largest file that is allowed."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     evaluations = []
 
-    def fill():
-        evaluations.append(1)
-        if len(evaluations) == 2:
-            while not (tmp_path / "state" / "3" / "sha256.json").exists():
+    def fill(place):
+        evaluations.append(place)
+        if evaluations.count("evaluate") == 2 and place == "evaluate":
+            while not (tmp_path / "cut" / "state" / "3" / "sha256.json").exists():
                 time.sleep(0.01)  # it is written beside the run
             resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
 
+    job = Quadratic(4096)
     try:
         with pytest.raises(
             OSError, match=r"step 6 could not be written(.|\n)*\(step 3\) is intact: free some"
         ):
-            fit(Toy(before=fill, goals=(1.0, 0.0)), settings(tmp_path))
+            train(tmp_path / "cut", dataclasses.replace(job, watch=fill))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     gc.collect()  # collect garbage here, not in the next test
-    fit(Toy(), settings(tmp_path))
-    assert exported(tmp_path).tobytes() == exported(finished).tobytes()
-    assert metrics(tmp_path) == metrics(finished)
+    train(tmp_path / "cut", job)
+    train(tmp_path / "whole", job)
+    assert exported(tmp_path / "cut").tobytes() == exported(tmp_path / "whole").tobytes()
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
 
 
 def test_patience(tmp_path):
     """The best evaluation is exported, the second one that is not better ends the run for good.
     Resuming the ended run returns the same report again."""
     long = {"steps": 30, "decay_fraction": 0.0}
-    toy = Toy(goals=(1.0, 3.0, 2.0, 3.0))
-    report = fit(toy, settings(tmp_path / "run", patience=2, **long))
-    again = fit(Toy(), settings(tmp_path / "run", patience=2, **long))
+    job = Quadratic(aim=second())
+    report = train(tmp_path / "run", job, patience=2, **long)
+    again = train(tmp_path / "run", job, patience=2, **long)
     assert report["distance"] > 0 and again == pytest.approx(report)
     assert metrics(tmp_path / "run")[-1]["step"] == 12
-    fit(Toy(), settings(tmp_path / "six", **{**long, "steps": 6}))
+    train(tmp_path / "six", **{**long, "steps": 6})
     assert exported(tmp_path / "run", "best").tobytes() == exported(tmp_path / "six").tobytes()
 
 
 def test_other_options_and_inputs_are_refused(tmp_path, finished):
     """Each change is named; options that do not affect the numbers may change; changes can be
     accepted."""
-    fit(Toy(), settings(tmp_path, stop_at=3))
+    train(tmp_path, stop_at=3)
+    other = Quadratic(inputs={"text": "b" * 64})
     with pytest.raises(
         ValueError, match=r"--learning-rate was 0.002 and is 0.1(.|\n)*--accept-changes"
     ):
-        fit(Toy(), settings(tmp_path, learning_rate=0.1))
+        train(tmp_path, learning_rate=0.1)
     with pytest.raises(ValueError, match="the text has changed: sha256 aaaaaaaaaaaa, bbbbbbbbbbbb"):
-        fit(Toy(inputs={"text": "b" * 64}), settings(tmp_path))
+        train(tmp_path, other)
     with pytest.raises(ValueError, match="another job, or of a model of other sizes"):
-        fit(Toy(size=16), settings(tmp_path))
-    fit(Toy(inputs={"text": "b" * 64}), settings(tmp_path, accept_changes=True, stop_at=6))
-    fit(Toy(inputs={"text": "b" * 64}), settings(tmp_path, save_every=4))
-    assert exported(tmp_path).tobytes() == exported(finished).tobytes()
+        train(tmp_path, Quadratic(SIZE + 1))
+    train(tmp_path, other, accept_changes=True, stop_at=6)
+    train(tmp_path, other, save_every=4)
+    assert same(tmp_path, finished)
+
+
+def test_the_mask_is_shown_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    """`--show-mask` prints the first batch of a job with what is learned of it, and ends."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    words = folders.tokenizer()
+    assert train(tmp_path / "run", Quadratic(words=words), show_mask=True) == {}
+    first = [words.decode([token], skip_special_tokens=False) for token in range(3)]
+    assert f"1 of 3 tokens are learned\n{first[0]}{first[1]}⟦{first[2]}⟧" in (
+        capsys.readouterr().out
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_says_what_it_was(finished):
@@ -341,6 +285,6 @@ def test_curves(finished, monkeypatch):
     with monkeypatch.context() as context:
         context.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(ValueError, match="pip install matplotlib"):
-            fit(Toy(), settings(finished, curves=True))
+            train(finished, curves=True)
     pytest.importorskip("matplotlib")
     assert curves.plot_curves(finished).read_bytes().startswith(b"\x89PNG")

@@ -108,6 +108,39 @@ def test_turns_of_sharegpt(tmp_path):
     assert ids.tolist() == other.tolist() and mask.tolist() == same.tolist()
 
 
+@pytest.mark.parametrize("column", ["messages", "conversations", "chat"])
+def test_conversations_as_json_text(tmp_path, column):
+    """They are read like lists of turns, and are no texts; a damaged one is refused."""
+    asked = column if column == "chat" else None
+    made = target(TEMPLATES["chatml"], ["<|im_end|>"])
+    path = lines(tmp_path / "a.jsonl", {column: " " + json.dumps(CHAT, indent=1)}, {column: CHAT})
+    assert holds_conversations(path, asked)
+    with pytest.raises(ValueError, match="holds conversations, which only a target's chat"):
+        documents(path, column=asked)
+    first, second = read_conversations(made, path, asked)
+    assert first[0].tolist() == second[0].tolist() and first[1].tolist() == second[1].tolist()
+    lines(path, {column: json.dumps(CHAT)}, {column: str(CHAT)})
+    with pytest.raises(ValueError, match=r"line 2: messages is .*, or the JSON text of such a li"):
+        read_conversations(made, path, asked)
+
+
+def test_texts_that_look_like_conversations(tmp_path):
+    """What a text column holds is a text, and so is a rendered conversation in any column."""
+    shown, rendered = json.dumps(CHAT), "[INST] hi [/INST] yes"
+    path = tmp_path / "a.jsonl"
+    for column, text in (("text", shown), ("content", shown), ("messages", rendered)):
+        lines(path, {column: text})
+        assert not holds_conversations(path, None)
+        assert documents(path) == [text]
+    for wrong in (str(CHAT), None, {"role": ["user"], "content": ["hi"]}, "{", "[]"):
+        lines(path, {"messages": wrong})
+        with pytest.raises(ValueError, match="holds conversations, which only a target's chat"):
+            documents(path)
+    lines(path, {"messages": rendered}, {"messages": shown})
+    with pytest.raises(ValueError, match="line 2: messages holds a conversation as JSON text, and"):
+        documents(path)
+
+
 def test_a_template_that_rewrites_earlier_turns():
     """Each answer is a row of its own, after the prompt that the target would read."""
     made = target(QWEN3, ["<|im_end|>"])
@@ -132,6 +165,10 @@ def test_a_template_that_rewrites_earlier_turns():
         (second + "\n", "<think>e</think>f<|im_end|>"),
     ]
     assert len(encode_conversation(made, messages[:2])) == 1
+    ((ids, mask), _) = encode_conversation(made, messages[1:])
+    assert made.tokenizer.decode(ids[~mask].tolist(), skip_special_tokens=False) == (
+        "<|im_start|>assistant\n\n"
+    ), "an answer that comes first"
     plain = target(TEMPLATES["chatml"], ["<|im_end|>"])
     assert len(encode_conversation(plain, messages)) == 1, "one row where nothing is rewritten"
 
@@ -183,6 +220,15 @@ def test_parquet_and_datasets(tmp_path):
     made = target(TEMPLATES["chatml"], ["<|im_end|>"])
     rows = read_conversations(made, tmp_path / "a.parquet")
     assert len(rows) == 3 and rows[0][1].any()
+    calls = [{"function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "g"}}]
+    chat = [CHAT[0], {"role": "assistant", "tool_calls": calls}, {**CHAT[1], "weight": 0}]
+    parquet.write_table(arrow.table({"messages": [chat], "text": [None]}), tmp_path / "c.parquet")
+    ((_, fields),) = read_rows(tmp_path / "c.parquet")
+    assert fields == {"messages": chat, "text": None}, "without the nulls that fill the columns"
+    said = arrow.table({"conversations": [json.dumps(CHAT)] * 2})
+    parquet.write_table(said, tmp_path / "d.parquet")
+    assert holds_conversations(tmp_path / "d.parquet", None)
+    assert read_conversations(made, tmp_path / "d.parquet")[1][0].tolist() == rows[0][0].tolist()
     folder = tmp_path / "dataset" / "train"
     folder.mkdir(parents=True)
     for name in ("data-00000-of-00001.arrow", "cache-1.arrow"):

@@ -7,13 +7,14 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import trained
+from kills import same
+from quadratic_job import Quadratic, train
 
 from specjax.training import tokenising
 from specjax.training.corpus import Source, read_documents
 from specjax.training.jobs import pretrain
 from specjax.training.mixture import Mixture
-from specjax.training.tokenising import prepare
+from specjax.training.tokenising import prepare, prepare_all
 
 FILES = ("tokenizer.json", "train.bin", "held_out.bin", "corpus.json")
 
@@ -40,7 +41,10 @@ def test_only_a_few_texts_are_in_memory(tmp_path, monkeypatch):
     """The peak does not grow with the text: five times as much needs less than 1.5 times."""
     monkeypatch.setattr(tokenising, "_BATCH", 1 << 14)
     words = tmp_path / "words"
-    prepare(Source((str(trained.text()),)), words, 300, None)
+    (tmp_path / "text").mkdir()
+    for name in "ab":
+        (tmp_path / "text" / name).write_text(f"{name} the cat sat on the mat " * 40)
+    prepare(Source((str(tmp_path / "text"),)), words, 300, None)
 
     def peak(count):
         folder = tmp_path / f"{count}"
@@ -140,48 +144,58 @@ def test_texts_that_change_meanwhile_are_noticed(lines, tmp_path, monkeypatch):
 
 
 def test_a_mixture_of_texts_is_trained_on(tmp_path, capsys):
-    """`train.pretrain --weights`: one tokenizer for all entries, rows in turns; the run resumes,
-    and a part with another tokenizer is refused."""
+    """One tokenizer for all entries, rows in turns; the run resumes, and a part with another
+    tokenizer is refused.  Ten numbers learn from it, as a model would."""
     texts = [tmp_path / "a", tmp_path / "b"]
     for number, folder in enumerate(texts):
         folder.mkdir()
         for name in range(4):
             (folder / f"{name}.txt").write_text(f"{'xyz'[number]} {name} " * 400)
-
-    def run(out, *more):
-        pretrain.main([
-            "--data", *map(str, texts), "--out", str(tmp_path / out), *trained.STEPS,
-            *trained.SIZES, "--steps", "4", *more,
-        ])  # fmt: skip
-
-    def weights(out):
-        return (tmp_path / out / "model" / "model.safetensors").read_bytes()
-
-    run("run", "--weights", "3", "1")
+    source, corpus = Source(tuple(map(str, texts))), tmp_path / "corpus"
+    words, mixed, held_out = prepare_all(source, (3.0, 1.0), corpus, 300, None)
     assert capsys.readouterr().out.count("training a tokenizer of 300 tokens on 8 files") == 1
-    options = pretrain.PretrainOptions(
-        data=tuple(map(str, texts)), weights=(3.0, 1.0), out=str(tmp_path / "run"),
-        vocab_size=300, sequence_length=32, batch_size=4, hidden_size=16, mlp_size=16,
-        num_heads=2, num_kv_heads=1, num_layers=1,
-    )  # fmt: skip
-    job = pretrain.make_job(options)
-    assert isinstance(job.train, Mixture) and isinstance(job.held_out, Mixture)
-    rows = [job.tokenizer.decode(row) for step in range(4) for row in job.batch(step).tolist()]
+    assert isinstance(mixed, Mixture) and isinstance(held_out, Mixture)
+    job = Quadratic(text=mixed)
+    rows = [words.decode(row.astype(int)) for step in range(4) for row in job.batch(step)["y"]]
     assert sum("x" in row for row in rows) == 12 and sum("y" in row for row in rows) == 4
-    run("cut", "--weights", "3", "1", "--stop-at", "2")
-    run("cut", "--weights", "3", "1")
-    assert weights("cut") == weights("run")
-    with pytest.raises(SystemExit):
-        run("other", "--weights", "3")
-    assert "--weights 3.0 are 1, and --data has 2 entries" in capsys.readouterr().err
-    part = tmp_path / "run" / "corpus" / "1"
+    train(tmp_path / "run", job)
+    for stop in (2, 0):
+        again = prepare_all(source, (3.0, 1.0), corpus, 300, None)[1]
+        assert isinstance(again, Mixture) and again.inputs == mixed.inputs
+        train(tmp_path / "cut", Quadratic(text=again), stop_at=stop)
+    assert same(tmp_path / "cut", tmp_path / "run")
+    train(tmp_path / "other", Quadratic(text=mixed.parts[0]))
+    with pytest.raises(AssertionError, match=r"model/x\.npy"):
+        same(tmp_path / "other", tmp_path / "run")
+    part = corpus / "1"
     words = json.loads((part / "tokenizer.json").read_text())
     (part / "tokenizer.json").write_text(json.dumps(words))
     facts = json.loads((part / "corpus.json").read_text())
     facts["sha256"]["tokenizer.json"] = tokenising.digest(part / "tokenizer.json")
     (part / "corpus.json").write_text(json.dumps(facts))
     with pytest.raises(ValueError, match="have different tokenizers: delete it"):
-        run("run", "--weights", "3", "1")
+        prepare_all(source, (3.0, 1.0), corpus, 300, None)
+
+
+def test_weights_reach_the_job(tmp_path, capsys):
+    """`train.pretrain --weights` reads its text as such a mixture, and needs one for each entry."""
+    texts = [tmp_path / name for name in "ab"]
+    for folder in texts:
+        folder.mkdir()
+        for name in range(4):
+            (folder / f"{name}.txt").write_text(f"{folder.name} {name} " * 400)
+    options = pretrain.PretrainOptions(
+        data=tuple(map(str, texts)), weights=(3.0, 1.0), out=str(tmp_path / "run"),
+        vocab_size=300, sequence_length=32, hidden_size=16, mlp_size=16, num_heads=2,
+        num_kv_heads=1, num_layers=1,
+    )  # fmt: skip
+    job = pretrain.make_job(options)
+    assert isinstance(job.train, Mixture) and isinstance(job.held_out, Mixture)
+    assert job.train.weights == job.held_out.weights == (3.0, 1.0)
+    given = ["--data", *map(str, texts), "--out", str(tmp_path / "run"), "--weights", "3"]
+    with pytest.raises(SystemExit):
+        pretrain.main(given)
+    assert "--weights 3.0 are 1, and --data has 2 entries" in capsys.readouterr().err
 
 
 def test_messages_are_not_repeated(tmp_path, capsys):

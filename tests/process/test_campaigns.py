@@ -6,10 +6,9 @@ import kills
 import pytest
 import soak
 from kills import arrays, differences, files
-from test_loop import Toy, settings
+from quadratic_job import train
 
 import specjax
-from specjax.training.loop import fit
 
 
 def test_a_short_soak(capsys, monkeypatch):
@@ -44,9 +43,9 @@ def test_a_soak_finds_a_wrong_text(monkeypatch, capsys):
 
 
 def test_what_a_killed_run_must_equal(tmp_path):
-    """A difference in a model, a metric or the last checkpoint is named; `test_train.py` kills."""
+    """A difference in a model, a metric or the last checkpoint is named; `test_resume.py` kills."""
     for name, seed in (("one", 0), ("two", 0), ("other", 1)):
-        fit(Toy(size=64), settings(tmp_path / name, steps=3, seed=seed, learning_rate=1e-3 + seed))
+        train(tmp_path / name, steps=3, seed=seed, learning_rate=1e-3 + seed)
     one, two, other = (files(tmp_path / name) for name in ("one", "two", "other"))
     assert len(arrays(tmp_path / "one")) > 4 and differences(one, two) == []
     found = differences(one, other)

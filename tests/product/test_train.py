@@ -1,65 +1,33 @@
-"""Whole training runs: they learn, resume bit for bit after anything, and refuse invalid input."""
+"""Whole trainings of a model: they learn, resume bit for bit, and refuse invalid input.  What
+interrupts a run is in `test_resume.py`."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import re
 import shutil
-import signal
-import subprocess
-import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+import toys
 import trained
+from kills import same
 from trained import metrics
 
 import specjax
+from specjax import LinenModel, Transformer
 from specjax.models import BLOCK_SLOTS
 from specjax.models.rope import Rope
 from specjax.training.corpus import digest
 from specjax.training.jobs import pretrain
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(trained.SOURCE), "JAX_PLATFORMS": "cpu"}
-
 
 def run(out, *more):
     pretrain.main(trained.command(out, *more))
     return pathlib.Path(out)
-
-
-def state(folder):
-    """The last checkpoint, with parameters and optimizer, as bytes."""
-    with ocp.CheckpointManager(folder / "state") as manager:
-        restored = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore())
-    return {str(path): np.asarray(leaf).tobytes() for path, leaf in leaves(restored)}
-
-
-def leaves(tree, path=()):
-    for name, branch in (
-        tree.items()
-        if isinstance(tree, dict)
-        else enumerate(tree)
-        if isinstance(tree, list)
-        else ()
-    ):
-        yield from leaves(branch, (*path, name))
-    if not isinstance(tree, dict | list) and tree is not None:
-        yield path, tree
-
-
-def same(one, other):
-    """Every file that a run writes has equal bytes."""
-    assert len(state(one)) > 10
-    assert state(one) == state(other)
-    assert metrics(one) == metrics(other)
-    for model in ("model", "best"):
-        names = [folder / model / "model.safetensors" for folder in (one, other)]
-        assert names[0].read_bytes() == names[1].read_bytes()
 
 
 def test_the_held_out_loss_falls():
@@ -72,6 +40,22 @@ def test_the_model_loads_and_writes():
     model = specjax.load(trained.target())
     assert model.eos == (0,)
     assert len(specjax.generate(model, "def f", max_new_tokens=5).tokens[0]) <= 5
+
+
+def test_a_layer_that_is_computed_again_is_the_same_layer():
+    """Rematerialisation changes no gradient."""
+    tokens = jnp.array([[1, 2, 3, 4]])
+    positions = jnp.arange(4)[None]
+
+    def loss(params, remat):
+        model = LinenModel(Transformer(toys.model().module.config, remat=remat))
+        return (model.apply(params, tokens, positions).logits ** 2).mean()
+
+    wanted, actual = (
+        jax.jit(jax.grad(loss), static_argnums=1)(toys.weights(), remat) for remat in (False, True)
+    )
+    for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(actual), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_a_sequence_may_be_longer_than_a_block_of_slots(tmp_path):
@@ -100,57 +84,7 @@ def test_stopped_and_resumed_is_uninterrupted(tmp_path):
     """10 steps and then 10 more have the bytes and metrics of 20."""
     run(tmp_path / "run", "--stop-at", "10")
     assert not (tmp_path / "run" / "model").exists()
-    same(run(tmp_path / "run"), trained.run())
-
-
-def saved(out):
-    """The steps of complete checkpoints, and the names of those being written."""
-    names = os.listdir(out / "state") if (out / "state").exists() else []
-    return [int(name) for name in names if name.isdigit()], [
-        name for name in names if not name.isdigit()
-    ]
-
-
-@pytest.mark.parametrize(("moment", "after"), [("any", 3), ("any", 11), ("writing", 7)])
-def test_killed_and_resumed_is_uninterrupted(tmp_path, moment, after):
-    """After SIGKILL, at that step or during a later save, the bytes are those of an undisturbed
-    run."""
-    out, log = tmp_path / "run", tmp_path / "log"
-    arguments = trained.command(out, "--save-every", "1")
-    with open(log, "w") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "train.pretrain", *arguments], cwd=trained.SOURCE,
-            env=ENVIRONMENT, stdout=file, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    while process.poll() is None:
-        steps, partial = saved(out)
-        if max(steps, default=0) >= after and (partial or moment == "any"):
-            process.send_signal(signal.SIGSTOP)
-            if moment == "any" or saved(out)[1]:  # being written
-                break
-            process.send_signal(signal.SIGCONT)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL, log.read_text()
-    assert moment == "any" or saved(out)[1]
-    same(run(out, "--save-every", "5"), trained.run())
-
-
-def test_an_interrupt_saves(tmp_path):
-    """Ctrl-C finishes the step, saves, and says how to resume."""
-    arguments = trained.command(tmp_path / "run", "--steps", "1000000", "--save-every", "1000000")
-    with subprocess.Popen(
-        [sys.executable, "-m", "train.pretrain", *arguments], cwd=trained.SOURCE, env=ENVIRONMENT,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        for line in process.stdout:
-            if b"held_out_loss" in line:
-                process.send_signal(signal.SIGINT)
-                break
-        rest = process.stdout.read().decode()
-    assert process.returncode == 0, rest
-    assert "the same command resumes" in rest
-    assert any((tmp_path / "run" / "state").iterdir())
+    assert same(run(tmp_path / "run"), trained.run())
 
 
 def test_training_goes_on_from_a_folder(tmp_path):
