@@ -19,7 +19,7 @@ from specjax.training.jobs.distill_options import DistillOptions, annealing
 from specjax.training.jobs.generate import Request
 from specjax.training.tokenising import prepare
 
-TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny" / "target"
+TINY = pathlib.Path(__file__).parents[2] / "checkpoints" / "tiny" / "target"
 DAMAGES = {
     "a flipped bit": lambda data: flipped(data, len(data) // 2),
     "cut short": lambda data: data[: len(data) // 2],

@@ -17,7 +17,7 @@ import specjax
 from specjax.files import read_config
 
 PUBLISHED = json.loads(
-    (pathlib.Path(__file__).parent / "fixtures" / "published_configs.json").read_text()
+    (pathlib.Path(__file__).parents[1] / "fixtures" / "published_configs.json").read_text()
 )
 LLAMA = PUBLISHED["meta-llama/Llama-2-7b-hf"]
 

@@ -14,7 +14,7 @@ from quadratic_job import train
 
 from specjax.training.checkpoints import saved_steps
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = {"steps": 400, "eval_every": 100, "log_every": 50}
 
 

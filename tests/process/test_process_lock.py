@@ -11,7 +11,7 @@ import time
 
 from specjax.training.checkpoints import saved_steps
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_two_processes_race_for_a_folder(tmp_path):

@@ -10,7 +10,7 @@ import sys
 
 from specjax.training.checkpoints import saved_steps
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_an_interrupt_saves(tmp_path):
