@@ -184,7 +184,7 @@ def _special(name: str, value: object) -> _Token:
 
 def _token(name: str, value: object, special: bool) -> _Token:
     """A token that the field `name` gives as a text, or as an object with its switches."""
-    token = {"content": value} if isinstance(value, str) else value
+    token: Any = {"content": value} if isinstance(value, str) else value
     fits = isinstance(token, dict) and isinstance(token.get("content"), str)
     if not fits or not all(isinstance(token.get(s, False), bool) for s in _SWITCHES):
         raise ValueError(

@@ -1,8 +1,9 @@
 """The configurations that families publish are read, whatever else their files say.
 
 `fixtures/published_configs.json` has the fields of published config.json files by the names of the
-models, written by hand from the documentation of the families.  Names with spaces are variants that
-a model card asks for, or that another version of transformers writes.
+models.  They were written by hand, and not downloaded, so single values may differ from the files.
+Names with spaces are variants that a model card asks for, or that another version of transformers
+writes.
 """
 
 import json
