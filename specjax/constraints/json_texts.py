@@ -13,9 +13,9 @@ from typing import Any
 
 _HEX = "[0-9a-fA-F]"
 # \uXXXX writes one character.  Halves of a pair do not occur: such a character stands as it is.
-CHARACTER = (
-    r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u(?:[0-9a-ceA-CEfF]XXX|[dD][0-7]XX)))'
-).replace("X", _HEX)
+CHARACTER = (r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u(?:[0-9a-ceA-CEfF]XXX|[dD][0-7]XX)))').replace(
+    "X", _HEX
+)
 """One character of a string, of which `minLength` and `maxLength` count as one."""
 
 INTEGER = "-?(?:0|[1-9][0-9]*)"

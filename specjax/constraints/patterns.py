@@ -58,7 +58,9 @@ class _Class:
         parts = [f"\\x{{{low:x}}}-\\x{{{high:x}}}" for low, high in map(_clipped, self.ranges)
                  if low <= high]  # fmt: skip
         if not parts:  # Rust has no class without characters
-            return f"[\\x{{0}}-\\x{{{_LAST:x}}}]" if self.negated else f"[^\\x{{0}}-\\x{{{_LAST:x}}}]"
+            return (
+                f"[\\x{{0}}-\\x{{{_LAST:x}}}]" if self.negated else f"[^\\x{{0}}-\\x{{{_LAST:x}}}]"
+            )
         return f"[{'^' * self.negated}{''.join(parts)}]"
 
     def has(self, character: str) -> bool | None:
@@ -278,7 +280,9 @@ def _single(code: int) -> _Class:
 def _clipped(one: Range) -> Range:
     """A range of characters whose ends are no halves of a pair."""
     low, high = one
-    return (0xE000 if 0xD800 <= low < 0xE000 else low), (0xD7FF if 0xD800 <= high < 0xE000 else high)
+    return (0xE000 if 0xD800 <= low < 0xE000 else low), (
+        0xD7FF if 0xD800 <= high < 0xE000 else high
+    )
 
 
 def _character(members: list[_Class], negated: bool = False) -> str:

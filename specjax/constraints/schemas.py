@@ -214,7 +214,9 @@ class _Reader:
         # Compiled alone too, so that an error names it.
         subject = f"the pattern {shown(pattern)} at {at}"
         if byte_automaton.of_expression(subject, inner, absent="\0").example() is None:
-            _refuse(at, f"pattern {shown(pattern)} matches no text that JSON can write", "correct it")
+            _refuse(
+                at, f"pattern {shown(pattern)} matches no text that JSON can write", "correct it"
+            )
         return inner
 
     def _counted(
@@ -251,7 +253,9 @@ class _Reader:
         item = self.of(rest, f"{at}/items", open_) if high != 0 else None
         if item is None:
             return None if low else json_texts.array([], "", self.space)
-        more = f"(?:,{self.space}{item}){_times(max(low, 1) - 1, None if high is None else high - 1)}"
+        more = (
+            f"(?:,{self.space}{item}){_times(max(low, 1) - 1, None if high is None else high - 1)}"
+        )
         some = json_texts.array([f"{item}{more}"], "", self.space)
         return some if low else json_texts.array([f"(?:{item}{more})?"], "", self.space)
 
