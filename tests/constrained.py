@@ -43,7 +43,7 @@ EXPRESSIONS = (
     r"-?[0-9]+(\.[0-9]+)?", r"a?b?c?d?", r"(\w+ ){2}\w+", r".{5}",
 )  # fmt: skip
 WORDS = ("return", "self", "return self.x", "", "def f(x):", "naïve", "日本", " a", "\n")
-NAMES = ("id", "name", "a b", "level", "größe", "x.y", "in_stock")
+NAMES = ("id", "name", "a b", "level", "größe", "x.y", "in_stock", 'q"k')
 
 TREE = {
     "type": "object",
@@ -103,10 +103,11 @@ def schema(drawn: np.random.Generator, depth: int = 2) -> dict[str, Any]:
         return own | ({"maxItems": least + 1} if drawn.random() < 0.5 else {})
     if kind == "anyOf":
         return {"anyOf": [schema(drawn, depth - 1) for _ in range(2)]}
-    values = ["a", 'q"uote', "é", 1, -2.5, None, True, {"k": [1, "v"]}, []]
+    values = ["a", 'q"uote', "é", 1, -2.5, None, True, {"k": [1, "v"]}, [], {'a"b': 2**70, "$": []}]
+    patterns = ["^[a-z]{2,5}(-[0-9]+)?$", r"^\w[^,]{1,3}.$"]
     return {
         "enum": {"enum": [values[n] for n in drawn.permutation(len(values))[:3]]},
-        "pattern": {"type": "string", "pattern": "^[a-z]{2,5}(-[0-9]+)?$"},
+        "pattern": {"type": "string", "pattern": patterns[drawn.integers(2)]},
         "lengths": {"type": "string", "minLength": 1, "maxLength": int(drawn.integers(1, 9))},
         "nullable": {"type": ["integer", "null"]},
         "date": {"type": "string", "format": "date"},

@@ -112,6 +112,17 @@ def ascii_digits(expression: str) -> str:
     return re.sub(r"\\(.)", lambda m: "[0-9]" if m[1] == "d" else m[0], expression, flags=re.DOTALL)
 
 
+def absent_from(expression: str) -> str:
+    r"""U+0000 if no text of an expression has it, or "" if a look at its parts does not show that:
+    it has ".", a complement, or an escape other than those of a few kinds of characters."""
+    parts, depth = re.findall(r"\\.|\[[\^:]?|.", expression, flags=re.DOTALL), 0
+    for part in parts:
+        depth = max(0, depth + (part == "[") - (part == "]"))
+        if (part == "." and not depth) or re.fullmatch(r"\0|\[[\^:]|\\[^dfnrstvw\W]", part):
+            return ""
+    return "\0"
+
+
 @functools.lru_cache(maxsize=64)
 def _asked(request: str, subject: str) -> dict[str, Any]:
     if importlib.util.find_spec("outlines_core") is None:
@@ -119,17 +130,20 @@ def _asked(request: str, subject: str) -> dict[str, Any]:
     return ask("expressions", subject, "write a smaller one", request.encode())
 
 
-def of_request(subject: str, **request: str) -> Bytes:
-    """The automaton of `expression`, or of `schema` with `whitespace`, compiled by outlines_core.
+def of_expression(subject: str, expression: str, absent: str = "") -> Bytes:
+    """The automaton of an expression in the syntax of Rust's `regex`, compiled by outlines_core.
 
     Args:
       subject: for messages.
-      **request: those fields.
+      expression: what the texts match, from their first to their last character.
+      absent: a character that is in none of the texts, if one is known.  With it compiling does
+        not look for texts that begin later, which can take exponentially many states.
 
     Raises:
       ValueError: outlines_core is missing or refuses it, it has too many states, or compiling takes
         too long or too much memory.  A process with limits compiles.
     """
+    request = {"expression": expression, "absent": absent}
     answer = _asked(json.dumps(request), subject)
     if "refused" in answer:
         raise ValueError(
@@ -142,7 +156,7 @@ def of_request(subject: str, **request: str) -> Bytes:
             "them unbounded (* instead of {0,1000})"
         )
     if not answer["states"]:
-        return Bytes(np.full((1, 256), ABSENT, np.int32), np.zeros(1, bool))
+        return of_texts(())
     table = np.frombuffer(base64.b64decode(answer["table"]), np.dtype("<i2")).reshape(-1, 256)
     table = np.vstack([table, np.full((1, 256), ABSENT)]).astype(np.int32)  # of state -1
     ended = np.zeros(len(table), bool)

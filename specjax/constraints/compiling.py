@@ -24,7 +24,7 @@ from specjax.models import LanguageModel
 from specjax.programs import Recent
 from specjax.text import no_panic, token_bytes, vocabulary_digest
 
-_FORM = 1  # of the files
+_FORM = 2  # of the files, and of what expressions and schemas mean
 _DAMAGE = (zipfile.BadZipFile, zlib.error, AttributeError)
 _ARRAYS = ("classes", "next", "accepting", "likely")
 

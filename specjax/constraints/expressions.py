@@ -59,8 +59,9 @@ class Regex(Expression):
 
     def compile(self) -> Bytes:
         subject = f"Regex({shown(self.expression)})"
-        return byte_automaton.of_request(
-            subject, expression=byte_automaton.ascii_digits(self.expression)
+        expression = byte_automaton.ascii_digits(self.expression)
+        return byte_automaton.of_expression(
+            subject, expression, byte_automaton.absent_from(expression)
         )
 
 
@@ -69,7 +70,10 @@ class JSONSchema(Expression):
     r"""Texts that are JSON of a schema.
 
     The keys of an object stand in the order of the schema, optional ones may be left out, and
-    others do not occur.  A keyword that cannot be kept is refused by its name.
+    others do not occur.  Keys and the values of `enum` and `const` are written as `json.dumps` with
+    `ensure_ascii=False` writes them, and in the strings of a `pattern` or `format` a character is
+    escaped only if it must be.  All items of `prefixItems` are written.  A keyword of JSON Schema
+    that cannot be kept is refused by its name, and one that JSON Schema does not know says nothing.
 
     Attributes:
       schema: a dict, or its JSON as a text.

@@ -1,20 +1,15 @@
-"""JSON schemas: which are regular, and what outlines_core has to be told to keep them exactly."""
+"""JSON schemas: which are regular, and the expressions of their texts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from specjax.arguments import shown, whole
-from specjax.constraints import byte_automaton
+from specjax.constraints import byte_automaton, json_texts, patterns
 from specjax.constraints.byte_automaton import Bytes
-
-_NOTES = {
-    "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description",
-    "examples", "readOnly", "title", "writeOnly",
-}  # fmt: skip
-"""Keywords that say nothing about a value."""
+from specjax.constraints.references import References, is_old
 
 _KEYWORDS = {
     "string": {"minLength", "maxLength", "pattern", "format"},
@@ -22,7 +17,7 @@ _KEYWORDS = {
     "number": set(),
     "boolean": set(),
     "null": set(),
-    "array": {"items", "prefixItems", "minItems", "maxItems"},
+    "array": {"items", "prefixItems", "minItems", "maxItems", "additionalItems"},
     "object": {"properties", "required", "additionalProperties"},
 }
 """The keywords of each type that are kept."""
@@ -30,21 +25,47 @@ _KEYWORDS = {
 _HEADS = ("$ref", "anyOf", "allOf", "enum", "const", "type")
 """A schema is one of these."""
 
-_DAY = "[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
-_CLOCK = (
-    "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?(?:Z|[+-][01][0-9]:[0-5][0-9])"
+_NUMERIC = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+_LOST = {
+    "integer": _NUMERIC,
+    "number": _NUMERIC,
+    "array": {"contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems"},
+    "object": {
+        "dependencies", "dependentRequired", "dependentSchemas", "maxProperties", "minProperties",
+        "patternProperties", "propertyNames", "unevaluatedProperties",
+    },
+}  # fmt: skip
+"""The keywords of each type that JSON Schema knows, in any of its drafts, and no automaton keeps.
+A keyword says nothing about values of another type."""
+
+_LOST_HEADS = {
+    "$dynamicRef", "$recursiveRef", "disallow", "else", "extends", "if", "not", "oneOf", "then",
+}  # fmt: skip
+"""Those of every type.  All other names say nothing about a value."""
+
+_YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_BY_FOUR = "(?:0[48]|[2468][048]|[13579][26])"
+_LEAP = f"(?:[0-9]{{2}}{_BY_FOUR}|(?:{_BY_FOUR})00)"
+_DAY = (
+    f"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    f"|{_LEAP}-02-29)"
 )
-_HEX = "[0-9a-f]"
+_HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_CLOCK = f"{_HOUR}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_HOUR})"
+_HEX = "[0-9a-fA-F]"
 _FORMATS = {
     "date": _DAY,
     "time": _CLOCK,
     "date-time": f"{_DAY}T{_CLOCK}",
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
 }
-"""Formats as patterns; the 31st is a day of every month."""
+"""Formats of RFC 3339 and RFC 4122 as expressions.  Years begin at 0001, T and Z are capitals, a
+second has at most nine decimals, and there are no leap seconds."""
 
 _REPEATED = 1000  # the most items or characters that are counted
 _DEPTH, _PARTS = 64, 4096  # of a schema with its references put in
+_LONGEST = 2**22  # characters of an expression
 
 
 def canonical(schema: object, called: str = "JSONSchema") -> str:
@@ -66,40 +87,46 @@ def compile_schema(schema: str, whitespace: str) -> Bytes:
 
     Raises:
       ValueError: a keyword that cannot be kept, with its name and place; or as
-        `byte_automaton.of_request`.
+        `byte_automaton.of_expression`.
     """
-    space = byte_automaton.of_request(f"whitespace={shown(whitespace)}", expression=whitespace)
+    space = byte_automaton.of_expression(f"whitespace={shown(whitespace)}", whitespace)
     if not set(space.used) <= set(b" \t\n\r") or space.example() is None:
         raise ValueError(
             f"whitespace={shown(whitespace)} can write other characters; JSON allows spaces, tabs "
             "and line ends between its tokens"
         )
-    plain = _Plain(json.loads(schema))
-    # In a group: outlines_core repeats it, and puts it beside other expressions.
-    return byte_automaton.of_request(
-        "JSONSchema",
-        schema=json.dumps(plain.of(plain.root, "#", ())),
-        whitespace=f"(?:{whitespace})",
-    )
+    reader = _Reader(json.loads(schema), f"(?:{whitespace})")
+    expression = reader.of(reader.root, "#", ())
+    if expression is None:
+        return byte_automaton.of_texts(())
+    return byte_automaton.of_expression("JSONSchema", expression, absent="\0")
 
 
-class _Plain:
-    """Puts in references, and leaves what outlines_core compiles exactly."""
+class _Reader:
+    """Reads schemas as expressions.  None is the expression of a schema without values."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self.root, self.parts = root, 0
+    def __init__(self, root: Mapping[str, Any], space: str) -> None:
+        self.root, self.space, self.parts = root, space, 0
+        self.references, self.old = References(root), is_old(root)
 
-    def of(self, schema: Any, at: str, open_: tuple[str, ...]) -> dict[str, Any]:
-        """The schema at a place, inside of the references `open_`."""
+    def of(self, schema: Any, at: str, open_: tuple[int, ...]) -> str | None:
+        """The schema at a place, inside of the schemas `open_` that references led to."""
         self.parts += 1
         if self.parts > _PARTS or at.count("/") > _DEPTH:
             _refuse(at, "the schema is too large", "write a smaller one")
+        if schema is False:
+            return None
         if not isinstance(schema, Mapping):
             _refuse(at, f"{shown(schema)} allows anything", 'give it a "type"')
         heads = [name for name in _HEADS if name in schema]
-        if not heads and not (set(schema) - _NOTES - set().union(*_KEYWORDS.values())):
-            _refuse(at, "no type", 'give it a "type", or "anyOf", "enum" or "const"')
+        if self.old and "$ref" in heads:
+            heads, told = ["$ref"], []
+        else:
+            told = list(schema)
         head = heads[0] if heads else "type"
+        kinds = _listed(schema["type"]) if heads == ["type"] else list(_KEYWORDS)
+        if not kinds or not all(isinstance(kind, str) and kind in _KEYWORDS for kind in kinds):
+            _refuse(at, f"type {shown(schema['type'])}", f"pass one of {', '.join(_KEYWORDS)}")
         # Values may come with their type.
         values = schema["enum"] if head == "enum" else [schema["const"]] if head == "const" else []
         if head in ("enum", "const") and heads[1:] == ["type"]:
@@ -108,61 +135,61 @@ class _Plain:
                 any(_is(kind, value) for kind in _listed(schema["type"])) for value in values
             ):
                 _refuse(at, f"values of another type than {shown(schema['type'])}", "correct them")
-        kept = {*heads[:1], "type"} if head in ("enum", "const") else {head}
-        if heads and head == "type":
-            kept = kept.union(*(_KEYWORDS.get(kind, ()) for kind in _listed(schema["type"])))
-        unknown = [name for name in schema if name not in kept and name not in _NOTES]
+        kept = set().union(*(_KEYWORDS[kind] for kind in kinds))
+        lost = _LOST_HEADS.union(*(_LOST.get(kind, ()) for kind in kinds))
+        if head != "type":
+            lost |= kept
+        unknown = [name for name in told if name in lost]
         if unknown or len(heads) > 1:
             names = ", ".join(map(repr, unknown or heads[1:]))
             _refuse(
                 at, f"{names} {f'beside {head!r} ' if head != 'type' else ''}cannot be kept by an "
                 "automaton", "leave it out, and check the text yourself",
             )  # fmt: skip
+        if not heads:
+            _refuse(at, "no type", 'give it a "type", or "anyOf", "enum" or "const"')
         if head == "$ref":
-            return self._reference(schema["$ref"], at, open_)
+            return self._reference(schema, at, open_)
         if head in ("anyOf", "allOf"):
             return self._several(head, schema[head], at, open_)
         if head in ("enum", "const"):
-            return self._values(values, at)
-        kinds = _listed(schema["type"])
-        if not kinds or any(kind not in _KEYWORDS for kind in kinds):
-            _refuse(at, f"type {shown(schema['type'])}", f"pass one of {', '.join(_KEYWORDS)}")
+            if not isinstance(values, list) or not values:
+                _refuse(at, f"enum {shown(values)}", "pass a list of values")
+            return _any([json_texts.value(value, self.space) for value in values])
+        if isinstance(schema.get("required"), bool):
+            _refuse(at, f"required {shown(schema['required'])}", "list names beside properties")
         writers = {"string": self._string, "array": self._array, "object": self._object}
-        made = [
-            writers[kind](schema, at, open_) if kind in writers else {"type": kind}
+        return _any([
+            writers[kind](schema, at, open_) if kind in writers else json_texts.SCALARS[kind]
             for kind in kinds
-        ]
-        return made[0] if len(made) == 1 else {"anyOf": made}
+        ])  # fmt: skip
 
-    def _reference(self, name: Any, at: str, open_: tuple[str, ...]) -> dict[str, Any]:
-        if not isinstance(name, str) or not name.startswith("#"):
-            _refuse(at, f"$ref {shown(name)}", "put the schema into $defs and refer to it there")
-        if name in open_:
+    def _reference(self, schema: Mapping[str, Any], at: str, open_: tuple[int, ...]) -> str | None:
+        name = schema["$ref"]
+        if not isinstance(name, str):
+            _refuse(at, f"$ref {shown(name)}", "pass a text such as '#/$defs/name'")
+        try:
+            found = self.references.follow(schema, name)
+        except (KeyError, ValueError):
+            _refuse(
+                at, f"$ref {name!r} leads to nothing in this schema",
+                "correct it, or put the schema into $defs and refer to it there",
+            )  # fmt: skip
+        if id(found) in open_:
             _refuse(
                 at, f"$ref {name!r} leads to itself, and a recursive schema is no regular language",
                 "bound its depth by writing the levels out, or pass specjax.Grammar(schema), which "
                 "is slower",
             )  # fmt: skip
-        found: Any = self.root
-        for part in name[1:].split("/")[1:]:
-            part = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or part not in found:
-                _refuse(at, f"$ref {name!r} leads to nothing", "correct it")
-            found = found[part]
-        return self.of(found, f"{at}/$ref", (*open_, name))
+        return self.of(found, f"{at}/$ref", (*open_, id(found)))
 
-    def _several(self, head: str, parts: Any, at: str, open_: tuple[str, ...]) -> dict[str, Any]:
+    def _several(self, head: str, parts: Any, at: str, open_: tuple[int, ...]) -> str | None:
         if not isinstance(parts, list) or not parts or (head == "allOf" and len(parts) > 1):
             most = "one schema" if head == "allOf" else "a list of schemas"
             _refuse(at, f"{head} {shown(parts)}", f"pass {most}")
-        return {"anyOf": [self.of(part, f"{at}/{head}/{n}", open_) for n, part in enumerate(parts)]}
+        return _any([self.of(part, f"{at}/{head}/{n}", open_) for n, part in enumerate(parts)])
 
-    def _values(self, values: Any, at: str) -> dict[str, Any]:
-        if not isinstance(values, list) or not values:
-            _refuse(at, f"enum {shown(values)}", "pass a list of values")
-        return {"enum": values}
-
-    def _string(self, schema: Mapping[str, Any], at: str, open_: object) -> dict[str, Any]:
+    def _string(self, schema: Mapping[str, Any], at: str, open_: object) -> str:
         own = {name: schema[name] for name in _KEYWORDS["string"] if name in schema}
         lengths = {"minLength", "maxLength"} & set(own)
         if ("pattern" in own) + ("format" in own) + bool(lengths) > 1:
@@ -170,52 +197,69 @@ class _Plain:
         if "format" in own:
             if own["format"] not in list(_FORMATS):
                 _refuse(at, f"format {shown(own['format'])}", f"use {', '.join(_FORMATS)}")
-            return {"type": "string", "pattern": f"(?:{_FORMATS[own['format']]})"}
+            return f'"{_FORMATS[own["format"]]}"'
         if "pattern" in own:
-            return {"type": "string", "pattern": self._pattern(own["pattern"], at)}
-        self._counted(own, "minLength", "maxLength", at)
-        return {"type": "string", **own}
+            return f'"{self._pattern(own["pattern"], at)}"'
+        least, most = self._counted(own, "minLength", "maxLength", at)
+        return f'"{json_texts.CHARACTER}{_times(least, most)}"'
 
     def _pattern(self, pattern: Any, at: str) -> str:
-        """A pattern that matches the whole of a string, and writes nothing that JSON escapes."""
+        """The contents of the strings that a pattern matches as a whole."""
         if not isinstance(pattern, str):
             _refuse(at, f"pattern {shown(pattern)}", "pass a text")
-        inner = pattern.removeprefix("^")
-        inner = byte_automaton.ascii_digits(inner)
-        inner = inner[:-1] if inner.endswith("$") and not inner.endswith("\\$") else inner
+        try:
+            inner = patterns.expression(pattern)
+        except ValueError as error:
+            _refuse(at, f"pattern {shown(pattern)} {error}", "write it in another way")
+        # Compiled alone too, so that an error names it.
         subject = f"the pattern {shown(pattern)} at {at}"
-        text = byte_automaton.of_request(subject, expression=f"(?:{inner})")
-        escaped = {*b'"\\', *range(0x20)} & set(text.used)
-        if escaped:
+        if byte_automaton.of_expression(subject, inner, absent="\0").example() is None:
             _refuse(
-                at, f"pattern {shown(pattern)} matches {chr(min(escaped))!r}, which JSON escapes",
-                'exclude it, as [^"\\\\\\x00-\\x1f]* excludes all of these characters',
-            )  # fmt: skip
-        return f"(?:{inner})"
+                at, f"pattern {shown(pattern)} matches no text that JSON can write", "correct it"
+            )
+        return inner
 
-    def _counted(self, own: Mapping[str, Any], least: str, most: str, at: str) -> None:
+    def _counted(
+        self, schema: Mapping[str, Any], least: str, most: str, at: str
+    ) -> tuple[int, int | None]:
+        """The two counts; by default 0 and None."""
         wanted = f"a whole number in [0, {_REPEATED}] (at {at}), and no {most} below the {least}"
-        counts = [whole(n, own[n], 0, _REPEATED, wanted) for n in (least, most) if n in own]
-        if counts != sorted(counts):
-            raise ValueError(f"{least}={counts[0]} is not allowed; it must be {wanted}")
+        own = {name: schema[name] for name in (least, most) if name in schema}
+        for name, count in own.items():  # JSON has one kind of numbers: 2.0 is a whole one
+            count = int(count) if isinstance(count, float) and count.is_integer() else count
+            own[name] = whole(name, count, 0, _REPEATED, wanted)
+        low, high = own.get(least, 0), own.get(most)
+        if high is not None and low > high:
+            raise ValueError(f"{least}={low} is not allowed; it must be {wanted}")
+        return low, high
 
-    def _array(self, schema: Mapping[str, Any], at: str, open_: Any) -> dict[str, Any]:
-        first = schema.get("prefixItems")
+    def _array(self, schema: Mapping[str, Any], at: str, open_: Any) -> str | None:
+        first, rest = schema.get("prefixItems"), schema.get("items")
+        named = "prefixItems"
+        if isinstance(rest, list):  # as drafts before 2020-12 write it
+            first, rest, named = rest, schema.get("additionalItems", False), "items"
+        low, high = self._counted(schema, "minItems", "maxItems", at)
         if first is not None:
-            others = [name for name in ("minItems", "maxItems") if name in schema]
-            if not isinstance(first, list) or not first or schema.get("items", False) is not False:
-                _refuse(at, "prefixItems beside items", 'pass a list, and "items": false')
-            if any(schema[name] != len(first) for name in others):
-                _refuse(at, f"{others[0]} beside prefixItems", "all of its items are written")
-            made = [self.of(one, f"{at}/prefixItems/{n}", open_) for n, one in enumerate(first)]
-            return {"type": "array", "prefixItems": made}
+            if not isinstance(first, list) or not first or rest not in (None, False):
+                _refuse(at, f"{named} beside other items", 'pass a list, and "items": false')
+            if not low <= len(first) <= (len(first) if high is None else high):
+                _refuse(at, f"minItems or maxItems beside {named}", "all of its items are written")
+            made = [self.of(one, f"{at}/{named}/{n}", open_) for n, one in enumerate(first)]
+            parts = [one for one in made if one is not None]
+            comma = f"{self.space},{self.space}"
+            return json_texts.array(parts, comma, self.space) if len(parts) == len(made) else None
         if "items" not in schema:
             _refuse(at, "an array without items", 'give it "items"')
-        own = {name: schema[name] for name in ("minItems", "maxItems") if name in schema}
-        self._counted(own, "minItems", "maxItems", at)
-        return {"type": "array", "items": self.of(schema["items"], f"{at}/items", open_), **own}
+        item = self.of(rest, f"{at}/items", open_) if high != 0 else None
+        if item is None:
+            return None if low else json_texts.array([], "", self.space)
+        more = (
+            f"(?:,{self.space}{item}){_times(max(low, 1) - 1, None if high is None else high - 1)}"
+        )
+        some = json_texts.array([f"{item}{more}"], "", self.space)
+        return some if low else json_texts.array([f"(?:{item}{more})?"], "", self.space)
 
-    def _object(self, schema: Mapping[str, Any], at: str, open_: Any) -> dict[str, Any]:
+    def _object(self, schema: Mapping[str, Any], at: str, open_: Any) -> str | None:
         own, required = schema.get("properties"), schema.get("required", [])
         if not isinstance(own, Mapping):
             _refuse(at, "an object without properties", 'give it "properties"')
@@ -223,12 +267,25 @@ class _Plain:
             isinstance(name, str) and name in own for name in required
         ):
             _refuse(at, f"required {shown(required)}", "name properties of the object")
-        for name in own:
-            if json.dumps(name, ensure_ascii=False) != f'"{name}"':
-                _refuse(at, f"the property {shown(name)}", "use names without quotes and escapes")
         # Other properties are never written, so what is said of them holds.
         made = {name: self.of(one, f"{at}/properties/{name}", open_) for name, one in own.items()}
-        return {"type": "object", "properties": made, "required": required}
+        members = {name: one for name, one in made.items() if one is not None}
+        if not set(required) <= set(members):
+            return None
+        longest = sum(map(len, members.values())) * (1 if required else len(members))
+        if longest > _LONGEST:
+            _refuse(at, "the schema is too large", "write a smaller one, or require a property")
+        return json_texts.objects(members, required, self.space)
+
+
+def _times(least: int, most: int | None) -> str:
+    return f"{{{least},{'' if most is None else most}}}"
+
+
+def _any(choices: Sequence[str | None]) -> str | None:
+    """One of these expressions."""
+    some = [one for one in choices if one is not None]
+    return f"(?:{'|'.join(some)})" if some else None
 
 
 def _listed(kinds: Any) -> list[Any]:

@@ -40,7 +40,7 @@ LONGEST = 2**24
 END = chr(0x10FFFF)
 """Ends the texts of an expression: it is no character, and never in a text."""
 
-STATES = 2**14
+STATES = 2**15 - 1
 """The states of bytes that an expression may have; the table has 16 bits for each."""
 
 _SHOWN = 400  # characters of a message
@@ -147,20 +147,25 @@ def tokenizers() -> _Job:
 
 
 def expressions() -> _Job:
-    """Compiles {"expression": ...} or {"schema": ..., "whitespace": ...} into states of bytes."""
-    from outlines_core import Index, Vocabulary, json_schema
+    """Compiles {"expression": ..., "absent": ...} into states of bytes.
+
+    outlines_core searches for an expression anywhere in a text, though only matches from its first
+    character are asked for.  So its states are sets of the places where a match may have begun, and
+    `"([^"]|\\\\"){0,20}"` has a million of them.  A character before the expression that is absent
+    from its texts (or "" if none is known) keeps a match from beginning later.
+    """
+    from outlines_core import Index, Vocabulary
 
     letters = Vocabulary(256, {bytes([byte]): [byte] for byte in range(256)})
 
     def answer(request: bytes) -> _Answer:
         fields = json.loads(request)
+        begin = fields["absent"]
+        before = "".join(f"\\x{{{ord(letter):x}}}" for letter in begin)
         try:
-            text = fields.get("expression")
-            if text is None:
-                text = json_schema.build_regex_from_schema(fields["schema"], fields["whitespace"])
             # An index stops at the first match that it prefers (`a|ab` has no "ab"), and drops
             # bytes after a match.  With an end of its own, every match is at the end.
-            index = Index(f"(?:{text})\\x{{{ord(END):X}}}", letters)
+            index = Index(f"{before}(?:{fields['expression']})\\x{{{ord(END):X}}}", letters)
         except MemoryError:
             raise
         except BaseException as error:  # a panic of Rust is no Exception
@@ -170,6 +175,8 @@ def expressions() -> _Job:
         moves, final, start = (
             index.get_transitions(), index.get_final_states(), index.get_initial_state(),
         )  # fmt: skip
+        for byte in begin.encode():
+            start = moves.pop(start)[byte]
         order = {start: 0}
         for state in (*moves, *(after for ways in moves.values() for after in ways.values())):
             order.setdefault(state, len(order))
