@@ -1,8 +1,9 @@
 """Compare the bits of speculation with plain decoding: python tests/bits_by_default.py.
 
 The tests compile without optimisation, so they cannot see rounding that only optimised code has.
-`tests/test_bits.py` therefore starts this script in a process of its own, where XLA optimises as it
-does by default. For each case it prints how many rows were compared and how many differ.
+`tests/process/test_bits.py` therefore starts this script in a process of its own, where XLA
+optimises as it does by default. For each case it prints how many rows were compared and how many
+differ.
 """
 
 from typing import NamedTuple

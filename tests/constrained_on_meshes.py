@@ -1,6 +1,6 @@
-"""Run by `tests/test_constraint_campaign.py` with four devices: constrained texts on a mesh are
-those of one device, under automata on the devices and under grammars, whose matchers are on the
-host."""
+"""Run by `tests/process/test_constraint_campaign.py` with four devices: constrained texts on a mesh
+are those of one device, under automata on the devices and under grammars, whose matchers are on
+the host."""
 
 from typing import Any
 

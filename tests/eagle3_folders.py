@@ -9,45 +9,46 @@ import pathlib
 from typing import Any
 
 import folders
+import jax
+import jax.numpy as jnp
 import numpy as np
-import safetensors.torch
-import torch
-import transformers
+
+import specjax
 
 VOCAB, SIZE, LAYERS = 320, 48, 7
 DRAFT_VOCAB = 200
 
 
 @functools.cache
-def target_model(kind: str = "llama") -> Any:
+def target_model(kind: str = "llama") -> folders.Llama:
     """A random target of seven layers whose greedy text varies."""
-    shape: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": SIZE,
-        "intermediate_size": 64,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 12,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.4,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "pad_token_id": 0,
-        "tie_word_embeddings": kind == "gemma2",
-    }
-    make = {
-        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
-        "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM),
-    }[kind]
-    torch.manual_seed(7)
-    model = make[1](make[0](**shape)).eval()
-    with torch.no_grad():
-        for leaf in model.parameters():
-            if leaf.ndim == 1:
-                leaf.add_(0.3 * torch.randn_like(leaf))
-    return model
+    made = folders.random_llama(
+        7, hidden_size=SIZE, num_hidden_layers=LAYERS, head_dim=12, max_position_embeddings=512,
+        initializer_range=0.4, pad_token_id=0, tie_word_embeddings=kind == "gemma2",
+    )  # fmt: skip
+    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+              "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings",
+              "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id",
+              "tie_word_embeddings")  # fmt: skip
+    config = {name: made.config[name] for name in shared} | {"model_type": kind, **MORE[kind]}
+    tensors, rng = dict(made.tensors), np.random.default_rng(8)
+    for layer in range(LAYERS):
+        name = f"model.layers.{layer}."
+        more = {"qwen3": ("self_attn.q_norm", "self_attn.k_norm"),
+                "gemma2": ("pre_feedforward_layernorm", "post_feedforward_layernorm")}  # fmt: skip
+        for part in more.get(kind, ()):
+            size = 12 if "attn" in part else SIZE
+            tensors[f"{name}{part}.weight"] = 1 + 0.3 * rng.standard_normal(size, np.float32)
+    if kind == "gemma2":  # its norms multiply by one more than their weight
+        tensors = {n: x - 1 if x.ndim == 1 else x for n, x in tensors.items()}
+    return folders.Llama(config, tensors)
+
+
+MORE: dict[str, dict[str, Any]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"]},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "rope_theta": 10000.0},
+    "gemma2": {"architectures": ["Gemma2ForCausalLM"]},
+}
 
 
 @functools.cache
@@ -56,15 +57,30 @@ def target(kind: str = "llama") -> pathlib.Path:
 
 
 @functools.cache
-def _states(kind: str, tokens: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    with torch.no_grad():
-        out = target_model(kind)(torch.tensor([tokens]), output_hidden_states=True)
-    return tuple(state[0].double().numpy() for state in out.hidden_states)
+def _reader(kind: str) -> tuple[specjax.LanguageModel, Any]:
+    loaded = specjax.load(target(kind))
+
+    @jax.jit
+    def read(params: Any, tokens: jax.Array) -> jax.Array:
+        at = jnp.arange(tokens.shape[1])[None]
+        return loaded.model.apply(params, tokens, at, taps=tuple(range(LAYERS))).features
+
+    return loaded, read
+
+
+@functools.cache
+def _states(kind: str, tokens: tuple[int, ...]) -> np.ndarray:
+    """[LAYERS, T, E] by one pass without a cache; `tests/product` compares it with transformers."""
+    loaded, read = _reader(kind)
+    padded = np.zeros((1, -(-len(tokens) // 32) * 32), np.int32)
+    padded[0, : len(tokens)] = tokens
+    features = np.asarray(read(loaded.params, padded)[0, : len(tokens)], np.float64)
+    return features.reshape(len(tokens), LAYERS, SIZE).swapaxes(0, 1)
 
 
 def features_of(kind: str, tokens: tuple[int, ...], taps: tuple[int, ...]) -> np.ndarray:
-    """[T, n E] of the target, by transformers."""
-    assert max(taps) < LAYERS  # the last entry of transformers has the final norm
+    """[T, n E] of the target, read plainly."""
+    assert max(taps) < LAYERS
     return np.concatenate([_states(kind, tokens)[tap] for tap in taps], axis=-1)
 
 
@@ -91,14 +107,14 @@ class Head:
     theta: float = 10000.0
     eps: float = 1e-5
 
-    def tensors(self, seed: int = 0, midlayer: bool = False) -> dict[str, torch.Tensor]:
+    def tensors(self, seed: int = 0, midlayer: bool = False) -> dict[str, np.ndarray]:
         """Random tensors under the names of the layout."""
-        draw = torch.Generator().manual_seed(seed)
+        draw = np.random.default_rng(seed)
 
-        def normal(*shape: int, scale: float = 0.3) -> torch.Tensor:
-            return scale * torch.randn(*shape, generator=draw)
+        def normal(*shape: int, scale: float = 0.3) -> np.ndarray:
+            return np.float32(scale) * draw.standard_normal(shape, np.float32)
 
-        def norm(size: int) -> torch.Tensor:
+        def norm(size: int) -> np.ndarray:
             return 1 + normal(size)
 
         made = {"fc.weight": normal(SIZE, len(self.taps) * SIZE), "norm.weight": norm(SIZE)}
@@ -132,9 +148,9 @@ class Head:
         if self.mask_hidden:
             made["mask_hidden"] = normal(1, 1, len(self.taps) * SIZE)
         if self.draft_vocab is not None:
-            kept = torch.randperm(VOCAB, generator=draw)[: self.draft_vocab].sort().values
-            made["d2t"] = kept - torch.arange(self.draft_vocab)
-            made["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, kept, True)
+            kept = np.sort(draw.permutation(VOCAB)[: self.draft_vocab])
+            made["d2t"] = kept - np.arange(self.draft_vocab)
+            made["t2d"] = np.isin(np.arange(VOCAB), kept)
         return made
 
     @property
@@ -222,7 +238,7 @@ def deep_spec(head: Head) -> dict[str, Any]:
 def write(folder: pathlib.Path, config: dict[str, Any], tensors: dict[str, Any]) -> pathlib.Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    folders.save_tensors(tensors, folder / "model.safetensors")
     return folder
 
 

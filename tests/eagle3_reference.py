@@ -1,7 +1,8 @@
 """What random EAGLE-3 and P-EAGLE heads draft, computed by NumPy alone.
 
 The reference reads the tensors of a folder by their published names.  It has no cache: for every
-token it computes everything again, in float64.  The target's features come from transformers.
+token it computes everything again, in float64.  The target's features come from a pass without a
+cache, which `tests/product` compares with transformers.
 """
 
 from __future__ import annotations
@@ -11,14 +12,13 @@ import pathlib
 
 import folders
 import numpy as np
-import torch
 from eagle3_folders import LAYOUTS, PARALLEL, VOCAB, Head, features_of, target_model, write
 
 
 class Reference:
     """What a head predicts, from its tensors and the target's features."""
 
-    def __init__(self, head: Head, tensors: dict[str, torch.Tensor], kind: str = "llama") -> None:
+    def __init__(self, head: Head, tensors: dict[str, np.ndarray], kind: str = "llama") -> None:
         def plain(name: str) -> str:
             for stem in ("midlayer.0.", "midlayer.1."):
                 if name.startswith(stem):
@@ -26,11 +26,17 @@ class Reference:
             return name.replace("midlayer.", "layers.0.")
 
         self.head, self.kind = head, kind
-        self.w = {plain(name): t.double().numpy() for name, t in tensors.items()}
-        model = target_model(kind)
-        table, matrix = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        self.table = self.w.get("embed_tokens.weight", table.detach().double().numpy())
-        self.matrix = self.w.get("lm_head.weight", matrix.detach().double().numpy())
+        self.w = {plain(name): np.asarray(t, np.float64) for name, t in tensors.items()}
+        of_target = target_model(kind).tensors
+        table = of_target["model.embed_tokens.weight"]
+        self.table = self.w.get("embed_tokens.weight", np.float64(table))
+        self.matrix = self.w.get(
+            "lm_head.weight", np.float64(of_target.get("lm_head.weight", table))
+        )
+
+    def features_of(self, tokens: list[int]) -> np.ndarray:
+        """[T, n E] of the target at a text."""
+        return features_of(self.kind, tuple(tokens), self.head.taps)
 
     def norm(self, name: str, x: np.ndarray) -> np.ndarray:
         eps = self.head.eps
@@ -101,7 +107,7 @@ class Reference:
 
     def logits(self, text: list[int], path: tuple[int, ...] = ()) -> np.ndarray:
         """[V] after a text, whose last token is pending, and the drafts of a path below it."""
-        features = self.fuse(features_of(self.kind, tuple(text[:-1]), self.head.taps))
+        features = self.fuse(self.features_of(text[:-1]))
         tokens = [*text[1:]]
         for token in (*path, None):
             states = self.states(tokens, features)
@@ -114,7 +120,7 @@ class Reference:
 
     def block(self, text: list[int], mask_token: int, depth: int) -> np.ndarray:
         """[D, V] logits of the next D tokens by one pass (P-EAGLE)."""
-        raw = features_of(self.kind, tuple(text[:-1]), self.head.taps)
+        raw = self.features_of(text[:-1])
         mask = np.tile(self.w["mask_hidden"][0], (depth - 1, 1))
         features = self.fuse(np.concatenate([raw, mask]))
         states = self.states([*text[1:], *[mask_token] * (depth - 1)], features)

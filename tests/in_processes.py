@@ -1,4 +1,4 @@
-"""Run as one of two processes with two devices each, for `tests/test_processes.py`:
+"""Run as one of two processes with two devices each, for `tests/process/test_processes.py`:
 
 python tests/in_processes.py OUT TEXT HOST:PORT ID
 

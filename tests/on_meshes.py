@@ -1,6 +1,6 @@
 """Check decoding on eight devices against one device:
 
-    python tests/on_meshes.py                  the cases of tests/test_sharding.py, with collectives
+    python tests/on_meshes.py                  the cases of test_sharding.py, with collectives
     python tests/on_meshes.py --table          every family, proposer and rule (takes long)
     python tests/on_meshes.py --table --turns  every family and proposer, with one rule in turn
     python tests/on_meshes.py --collectives    the collectives of a step, by kind

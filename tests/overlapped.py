@@ -1,6 +1,6 @@
 """Check `specjax.parallel.Overlapped` on eight devices against the sequential loop on one:
 
-    python tests/overlapped.py             the cases of tests/test_overlap.py
+    python tests/overlapped.py             the cases of tests/process/test_overlap.py
     python tests/overlapped.py --all       every separable case of `toys`, with both kinds of noise
     python tests/overlapped.py --trace     a profile shows both programs at once
     python tests/overlapped.py --generate FOLDER    `generate(draft_mesh=)` and `--draft-mesh`

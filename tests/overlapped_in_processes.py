@@ -1,4 +1,4 @@
-"""Run as one of two processes with two devices each, for `tests/test_overlap.py`:
+"""Run as one of two processes with two devices each, for `tests/process/test_overlap.py`:
 
 python tests/overlapped_in_processes.py HOST:PORT ID [--generate]
 

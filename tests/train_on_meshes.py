@@ -2,7 +2,7 @@
 
 python tests/train_on_meshes.py OUT TEXT TARGET LORA STATES
 
-It repeats what `tests/test_train_meshes.py` did on one device.
+It repeats what `tests/process/test_train_meshes.py` did on one device.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ few steps of the batch, so a long prompt delays the texts of others by one chunk
 
 Why no text depends on others: every pass has a fixed shape, rows do not mix in any operation, the
 noise of a token is keyed by the seed and the position, and the chunks of a prompt follow from its
-length.  `tests/test_serve.py` holds the engine to that, bit for bit.
+length.  `tests/core/test_serve.py` holds the engine to that, bit for bit.
 """
 
 from __future__ import annotations

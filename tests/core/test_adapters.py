@@ -2,8 +2,6 @@
 decoding."""
 
 import functools
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -320,13 +318,3 @@ def test_the_check_needs_room():
     """A model that is too small to be checked is not called correct."""
     with pytest.raises(ValueError, match="8 different tokens"):
         check_model(from_function(own_models.plain, vocab_size=7, max_positions=48), {})
-
-
-def test_nnx_is_imported_when_it_is_asked_for():
-    """Neither specjax nor Linen imports `flax.nnx`."""
-    code = (
-        "import sys, specjax; "
-        "assert 'flax.linen' in sys.modules; assert 'flax.nnx' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

@@ -9,12 +9,9 @@ import stat
 import folders
 import jax
 import jax.numpy as jnp
-import memory_of_load
 import numpy as np
 import pytest
-import safetensors.torch
-import torch
-import transformers
+import safetensors
 
 import specjax
 
@@ -182,33 +179,6 @@ def test_save_refuses(tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("name", SAVED)
-def test_transformers_reads_what_save_writes(name, tmp_path):
-    """AutoModelForCausalLM loads a saved folder in the saved dtype with equal logits."""
-    loaded = specjax.load(folders.write(folders.random_llama(6, **SAVED[name]), f"back-{name}"))
-    dtype = jnp.bfloat16 if name == "bfloat16" else None
-    specjax.save(dataclasses.replace(loaded, files={}), tmp_path, dtype=dtype)
-    assert transformers.AutoConfig.from_pretrained(tmp_path).dtype == (
-        torch.bfloat16 if dtype else torch.float32
-    )
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    tokens = folders.random_tokens(60)
-    with torch.no_grad():
-        wanted = theirs(torch.from_numpy(tokens).long()).logits.numpy()
-    np.testing.assert_allclose(logits(specjax.load(tmp_path), tokens), wanted, rtol=0, atol=1e-4)
-
-
-def test_transformers_reads_the_saved_tokenizer(tmp_path):
-    """AutoTokenizer gives a text the same ids as our tokenizer."""
-    loaded = specjax.load(folders.target())
-    specjax.save(dataclasses.replace(loaded, files={}), tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    assert (
-        theirs(folders.TEXT)["input_ids"]
-        == specjax.load(tmp_path).tokenizer.encode(folders.TEXT).ids
-    )
-
-
 def test_a_tokenizer_neither_cuts_nor_pads(folder):
     """Truncation and padding in tokenizer.json are ignored, as transformers does."""
     words = specjax.load(folder).tokenizer
@@ -220,9 +190,6 @@ def test_a_tokenizer_neither_cuts_nor_pads(folder):
     encoded = specjax.load(folder).tokenizer.encode_batch(texts)
     assert [encoding.ids for encoding in encoded] == wanted
     assert len(wanted[0]) > 8 > len(wanted[1])
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    assert [theirs(text)["input_ids"] for text in texts] == wanted
 
 
 def test_save_rounds(tmp_path):
@@ -244,9 +211,10 @@ def test_dtype(dtype):
 
 
 def test_num_params():
-    """`num_params` equals the count of transformers."""
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folders.target())
-    assert specjax.load(folders.target()).num_params == theirs.num_parameters()
+    """`num_params` is the number of numbers in the file."""
+    with safetensors.safe_open(folders.target() / "model.safetensors", "np") as file:
+        sizes = [np.prod(file.get_slice(name).get_shape()) for name in file.keys()]
+    assert specjax.load(folders.target()).num_params == sum(sizes)
 
 
 @pytest.mark.parametrize(
@@ -327,19 +295,11 @@ def test_no_tokenizer():
 def test_rotary_buffers_are_ignored(folder):
     """Old files hold the rotary frequencies, which are not weights."""
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
-    folders.change_tensors(folder, lambda tensors: tensors.update({name: torch.ones(6)}))
+    folders.change_tensors(folder, lambda tensors: tensors.update({name: np.ones(6, np.float32)}))
     assert specjax.load(folder).num_params == specjax.load(folders.target()).num_params
 
 
 # --- memory ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_memory_of_load(dtype):
-    """Loading takes at most 1.2 times the memory of the weights in the dtype of loading."""
-    cost = memory_of_load.measure(100 if dtype == "float32" else 200, [dtype])[dtype]
-    assert cost["weights"] > 1.5e8
-    assert cost["ratio"] < 1.2, cost
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])

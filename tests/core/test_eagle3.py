@@ -1,106 +1,156 @@
 """EAGLE-3 heads in every published layout draft what a NumPy reference drafts, which has no cache.
 
-The reference (`eagle3_reference.Reference`) reads the same files by their published names and the
-target's hidden states from transformers, and computes everything again for every token.
+The reference (`eagle3_reference.Reference`) reads the same files by their published names, and
+computes everything again for every token.  The features of the target are random numbers here, so
+no target is needed; `tests/product/test_eagle3_decoding.py` decodes.
 """
 
 import functools
-import warnings
 
-import counted
 import eagle3_folders
 import eagle3_reference
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from eagle3_cases import CAPACITY, DEPTH, LENGTHS, ROWS, WIDTH, drafter, prompts, target
 
-import specjax
-from specjax import Chain, Decoder, DynamicTree, Params, Sampling, StaticTree
+from specjax import Chain, DynamicTree
 from specjax.caches import prefill
 from specjax.contract import Context, Lookahead
-from specjax.prefilling import _read_prompts
-from specjax.rules.confidence import follow
 from specjax.types import Block
 
-ROWS, WIDTH, CAPACITY, DEPTH = 3, 12, 96, 3
-LENGTHS = np.array([12, 5, 2], np.int32)
+STEPS = ((3, 0, 1), (1, 3, 0), (0, 2, 3))
+"""How many of its drafts each row accepts in a step."""
+AFTER = CAPACITY // 2
 
 
-class Most(specjax.contract.Rule):
-    """Accepts drafts that are no multiple of three."""
+class Reference(eagle3_reference.Reference):
+    """The reference of a layout, whose features are given."""
 
-    exact, shared_noise = False, True
+    def __init__(self, layout, features):
+        head, _, midlayer, kind = eagle3_folders.LAYOUTS[layout]
+        super().__init__(head, head.tensors(1, midlayer), kind)
+        self.given = features
 
-    def __call__(self, draw, proposal, tree, logits):
-        return follow(draw, tree, logits, proposal.tokens % 3 > 0)
+    def features_of(self, tokens):
+        return np.float64(self.given[: len(tokens)])
+
+
+def features(layout, rows=ROWS):
+    """[rows, CAPACITY, sum E] of any target."""
+    size = eagle3_folders.SIZE * len(eagle3_folders.LAYOUTS[layout][0].taps)
+    return np.random.default_rng(7).standard_normal((rows, CAPACITY, size), np.float32)
 
 
 @functools.cache
-def target(kind):
-    return specjax.load(eagle3_folders.target(kind))
+def driven(proposer):
+    """The functions of a proposer, compiled; they are called as a greedy decoder does."""
+
+    def propose(params, state, pending):
+        context = Greedy(pending, None, lambda logits, path: logits, True, False, None)
+        return proposer.propose(params, state, context)
+
+    init = jax.jit(lambda params, block: proposer.init(params, block, CAPACITY))
+    return init, jax.jit(propose), jax.jit(proposer.observe)
 
 
-@functools.cache
-def drafter(layout, *shape, **numbers):
+class Greedy(Context):
+    """Draws the most likely drafts."""
+
+    def noise(self, node, depth):
+        return jnp.zeros((len(self.pending), len(node), 1))
+
+
+def begun(layout, proposer, texts, given, width=WIDTH):
+    """The parameters and the state after texts, each without its last token."""
     loaded = target(eagle3_folders.LAYOUTS[layout][3])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*norm_output=true is read as it is served")
-        return specjax.load_drafter(eagle3_folders.folder(layout), loaded, *shape, **numbers)
+    params = drafter(layout, Chain, num_drafts=DEPTH).arrays(loaded)
+    tokens = np.zeros((len(texts), width), np.int32)
+    for row, text in enumerate(texts):
+        tokens[row, : len(text) - 1] = text[:-1]
+    count = np.array([len(text) - 1 for text in texts], np.int32)
+    block = Block(tokens, given[:, :width], count, given[:, :width])
+    return params, driven(proposer)[0](params, block)
 
 
-def begun(layout, proposer, rule, prompt, lengths, capacity=CAPACITY, temperature=0.0):
-    """A decoder, its parameters and its state after the prompts."""
-    loaded = target(eagle3_folders.LAYOUTS[layout][3])
-    arrays = Params(loaded.params, drafter(layout, Chain, num_drafts=DEPTH).arrays(loaded))
-    dec = Decoder(loaded.model, proposer, rule, (), capacity)
-    state = dec.prefill(
-        arrays,
-        prompt,
-        lengths,
-        limit=np.full(len(prompt), capacity, np.int32),
-        sampling=Sampling.create(len(prompt), temperature),
-        key=jax.random.split(specjax.make_key(0), len(prompt)),
-    )
-    return dec, arrays, state
+def committed(texts, new, given):
+    """The block of what the target reads when `new` follows the texts: their last tokens, and all
+    new ones but the last."""
+    tokens = np.zeros((len(texts), DEPTH + 1), np.int32)
+    rows = np.zeros((len(texts), DEPTH + 1, given.shape[-1]), np.float32)
+    for row, (text, more) in enumerate(zip(texts, new, strict=True)):
+        tokens[row, : len(more)] = [text[-1], *more[:-1]]
+        rows[row] = given[row, len(text) - 1 :][: DEPTH + 1]
+    count = np.array([len(more) for more in new], np.int32)
+    return Block(tokens, rows, count, rows)
 
 
-def prompts(seed=0):
-    return np.random.default_rng(seed).integers(1, 320, (ROWS, WIDTH)).astype(np.int32)
+def run(layout, texts, given):
+    """Texts after `STEPS`, the drafts of each step with the texts before it, and the last state."""
+    proposer = drafter(layout, Chain, num_drafts=DEPTH).proposer
+    _, propose, observe = driven(proposer)
+    params, state = begun(layout, proposer, texts, given)
+    seen = []
+    for counts in (*STEPS, None):
+        pending = np.array([text[-1] for text in texts], np.int32)
+        proposal, state = propose(params, state, pending)
+        drafts = np.asarray(proposal.tokens)[:, 1:].tolist()
+        present = (np.asarray(proposal.parent)[:, 1:] >= 0).tolist()
+        seen.append((texts, drafts, present))
+        if counts is None:
+            return texts, seen
+        new = [[*row[:n], 1 + (7 * n + len(text)) % 300]
+               for row, n, text in zip(drafts, counts, texts, strict=True)]  # fmt: skip
+        state = observe(params, state, committed(texts, new, given))
+        texts = [[*text, *more] for text, more in zip(texts, new, strict=True)]
+    raise AssertionError
 
 
-def texts(state):
-    pairs = zip(np.asarray(state.tokens), np.asarray(state.length), strict=True)
-    return [row[:length].tolist() for row, length in pairs]
+def asked(seed=0):
+    return [row[:length].tolist() for row, length in zip(prompts(seed), LENGTHS, strict=True)]
 
 
 @pytest.mark.parametrize("layout", eagle3_folders.LAYOUTS)
 def test_drafts_are_those_of_the_reference(layout):
-    """Over several blocks, in which drafts are accepted and rejected.
+    """Over several blocks, of which rows accept none, some and all of their drafts."""
+    given = features(layout)
+    _, seen = run(layout, asked(), given)
+    for before, drafts, present in seen:
+        assert np.all(present)
+        assert drafts == [
+            Reference(layout, rows).drafts(text, DEPTH)
+            for text, rows in zip(before, given, strict=True)
+        ]
 
-    The rule accepts most drafts, right or wrong, since a random head is seldom right.
-    """
-    reference = eagle3_reference.reference(layout)
-    proposer = drafter(layout, Chain, num_drafts=DEPTH).proposer
-    rule = Most()
-    dec, arrays, state = begun(layout, proposer, rule, prompts(), LENGTHS)
-    step, accepted = jax.jit(dec.step), []
-    for _ in range(5):
-        before = texts(state)
-        state, info = step(arrays, state)
-        drafts = np.asarray(info.proposal.tokens)[:, 1:].tolist()
-        assert drafts == [reference.drafts(text, DEPTH) for text in before]
-        accepted += info.num_accepted.tolist()
-    assert min(accepted) < DEPTH == max(accepted), accepted
+
+@pytest.mark.parametrize("layout", ["authors", "speculators, one norm"])
+def test_the_state_after_steps_is_that_of_a_fresh_prompt(layout, monkeypatch):
+    """Also where prompts are read in chunks: the next drafts depend on the text alone."""
+    proposer, given = drafter(layout, Chain, num_drafts=DEPTH).proposer, features(layout)
+    texts, seen = run(layout, asked(4), given)
+    monkeypatch.setattr(prefill, "CHUNK", 4)
+    params, state = begun(layout, proposer, texts, given, AFTER)
+    pending = np.array([text[-1] for text in texts], np.int32)
+    proposal, _ = driven(proposer)[1](params, state, pending)
+    assert np.asarray(proposal.tokens)[:, 1:].tolist() == seen[-1][1]
+
+
+def test_a_row_of_one_token_drafts_nothing_in_its_first_step():
+    """There is no feature yet; from the second step on there is, and other rows have drafts."""
+    given = features("authors")
+    _, seen = run("authors", [asked(6)[0], [5], [9]], given)
+    present = [[any(row) for row in rows] for _, _, rows in seen]
+    assert present == [[True, False, False]] + 3 * [[True, True, True]]
+    before, drafts, _ = seen[-1]
+    assert drafts[1] == Reference("authors", given[1]).drafts(before[1], DEPTH)
 
 
 @pytest.mark.parametrize("layout", ["authors, 3.1", "ModelOpt, two layers", "DeepSpec"])
 def test_logits_are_those_of_the_reference(layout):
     """Along a chain and at every node of random trees, within 1e-4 of their spread."""
-    reference, loaded = (
-        eagle3_reference.reference(layout),
-        target(eagle3_folders.LAYOUTS[layout][3]),
-    )
+    loaded, given = target(eagle3_folders.LAYOUTS[layout][3]), features(layout, 1)
+    reference = Reference(layout, given[0])
     made = drafter(layout, Chain, num_drafts=DEPTH)
     source, params = made.source, made.arrays(loaded)
     text, tokens = prompts(1)[0].tolist(), np.array([[4, 9, 4, 30, 31, 32, 33]])
@@ -132,13 +182,7 @@ def test_logits_are_those_of_the_reference(layout):
         state = source.end(params, state, reading, None)
         return jnp.concatenate(found), state.cache.length
 
-    features = loaded.model.apply(
-        loaded.params,
-        jnp.array([text]),
-        jnp.arange(WIDTH)[None],
-        taps=source.taps,
-    ).features
-    found, length = read(params, features)
+    found, length = read(params, given[:, :WIDTH])
     assert length.tolist() == [WIDTH - 1]  # the drafts are taken back
     paths = [(), *(_path(parent, tokens[0], n) for n in range(len(parent)))]
     for logits, path in zip(np.asarray(found), paths, strict=True):
@@ -152,91 +196,12 @@ def _path(parent, tokens, node):
     return () if node < 0 else (*_path(parent, tokens, parent[node]), int(tokens[node]))
 
 
-SHAPES = {
-    "chain": (Chain, {"num_drafts": DEPTH}),
-    "tree": (StaticTree, {"branching": (3, 2)}),
-    "dynamic tree": (DynamicTree, {"depth": 4, "width": 3, "num_nodes": 12}),
-}
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [pytest.param(s, marks=() if s == "dynamic tree" else pytest.mark.slow) for s in SHAPES],
-)
-def test_generate_writes_what_plain_decoding_writes(shape):
-    """Greedily, and at temperature 1 for the same seed; drafts are accepted now and then.
-
-    By default the shape that the authors' folders ask for. `test_laws.py` has the law for all three
-    shapes over such a head.
-    """
-    loaded = target("llama")
-    kind, numbers = SHAPES[shape]
-    made = specjax.load_drafter(eagle3_folders.folder("authors"), loaded, kind, **numbers)
-    asked = [row[:length].tolist() for row, length in zip(prompts(2), LENGTHS, strict=True)]
-    for temperature in (0.0, 1.0):
-        settings = {"max_new_tokens": 40, "temperature": temperature, "seed": 5, "eos": []}
-        out = specjax.generate(loaded, asked, drafter=made, **settings)
-        assert out.tokens == specjax.generate(loaded, asked, **settings).tokens
-        assert out.stats.acceptance_rate is not None and out.exact
-
-
 def test_the_default_shape_is_what_the_folder_asks_for():
     """speculators names a number of drafts, DeepSpec its training length; else the authors' tree
     of eight levels, ten branches and sixty nodes."""
     assert drafter("authors").proposer == DynamicTree(drafter("authors").source, 8, 10, 60)
     assert drafter("speculators").proposer == Chain(drafter("speculators").source, 3)
     assert drafter("DeepSpec").proposer == Chain(drafter("DeepSpec").source, 5)
-
-
-@pytest.mark.parametrize("rule", specjax.RULES)
-def test_every_rule_takes_a_chain(rule):
-    """The exact rules keep the greedy text of a target whose drafter has a reduced vocabulary."""
-    loaded, made = target("llama"), drafter("authors", Chain, num_drafts=DEPTH)
-    asked = [prompts(3)[0].tolist()]
-    settings = {"max_new_tokens": 20, "rule": rule, "temperature": 0.0, "eos": []}
-    out = specjax.generate(loaded, asked, drafter=made, **settings)
-    if specjax.RULES[rule].exact:
-        assert out.tokens == specjax.generate(loaded, asked, max_new_tokens=20, eos=[]).tokens
-    assert out.exact == specjax.RULES[rule].exact
-
-
-@pytest.mark.parametrize("layout", ["authors", "speculators, one norm"])
-def test_the_state_after_steps_is_that_of_a_fresh_prefill(layout, monkeypatch):
-    """Also where prompts are read in chunks, and where a row was inserted: the next drafts depend
-    on the text alone."""
-    proposer = drafter(layout, Chain, num_drafts=DEPTH).proposer
-    rule = Most()
-    dec, arrays, state = begun(layout, proposer, rule, prompts(4), LENGTHS)
-    step = jax.jit(dec.step)
-    _, _, other = begun(layout, proposer, rule, prompts(5)[:1], LENGTHS[:1])
-    for _ in range(4):
-        state, _ = step(arrays, state)
-    state = dec.insert(state, 1, other)
-    for _ in range(3):
-        state, _ = step(arrays, state)
-    written = texts(state)
-    _, info = step(arrays, state)
-    monkeypatch.setattr(prefill, "CHUNK", 4)
-    width = max(map(len, written))
-    padded = np.array([text + [0] * (width - len(text)) for text in written], np.int32)
-    lengths = np.array(list(map(len, written)), np.int32)
-    # Another capacity, because compiled programs are found by the decoder.
-    dec, arrays, fresh = begun(layout, proposer, rule, padded, lengths, CAPACITY + 1)
-    _, again = jax.jit(dec.step)(arrays, fresh)
-    assert info.proposal.tokens.tolist() == again.proposal.tokens.tolist()
-    np.testing.assert_array_equal(fresh.length, state.length)
-
-
-def test_a_row_of_one_token_drafts_nothing_in_its_first_step():
-    """There is no feature yet; from the second step on there is."""
-    proposer = drafter("authors", Chain, num_drafts=DEPTH).proposer
-    ones = np.ones(ROWS, np.int32)
-    dec, arrays, state = begun("authors", proposer, specjax.Match(), prompts(6)[:, :1], ones)
-    step, counts = jax.jit(dec.step), []
-    for _ in range(2):
-        state, info = step(arrays, state)
-        counts.append((np.asarray(info.proposal.parent)[:, 1:] >= 0).sum(1).tolist())
-    assert counts == [[0] * ROWS, [DEPTH] * ROWS]
 
 
 def test_the_targets_tables_are_not_copied():
@@ -248,33 +213,3 @@ def test_the_targets_tables_are_not_copied():
     assert set(arrays.own) == {"network"}
     assert drafter("authors, own tables").shares == ()
     assert drafter("authors, own tables").arrays(target("gemma2")).target == {}
-
-
-def test_without_taps_the_target_returns_no_features():
-    """The program that reads prompts, and the one that decodes, have features only if a proposer
-    reads some."""
-    loaded = target("llama")
-    prompt, lengths = jnp.asarray(prompts()), jnp.asarray(LENGTHS)
-
-    def outputs(taps):
-        made = jax.make_jaxpr(
-            lambda params: _read_prompts(
-                loaded.model, ((64, 4), taps), (None, False), params, prompt, lengths
-            )
-        )(loaded.params)
-        return len(made.out_avals), made
-
-    plain, tapped = outputs(()), outputs((2, 3, 4))
-    assert tapped[0] == plain[0] + 1
-    sizes = [{aval.shape[-1] for aval in made.out_avals} for _, made in (plain, tapped)]
-    assert sizes[1] - sizes[0] == {3 * eagle3_folders.SIZE}
-
-
-def test_a_new_number_compiles_nothing():
-    """Another temperature, limit or prompt of the same width runs the same programs."""
-    loaded, made = target("llama"), drafter("authors", Chain, num_drafts=DEPTH)
-    settings = {"drafter": made, "max_new_tokens": 8}
-    specjax.generate(loaded, [[1, 2, 3]], temperature=0.5, **settings)
-    before = counted.compilations()
-    specjax.generate(loaded, [[7, 5, 9, 4]], temperature=0.7, seed=3, **settings)
-    assert counted.compilations() == before

@@ -4,8 +4,6 @@ import ast
 import graphlib
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -165,25 +163,6 @@ def test_every_file_says_what_it_is_for():
         text = path.read_text()
         assert not text or ast.get_docstring(ast.parse(text)), f"{path} opens without a docstring"
         assert len(text.splitlines()) <= 400, f"{path} is too long: is it still one thought?"
-
-
-def test_importing_the_library_imports_no_training():
-    """Nor does it import what only training, the Hub, templates and Orbax checkpoints need."""
-    code = "import specjax, specjax.commands, sys; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    imported = set(done.stdout.split())
-    assert "specjax.decoding" in imported
-    assert not imported & {
-        "optax",
-        "orbax",
-        "huggingface_hub",
-        "jinja2",
-        "torch",
-        "transformers",
-        "specjax.training",
-    }
 
 
 def test_the_documentation_names_the_rooms():

@@ -1,65 +1,20 @@
 """Processors equal `reference.py` at every node of a tree, and `reference.py` equals
-transformers."""
+transformers.
 
-import functools
+`fixtures/make_transformers.py` stored what transformers says.
+"""
+
 import types
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-import transformers
-import trees
+import stored
+from processed import FEW, LENGTH, PARENT, PROMPT_LENGTH, SETTINGS, THEIRS, nodes
 from reference import OFF, no_repeated_pair, no_repeated_pair_reference, reference
 
 from specjax import Processors, eos_of_rows, tree
 from specjax.processors import process
-
-SETTINGS = {
-    "repetition": {"repetition_penalty": 1.7},
-    "encouraged repetition": {"repetition_penalty": 0.6},
-    "presence": {"presence_penalty": 1.1},
-    "frequency": {"frequency_penalty": 0.7},
-    "negative": {"presence_penalty": -0.4, "frequency_penalty": -0.3},
-    "bias": {"logit_bias": {3: 2.5, 7: -4.0, 1: -np.inf}},
-    "words": {"bad_words": [[2], [1, 3], [4, 4, 5], [5, 1, 2, 3, 4, 0]]},
-    "least": {"min_new_tokens": 6},
-    "all": {
-        "repetition_penalty": 1.4,
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.25,
-        "logit_bias": {2: 1.5, 6: -1.0},
-        "bad_words": [[0], [3, 4], [1, 2, 3]],
-        "min_new_tokens": 5,
-    },
-}
-FEW = 8  # tokens of a small vocabulary, so that texts repeat themselves
-PARENT = np.array([[-1, 0, 0, 1, 1, 2, 3], [-1, 0, 1, 2, 0, 4, 0], [-1, 0, -1, 1, 0, 4, 4]])
-PROMPT_LENGTH, LENGTH = np.array([4, 2, 6]), np.array([4, 5, 12])
-
-
-@functools.cache
-def nodes():
-    """A state of three rows in the middle of their texts, a tree below each, logits, and each
-    node's text."""
-    rng = np.random.default_rng(5)
-    tokens = rng.integers(0, FEW, (3, 20), dtype=np.int32)
-    drafted = rng.integers(0, FEW, PARENT.shape, dtype=np.int32)
-    drafted[:, 0] = tokens[np.arange(3), LENGTH - 1]
-    logits = rng.normal(size=(*PARENT.shape, FEW)).astype(np.float32) * 3
-    texts = [
-        [
-            tokens[row, : LENGTH[row]].tolist()
-            + [int(drafted[row, m]) for m in trees.ancestors(PARENT[row], n)[1:]]
-            for n in range(PARENT.shape[1])
-        ]
-        for row in range(3)
-    ]
-    path = jax.vmap(lambda t, p: tree.path_tokens(t, p, 3))(
-        jnp.asarray(drafted), jnp.asarray(PARENT)
-    )
-    return tokens, logits, path, texts
 
 
 def begun(processors, tokens, counted=False):
@@ -145,32 +100,12 @@ def test_what_is_off_is_none():
     np.testing.assert_array_equal(process(begun(everything, tokens), logits, path), logits)
 
 
-def theirs(setting, eos):
-    """The processors of transformers in its order; presence and frequency as a user's processor."""
-    s, made = OFF | SETTINGS[setting], transformers.LogitsProcessorList()
-    if s["logit_bias"]:
-        made.append(
-            transformers.SequenceBiasLogitsProcessor(
-                {(k,): float(v) for k, v in s["logit_bias"].items()}
-            )
-        )
-    if s["repetition_penalty"] != 1:
-        made.append(transformers.RepetitionPenaltyLogitsProcessor(s["repetition_penalty"]))
-    if s["bad_words"]:
-        made.append(transformers.NoBadWordsLogitsProcessor(s["bad_words"]))
-    if s["min_new_tokens"]:
-        made.append(transformers.MinNewTokensLengthLogitsProcessor(3, s["min_new_tokens"], eos))
-    return made
-
-
-@pytest.mark.parametrize(
-    "setting", [n for n in SETTINGS if n not in ("presence", "frequency", "negative")]
-)
+@pytest.mark.parametrize("setting", THEIRS)
 def test_the_reference_is_transformers(setting):
     """The reference agrees with transformers text by text, so that it can stand for it above."""
     settings = SETTINGS[setting] | {"presence_penalty": 0.0, "frequency_penalty": 0.0}
     _, logits, _, texts = nodes()
+    theirs = stored.arrays()[f"processed {setting}"]
     for row, node in np.ndindex(PARENT.shape):
-        text, x = texts[row][node], logits[row, node]
-        wanted = theirs(setting, [0, 5])(torch.tensor([text]), torch.tensor(x[None]))[0].numpy()
-        np.testing.assert_allclose(reference(x, text, 3, [0, 5], settings), wanted, rtol=1e-6)
+        made = reference(logits[row, node], texts[row][node], 3, [0, 5], settings)
+        np.testing.assert_allclose(made, theirs[row, node], rtol=1e-6)

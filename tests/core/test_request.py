@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import subprocess
 import sys
 
 import folders
@@ -153,15 +152,3 @@ def test_the_version(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"specjax {specjax.__version__}\n"
-
-
-def test_a_job_has_two_doors():
-    """`specjax train JOB` and `python -m train.JOB` answer alike, but for their names."""
-    doors = [("-m", "specjax", "train", "distill"), ("-m", "train.distill")]
-    said = [
-        subprocess.run([sys.executable, *door, "--clip", "0"], capture_output=True, text=True)
-        for door in doors
-    ]
-    assert [done.returncode for done in said] == [2, 2]
-    ends = [done.stderr.splitlines()[-1].partition("error:")[2] for done in said]
-    assert ends[0] == ends[1] != ""

@@ -5,55 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
-import torch
-from transformers import (
-    MinPLogitsWarper,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+import stored
+from warps import DEFAULTS, LOGITS, SETTINGS
 
 from specjax import Sampling, sampling
 
 warp = jax.jit(sampling.warp)
-
-SETTINGS = [
-    {"temperature": 1.0},
-    {"temperature": 0.3},
-    {"temperature": 2.5},
-    {"top_k": 1},
-    {"top_k": 5},
-    {"top_k": 1000},
-    {"top_p": 0.05},
-    {"top_p": 0.9},
-    {"top_p": 0.999},
-    {"min_p": 0.02},
-    {"min_p": 0.5},
-    {"min_p": 1.0},
-    {
-        "temperature": 0.7,
-        "top_p": 0.8,
-    },  # a filter before the temperature would keep other tokens
-    {"temperature": 1.6, "min_p": 0.1},
-    {"top_k": 7, "top_p": 0.6},
-    {"top_p": 0.7, "min_p": 0.2},
-    {"temperature": 0.6, "top_k": 9, "top_p": 0.85, "min_p": 0.05},
-    {"temperature": 1.8, "top_k": 20, "top_p": 0.95, "min_p": 0.02},
-]
-DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-LOGITS = np.random.default_rng(0).normal(size=(len(SETTINGS), 6, 61)).astype(np.float32) * 3
-
-
-def transformers_warp(logits, temperature, top_k, top_p, min_p):
-    """[N, V] through the warpers of transformers, in the order of its `generate`."""
-    warpers = [TemperatureLogitsWarper(temperature)] if temperature != 1 else []
-    warpers += [TopKLogitsWarper(top_k)] if top_k else []
-    warpers += [TopPLogitsWarper(top_p)] if top_p < 1 else []
-    warpers += [MinPLogitsWarper(min_p)] if min_p else []
-    scores = torch.tensor(logits)
-    for warper in warpers:
-        scores = warper(None, scores)
-    return scores.numpy()
 
 
 def one_hot(logits):
@@ -66,7 +23,7 @@ def test_warp_equals_transformers(row):
     """One setting for the whole batch keeps the same tokens as transformers, with the same
     logits."""
     warped = np.asarray(warp(LOGITS, Sampling.create(len(LOGITS), **SETTINGS[row])))
-    wanted = np.stack([transformers_warp(logits, **DEFAULTS | SETTINGS[row]) for logits in LOGITS])
+    wanted = stored.warped(row)
     np.testing.assert_array_equal(np.isneginf(warped), np.isneginf(wanted))
     np.testing.assert_allclose(warped, wanted, rtol=1e-6)
 
@@ -75,14 +32,10 @@ def test_each_row_has_its_own_settings():
     """In a mixed batch with greedy rows, each row is warped as if it were alone."""
     rows = [DEFAULTS | s for s in SETTINGS]
     rows[2]["temperature"] = rows[14]["temperature"] = 0.0
-    warped = np.asarray(
-        warp(
-            LOGITS,
-            Sampling.create(len(rows), **{name: [r[name] for r in rows] for name in DEFAULTS}),
-        )
-    )
-    for logits, row, got in zip(LOGITS, rows, warped, strict=True):
-        wanted = transformers_warp(logits, **row) if row["temperature"] else one_hot(logits)
+    settings = {name: [r[name] for r in rows] for name in DEFAULTS}
+    warped = np.asarray(warp(LOGITS, Sampling.create(len(rows), **settings)))
+    for n, (logits, row, got) in enumerate(zip(LOGITS, rows, warped, strict=True)):
+        wanted = stored.warped(n)[n] if row["temperature"] else one_hot(logits)
         np.testing.assert_array_equal(np.isneginf(got), np.isneginf(wanted))
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
-import http.client
 import importlib.util
 import json
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -459,86 +454,37 @@ def test_slow_readers_and_half_open_connections_delay_nobody(port):
             connection.close()
 
 
-def test_500_clients_at_once():
+def test_500_clients_at_once(port, monkeypatch):
     """Each is served, with the text of its seed, or is told when to come back."""
-    made = serving.engine(waiting=8)
-    wanted = {seed: plain(seed).text[0] for seed in range(4)}
-    with running(made) as (_, port):
+    made = serving.engine()
+    _settled()
+    monkeypatch.setattr(made._scheduler, "_most_waiting", 8)
+    finished, wanted = made.load().finished, {seed: plain(seed).text[0] for seed in range(4)}
 
-        async def one(number: int) -> int:
-            content = json.dumps({**ASK, "seed": number % 4}).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(head.encode() + b"Connection: close\r\n\r\n" + content)
-            answer = await reader.read()
-            writer.close()
-            top, _, body = answer.partition(b"\r\n\r\n")
-            status = int(top.split()[1])
-            if status == 200:
-                assert json.loads(body)["choices"][0]["text"] == wanted[number % 4]
-            else:
-                assert status == 429 and b"retry-after: " in top.lower()
-            return status
+    async def one(number: int) -> int:
+        content = json.dumps({**ASK, "seed": number % 4}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode() + b"Connection: close\r\n\r\n" + content)
+        answer = await reader.read()
+        writer.close()
+        top, _, body = answer.partition(b"\r\n\r\n")
+        status = int(top.split()[1])
+        if status == 200:
+            assert json.loads(body)["choices"][0]["text"] == wanted[number % 4]
+        else:
+            assert status == 429 and b"retry-after: " in top.lower()
+        return status
 
-        async def every() -> list[int]:
-            return await asyncio.gather(*(one(number) for number in range(500)))
+    async def every() -> list[int]:
+        return await asyncio.gather(*(one(number) for number in range(500)))
 
-        statuses = asyncio.run(every())
-        assert statuses.count(200) + statuses.count(429) == 500
-        assert 0 < statuses.count(200) < 500
-        state = made.load()
-        assert (state.running, state.waiting) == (0, 0)
-        assert state.finished == statuses.count(200)
-
-
-def test_a_process_stops_cleanly_and_a_killed_one_leaves_no_port():
-    """After SIGTERM what runs is finished, new requests get 503, and the status is 0. After
-    SIGKILL another server takes the port."""
-    words = ["--target", str(TINY / "target"), "--capacity", "240", "--slots", "1", "--no-lookup",
-             "--chunk", "32", "--logprobs", "-1"]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def begin(port: int) -> tuple[subprocess.Popen, int]:
-        command = [sys.executable, "-m", "specjax", "serve", *words, "--port", str(port)]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        line = process.stdout.readline()
-        assert line.startswith("serving target with the drafters none on http://127.0.0.1:"), (
-            line + process.stderr.read()
-        )
-        return process, int(line.rsplit(":", 1)[1])
-
-    long = {**ASK, "max_tokens": 220, "ignore_eos": True, "n": 16}
-    process, port = begin(0)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        running = pool.submit(post, port, "/v1/completions", long)
-        while b'requests_running{model_name="target"} 1.0' not in send(port, "GET", "/metrics")[2]:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGTERM)
-        time.sleep(0.02)
-        status, _, content = send(port, "POST", "/v1/completions", ASK)
-        assert status == 503 and b"is stopping" in content
-        assert send(port, "GET", "/health")[0] == 503
-        answer = running.result(120)
-    assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 16
-    assert process.wait(60) == 0, process.stderr.read()
-    process.stdout.close()
-    process.stderr.close()
-
-    process, again = begin(port)
-    assert again == port
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        running = pool.submit(post, port, "/v1/completions", long)
-        time.sleep(0.1)
-        process.kill()
-        with pytest.raises((OSError, http.client.HTTPException)):
-            running.result(60)
-    process.wait(30)
-    process.stdout.close()
-    process.stderr.close()
-    with socket.create_server(("127.0.0.1", port)):
-        pass
+    statuses = asyncio.run(every())
+    assert statuses.count(200) + statuses.count(429) == 500
+    assert 0 < statuses.count(200) < 500
+    state = made.load()
+    assert (state.running, state.waiting) == (0, 0)
+    assert state.finished - finished == statuses.count(200)
 
 
 def test_refused_options(capsys, monkeypatch):

@@ -6,38 +6,14 @@ import contextlib
 import io
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
 import trained
-from command_line import PAIR, ROOT
 
 from specjax.flags import ending, open_streams
 from specjax.training.jobs import pretrain
 from specjax.training.options import run
-
-
-def test_closed_streams():
-    """`>&-` and `2>&-` are as good as /dev/null, for a command and for a job; in one shell, since
-    a process starts with them."""
-    generate = [sys.executable, "-m", "specjax", "generate", "x", *PAIR, "--max-new-tokens", "2"]
-    job = [sys.executable, "-m", "train.prompts", "--data", "nowhere", "--out", "x"]
-    lines = [
-        f"{' '.join(generate)} --json --no-compare 0<&- >&- 2>&-",
-        "echo $?",
-        f"{' '.join(job)} >&-",
-        "echo $?",
-        f"{' '.join(job)} 2>&-",
-        "echo $?",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
-    assert done.stdout.split() == ["0", "2", "2"], done
-    assert done.stderr.endswith("--data: nowhere does not exist\n"), done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 def test_the_reader_has_gone(monkeypatch, capfd):

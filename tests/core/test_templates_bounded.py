@@ -1,7 +1,6 @@
 """Chat templates are programs of strangers: their time, memory and text have bounds."""
 
 import concurrent.futures
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -84,16 +83,6 @@ def test_threads_share_a_child():
         chats = [[{"role": "user", "content": str(n)}] for n in range(64)]
         texts = list(pool.map(lambda messages: show(HONEST, messages), chats))
     assert texts == [f"<user>{n}" for n in range(64)]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
-def test_a_forked_process_has_a_child_of_its_own():
-    """Even if another thread holds the lock when the process is forked."""
-    show(HONEST)
-    with sandbox._lock, multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply_async(show, (HONEST,)).get(60) == "<user>the cat"
-    assert show(HONEST) == "<user>the cat"
 
 
 def test_an_interrupt_leaves_no_answer_behind(monkeypatch):

@@ -5,7 +5,7 @@ import eagle3_reference
 import jax
 import numpy as np
 import pytest
-from test_eagle3 import LENGTHS, Most, prompts, target, texts
+from eagle3_cases import LENGTHS, Most, prompts, target, texts
 
 import specjax
 from specjax import ChoiceTree, Decoder, Params, Sampling

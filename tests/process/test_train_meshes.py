@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import train_on_meshes
 import trained
-from test_lora import adapter
+from lora_folders import adapter
 
 from specjax.training.jobs import teacher
 

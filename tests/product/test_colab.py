@@ -25,7 +25,7 @@ def test_runs(notebook, tmp_path, monkeypatch):
     and speculation changes no text.
 
     The notebooks share the process, so that they share what XLA has compiled;
-    `tests/test_readme.py` looks up their names in a process of its own.
+    `tests/product/test_readme.py` looks up their names in a process of its own.
     """
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")

@@ -284,7 +284,7 @@ PRODUCTS = {
 
 def sampled_by_default(case, rule):
     """Under `match` every proposer writes the text of plain decoding, token by token
-    (`tests/test_laws.py`), and `block` judges the same chains as `rejection`."""
+    (`tests/core/test_laws.py`), and `block` judges the same chains as `rejection`."""
     return (rule == "rejection" and case not in PRODUCTS) or (case, rule) in {
         ("none", "match"), ("draft", "match"), ("none", "block"), ("draft", "block"),
         ("draft, 0 to 2 drafts a row", "block"), ("ngram", "block"),

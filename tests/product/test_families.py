@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+import transformers_folders
 from test_models import assert_parity, ours, theirs
 
 import specjax
@@ -150,7 +151,9 @@ def make(family, case, gain=1.0):
                 leaf.mul_(gain)
             elif family.startswith("gemma") and gain > 1:
                 leaf.mul_(0.25)
-    return model, folders.write(model, f"{family}-{case}-{gain}".replace(" ", "-"), tokens=False)
+    return model, transformers_folders.write(
+        model, f"{family}-{case}-{gain}".replace(" ", "-"), tokens=False
+    )
 
 
 def test_every_family_is_here():
@@ -334,8 +337,10 @@ def test_what_holds_where_a_file_is_silent(family, tmp_path):
 
 
 def table() -> str:
-    """Largest difference of the logits over 500 tokens, by case; `python tests/test_families.py`
-    prints it."""
+    """Largest difference of the logits over 500 tokens, by case.
+
+    `python tests/product/test_families.py` prints it.
+    """
     lines = ["| family | case | largest difference | spread of the logits |", "|---|---|---|---|"]
     for family, case in CASES:
         model, folder = make(family, case)

@@ -1,7 +1,7 @@
 """What `save_drafter` writes is what the packages of the layouts have read, and they compute our
 logits from it: see tests/fixtures/drafters/read_exports.py.
 
-`python tests/test_read_exports.py` prints the largest differences.
+`python tests/product/test_read_exports.py` prints the largest differences.
 """
 
 import collections

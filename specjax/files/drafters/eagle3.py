@@ -10,7 +10,7 @@ head is made of is taken from its tensors:
     embed_tokens, lm_head         missing: those of the target are used
     d2t, t2d                      a reduced vocabulary
 
-The numbers are compared with those of speculators and SpecForge in tests/test_eagle3_published.py.
+tests/product/test_eagle3_published.py compares the numbers with those of speculators and SpecForge.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In an environment with jax[tpu] and the packages of the tests:
 
-    PYTHONPATH=. python -m pytest --confcutdir tests/tpu tests/tpu
+    PYTHONPATH=. python -m pytest --confcutdir tests/process/tpu tests/process/tpu
 """
 
 from __future__ import annotations
