@@ -123,6 +123,19 @@ class Distributions:
         return self.weights(0.05, VOCAB - 1)
 
     @functools.cached_property
+    def rows(self) -> jax.Array:
+        """[V, V]: logits after a token, for a `TableSource`; the target's, in another text."""
+        texts = np.array([[0, token] for token in range(VOCAB)])
+        return jnp.asarray(self.toys.plain_logits(texts, self.net(), self.weights())[:, 1])
+
+    @functools.cached_property
+    def ahead(self) -> jax.Array:
+        """[2, V, V]: logits of the next tokens for a `TableBlockSource`, as if texts followed from
+        one token each."""
+        once = probabilities(self.rows)
+        return jnp.asarray(np.log(np.stack([once, once @ once])), jnp.float32)
+
+    @functools.cached_property
     def CASES(self) -> dict[str, tuple[Any, Callable[[], Any]]]:
         """What is sampled over either target: proposers, and what makes their parameters."""
         small, drafting = self.small.model, lambda: self.drafting
@@ -201,14 +214,14 @@ class Distributions:
         tokens, stats = self.sample(dec, params, 17, settings, sum(each), layers, None, bounds)
         return dict(zip(names, np.split(tokens, np.cumsum(each)[:-1]), strict=True)), stats
 
-    @functools.cache
+    @functools.cache  # noqa: B019 - there are two of them
     def logits(self, layers: int = 1) -> np.ndarray:
         """[VOCAB^NEW, NEW, VOCAB]: those after the prompt and the text so far, by a plain pass."""
         whole = np.concatenate([np.tile(PROMPT, (len(EVERY), 1)), EVERY], axis=1)
         read = self.toys.plain_logits(whole, self.net(layers), self.weights(layers=layers))
         return read[:, len(PROMPT) - 1 : -1]
 
-    @functools.cache
+    @functools.cache  # noqa: B019
     def wanted(self, setting: str, layers: int = 1) -> np.ndarray:
         """[VOCAB] * NEW: the exact joint distribution."""
         logits = jnp.asarray(self.logits(layers))

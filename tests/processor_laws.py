@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from distributions import EACH, IMPLAUSIBLE, NEW, PROMPT, VOCAB, Distributions, chi_square
 from distributions import CAPACITY as SHORT
+from distributions import EACH, IMPLAUSIBLE, NEW, PROMPT, VOCAB, Distributions, chi_square
 from over import over
 from reference import OFF, no_repeated_pair, no_repeated_pair_reference, reference
 from toys import Toys

@@ -1,12 +1,12 @@
 """Samples of three tokens from a table model follow its exact joint distribution.
 
 A shape sees a source through the contract alone, so every shape is sampled over a source of one
-lookup.  `tests/product` samples every shape over every source with a transformer.
+lookup; `test_distribution_policies.py` samples what chooses among proposals, and `tests/product`
+every shape over every source with a transformer.
 """
 
 import functools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from distributions import (
@@ -16,7 +16,6 @@ from distributions import (
     SETTINGS,
     TEXTS,
     VOCAB,
-    WRONG,
     Distributions,
     probabilities,
 )
@@ -28,44 +27,23 @@ from specjax.proposers import (
     BestFirst,
     Chain,
     ChoiceTree,
-    CostAware,
-    CostAwareParams,
     Shape,
     StaticTree,
 )
 
 TOYS = Distributions(TABLES)
 TABLE, BLOCK = TableSource(VOCAB), TableBlockSource(VOCAB, 2)
-
-
-@functools.cache
-def rows():
-    """[V, V]: the draft's logits after a token, which are the target's in another text."""
-    texts = np.array([[0, token] for token in range(VOCAB)])
-    return jnp.asarray(TABLES.plain_logits(texts, TOYS.net(), TOYS.weights())[:, 1])
-
-
-@functools.cache
-def ahead():
-    """[2, V, V]: the logits of the next token but n, as if texts followed from one token each."""
-    once = probabilities(rows())
-    return jnp.asarray(np.log(np.stack([once, once @ once])), jnp.float32)
-
-
 CASES = {
-    **{name: TOYS.CASES[name] for name in ("none", "first of", "adaptive", "universal")},
+    "none": TOYS.CASES["none"],
     "draft with a confidence stop, 0 to 2 drafts a row": (
         TOYS.CASES["draft with a confidence stop"]
     ),
-    "table chain": (Chain(TABLE, 2), rows),
-    "table static tree": (StaticTree(TABLE, (2, 2)), rows),
-    "table dynamic tree": (DynamicTree(TABLE, 2, 2, 5), rows),
-    "table choices": (ChoiceTree(BLOCK, ((0,), (1,), (0, 0))), ahead),
-    "table best first, cost-aware": (
-        CostAware(BestFirst(BLOCK, 5, 2), (1, 3, 5)),
-        lambda: CostAwareParams(ahead(), jnp.array([1.0, 1.3, 1.6])),
-    ),
-}  # fmt: skip
+    "table chain": (Chain(TABLE, 2), lambda: TOYS.rows),
+    "table static tree": (StaticTree(TABLE, (2, 2)), lambda: TOYS.rows),
+    "table dynamic tree": (DynamicTree(TABLE, 2, 2, 5), lambda: TOYS.rows),
+    "table choices": (ChoiceTree(BLOCK, ((0,), (1,), (0, 0))), lambda: TOYS.ahead),
+    "table best first": (BestFirst(BLOCK, 5, 2), lambda: TOYS.ahead),
+}
 PAIRS = [
     *((case, "rejection") for case in CASES if case != "none"),
     # Under `match` every proposer writes the text of plain decoding, token by token.
@@ -88,8 +66,7 @@ def sampled(case, rule):
 
 
 def test_every_shape_and_every_exact_rule_is_sampled():
-    met = {kind(proposer)[0] for proposer, _ in CASES.values()} | {BestFirst}
-    assert isinstance(CASES["table best first, cost-aware"][0].inner, BestFirst)
+    met = {kind(proposer)[0] for proposer, _ in CASES.values()}
     assert met >= {parts[0] for parts in KINDS if issubclass(parts[0], Shape)}
     assert {rule for _, rule in PAIRS} == {name for name, rule in RULES.items() if rule.exact}
 
@@ -131,9 +108,3 @@ def test_samples_follow_the_target(case, rule, setting):
     assert TOYS.p_value(sample[setting], setting) > IMPLAUSIBLE
     if case != "none":  # without drafts, or without rejections, the test would prove nothing
         assert 0.1 < stats.accepted.sum() / stats.tested.sum() < 0.95
-
-
-@pytest.mark.parametrize("mistake", WRONG)
-def test_wrong_rules_are_caught(mistake):
-    """The check sees typical mistakes, none of which greedy decoding would notice."""
-    TOYS.check_a_mistake(mistake, TABLE, rows())

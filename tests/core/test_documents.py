@@ -109,7 +109,7 @@ def test_documents_of_text():
     """Texts are read with the target's tokenizer, each before a gap; rows are padded in front to a
     power of two."""
     read = read_tokenizer(TINY / "target" / "tokenizer.json")
-    toy = specjax.LanguageModel(toys.model(), toys.weights(), read, name="toy")
+    toy = specjax.LanguageModel(toys.model(read.get_vocab_size()), None, read, name="toy")
     texts = [["the cat", [1, 2]], []]
     made = documents_of(toy, texts, 2, specjax.NGram())
     wanted = [ABSENT, *read.encode("the cat").ids, ABSENT, 1, 2, ABSENT]

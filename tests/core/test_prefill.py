@@ -88,7 +88,8 @@ def test_memory_does_not_grow_with_the_prompt():
             jax.ShapeDtypeStruct((1,), jnp.int32),
         )
         read = jax.jit(lambda *given: prefill.read_prompt(model, *given), donate_argnums=3)
-        compiled = read.lower(jax.eval_shape(lambda: small.init(jax.random.key(0))), tokens, count, cache).compile()
+        params = jax.eval_shape(lambda: small.init(jax.random.key(0)))
+        compiled = read.lower(params, tokens, count, cache).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     scores = config.num_heads * prefill.CHUNK * 4  # bytes per slot

@@ -5,11 +5,10 @@ from typing import ClassVar
 import counted
 import numpy as np
 import pytest
-from distributions import VOCAB
+from distributions import VOCAB, Distributions
 from over import pytest_generate_tests  # noqa: F401 - pytest calls it
 from processor_laws import OFF, ProcessorLaws, decoder, naive, processors, run
 from table_sources import TableSource
-from test_distribution import rows as table
 from toys import TABLES as toys
 
 from specjax import eos_of_rows
@@ -31,7 +30,7 @@ class TestProcessors(ProcessorLaws):
     FAULTY = "table chain"
 
     def test_samples_follow_the_target(self):
-        self.check_samples(StaticTree(TableSource(VOCAB), (2, 1)), table())
+        self.check_samples(StaticTree(TableSource(VOCAB), (2, 1)), Distributions(toys).rows)
 
 
 @pytest.mark.parametrize("name", [*OFF, "function"])

@@ -30,9 +30,9 @@ def places(tokens):
 
 
 @jax.jit
-def streams(tokens):
+def streams(params, tokens):
     """[B, T] -> three [B, T, E]: the residual streams, captured by Flax's own intermediates."""
-    net, params = TRANSFORMERS.model(), TRANSFORMERS.weights()
+    net = TRANSFORMERS.model()
     _, captured = net.module.apply(
         {"params": params},
         tokens,
@@ -49,7 +49,7 @@ def test_features_are_the_residual_streams():
     """Tap 0 is the embedding, tap i the output of layer i; the last one, normed, is the hidden
     state."""
     net, tokens = TRANSFORMERS.model(), jnp.asarray(toys.greedy_texts()[:2])
-    every, normed = jax.device_get(streams(tokens))
+    every, normed = jax.device_get(streams(TRANSFORMERS.weights(), tokens))
     assert net.num_taps == 3
 
     @jax.jit
@@ -113,8 +113,8 @@ class Recorder(Proposer):
 
 
 @jax.jit
-def plain_features(tokens):
-    return NET.apply(toys.weights(), tokens, places(tokens), taps=TAPS).features
+def plain_features(params, tokens):
+    return NET.apply(params, tokens, places(tokens), taps=TAPS).features
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_proposer_meets_the_features_of_all_that_is_committed(case, rule, chun
     assert state.stats.accepted.sum() > 2
     # Behind the text stand tokens of a cut block, which no earlier token sees.
     text = jnp.asarray(state.tokens[:, : toys.CAPACITY])
-    wanted = np.asarray(plain_features(text))
+    wanted = np.asarray(plain_features(toys.weights(), text))
     np.testing.assert_array_equal(state.proposer.length, state.length - 1)
     for row, length in enumerate(np.asarray(state.proposer.length)):
         np.testing.assert_array_equal(state.proposer.features[row, :length], wanted[row, :length])

@@ -49,7 +49,8 @@ def test_spell(width):
     """Rows of different lengths equal a loop; if there are too many pieces, the last are kept."""
     tokens = np.random.default_rng(0).integers(0, toys.VOCAB, (64, 12), dtype=np.int32)
     count = np.arange(64, dtype=np.int32) % 13
-    spelling, length = jax.device_get(jax.jit(spell, static_argnums=3)(TABLES, tokens, count, width))
+    spelt = jax.jit(spell, static_argnums=3)
+    spelling, length = jax.device_get(spelt(TABLES, tokens, count, width))
     assert spelling.shape == (64, width)
     for row in range(64):
         wanted = by_hand(tokens[row, : count[row]])[-width:]
@@ -178,7 +179,7 @@ def test_a_draft_never_reads_beyond_its_positions():
     dec = decoder(Universal(net(max_positions), toys.VOCAB, 3, expansion=4))
     prompt = np.tile(toys.PROMPTS[:, :4], 2)
     state = toys.prefill(dec, params(), prompt=prompt, prompt_length=np.full(toys.ROWS, 8))
-    assert state.proposer.cache.capacity - 1 == max_positions
+    assert state.proposer.cache.tokens.shape[1] - 1 == max_positions
     room = max_positions - 9 - 3
     lengths = [min(room // 2, 1 + len(by_hand(text[:-1]))) for text in toys.texts(state)]
     assert state.proposer.cache.length.tolist() == lengths

@@ -1,7 +1,8 @@
 """`documents=` of a target with a tokenizer, and behind a lookup that comes first."""
 
-import specjax
 from command_line import TINY
+
+import specjax
 
 
 def test_documents_of_text():
