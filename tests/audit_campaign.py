@@ -24,12 +24,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import audit_targets
 import faults
-from toys import TRANSFORMERS as toys
+import faults_together
+from table_model import tables
+from toys import TABLES as toys
 
 from specjax import (
     BlockVerification,
@@ -41,8 +44,7 @@ from specjax import (
     Report,
     audit,
 )
-from specjax.contract import Proposer, Rule
-from specjax.models import LinenModel
+from specjax.contract import Model, Proposer, Rule
 from specjax.proposers import Chain, DraftSource, StaticTree
 
 VOCAB, EOS, GAMMA, NEW = 5, 4, 2, 12
@@ -60,14 +62,20 @@ WIDE = (4, 4)
 @functools.cache
 def weights(seed: int, noise: float = 0.0) -> Any:
     """A toy target; with noise, a draft that agrees with it often."""
-    params = NET.init(jax.random.key(seed))
+    params = tables(VOCAB, seed)
     head = {"kernel": 0.4 * params["head"]["kernel"]}
-    leaves, structure = jax.tree.flatten({**params, "head": head})
-    keys = jax.random.split(jax.random.key(seed + 1_000_003), len(leaves))
-    return jax.tree.unflatten(
-        structure,
-        [x + noise * jax.random.normal(key, x.shape) for x, key in zip(leaves, keys, strict=True)],
+    rng = np.random.default_rng(seed + 1_000_003)
+    return jax.tree.map(
+        lambda x: jnp.asarray(x + 3 * noise * np.std(x) * rng.normal(size=x.shape), jnp.float32),
+        {**params, "head": head},
     )
+
+
+@functools.cache
+def rows(seed: int, noise: float) -> Any:
+    """[V, V]: that draft's logits after a token, in a text of two."""
+    texts = np.array([[0, token] for token in range(VOCAB)])
+    return jnp.asarray(toys.plain_logits(texts, NET, weights(seed, noise))[:, 1])
 
 
 def halve_odd(logits: Any, text: Any, counts: Any) -> Any:
@@ -90,7 +98,7 @@ class Case:
     rule: Rule
     proposer: Proposer = CHAIN
     decoder: type[Decoder] = Decoder
-    target: LinenModel = NET
+    target: Model = NET
     check: str = ""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     processor: Callable[..., Any] | None = None
@@ -98,13 +106,34 @@ class Case:
 
     def audit(self, seed: int, **changes: Any) -> Report:
         """The report on the toys of this seed."""
-        decoder = self.decoder(
-            self.target, self.proposer, self.rule, (EOS,), CAPACITY, self.processor
-        )
-        drafts = self.proposer.asks_draft
-        params = Params(weights(seed), weights(seed, self.noise) if drafts else None)
-        options = {"samples": SAMPLES, "rows": ROWS, "seed": seed, **changes, **self.settings}
-        return audit(decoder, params, PROMPTS, max_new_tokens=NEW, **options)
+        draft = weights(seed, self.noise) if self.proposer.asks_draft else None
+        parts = self.decoder, self.proposer, self.rule
+        return self._report(*parts, draft, seed, changes)
+
+    def audit_together(self, seed: int, **changes: Any) -> Report | None:
+        """The same in a program that it shares with other faults; None if it cannot be."""
+        rule = faults_together.together(self.rule, self.decoder)
+        kinds = faults_together.CHAINS
+        if rule is None or type(self.proposer) not in kinds or self.check == "acceptance":
+            return None
+        if self.target is not NET:
+            return None
+        draft = rows(seed, self.noise), jnp.int32(kinds.index(type(self.proposer)))
+        chain = faults_together.chain(VOCAB, GAMMA)
+        return self._report(faults_together.AnyDecoder, chain, rule, draft, seed, changes)
+
+    def _report(
+        self,
+        kind: type[Decoder],
+        proposer: Proposer,
+        rule: Rule,
+        draft: Any,
+        seed: int,
+        changes: dict[str, Any],
+    ) -> Report:
+        decoder = kind(self.target, proposer, rule, (EOS,), CAPACITY, self.processor)
+        options = {"samples": SAMPLES, "rows": ROWS, "seed": seed, **self.settings, **changes}
+        return audit(decoder, Params(weights(seed), draft), PROMPTS, max_new_tokens=NEW, **options)
 
 
 PENALTIES = {"repetition_penalty": 1.5, "frequency_penalty": 0.4, "min_new_tokens": 2}
@@ -119,7 +148,7 @@ CLEAN = {
     "processors": Case(Rejection(), settings=PROCESSED),
     "processor of a user": Case(Rejection(), processor=halve_odd),
     "taps": Case(Match(), audit_targets.TapDraft(VOCAB, 32)),
-    "other last bits": Case(Match(), target=audit_targets.OtherBits(NET.module)),
+    "other last bits": Case(Match(), target=audit_targets.OtherBits(NET)),
 }
 """Sound decoders."""
 
@@ -146,17 +175,17 @@ FAULTS = {
     "flat mask on a tree": Case(
         Match(),
         StaticTree(SOURCE, WIDE),
-        target=audit_targets.FlatMask(NET.module),
+        target=audit_targets.FlatMask(NET),
         check="same key",
     ),
     "taps off by one": Case(
         Match(),
         audit_targets.TapDraft(VOCAB, 32),
-        target=audit_targets.TapsBehind(NET.module),
+        target=audit_targets.TapsBehind(NET),
         check="features",
     ),
     "coarser passes over several tokens": Case(
-        Match(), target=audit_targets.CoarsePasses(NET.module), check="width"
+        Match(), target=audit_targets.CoarsePasses(NET), check="width"
     ),
     # Mistakes with keys, noise and order.
     "step key halved": steps(
@@ -195,7 +224,7 @@ FAULTS = {
     "accepted length counted past an end": steps(faults.CountsPastTheEnd, "figures"),
     "padding rows in the statistics": steps(faults.CountsPadding, "figures"),
     "a residual of zero mass": rule(
-        faults.EmptyResidual, "greedy", settings={"min_new_tokens": NEW}
+        faults.EmptyResidual, "greedy", settings={**PENALTIES, "min_new_tokens": NEW}
     ),
     "greedy only if the whole batch is": steps(faults.MixedUp, "greedy"),
     "draft cache one token short": chain(faults.ShortCache, "acceptance"),
@@ -204,6 +233,27 @@ FAULTS = {
 
 SPEED = ("taps off by one", "q unwarped", "draft cache one token short")
 """Faults that lower the acceptance and leave the distribution as it is."""
+
+
+def check_sound(name: str, seeds: int, samples: int) -> None:
+    """A sound decoder passes; all claims are checked, and a bias would have been seen."""
+    case, proposer = CLEAN[name], CLEAN[name].proposer
+    wanted = {"figures", "ends", "greedy", "row order", "width", "distribution"}
+    wanted |= {"greedy, samples", "distribution, hot", "distribution, cold"}
+    wanted |= {"same key"} if case.rule.shared_noise else set()
+    wanted |= {"same bits"} if proposer.is_chain and not proposer.narrower else set()
+    wanted |= {"features"} if proposer.taps else set()
+    wanted |= {"acceptance"} if proposer.asks_draft else set()
+    for seed in range(seeds):
+        report = case.audit(seed, samples=samples)
+        assert report.passed, str(report)
+        assert {check.name for check in report.checks} == wanted
+        assert all(check.claimed for check in report.checks)
+        # Each of the other settings gets at least a quarter of the samples.
+        assert sum(check.samples for check in report.distributions) > 0.8 * samples
+        assert all(0 < check.detectable < 0.35 for check in report.distributions)
+        labels = {check.name for check in report.checks if check.verdict == "float noise"}
+        assert "width" in labels or name != "other last bits"
 
 
 def found(case: Case, report: Report) -> bool:

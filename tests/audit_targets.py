@@ -8,18 +8,38 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from specjax import LinenModel, Proposal
-from specjax.contract import Proposer
+from specjax import Proposal
+from specjax.contract import Model, Proposer
 
 
-class FlatMask(LinenModel):
+@dataclasses.dataclass(frozen=True)
+class Wrapped(Model):
+    """Reads as `inner` reads."""
+
+    inner: Model
+
+    def __post_init__(self):
+        own = self.inner
+        self.declare(
+            vocab_size=own.vocab_size, max_positions=own.max_positions,
+            reads_trees=own.reads_trees, num_taps=own.num_taps,
+        )  # fmt: skip
+
+    def init_cache(self, batch, size):
+        return self.inner.init_cache(batch, size)
+
+    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
+        return self.inner.apply(params, tokens, positions, cache, mask, taps)
+
+
+class FlatMask(Wrapped):
     """Reads a tree as if it were a chain: a node sees its siblings."""
 
     def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
         return super().apply(params, tokens, positions, cache, None, taps)
 
 
-class TapsBehind(LinenModel):
+class TapsBehind(Wrapped):
     """Returns the inner layers' outputs of the token before, where it has a cache."""
 
     def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
@@ -29,7 +49,7 @@ class TapsBehind(LinenModel):
         return out.replace(features=jnp.roll(out.features, 1, axis=1))
 
 
-class CoarsePasses(LinenModel):
+class CoarsePasses(Wrapped):
     """Rounds its logits to bfloat16 in passes over several tokens."""
 
     def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
@@ -39,7 +59,7 @@ class CoarsePasses(LinenModel):
         return out.replace(logits=out.logits.astype(jnp.bfloat16).astype(jnp.float32))
 
 
-class OtherBits(LinenModel):
+class OtherBits(Wrapped):
     """No fault: its logits differ in their last bits in passes over several tokens."""
 
     def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):

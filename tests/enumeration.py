@@ -132,14 +132,17 @@ def rows_of(parent, proposals, table):
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
 def judge(rule, parent, draw, tokens, target, draft):
-    """Run `rule` on every case: the tokens on its path, how many it accepts, and the next token."""
-    max_depth = max(len(trees.ancestors(parent, n)) - 1 for n in range(len(parent)))
+    """Run `rule` on every case: the tokens on its path, how many it accepts, and the next token.
+
+    The tree is data, so that all trees of a size share a program.
+    """
+    max_depth = len(parent) - 1
 
     def one(draw, tokens, target, draft):
         logits = None if draft is None else jnp.log(draft)
-        proposal = Proposal(tokens, jnp.array(parent, jnp.int32), logits, point_mass=draft is None)
+        proposal = Proposal(tokens, parent, logits, point_mass=draft is None)
         tree = Tree.of(proposal.parent, max_depth)
         verdict = rule(draw, proposal, tree, jnp.log(target))
         return tokens[tree.path[verdict.node]], tree.depth[verdict.node], verdict.next_token
@@ -157,10 +160,10 @@ def weigh(uniform, proposal, target, draft):
 WALKS = {"rejection": rejection.walk, "block": weigh}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
 def walk_all(rule, parent, uniform, tokens, target, draft):
     def one(uniform, tokens, target, draft):
-        return WALKS[rule](uniform, Proposal(tokens, jnp.array(parent, jnp.int32)), target, draft)
+        return WALKS[rule](uniform, Proposal(tokens, parent), target, draft)
 
     return jax.vmap(one)(uniform, tokens, target, draft)
 
@@ -180,9 +183,10 @@ def in_buckets(function, *cases):
 def outcomes(rule, parent, draw, chance, tokens, target, draft):
     """Run `rule` on all cases at once: draw [M, ...], tokens [M, N], probabilities [M, N, V]."""
     path, accepted, token = in_buckets(
-        functools.partial(judge, rule, parent), draw, tokens, target, draft
+        functools.partial(judge, rule, np.array(parent, np.int32)), draw, tokens, target, draft
     )
-    return Outcomes(np.asarray(chance), path[:, 1:], accepted, token)
+    deepest = max(len(trees.ancestors(parent, n)) - 1 for n in range(len(parent)))
+    return Outcomes(np.asarray(chance), path[:, 1 : deepest + 1], accepted, token)
 
 
 @jax.tree_util.register_dataclass
@@ -225,7 +229,7 @@ def enumerate_acceptance(rule, parent, proposals, target, draft):
     p = rows_of(parent, tokens, target)
     q = None if draft is None else rows_of(parent, tokens, draft)
     _, residual, chance = in_buckets(
-        functools.partial(walk_all, rule, parent), uniform, tokens, p, q
+        functools.partial(walk_all, rule, np.array(parent, np.int32)), uniform, tokens, p, q
     )
     weight = weight * np.where(uniform == 0, chance, 1 - chance).prod(1)
     np.testing.assert_allclose(residual.sum(1), 1, atol=1e-12)

@@ -13,6 +13,7 @@ from flax import struct
 from specjax import Decoder, Rejection, Sampling, sampling
 from specjax.proposers import Chain, DraftSource, StaticTree
 from specjax.rules import rejection
+from specjax.types import ABSENT
 
 
 def drafting(kind, model, vocab_size, num_drafts):
@@ -201,108 +202,124 @@ class ShortCache(Chain):
 
 
 @dataclasses.dataclass(frozen=True)
-class Unwarped(Decoder):
-    """Warps nothing but temperature 0 and leaves everything else to its rule."""
+class Faulty(Decoder):
+    """A decoder with a fault before or after its step, in its noise, or in its warp."""
+
+    def before(self, state):
+        """The state that a step sees."""
+        return state
+
+    def after(self, state, after, info):
+        """What a step made of `state`."""
+        return after
+
+    def before_draw(self, state):
+        """The state of which the noise is made."""
+        return state
+
+    def after_draw(self, state, draw):
+        return draw
+
+    def path(self, state, path):
+        """The tokens by which a node's logits are processed."""
+        return path
 
     def step(self, params, state):
+        after, info = super().step(params, self.before(state))
+        after = after.replace(sampling=state.sampling, eos=state.eos)
+        return self.after(state, after, info), info
+
+    def _draw(self, state):
+        return self.after_draw(state, super()._draw(self.before_draw(state)))
+
+    def _warp(self, state, logits, path=None):
+        return super()._warp(state, logits, None if path is None else self.path(state, path))
+
+
+class Unwarped(Faulty):
+    """Warps nothing but temperature 0 and leaves everything else to its rule."""
+
+    def before(self, state):
         temperature = state.sampling.temperature
         bare = Sampling.create(len(temperature)).replace(
             temperature=jnp.minimum(jnp.sign(temperature), 1.0)
         )
-        after, info = super().step(params, state.replace(sampling=bare))
-        return after.replace(sampling=state.sampling), info
+        return state.replace(sampling=bare)
 
 
-@dataclasses.dataclass(frozen=True)
-class MixedUp(Decoder):
+class MixedUp(Faulty):
     """Is greedy only if the whole batch is."""
 
-    def step(self, params, state):
+    def before(self, state):
         temperature = state.sampling.temperature
-        floor = state.sampling.replace(
-            temperature=jnp.where(
-                (temperature > 0).any(), jnp.maximum(temperature, 0.7), temperature
-            )
-        )
-        after, info = super().step(params, state.replace(sampling=floor))
-        return after.replace(sampling=state.sampling), info
+        floor = jnp.where((temperature > 0).any(), jnp.maximum(temperature, 0.7), temperature)
+        return state.replace(sampling=state.sampling.replace(temperature=floor))
 
 
-@dataclasses.dataclass(frozen=True)
-class EndsWithBlocks(Decoder):
+class EndsWithBlocks(Faulty):
     """Looks for EOS only at the end of a block."""
 
-    def step(self, params, state):
-        after, info = super().step(params, state.replace(eos=jnp.full_like(state.eos, -1)))
+    def before(self, state):
+        return state.replace(eos=jnp.full_like(state.eos, -1))
+
+    def after(self, state, after, info):
         last = jnp.take_along_axis(after.tokens, after.length[:, None] - 1, axis=1)
-        return after.replace(eos=state.eos, done=after.done | (last == state.eos).any(1)), info
+        return after.replace(done=after.done | (last == state.eos).any(1))
 
 
-@dataclasses.dataclass(frozen=True)
-class CountsPastTheEnd(Decoder):
+class CountsPastTheEnd(Faulty):
     """Counts drafts as accepted that EOS or a limit cuts off."""
 
-    def step(self, params, state):
-        after, info = super().step(params, state)
+    def after(self, state, after, info):
         accepted = state.stats.accepted + jnp.where(state.done, 0, info.num_accepted)
-        return after.replace(stats=after.stats.replace(accepted=accepted)), info
+        return after.replace(stats=after.stats.replace(accepted=accepted))
 
 
-@dataclasses.dataclass(frozen=True)
-class CountsPadding(Decoder):
+class CountsPadding(Faulty):
     """Counts passes of rows that are done."""
 
-    def step(self, params, state):
-        after, info = super().step(params, state)
-        return after.replace(
-            stats=after.stats.replace(target_passes=state.stats.target_passes + 1)
-        ), info
+    def after(self, state, after, info):
+        passes = state.stats.target_passes + 1
+        return after.replace(stats=after.stats.replace(target_passes=passes))
 
 
-@dataclasses.dataclass(frozen=True)
-class PaddingTemperature(Decoder):
+class PaddingTemperature(Faulty):
     """Packs the temperatures of live rows together, but not the rows."""
 
-    def step(self, params, state):
+    def before(self, state):
         packed = state.sampling.temperature[jnp.argsort(state.done, stable=True)]
-        after, info = super().step(
-            params, state.replace(sampling=state.sampling.replace(temperature=packed))
-        )
-        return after.replace(sampling=state.sampling), info
+        return state.replace(sampling=state.sampling.replace(temperature=packed))
 
 
-@dataclasses.dataclass(frozen=True)
-class HalvedKey(Decoder):
+class HalvedKey(Faulty):
     """Two positions share their random numbers, unless noise is shared."""
 
-    def _draw(self, state):
-        return super()._draw(state.replace(length=(state.length - 1) // 2 + 1))
+    def before_draw(self, state):
+        return state.replace(length=(state.length - 1) // 2 + 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class KeyOfTheRow(Decoder):
+class KeyOfTheRow(Faulty):
     """Folds the row's place in the batch into its key."""
 
-    def _draw(self, state):
+    def before_draw(self, state):
         rows = jnp.arange(len(state.length))
-        return super()._draw(state.replace(key=jax.vmap(jax.random.fold_in)(state.key, rows)))
+        return state.replace(key=jax.vmap(jax.random.fold_in)(state.key, rows))
 
 
-@dataclasses.dataclass(frozen=True)
-class FirstRowDecides(Decoder):
+class FirstRowDecides(Faulty):
     """Draws no noise if the first row is greedy."""
 
-    def _draw(self, state):
-        draw = super()._draw(state)
+    def after_draw(self, state, draw):
+        if not hasattr(draw, "gumbel"):
+            return draw
         return draw.replace(gumbel=jnp.where(state.sampling.temperature[0] == 0, 0, draw.gumbel))
 
 
-@dataclasses.dataclass(frozen=True)
-class PenaltiesAtTheRoot(Decoder):
+class PenaltiesAtTheRoot(Faulty):
     """Applies logits processors to every node as if it had no drafts before it."""
 
-    def _warp(self, state, logits, path=None):
-        return super()._warp(state, logits, None)
+    def path(self, state, path):
+        return jnp.full_like(path, ABSENT)
 
 
 class SharedResidual(Rejection):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
@@ -41,8 +42,8 @@ def toy(name):
     return log_target(TABLES[0], SETTINGS[name]), log_draft(draft, SETTINGS[name])
 
 
-def speculate(log_p, log_q, gamma):
-    """The number of accepted drafts in each of DRAWS steps of the library's rule, from token 0."""
+@functools.partial(jax.jit, static_argnums=2)
+def _speculate(log_p, log_q, gamma):
 
     def one(key):
         draw = IndependentDraw(key, SIZE, gamma + 1)
@@ -54,7 +55,12 @@ def speculate(log_p, log_q, gamma):
         proposal = Proposal(tokens, jnp.arange(gamma + 1) - 1, log_q[tokens])
         return Rejection()(draw, proposal, Tree.of(proposal.parent, gamma), log_p[tokens]).node
 
-    return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), DRAWS)))
+    return jax.vmap(one)(jax.random.split(jax.random.key(1), DRAWS))
+
+
+def speculate(log_p, log_q, gamma):
+    """The number of accepted drafts in each of DRAWS steps of the library's rule, from token 0."""
+    return np.asarray(_speculate(log_p, log_q, gamma))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -65,6 +71,7 @@ def test_accepted_drafts_are_the_overlap(name):
     assert abs(speculate(log_p, log_q, 1).mean() - alpha) < 3 * (alpha * (1 - alpha) / DRAWS) ** 0.5
 
 
+@jax.jit
 def over_target_text(log_p, log_q):
     """E[N] as the loss computes it: every text of the target, weighed by its probability."""
     p, q = jnp.exp(log_p), jnp.exp(log_q)

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from heads import TINY
 from toys import TABLES as toys
 
 import specjax
@@ -127,25 +126,29 @@ def test_raw_keys_are_wrapped():
 @pytest.mark.parametrize("rule", toys.NOISE_KINDS)
 def test_exact_rules_hold_under_another_default_of_random_numbers(rule):
     """TPU users set it to "rbg": rows still have noise of their own, and texts stay the same."""
-    target, draft = specjax.load(TINY), specjax.load(TINY.parent / "draft")
-    rule, prompts, seeds = specjax.RULES[rule](), ["import ", "def f(", "class "], [3, 4, 5]
+    dec, arrays = toys.decoder("draft 1", rule), toys.params("draft 1")
+    limit = np.full(toys.ROWS, 24, np.int32)
 
-    def write(prompts, seeds, **options):
-        options = {"rule": rule, "temperature": 1.0, "max_new_tokens": 16} | options
-        return specjax.generate(target, prompts, seed=seeds, **options).tokens
+    def keys_of(seeds):
+        return jnp.stack([specjax.make_key(seed) for seed in seeds])
 
-    wanted = write(prompts, seeds, draft=draft)
+    def write(**changes):
+        given = {"temperature": 1.0, "limit": limit} | changes
+        return toys.texts(dec.run(arrays, toys.prefill(dec, arrays, **given)))
+
+    wanted = write(key=keys_of([3, 4, 5, 6]))
     with jax.default_prng_impl("rbg"):
         assert jax.random.key_impl(jax.random.key(0)) == "rbg"
-        assert write(prompts, seeds, draft=draft) == wanted
-        assert [
-            write([prompt], [seed], draft=draft)[0]
-            for prompt, seed in zip(prompts, seeds, strict=True)
-        ] == wanted
-        plain = write(prompts, seeds)
-        assert not rule.shared_noise or plain == wanted
-        same_prompt = write(["import "] * 3, seeds)
-    assert len(set(map(tuple, same_prompt))) == 3
+        keys = keys_of([3, 4, 5, 6])
+        assert write(key=keys) == wanted
+        alone = [write(key=keys, rows=[row])[0] for row in range(toys.ROWS)]
+        assert alone == wanted
+        same = write(
+            key=keys,
+            prompt=np.tile(toys.PROMPTS[:1], (toys.ROWS, 1)),
+            prompt_length=np.full(toys.ROWS, 5, np.int32),
+        )
+    assert len(set(map(tuple, same))) == toys.ROWS
 
 
 def test_a_decoder_needs_room_for_a_token():
@@ -154,11 +157,10 @@ def test_a_decoder_needs_room_for_a_token():
         toys.decoder("none", "match", capacity=1)
 
 
-@pytest.mark.parametrize("rule", toys.NOISE_KINDS)
-def test_step_vmaps(rule):
+def test_step_vmaps():
     """`step` is a pure function: vmapped over two stacked states it changes each as it would
     alone."""
-    dec, arrays = toys.decoder("draft 3", rule), toys.params("draft 3")
+    dec, arrays = toys.decoder("table chain", "rejection"), toys.params("table chain")
     states = [
         toys.prefill(dec, arrays, temperature=1.0, key=toys.keys(seed=seed)) for seed in (1, 2)
     ]

@@ -9,7 +9,7 @@ import trees
 from enumeration import SHAPES, ForcedTokens, GreedyTable, SparseTable, Table, outcomes, rows_of
 from toys import TABLES as toys
 
-from specjax import RULES, Match, Threshold, Typical
+from specjax import RULES, Decoder, Match, Threshold, Typical
 
 
 def possible(parent, tokens, target, rule):
@@ -146,7 +146,7 @@ def test_a_threshold_outside_0_and_1_is_refused(name, value):
     with pytest.raises(ValueError, match=rf"^{name}=.* is not allowed; it must lie in"):
         rule(**{name: np.float32(value)})
     # An array on a device is checked where a decoder brings it to the host, before any compile.
-    decoder = toys.Decoder(
+    decoder = Decoder(
         toys.model(), toys.CASES["none"][0], rule(**{name: jnp.float32(value)}), (), toys.CAPACITY
     )
     with pytest.raises(ValueError, match=rf"^{name}=.* is not allowed; it must lie in"):

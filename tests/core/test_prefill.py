@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import own_models
 import pytest
+from toy_models import transformer
 from toys import TABLES as toys
+from toys import TRANSFORMERS
 
 from specjax import LinenModel, Transformer
 from specjax.caches import prefill
@@ -18,12 +20,12 @@ COUNT = jnp.array([14, 0, 5, 9], jnp.int32)
 
 
 def windowed():
-    config = dataclasses.replace(toys.model().module.config, windows=(None, 4))
-    return LinenModel(Transformer(config)), toys.weights()
+    config = dataclasses.replace(transformer().module.config, windows=(None, 4))
+    return LinenModel(Transformer(config)), TRANSFORMERS.weights()
 
 
 CASES = {
-    "transformer": lambda: (toys.model(), toys.weights()),
+    "tables": lambda: (toys.model(), toys.weights()),
     "sliding window": windowed,
     **{
         name: lambda name=name: own_models.own(name)
@@ -75,7 +77,8 @@ def test_memory_does_not_grow_with_the_prompt():
     """Except for the cache and the hidden states, which are outputs: four times the prompt needs
     no more scratch."""
     capacity = 16_384
-    config = dataclasses.replace(toys.model(num_layers=1).module.config, max_positions=capacity)
+    small = transformer(num_layers=1)
+    config = dataclasses.replace(small.module.config, max_positions=capacity)
     model = LinenModel(Transformer(config))
     cache = jax.eval_shape(lambda: model.init_cache(1, capacity))
 
@@ -85,7 +88,8 @@ def test_memory_does_not_grow_with_the_prompt():
             jax.ShapeDtypeStruct((1,), jnp.int32),
         )
         read = jax.jit(lambda *given: prefill.read_prompt(model, *given), donate_argnums=3)
-        compiled = read.lower(jax.eval_shape(toys.weights), tokens, count, cache).compile()
+        params = jax.eval_shape(lambda: small.init(jax.random.key(0)))
+        compiled = read.lower(params, tokens, count, cache).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
     scores = config.num_heads * prefill.CHUNK * 4  # bytes per slot

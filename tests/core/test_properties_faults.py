@@ -20,6 +20,7 @@ import test_properties_training as training
 import test_properties_trees as trees_
 from hypothesis import Phase, settings
 from properties import law
+from toys import TABLES, TRANSFORMERS, Toys
 
 from specjax import sampling, tree
 from specjax.caches import KVCache
@@ -131,8 +132,8 @@ def cache(case: str) -> Callable[[], None]:
     return functools.partial(caches.test_a_cache_is_a_list_of_tokens, case)
 
 
-def whole_steps() -> None:
-    steps.test_a_step_accepts_the_right_path_of_any_tree("match")
+def whole_steps(toys: Toys) -> Callable[[], None]:
+    return lambda: steps.test_a_step_accepts_the_right_path_of_any_tree("match", toys)
 
 
 def options_of_distillation() -> None:
@@ -143,10 +144,11 @@ RATES = training.test_a_learning_rate_stays_below_its_peak_and_never_jumps
 FAULTS: dict[str, tuple[Callable[[Patch], None], Callable[[], None]]] = {
     "commit's index clipped at 15": (index_of_a_commit, cache("kv")),
     "commit's index clipped at 15, in a ring": (index_of_a_commit, cache("ring")),
-    "commit's index clipped at 15, in a step": (index_of_a_commit, whole_steps),
+    "commit's index clipped at 15, in a step": (index_of_a_commit, whole_steps(TRANSFORMERS)),
     "paths of a tree clipped at 15": (
         path_of_a_tree, lambda: trees_.test_the_arrays_of_a_tree_are_those_of_a_walk(17, 9),
     ),
+    "paths of a tree clipped at 15, in a step": (path_of_a_tree, whole_steps(TABLES)),
     "window one deeper than it is": (deeper_window, cache("window")),
     "window of a ring one deeper than it is": (deeper_window, cache("ring")),
     "window by index in the tree": (window_of_a_chain, cache("window")),

@@ -16,7 +16,7 @@ import trees
 from hypothesis import given
 from hypothesis import strategies as st
 from properties import law, parents, seeds
-from toys import TABLES as toys
+from toys import TABLES
 
 from specjax import RULES, Decoder, Params, Proposal
 from specjax.contract import Proposer
@@ -45,7 +45,7 @@ class Given(Proposer):
 
 
 @functools.cache
-def greedy():
+def greedy(toys):
     """[B, CAPACITY] the text that the target writes, by reading it again for every token."""
     tokens, length = np.zeros((toys.ROWS, CAPACITY), np.int32), toys.LENGTHS.copy()
     tokens[:, : toys.WIDTH] = toys.PROMPTS
@@ -66,18 +66,18 @@ def drafts(rng, parent, right):
     for node in range(1, NODES):
         rank = siblings[parent[node]] = siblings.get(parent[node], 0) + 1
         here = [*right, 0][min(max(len(ways[node]) - 2, 0), len(right))]
-        tokens[node] = here if node in path else (here + rank) % toys.VOCAB
+        tokens[node] = here if node in path else (here + rank) % TABLES.VOCAB
     return path, tokens
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection"])
-def test_a_step_accepts_the_right_path_of_any_tree(rule):
+def test_a_step_accepts_the_right_path_of_any_tree(rule, toys=TABLES):
     """Each row emits as many tokens as its right path is long and one more; the text and the cache
     stay those of plain greedy decoding."""
     dec = Decoder(toys.model(), Given(), RULES[rule](), (), CAPACITY)
     chex.clear_trace_counter()
     step = jax.jit(chex.assert_max_traces(dec.step, n=1))
-    whole, weights = greedy(), toys.weights()
+    whole, weights = greedy(toys), toys.weights()
     positions = np.broadcast_to(np.arange(CAPACITY), whole.shape)
     net = toys.model()
     plain = jax.device_get(

@@ -16,7 +16,9 @@ from automata_of_bytes import accepts
 from specjax import JSONSchema
 
 SUITE = json.loads(
-    (pathlib.Path(__file__).parents[1] / "fixtures" / "json_schema_suite" / "tests.json").read_text()
+    (
+        pathlib.Path(__file__).parents[1] / "fixtures" / "json_schema_suite" / "tests.json"
+    ).read_text()
 )
 HEADS = {"$ref", "anyOf", "allOf", "enum", "const", "type", "not", "if", "oneOf"}
 ABOUT = {

@@ -25,7 +25,7 @@ def forests():
 
 def test_ancestor_mask_names_the_nodes_on_the_way_up(forests):
     """mask[n, m] holds if and only if m is n or an ancestor of n."""
-    masks = np.asarray(jax.vmap(tree.ancestor_mask)(forests))
+    masks = np.asarray(jax.jit(jax.vmap(tree.ancestor_mask))(forests))
     wanted = [
         [np.isin(np.arange(len(p)), trees.ancestors(p, n)) for n in range(len(p))] for p in forests
     ]
@@ -34,7 +34,7 @@ def test_ancestor_mask_names_the_nodes_on_the_way_up(forests):
 
 def test_depth_counts_the_steps_up(forests):
     """A node's depth is the number of its proper ancestors; roots and absent nodes have 0."""
-    depths = np.asarray(jax.vmap(tree.depth)(forests))
+    depths = np.asarray(jax.jit(jax.vmap(tree.depth))(forests))
     assert depths.dtype == np.int32
     np.testing.assert_array_equal(
         depths, [[len(trees.ancestors(p, n)) - 1 for n in range(len(p))] for p in forests]
@@ -57,12 +57,15 @@ def test_path_lists_the_way_down_padded_with_its_end(forests):
 
 def test_a_tree_holds_what_follows_from_its_parents(forests):
     """Depths, ancestors, paths and the tokens on them agree with walking up."""
-    record = jax.vmap(lambda parent: tree.Tree.of(parent, MAX_DEPTH))(forests)
+    record = jax.device_get(
+        jax.jit(jax.vmap(lambda parent: tree.Tree.of(parent, MAX_DEPTH)))(forests)
+    )
     tokens = np.random.default_rng(1).integers(0, 99, forests.shape, dtype=np.int32)
-    texts = np.asarray(jax.vmap(tree.Tree.path_tokens)(record, tokens))
+    texts = np.asarray(jax.jit(jax.vmap(tree.Tree.path_tokens))(record, tokens))
     np.testing.assert_array_equal(record.parent, forests)
-    np.testing.assert_array_equal(record.depth, jax.vmap(tree.depth)(forests))
-    np.testing.assert_array_equal(record.ancestors, jax.vmap(tree.ancestor_mask)(forests))
+    depths, masks = jax.jit(jax.vmap(lambda up: (tree.depth(up), tree.ancestor_mask(up))))(forests)
+    np.testing.assert_array_equal(record.depth, depths)
+    np.testing.assert_array_equal(record.ancestors, masks)
     for row, parent in enumerate(forests):
         for node in range(len(parent)):
             way = trees.ancestors(parent, node)
@@ -75,12 +78,10 @@ def test_a_tree_holds_what_follows_from_its_parents(forests):
 def test_a_chain_needs_no_closure(size):
     """A chain's record equals that of any tree; where it ends early, absent nodes keep their
     index."""
-    whole, general = (
-        tree.Tree.of(tree.chain(size), size - 1, True),
-        tree.Tree.of(tree.chain(size), size - 1),
-    )
+    of = jax.jit(tree.Tree.of, static_argnums=(1, 2))
+    whole, general = of(tree.chain(size), size - 1, True), of(tree.chain(size), size - 1, False)
     jax.tree.map(np.testing.assert_array_equal, whole, general)
-    ended = tree.Tree.of(np.where(np.arange(size) < 2, tree.chain(size), -1), size - 1, True)
+    ended = of(np.where(np.arange(size) < 2, tree.chain(size), -1), size - 1, True)
     for name in ("depth", "ancestors", "path"):
         np.testing.assert_array_equal(getattr(ended, name), getattr(whole, name))
 
@@ -88,7 +89,7 @@ def test_a_chain_needs_no_closure(size):
 def test_pruning_takes_what_hangs_below(forests):
     """Unknown nodes and their descendants are removed; the others keep their parents."""
     known = np.random.default_rng(2).random(forests.shape) < 0.7
-    pruned = np.asarray(jax.vmap(tree.prune)(forests, known))
+    pruned = np.asarray(jax.jit(jax.vmap(tree.prune))(forests, known))
     for parent, kept, after in zip(forests, known, pruned, strict=True):
         wanted = [
             up if all(kept[m] for m in trees.ancestors(parent, n)) else -1
@@ -101,8 +102,9 @@ def test_pruning_takes_what_hangs_below(forests):
 def test_long_chains_are_closed(size):
     """Squaring reaches the root of a chain of any length."""
     parent = tree.chain(size)
-    np.testing.assert_array_equal(tree.ancestor_mask(parent), np.tri(size, dtype=bool))
-    np.testing.assert_array_equal(tree.depth(parent), np.arange(size))
+    mask, depth = jax.jit(lambda up: (tree.ancestor_mask(up), tree.depth(up)))(parent)
+    np.testing.assert_array_equal(mask, np.tri(size, dtype=bool))
+    np.testing.assert_array_equal(depth, np.arange(size))
 
 
 def test_from_choices_orders_by_depth_then_choice():

@@ -122,9 +122,11 @@ def test_the_verdict_is_a_node_of_the_tree(rule):
         uniform = jnp.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 1, 0, 1, 0], [0, 1, 0, 1, 1]])
         draw = ForcedUniform(uniform, jnp.array([0, 1, 2, 0]), vocab)
     up = jnp.array(parent, jnp.int32)
-    tree = Tree.of(up, 2)
-    judge = jax.vmap(
-        lambda d, t, logits: RULES[rule]()(d, Proposal(t, up, point_mass=True), tree, logits)
+    tree = jax.device_get(jax.jit(lambda up: Tree.of(up, 2))(up))
+    judge = jax.jit(
+        jax.vmap(
+            lambda d, t, logits: RULES[rule]()(d, Proposal(t, up, point_mass=True), tree, logits)
+        )
     )
     verdict = judge(draw, jnp.array(tokens, jnp.int32), jnp.log(jnp.array(p, jnp.float32)))
     assert tree.path[verdict.node].tolist() == [[0, 0, 0], [0, 1, 1], [0, 2, 4], [0, 2, 2]]

@@ -1,0 +1,123 @@
+"""Many faults in one compiled program: which of them is planted is a number, and data.
+
+A rule may carry numbers, one per row, which the decoder traces.  Here they say which of the wrong
+rules of `faults.py` decides, and which of its wrong decoders steps; the parameters of a chain say
+which of its wrong chains drafts.  The wrong parts themselves are those of `faults.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import faults
+import jax
+import jax.numpy as jnp
+from flax import struct
+from table_sources import TableSource
+
+from specjax import Decoder, Match, Rejection
+from specjax.contract import Rule
+from specjax.proposers import Chain
+
+RULES: tuple[type[Rejection], ...] = (
+    Rejection, faults.SharedAcceptance, faults.SharedResidual, faults.ReusedNoise,
+    faults.NoResidual, faults.ResidualBonus, faults.EmptyResidual, faults.BonusOnly,
+    faults.FrozenAtTheRoot, faults.TopPFirst,
+)  # fmt: skip
+DECODERS: tuple[type[Decoder], ...] = (
+    Decoder, faults.Unwarped, faults.MixedUp, faults.EndsWithBlocks, faults.CountsPastTheEnd,
+    faults.CountsPadding, faults.PaddingTemperature, faults.HalvedKey, faults.KeyOfTheRow,
+    faults.FirstRowDecides, faults.PenaltiesAtTheRoot,
+)  # fmt: skip
+CHAINS: tuple[type[Chain], ...] = (
+    Chain, faults.ArgmaxDraft, faults.RepeatedNoise, faults.DropsUnlikely, faults.RawQ,
+)  # fmt: skip
+"""The right part first, and wrong ones that leave every array its shape."""
+
+
+def pick(made: Any, wanted: Any, instead: Any) -> Any:
+    """`instead` where `wanted`, and else `made`: two trees of equal shapes."""
+    return jax.tree.map(lambda x, y: y if x is y else jnp.where(wanted, y, x), made, instead)
+
+
+@struct.dataclass
+class AnyRejection(Rejection):
+    """The rule `RULES[rule]`, in a decoder of the kind `DECODERS[decoder]`."""
+
+    rule: Any = 0.0
+    decoder: Any = 0.0
+
+    def __call__(self, draw, proposal, tree, logits):
+        verdicts = [kind()(draw, proposal, tree, logits) for kind in RULES]
+        return jax.tree.map(
+            lambda *each: jnp.stack(each)[jnp.asarray(self.rule, jnp.int32)], *verdicts
+        )
+
+
+@struct.dataclass
+class AnyMatch(Match):
+    """`Match` in a decoder of the kind `DECODERS[decoder]`."""
+
+    decoder: Any = 0.0
+
+
+class AnyDecoder(faults.Faulty):
+    """The decoder that its rule names."""
+
+    def _each(self, hook, state, made, *given):
+        """What the hook of the named decoder makes of the last of its arguments."""
+        named = state.rule.decoder[0]
+        for number, kind in enumerate(DECODERS[1:], 1):
+            own = getattr(kind, hook)(self, *given)
+            made = pick(made, named == number, own)
+        return made
+
+    def before(self, state):
+        return self._each("before", state, state, state)
+
+    def after(self, state, after, info):
+        return self._each("after", state, after, state, after, info)
+
+    def before_draw(self, state):
+        return self._each("before_draw", state, state, state)
+
+    def after_draw(self, state, draw):
+        return self._each("after_draw", state, draw, state, draw)
+
+    def path(self, state, path):
+        return self._each("path", state, path, state, path)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnyChain(Chain):
+    """The chain `CHAINS[number]` over a table; the parameters are the table and the number."""
+
+    def init(self, params, prompt, capacity):
+        return super().init(params[0], prompt, capacity)
+
+    def observe(self, params, state, block):
+        return super().observe(params[0], state, block)
+
+    def propose(self, params, state, context):
+        table, number = params
+        made, state = super().propose(table, state, context)
+        for other, kind in enumerate(CHAINS[1:], 1):
+            chain = kind(self.source, self.num_drafts)
+            own, _ = chain.propose(table, state, context)
+            made = pick(made, number == other, own)
+        return made, state
+
+
+def chain(vocab_size: int, num_drafts: int) -> AnyChain:
+    return AnyChain(TableSource(vocab_size), num_drafts)
+
+
+def together(rule: Rule, decoder: type[Decoder]) -> Rule | None:
+    """The rule that stands for both; None if they are not among those above."""
+    if decoder not in DECODERS:
+        return None
+    number = float(DECODERS.index(decoder))
+    if type(rule) is Match:
+        return AnyMatch(decoder=number)
+    return AnyRejection(float(RULES.index(type(rule))), number) if type(rule) in RULES else None
