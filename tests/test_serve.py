@@ -224,7 +224,7 @@ def test_a_text_that_cannot_be_read_fails_alone(monkeypatch):
     made = engine()
     one, two = (made.submit(ask(max_new_tokens=60, stop=["zzz"], eos=[])) for _ in range(2))
 
-    def broken(row: int, tokens: list[int]) -> None:
+    def broken(row: int, tokens: list[int], known: int) -> None:
         raise ValueError("no such token")
 
     monkeypatch.setattr(one.texts, "cut", broken)

@@ -23,6 +23,7 @@ from serving import events, post, running, send
 
 import specjax
 from specjax.extras import install
+from specjax.text import Texts
 
 for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
     pytest.importorskip(package)
@@ -97,6 +98,72 @@ def test_streams_have_the_same_texts(port):
             assert all("usage" in chunk for chunk in chunks if chunk["choices"][:1] and
                        chunk["choices"][0]["finish_reason"] is None)  # fmt: skip
         assert "speculative_decoding" in chunks[-1]["metrics"]
+
+
+def test_streams_join_to_the_result(port, monkeypatch):
+    """On every route, with a stop string inside of the text, with drafts and without: the pieces
+    and the tokens of a stream are those of the result. A delay before a text is cut gives readers
+    the time to see what they may not."""
+    cut = Texts.cut
+
+    def slow(*arguments):
+        time.sleep(0.005)
+        return cut(*arguments)
+
+    monkeypatch.setattr(Texts, "cut", slow)
+    greedy = {"temperature": 0.0, "max_new_tokens": 40}
+    stop = plain(**greedy).text[0][6:10]
+    wanted = plain(**greedy, stop=stop)
+    text, tokens = wanted.text[0], wanted.tokens[0]
+    assert wanted.finish == ["stop"] and len(text) == 6
+    target = serving.engine().target
+    stream = specjax.generate(
+        target, "def main(", proposer="none", stop=stop, stream=True, **greedy
+    )
+    assert "".join(stream) == text and stream.output.text == [text]
+    asked = {"prompt": "def main(", "temperature": 0, "max_tokens": 40, "stop": stop, "logprobs": 1}
+    chat = {**asked, "messages": [{"role": "user", "content": "def"}], "logprobs": True}
+    del chat["prompt"]
+    inputs = {"inputs": "def main(", "parameters": {"max_new_tokens": 40, "stop": [stop],
+              "details": True}}  # fmt: skip
+    for drafter in ("none", "lookup", "draft", "lookup+draft"):
+        request = specjax.Request(prompts="def main(", proposer=drafter, stop=stop, **greedy)
+        handle = serving.engine().submit(request)
+        made, served = list(handle), handle.result()
+        assert (served.text, served.tokens, served.finish) == (text, tokens, "stop")
+        assert "".join(new.text for new in made) == text
+        assert [token for new in made for token in new.tokens] == tokens
+        more = {"speculation": {"drafter": drafter}, "stream": True, "return_guesses": True}
+        made = _choices(port, "/v1/completions", asked | more)
+        assert "".join(one["text"] for one in made) == text
+        made = [one for one in made if "pieces" in one]
+        assert [token for one in made for token in one["token_ids"]] == tokens
+        assert "".join(piece for one in made for piece in one["pieces"]) == text
+        assert "".join(word for one in made for word in one["logprobs"]["tokens"]) == text
+        whole = post(port, "/v1/completions", asked)["choices"][0]
+        assert whole["text"] == "".join(whole["logprobs"]["tokens"]) == text
+        said = post(port, "/v1/chat/completions", {**chat, "stop": None})["choices"][0]["message"]
+        inside = {**chat, "stop": said["content"][6:10]}
+        message = post(port, "/v1/chat/completions", inside)["choices"][0]["message"]["content"]
+        assert said["content"].startswith(message) and len(message) <= 6
+        made = _choices(port, "/v1/chat/completions", inside | more)
+        assert "".join(one["delta"].get("content", "") for one in made) == message
+        words = [
+            entry["token"] for one in made for entry in one.get("logprobs", {}).get("content", [])
+        ]
+        assert "".join(words) == message
+    whole = post(port, "/generate", inputs)
+    made = events(send(port, "POST", "/generate_stream", inputs)[2])
+    assert whole["generated_text"] == made[-1]["generated_text"] == text
+    assert whole["details"]["tokens"] == [event["token"] for event in made]
+    assert "".join(event["token"]["text"] for event in made) == text
+    assert [event["token"]["id"] for event in made] == tokens
+
+
+def _choices(port: int, path: str, asked: dict) -> list[dict]:
+    """The choices of the chunks of a stream with one text."""
+    chunks = events(send(port, "POST", path, asked)[2])[:-1]
+    return [choice for chunk in chunks for choice in chunk["choices"]]
 
 
 def test_chats_and_tokenize(port):

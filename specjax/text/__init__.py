@@ -5,11 +5,13 @@ from specjax.text.rust import no_panic
 from specjax.text.sandbox import ask
 from specjax.text.stops import Texts
 from specjax.text.vocabulary import Translation, token_bytes, translate, vocabulary_digest
+from specjax.text.words import Words
 
 __all__ = [
     "Messages",
     "Texts",
     "Translation",
+    "Words",
     "ask",
     "no_panic",
     "render",

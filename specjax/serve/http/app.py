@@ -24,6 +24,7 @@ from specjax.serve.http import answers, following, requests
 from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Tokenize
 from specjax.serve.http.metrics import Metrics
 from specjax.serve.http.problems import Problem, parse
+from specjax.text import Words
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _T = TypeVar("_T")
@@ -56,6 +57,7 @@ class Service:
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.engine, self.limits = engine, limits
         self.metrics = Metrics(engine)
+        self.words = Words(engine.target.tokenizer)
         self.draining = False
         self.running = 0  # requests that are being answered
 
@@ -171,7 +173,7 @@ class Service:
         def begin() -> tuple[answers.Writer, list[Handle]]:
             asked = make()
             most = self._most(asked)
-            writer = answers.Writer.of(self.engine.target, asked, chat, most, body.return_guesses)
+            writer = answers.Writer.of(self.words, asked, chat, most, body.return_guesses)
             return writer, self._submit(asked)
 
         writer, handles = await following.in_thread(begin)
@@ -190,7 +192,7 @@ class Service:
         for index in range(len(handles)):
             if (first := writer.first(index)) is not None:
                 yield first
-        counts, tokens = [0] * len(handles), [list[int]() for _ in handles]
+        counts = [0] * len(handles)
         with_usage = options is not None and options.include_usage
         left = len(handles)
         async for index, new in following.merged(handles):
@@ -202,12 +204,8 @@ class Service:
                     last |= writer.figures([handle.result() for handle in handles])
                 yield last
                 continue
-            tokens[index] += new.tokens
             counts[index] += len(new.tokens)
-            pieces = None
-            if writer.wants_guesses:
-                pieces = answers.pieces_of(handles[index], tokens[index], len(new.tokens))
-            chunk = writer.increment(index, new, pieces)
+            chunk = writer.increment(index, new)
             if options is not None and options.continuous_usage_stats:
                 known = [handle.prompt for handle in handles[:: writer.asked.n]]
                 chunk["usage"] = answers.usage(sum(known), sum(counts), 0)
@@ -265,7 +263,7 @@ class Service:
             served = await following.unless_gone(request, following.all_of(handles))
         self._count(served)
         answer = answers.lorax_whole(
-            self.engine.target, served[0], prompt, asked.seed, body.parameters.details
+            self.words, served[0], prompt, asked.seed, body.parameters.details
         )
         return JSONResponse([answer] if is_root else answer)  # the root answers with a list
 
@@ -275,8 +273,7 @@ class Service:
         """One event for each token; the last one has the whole text, too."""
         held: dict[str, Any] | None = None
         async for new in handles[0]:
-            tokens = answers.lorax_tokens(self.engine.target, new.tokens, new.guesses, new.logprobs)
-            for token in tokens:
+            for token in answers.lorax_tokens(self.words, new):
                 if held is not None:
                     yield held
                 held = {"token": token, "generated_text": None, "details": None}
