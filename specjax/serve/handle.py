@@ -39,6 +39,14 @@ class Guess(NamedTuple):
     offered: int  # drafts of the step that wrote this token
 
 
+class Step(NamedTuple):
+    """What a step of the target wrote."""
+
+    offered: int  # drafts
+    accepted: int  # of them
+    written: int  # tokens: the accepted drafts, and the target's own token unless the text ended
+
+
 class Counts(NamedTuple):
     """The fields of `specjax.types.Stats`, of one row."""
 
@@ -107,15 +115,16 @@ class Served:
         return self.texts.pieces(0, self.tokens, self.text)
 
     @property
-    def steps(self) -> list[tuple[int, int]]:
-        """Of each step of the target: how many drafts it had, and how many were accepted."""
+    def steps(self) -> list[Step]:
+        """The steps of the target, in their order."""
         made, accepted = [], 0
         for guess in self.guesses:
             accepted = max(accepted, guess.depth)
             if guess.depth == 0:
-                made.append((guess.offered, accepted))
+                made.append(Step(guess.offered, accepted, accepted + 1))
                 accepted = 0
-        return made + [(self.guesses[-1].offered, accepted)] * (accepted > 0)
+        # An end inside of the drafts leaves no token of the target's own.
+        return made + [Step(self.guesses[-1].offered, accepted, accepted)] * (accepted > 0)
 
 
 class Handle:

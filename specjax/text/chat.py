@@ -34,6 +34,7 @@ _SPECIAL = (
 def render(
     files: Mapping[str, bytes],
     messages: Messages,
+    /,
     *,
     add_generation_prompt: bool = True,
     **variables: object,

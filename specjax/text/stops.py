@@ -151,8 +151,8 @@ class Texts:
         else:  # bytes that are not UTF-8 together
             ends = [sent]
             for count in range(start + 1, len(tokens)):
-                now = self.decode(row, tokens[:count]).rstrip(_UNFINISHED)
-                ends.append(max(ends[-1], _common(now, text)))
+                same = _common(self.decode(row, tokens[:count]), text)
+                ends.append(max(ends[-1], same))
             ends.append(len(text))
         return [text[a:b] for a, b in itertools.pairwise(ends)]
 

@@ -74,14 +74,17 @@ class Words:
         """Whether texts leave this token out, such as an EOS."""
         return self._added.get(token, False)
 
+    def written(self, token: int) -> str | None:
+        """A token as the vocabulary writes it, or None for an id without a token."""
+        return None if self._tokenizer is None else self._tokenizer.id_to_token(token)
+
     def writes(self, token: int) -> bool:
         """Whether a token writes a part of the text: it is known, and not special."""
-        known = self._tokenizer is not None and self._tokenizer.id_to_token(token) is not None
-        return known and not self.is_special(token)
+        return self.written(token) is not None and not self.is_special(token)
 
     def is_byte(self, token: int) -> bool:
         """Whether it is written as a single byte, as "<0x0A>"."""
-        written = None if self._tokenizer is None else self._tokenizer.id_to_token(token)
+        written = self.written(token)
         return written is not None and is_fallback(written)
 
     def bytes_of(self, token: int) -> bytes | None:
@@ -89,7 +92,7 @@ class Words:
 
         A sentencepiece token keeps its leading space, which the first word of a text loses.
         """
-        written = None if self._tokenizer is None else self._tokenizer.id_to_token(token)
+        written = self.written(token)
         if written is None or self.is_special(token):
             return None
         if not self.stand_for_bytes:
@@ -104,14 +107,14 @@ class Words:
         It is its own text, or the name of a special token.  Bytes that are not UTF-8 are written as
         OpenAI's API does, "bytes:\xe4\xb8", and ids without a token as "token_id:7".
         """
-        written = self.bytes_of(token)
-        if written is None:
-            known = None if self._tokenizer is None else self._tokenizer.id_to_token(token)
-            return f"token_id:{token}" if known is None else known
+        own = self.bytes_of(token)
+        if own is None:
+            written = self.written(token)
+            return f"token_id:{token}" if written is None else written
         try:
-            return written.decode()
+            return own.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in written)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own)
 
     def characters(self, tokens: Iterable[int]) -> list[str]:
         """The characters that each of the tokens completes, by their bytes."""

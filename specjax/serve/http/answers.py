@@ -26,19 +26,20 @@ def speculation(served: Sequence[Served], most: int) -> dict[str, Any]:
       served: its texts.
       most: the drafts of a step are at most this deep.
     """
-    steps = [step for one in served for step in one.steps if step[0]]
-    offered, accepted = sum(step[0] for step in steps), sum(step[1] for step in steps)
-    histogram = np.bincount([step[1] for step in steps], minlength=most + 1).tolist()
+    steps = [step for one in served for step in one.steps if step.offered]
+    offered, accepted = sum(step.offered for step in steps), sum(step.accepted for step in steps)
+    histogram = np.bincount([step.accepted for step in steps], minlength=most + 1).tolist()
+    written = sum(step.written for step in steps)
     return {
-        "mean_acceptance_length": 1 + accepted / len(steps) if steps else None,
+        "mean_acceptance_length": written / len(steps) if steps else None,
         "draft_acceptance_rate": accepted / offered if offered else None,
         "acceptance_histogram": histogram,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": offered,
         "num_spec_steps": len(steps),
         "num_spec_tokens": most,
-        "per_step_accepted": [step[1] for step in steps],
-        "per_step_drafted": [step[0] for step in steps],
+        "per_step_accepted": [step.accepted for step in steps],
+        "per_step_drafted": [step.offered for step in steps],
     }
 
 

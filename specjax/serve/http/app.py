@@ -23,7 +23,7 @@ from specjax.serve.handle import Handle, Served
 from specjax.serve.http import answers, following, requests
 from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Tokenize
 from specjax.serve.http.metrics import Metrics
-from specjax.serve.http.problems import Problem, parse
+from specjax.serve.http.problems import Problem, in_words_of, parse
 from specjax.text import Words
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
@@ -83,9 +83,10 @@ class Service:
     async def tokenize(self, request: Request) -> Response:
         body = parse(Tokenize, await self._body(request))
         ids = await following.in_thread(requests.of_tokenize, self.engine, body)
-        return JSONResponse(
-            {"count": len(ids), "max_model_len": self.engine.shop.room, "tokens": ids}
-        )
+        answer = {"count": len(ids), "max_model_len": self.engine.shop.room, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [self.words.written(token) for token in ids]
+        return JSONResponse(answer)
 
     async def models(self, request: Request) -> Response:
         root = self.engine.target.name
@@ -171,10 +172,13 @@ class Service:
         chat: bool,
     ) -> Response:
         def begin() -> tuple[answers.Writer, list[Handle]]:
-            asked = make()
-            most = self._most(asked)
-            writer = answers.Writer.of(self.words, asked, chat, most, body.return_guesses)
-            return writer, self._submit(asked)
+            try:
+                asked = make()
+                most = self._most(asked)
+                writer = answers.Writer.of(self.words, asked, chat, most, body.return_guesses)
+                return writer, self._submit(asked)
+            except ValueError as error:
+                raise in_words_of(body, error) from None
 
         writer, handles = await following.in_thread(begin)
         if body.stream:
@@ -247,13 +251,16 @@ class Service:
         streams = body.stream if is_root else streams
         if body.parameters.details and self.engine.shop.logprobs is None:
             raise Problem(
-                400, "details have log-probabilities, which this server does not record: start it "
-                "with --logprobs 0", "details",
+                400, "details have log-probabilities, which this server does not record: leave "
+                "them out, or start it with --logprobs 0", "details",
             )  # fmt: skip
 
         def begin() -> tuple[requests.Asked, list[Handle]]:
-            asked = requests.of_lorax(self.engine, body)
-            return asked, self._submit(asked)
+            try:
+                asked = requests.of_lorax(self.engine, body)
+                return asked, self._submit(asked)
+            except ValueError as error:
+                raise in_words_of(body, error) from None
 
         asked, handles = await following.in_thread(begin)
         prompt = body.inputs if body.parameters.return_full_text else None
