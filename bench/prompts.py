@@ -33,11 +33,12 @@ def batches(
       ValueError: a prompt has fewer tokens than `length`, or there are fewer prompts than `rows`.
     """
     if path is None:
-        shape = (rows, length or RANDOM_LENGTH)
+        shape = (rows, RANDOM_LENGTH if length is None else length)
         return [
             np.random.default_rng(0).integers(1, target.model.vocab_size, shape, dtype=np.int32)
         ]
-    ids, length = encode_file(target, path), length or REAL_LENGTH
+    ids = encode_file(target, path)
+    length = REAL_LENGTH if length is None else length
     ids = ids[: limit or len(ids)]
     for number, prompt in enumerate(ids):
         if len(prompt) < length:

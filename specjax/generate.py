@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 import time
-from collections.abc import Generator, Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterator, Sequence
 from typing import Any, Literal, Unpack, overload
 
 import jax
@@ -256,8 +256,14 @@ def _params(call: Call) -> tuple[Params, Learned | None]:
 
 
 def _output(
-    call: Call, state: Any, seconds: float, compiled: float, learned: Learned | None
+    call: Call,
+    state: Any,
+    seconds: float,
+    compiled: float,
+    learned: Learned | None,
+    searched: Sequence[int] = (),
 ) -> Output:
+    """The result; the first `searched` tokens of each row have no stop string."""
     choices = None
     if learned is not None:
         learned.learn(state)
@@ -265,7 +271,7 @@ def _output(
         choices = Choices(call.decoder.proposer.options, learned.seconds.copy(), learned.spent)
     text, tokens, finish, ends, lengths = [], [], [], to_host(state.eos), call.lengths
     for row, new in enumerate(_new_tokens(state, lengths)):
-        kept, written, stopped = call.texts.cut(row, new)
+        kept, written, stopped = call.texts.cut(row, new, searched[row] if searched else 0)
         text.append(written)
         tokens.append(kept)
         finish.append("stop" if stopped else "eos" if kept and kept[-1] in ends[row] else "limit")
@@ -288,7 +294,8 @@ def _new_tokens(state: Any, lengths: np.ndarray) -> list[list[int]]:
 
 def _stream(call: Call) -> Generator[list[str], None, Output]:
     """Pieces of text as they become certain; the Output is the generator's return value."""
-    texts, sent = call.texts, [""] * len(call.lengths)
+    texts, sent = call.texts, [0] * len(call.lengths)
+    searched = [0] * len(call.lengths)
     compiled = compile_first(call)
     params, learned = _params(call)
     seconds, started = 0.0, time.perf_counter()
@@ -304,17 +311,19 @@ def _stream(call: Call) -> Generator[list[str], None, Output]:
         stopped = np.zeros_like(done)
         pieces = []
         for row, new in enumerate(_new_tokens(state, call.lengths)):
-            _, text, stopped[row] = texts.cut(row, new)
+            kept, text, stopped[row] = texts.cut(row, new, searched[row])
+            searched[row] = len(kept) - bool(stopped[row])
             if not (done[row] or stopped[row]):
-                text = texts.certain(text)
-            pieces.append(text[len(sent[row]) :])
-            sent[row] = text
+                text = texts.certain(row, new)
+            pieces.append(text[sent[row] :])
+            sent[row] = max(sent[row], len(text))
         if any(pieces):
             # The time that the caller spends with a piece does not count as decoding.
             seconds += time.perf_counter() - started
             yield pieces
             started = time.perf_counter()
-    return _output(call, state, seconds + time.perf_counter() - started, compiled, learned)
+    seconds += time.perf_counter() - started
+    return _output(call, state, seconds, compiled, learned, searched)
 
 
 def _exhaust(pieces: Generator[list[str], None, Output]) -> Output:

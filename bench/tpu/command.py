@@ -109,7 +109,7 @@ def _compile_all(arguments: argparse.Namespace) -> list[Cell]:
         params = Params(target.params, sketch.params)
         split = sketch.draft if arguments.split_draft else None
         compiled = compile_loop(decoder, params, slices[name, count], batch, split)
-        filled = min(arguments.filled or capacity, capacity)
+        filled = capacity if arguments.filled is None else min(arguments.filled, capacity)
         # None for a tree: siblings are no independent chances.
         lookahead = proposer.max_depth if proposer.is_chain else None
         cells.append(

@@ -47,14 +47,11 @@ def painted(call: Call, row: int, tokens: list[int], depths: list[int]) -> str:
 
     A character that several tokens spell has the colour of the last of them.
     """
-    written, parts = "", []
-    for end, depth in enumerate(depths[: len(tokens)], 1):
-        text = call.texts.decode(row, tokens[:end])
-        certain = text if end == len(tokens) else call.texts.certain(text)
-        piece = certain[len(written) :]
+    parts = []
+    pieces = call.texts.pieces(row, tokens, call.texts.cut(row, tokens)[1])
+    for piece, depth in zip(pieces, depths, strict=False):
         shade = _SHADES[min(depth, len(_SHADES) - 1)]
         # Each line by itself, so that a pager that shows single lines keeps the colours.
         parts += [f"{shade}{line}{_END}" if shade and line else line
                   for line in piece.splitlines(keepends=True)]  # fmt: skip
-        written = certain
     return "".join(parts)

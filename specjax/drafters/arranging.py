@@ -49,8 +49,9 @@ def arrange(
         if num_nodes is None:
             assert num_drafts is not None
             return Chain(source, num_drafts)
-        most = min(width or _WIDTH, source.vocab_size)
-        return DynamicTree(source, num_drafts or _DEPTH, most, num_nodes)
+        most = min(_WIDTH if width is None else width, source.vocab_size)
+        depth = _DEPTH if num_drafts is None else num_drafts
+        return DynamicTree(source, depth, most, num_nodes)
 
     return drafter.shaped(shape)
 
@@ -64,4 +65,5 @@ def as_chain(drafter: Drafter, num_drafts: int | None = None) -> Drafter:
     proposer = drafter.proposer
     if num_drafts is None and proposer.is_chain:
         return drafter
-    return arrange(drafter, num_drafts or min(proposer.max_depth, CHAIN))
+    most = min(proposer.max_depth, CHAIN)
+    return arrange(drafter, most if num_drafts is None else num_drafts)

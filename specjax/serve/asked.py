@@ -195,7 +195,8 @@ class Shop:
     def _parts(self, names: object, adapter: object) -> tuple[list[Loaded], int]:
         """The drafters of a request, and the slot of its adapter."""
         known = {part.name: part for part in self.loaded}
-        names = self.default if names is None else names
+        if names is None:
+            names = self._usual(adapter)
         if names is None:
             parts = list(self.loaded[:1])
         elif names == NONE:
@@ -226,10 +227,25 @@ class Shop:
         if not owners:
             offered = [name for part in banks for name in part.adapters]
             have = f"they have {', '.join(offered)}" if offered else "they have none"
+            others = [f"{part.name!r} has {', '.join(part.adapters)}"
+                      for part in self.loaded if part.adapters and part not in parts]  # fmt: skip
+            have = "; ".join([have, *others])
             raise ValueError(
                 f"there is no adapter {shown(adapter)} in the drafters of this request; {have}"
             )
         return parts, owners[0].adapters.index(str(adapter))
+
+    def _usual(self, adapter: object) -> str | None:
+        """The drafters of a request that names none: those by default, or the one that has the
+        adapter which the request names."""
+        known = {part.name: part for part in self.loaded}
+        usual = self.default.split(BOTH) if self.default else list(known)[:1]
+        if adapter is not None and not any(
+            name in known and adapter in known[name].adapters for name in usual
+        ):
+            owners = [part.name for part in self.loaded if adapter in part.adapters]
+            return owners[0] if owners else self.default
+        return self.default
 
     def _processors(self, request: Request, new: int) -> Processors | None:
         target = self.target

@@ -141,7 +141,8 @@ class Engine:
         Args:
           request: `proposer` is the name of a drafter of this engine, "none" for plain decoding, or
             two names as "first+second": a step drafts with the first where that has drafts, and
-            else with the second.  `adapter` is a name in one of their banks.
+            else with the second.  `adapter` is a name in one of their banks; without `proposer` it
+            chooses the drafter that has it, unless the one by default does.
           index: texts of one seed and prompt differ by this number, as rows of `generate` do.
 
         Raises:

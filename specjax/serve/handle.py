@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -38,6 +39,14 @@ class Guess(NamedTuple):
     offered: int  # drafts of the step that wrote this token
 
 
+class Step(NamedTuple):
+    """What a step of the target wrote."""
+
+    offered: int  # drafts
+    accepted: int  # of them
+    written: int  # tokens: the accepted drafts, and the target's own token unless the text ended
+
+
 class Counts(NamedTuple):
     """The fields of `specjax.types.Stats`, of one row."""
 
@@ -49,13 +58,30 @@ class Counts(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Increment:
-    """What is new of a text."""
+class End:
+    """How a text ends."""
 
-    text: str  # only what cannot change any more
+    kept: int  # the first tokens, which are the result
+    text: str  # of them
+    finish: str  # "eos", "stop", "limit" or "cancelled"
+    counts: tuple[int, ...]  # the fields of `Counts`
+
+
+@dataclasses.dataclass(frozen=True)
+class Increment:
+    """What is new of a text, without tokens whose text a stop string might still cut.
+
+    The texts, tokens, guesses, log-probabilities and pieces of all increments, joined, are those of
+    the `Served`.
+    """
+
+    text: str
     tokens: list[int]
     guesses: list[Guess]
     logprobs: Logprobs | None  # of the tokens
+    start: int  # the tokens of all increments before this one
+    offset: int  # the characters of all increments before this one
+    pieces: list[str]  # the part of `text` that each token wrote
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,17 +107,24 @@ class Served:
     prompt: int  # tokens
     copied: int  # tokens of the prompt that were copied from another row
     times: Times
+    texts: Texts  # decodes it
+
+    @functools.cached_property
+    def pieces(self) -> list[str]:
+        """The part of `text` that each token wrote."""
+        return self.texts.pieces(0, self.tokens, self.text)
 
     @property
-    def steps(self) -> list[tuple[int, int]]:
-        """Of each step of the target: how many drafts it had, and how many were accepted."""
+    def steps(self) -> list[Step]:
+        """The steps of the target, in their order."""
         made, accepted = [], 0
         for guess in self.guesses:
             accepted = max(accepted, guess.depth)
             if guess.depth == 0:
-                made.append((guess.offered, accepted))
+                made.append(Step(guess.offered, accepted, accepted + 1))
                 accepted = 0
-        return made + [(self.guesses[-1].offered, accepted)] * (accepted > 0)
+        # An end inside of the drafts leaves no token of the target's own.
+        return made + [Step(self.guesses[-1].offered, accepted, accepted)] * (accepted > 0)
 
 
 class Handle:
@@ -138,22 +171,41 @@ class Handle:
 
     async def wait(self) -> Served:
         """As `result`, from an event loop."""
-        async for _ in self:
-            pass
+        with self._waking() as moved:
+            while not self.done():
+                await moved.wait()
+                moved.clear()
         return self._outcome()
 
     def __iter__(self) -> Iterator[Increment]:
-        at, sent = 0, 0
+        seen, at, sent = 0, 0, 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda at=at: self._moved(at))
-            increment, at, sent, ended = self._since(at, sent)
+                self._changed.wait_for(lambda seen=seen: self._moved(seen))
+            increment, seen, ended = self._since(at, sent)
             if increment is not None:
+                at, sent = at + len(increment.tokens), sent + len(increment.text)
                 yield increment
             if ended:
                 return
 
     async def __aiter__(self) -> AsyncIterator[Increment]:
+        seen, at, sent = 0, 0, 0
+        with self._waking() as moved:
+            while True:
+                if not self._moved(seen):
+                    await moved.wait()
+                moved.clear()
+                increment, seen, ended = self._since(at, sent)
+                if increment is not None:
+                    at, sent = at + len(increment.tokens), sent + len(increment.text)
+                    yield increment
+                if ended:
+                    return
+
+    @contextlib.contextmanager
+    def _waking(self) -> Iterator[asyncio.Event]:
+        """An event of the running loop that is set whenever the text has grown or ended."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -163,45 +215,42 @@ class Handle:
         with self._changed:
             self._wakers.append(wake)
         try:
-            at, sent = 0, 0
-            while True:
-                if not self._moved(at):
-                    await event.wait()
-                event.clear()
-                increment, at, sent, ended = self._since(at, sent)
-                if increment is not None:
-                    yield increment
-                if ended:
-                    return
+            yield event
         finally:
             with self._changed:
                 self._wakers.remove(wake)
 
-    def _moved(self, at: int) -> bool:
-        return self.done() or len(self._tokens) > at
+    def _moved(self, seen: int) -> bool:
+        return self.done() or len(self._tokens) > seen
 
-    def _since(self, at: int, sent: int) -> tuple[Increment | None, int, int, bool]:
-        """What is new since `at` tokens and `sent` characters, and whether that is the end."""
+    def _since(self, at: int, sent: int) -> tuple[Increment | None, int, bool]:
+        """What is new since `at` tokens and `sent` characters were passed on.
+
+        Returns:
+          The increment, or None if nothing new is settled; how many tokens were looked at; and
+          whether the text has ended.
+        """
         with self._changed:
             if self._error is not None:
                 raise self._error
             served, tokens = self._served, list(self._tokens)
-            guesses, logprobs = self._guesses[at:], self._joined(at)
         if served is not None:
-            text = served.text
+            count, text = len(tokens), served.text
         else:
-            text = self.texts.certain(self.texts.decode(0, tokens))
-        new = text[sent:]
-        if len(tokens) == at and not new:
-            return None, at, sent, served is not None
-        increment = Increment(new, tokens[at:], guesses, logprobs)
-        return increment, len(tokens), max(sent, len(text)), served is not None
+            count, text = self.texts.settled(0, tokens, at)
+        if count == at:
+            return None, len(tokens), served is not None
+        with self._changed:
+            guesses, logprobs = self._guesses[at:count], self._joined(at, count)
+        new, pieces = tokens[at:count], self.texts.pieces(0, tokens[:count], text, at, sent)
+        increment = Increment(text[sent:], new, guesses, logprobs, at, sent, pieces)
+        return increment, len(tokens), served is not None
 
-    def _joined(self, at: int) -> Logprobs | None:
+    def _joined(self, start: int, stop: int) -> Logprobs | None:
         if self.wants is None or not self._logprobs:
             return None
         whole = jax.tree.map(lambda *x: np.concatenate(x), *self._logprobs)
-        return jax.tree.map(lambda x: x[at : len(self._tokens)], whole)
+        return jax.tree.map(lambda x: x[start:stop], whole)
 
     def _outcome(self) -> Served:
         if self._error is not None:
@@ -227,15 +276,42 @@ class Handle:
         self._times = dataclasses.replace(self._times, begun=time.perf_counter())
 
     def extend(
-        self, tokens: list[int], codes: list[int], accepted: int, logprobs: Logprobs | None
+        self,
+        tokens: list[int],
+        codes: list[int],
+        accepted: int,
+        logprobs: Logprobs | None,
+        end: End | None = None,
     ) -> None:
-        """Add tokens with their codes (`several.unpack`).
+        """Add tokens with their codes (`several.unpack`), and end the text with `end`.
+
+        Readers see the last tokens and the end at once: the tokens may hold a stop string.
 
         Args:
           accepted: the accepted drafts of the whole text so far.
         """
-        if not tokens:
-            return
+        guesses = self._guesses_of(codes, accepted) if tokens else []
+        now = time.perf_counter()
+        with self._changed:
+            if tokens and self._times.first is None:
+                self._times = dataclasses.replace(self._times, first=now)
+            self._tokens += tokens
+            self._guesses += guesses
+            if logprobs is not None:
+                self._logprobs.append(logprobs)
+            if end is not None:
+                self._times = dataclasses.replace(self._times, ended=now)
+                del self._tokens[end.kept :], self._guesses[end.kept :]
+                self._served = Served(
+                    end.text, list(self._tokens), end.finish, list(self._guesses),
+                    self._joined(0, end.kept), Counts(*end.counts), self.prompt, self.copied,
+                    self._times, self.texts,
+                )  # fmt: skip
+        if tokens or end is not None:
+            self._wake()
+
+    def _guesses_of(self, codes: list[int], accepted: int) -> list[Guess]:
+        """Who guessed the new tokens, of which at least one is there."""
         guesses = [self._guess(*unpack(code)) for code in codes]
         drafts = sum(guess.depth > 0 for guess in [*self._guesses, *guesses])
         if drafts < accepted:
@@ -244,28 +320,10 @@ class Handle:
             before = [*self._guesses, *guesses][-2:-1]
             depth = 1 + sum(guess.depth for guess in before)
             guesses[-1] = self._guess(depth, *unpack(codes[-1])[1:])
-        if self._times.first is None:
-            self._times = dataclasses.replace(self._times, first=time.perf_counter())
-        with self._changed:
-            self._tokens += tokens
-            self._guesses += guesses
-            if logprobs is not None:
-                self._logprobs.append(logprobs)
-        self._wake()
+        return guesses
 
     def _guess(self, depth: int, column: int, offered: int) -> Guess:
         return Guess(depth, self._drafters[column] if depth else None, offered)
-
-    def finish(self, kept: int, text: str, finish: str, counts: tuple[int, ...]) -> None:
-        """End with the first `kept` tokens."""
-        self._times = dataclasses.replace(self._times, ended=time.perf_counter())
-        with self._changed:
-            del self._tokens[kept:], self._guesses[kept:]
-            self._served = Served(
-                text, list(self._tokens), finish, list(self._guesses), self._joined(0),
-                Counts(*counts), self.prompt, self.copied, self._times,
-            )  # fmt: skip
-        self._wake()
 
     def fail(self, error: Exception) -> None:
         """End the request with an error, unless it has ended."""

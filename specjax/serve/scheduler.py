@@ -17,8 +17,11 @@ import numpy as np
 from specjax.call import Call
 from specjax.logprobs import Logprobs
 from specjax.serve.device import MOST_STEPS, Device, News, Row, prompt_passes
-from specjax.serve.handle import Busy, Closed, Handle
+from specjax.serve.handle import Busy, Closed, End, Handle
 from specjax.serve.reading import Reading
+
+_New = tuple[list[int], list[int], int, Logprobs | None]
+"""The arguments of `Handle.extend` for new tokens."""
 
 _HOST_SHARE = 0.05
 """Turns have so many steps that what each of them costs beside its steps is below this share."""
@@ -215,7 +218,10 @@ class Scheduler:
         ended = np.zeros(len(self._slots), bool)
         for number, slot in enumerate(self._slots):
             if slot.handle is not None and slot.handle.cancelled:
-                self._finish(slot, "cancelled")
+                assert slot.call is not None
+                kept = slot.handle.tokens
+                text = slot.call.texts.decode(0, kept)
+                self._finish(slot, End(len(kept), text, "cancelled", slot.counts))
                 ended[number] = True
         if ended.any():
             self._device.end(ended)
@@ -228,7 +234,7 @@ class Scheduler:
             self._admission = None
         for admission in dropped:
             self._cancelled += 1
-            admission.handle.finish(0, "", "cancelled", (0,) * 5)
+            admission.handle.extend([], [], 0, None, End(0, "", "cancelled", (0,) * 5))
 
     def _read(self, admission: Admission) -> bool:
         """Read a chunk of a prompt; once it is read, put it into a free slot.
@@ -309,33 +315,33 @@ class Scheduler:
         logprobs = None
         if handle.wants is not None and new.tokens:
             logprobs = _part(self._device.recorded(number), slot.length, new.length, handle.wants)
+        before = len(handle.tokens)
+        tokens = [*handle.tokens, *new.tokens]
         slot.length, slot.written = new.length, slot.written + len(new.tokens)
         slot.counts = new.counts
-        handle.extend(new.tokens, new.origin, new.counts[2], logprobs)
-        if call.texts.stops and new.tokens:
-            kept, _, stopped = call.texts.cut(0, handle.tokens)
-            if stopped:
-                if not new.done:
-                    ended = np.arange(len(self._slots)) == number
-                    self._device.end(ended)
-                self._finish(slot, "stop", len(kept))
-                return
-        if new.done:
-            ends = set(call.eos[0].tolist())
-            is_eos = bool(handle.tokens) and handle.tokens[-1] in ends
-            self._finish(slot, "eos" if is_eos else "limit")
+        news = new.tokens, new.origin, new.counts[2], logprobs
+        # Nobody may see the tokens before it is known whether they hold a stop string.
+        text, stopped = "", False
+        if new.done or call.texts.stops:
+            tokens, text, stopped = call.texts.cut(0, tokens, before)
+        if not (stopped or new.done):
+            handle.extend(*news)
+            return
+        if not new.done:
+            self._device.end(np.arange(len(self._slots)) == number)
+        is_eos = bool(tokens) and tokens[-1] in set(call.eos[0].tolist())
+        finish = "stop" if stopped else "eos" if is_eos else "limit"
+        self._finish(slot, End(len(tokens), text, finish, new.counts), news)
 
-    def _finish(self, slot: _Slot, finish: str, kept: int | None = None) -> None:
-        """End the text of a slot, and free the slot."""
-        handle, call = slot.handle, slot.call
-        assert handle is not None and call is not None
-        tokens = handle.tokens[:kept]
-        text = call.texts.cut(0, tokens)[1] if finish == "stop" else call.texts.decode(0, tokens)
+    def _finish(self, slot: _Slot, end: End, news: _New = ([], [], 0, None)) -> None:
+        """Free a slot, and pass on the last of its text together with the end."""
+        handle = slot.handle
+        assert handle is not None
         with self._changed:
             slot.handle = slot.call = None
-            self._cancelled += finish == "cancelled"
-            self._finished += finish != "cancelled"
-        handle.finish(len(tokens), text, finish, slot.counts)
+            self._cancelled += end.finish == "cancelled"
+            self._finished += end.finish != "cancelled"
+        handle.extend(*news, end)
         self._mean_seconds += 0.1 * (handle.seconds - self._mean_seconds)
 
 

@@ -5,12 +5,14 @@ from specjax.text.rust import no_panic
 from specjax.text.sandbox import ask
 from specjax.text.stops import Texts
 from specjax.text.vocabulary import Translation, token_bytes, translate, vocabulary_digest
+from specjax.text.words import Words
 
 __all__ = [
     "SPECIAL_TOKENS",
     "Messages",
     "Texts",
     "Translation",
+    "Words",
     "ask",
     "no_panic",
     "render",

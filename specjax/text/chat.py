@@ -35,6 +35,7 @@ SPECIAL_TOKENS = (
 def render(
     files: Mapping[str, bytes],
     messages: Messages,
+    /,
     *,
     add_generation_prompt: bool = True,
     **variables: object,

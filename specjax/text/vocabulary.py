@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import re
 from collections.abc import Iterable
 
 import numpy as np
@@ -29,16 +28,8 @@ from tqdm import tqdm
 
 from specjax.arguments import items, shown, whole
 from specjax.text.rust import no_panic
+from specjax.text.words import CHARACTER, SPACE, Words, is_fallback
 
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_CHARACTER = {b: b for b in _PRINTABLE} | {
-    b: 256 + n for n, b in enumerate(b for b in range(256) if b not in _PRINTABLE)
-}
-_BYTE = {character: byte for byte, character in _CHARACTER.items()}
-"""GPT-2's alphabet: printable bytes stand for themselves, the others start at U+0100."""
-
-_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_SPACE = "▁"
 _MOST = 2**24  # tokens
 _LARGE = 20_000  # tokens to spell, from which on a progress bar is shown
 
@@ -159,40 +150,25 @@ class _Vocabulary:
 
     @classmethod
     def read(cls, tokenizer: tokenizers.Tokenizer, size: int) -> _Vocabulary:
-        config = json.loads(tokenizer.to_str())
-        parts = json.dumps(
-            [config["pre_tokenizer"], config["decoder"], config["normalizer"]], ensure_ascii=False
-        )
-        byte_level = '"ByteLevel"' in parts
-        if not byte_level and _SPACE not in parts:
+        words = Words(tokenizer)
+        if not words.stand_for_bytes:
+            kind = type(tokenizer.model).__name__
             raise ValueError(
-                f"a {config['model']['type']} tokenizer that is neither byte-level nor "
+                f"a {kind} tokenizer that is neither byte-level nor "
                 "sentencepiece-style cannot be translated: its tokens do not stand for bytes"
             )
-        special = {added["id"]: added["special"] for added in config["added_tokens"]}
-
-        def meaning(token: str, number: int) -> bytes | str | None:
-            if number in special:
-                return token if special[number] else token.encode()
-            if not byte_level:
-                return _bytes_of(token)
-            try:
-                return token.translate(_BYTE).encode("latin-1")
-            except UnicodeEncodeError:
-                return None
-
         # Byte-fallback tokens come last, since an ordinary token with the same bytes is preferred.
         order = sorted(
             tokenizer.get_vocab(with_added_tokens=True).items(),
-            key=lambda item: (_is_fallback(item[0]), item[1]),
+            key=lambda item: (is_fallback(item[0]), item[1]),
         )
-        meanings = ((number, meaning(token, number)) for token, number in order if number < size)
+        meanings = ((n, words.meaning(token, n)) for token, n in order if n < size)
         start = [
             number
             for number in tokenizer.encode("").ids[:1]
-            if special.get(number) and number < size
+            if words.is_special(number) and number < size
         ]
-        return cls(tokenizer.model, byte_level, {number: m for number, m in meanings if m}, start)
+        return cls(tokenizer.model, words.byte_level, {n: m for n, m in meanings if m}, start)
 
     def canonical(self) -> dict[bytes | str, int]:
         """The preferred token for each meaning."""
@@ -210,9 +186,9 @@ class _Vocabulary:
         """
         try:
             if self.byte_level:
-                written = text.decode("latin-1").translate(_CHARACTER)
+                written = text.decode("latin-1").translate(CHARACTER)
             else:
-                written = text.decode().replace(" ", _SPACE)
+                written = text.decode().replace(" ", SPACE)
             with no_panic("the draft's tokenizer cannot spell a token of the target"):
                 pieces = [token.id for token in self.model.tokenize(written)]
         except UnicodeDecodeError:  # a part of a character
@@ -221,17 +197,6 @@ class _Vocabulary:
             return pieces
         pieces = [known.get(bytes([byte]), -1) for byte in text]
         return [] if -1 in pieces else pieces
-
-
-def _is_fallback(token: str) -> bool:
-    return _FALLBACK.fullmatch(token) is not None
-
-
-def _bytes_of(token: str) -> bytes:
-    """The bytes of a sentencepiece token."""
-    return (
-        bytes([int(token[3:5], 16)]) if _is_fallback(token) else token.replace(_SPACE, " ").encode()
-    )
 
 
 def token_bytes(tokenizer: tokenizers.Tokenizer, size: int) -> list[bytes | None]:

@@ -176,47 +176,83 @@ WRITER = tokenizers.Tokenizer(
     )
 )
 WRITER.decoder = decoders.ByteLevel()
-"""Some tokens are parts of characters, and some are several characters."""
+WRITER.add_special_tokens(["</s>"])
+"""Some tokens are parts of characters, some are several characters, and one is special."""
+
+FALLBACK = tokenizers.Tokenizer(
+    models.BPE(
+        {"a": 0, "b": 1, "▁": 2, "-": 3}
+        | {f"<0x{byte:02X}>": 4 + n for n, byte in enumerate("é€".encode())}
+        | {"ab": 9, "▁a": 10, "<0x0A>": 11},
+        [("a", "b"), ("▁", "a")],
+    )
+)
+FALLBACK.decoder = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+     decoders.Strip(" ", 1, 0)]
+)  # fmt: skip
+FALLBACK.add_special_tokens(["</s>"])
+"""As Llama 2's: a run of bytes that is not UTF-8 becomes U+FFFD, also where a part of it is."""
+
+BEFORE = {WRITER: 0, FALLBACK: 12}
+"""The last token of the prompt; after a special one the first space of FALLBACK is lost."""
+
+LONGEST = 12  # tokens of a text
 
 
-def of(tokens):
-    return WRITER.decode(list(tokens))
+def of(writer, tokens):
+    return Texts(types.SimpleNamespace(tokenizer=writer), [BEFORE[writer]], ()).decode(0, tokens)
 
 
 def test_a_text_is_cut_where_a_naive_search_cuts_it():
-    """The fewest tokens with a stop string in them, and the text before the first of its stops.
-    What a stream has printed before is never taken back."""
-    stopped = 0
+    """The fewest tokens with a stop string in them, and the text before the first of its stops,
+    however many tokens come at once. What a stream has shown before is never taken back, and its
+    pieces join to the text."""
+    seen = dict.fromkeys((WRITER, FALLBACK), 0)
+    held = 0
 
-    @law(300)
+    @law(400)
     @given(
-        st.lists(st.integers(0, 11), max_size=12),
-        st.lists(st.text("ab -é€", min_size=1, max_size=2), max_size=1),
+        st.sampled_from([WRITER, FALLBACK]),
+        st.lists(st.integers(0, 12), max_size=LONGEST),
+        st.lists(st.text("ab -é€\n", min_size=1, max_size=2), max_size=1),
         st.lists(st.tuples(st.integers(0, 12), st.integers(1, 4)), max_size=3),
+        st.sets(st.integers(1, LONGEST)),
     )
-    def check(tokens, stops, parts):
-        nonlocal stopped
+    def check(writer, tokens, stops, parts, ends):
+        nonlocal held
+        text_of = lambda n: of(writer, tokens[:n])  # noqa: E731
         # Parts of the text, which begin and end in the middle of tokens.
-        parts = [of(tokens)[start : start + size] for start, size in parts]
+        parts = [of(writer, tokens)[start : start + size] for start, size in parts]
         # One stop may end another.
         both = [stop for part in parts for stop in (part[1:], part)]
         stops = [*stops, *(stop for stop in both if stop and "\ufffd" not in stop)]
-        texts = Texts(types.SimpleNamespace(tokenizer=WRITER), [0], tuple(stops))
-        kept, text, stop = texts.cut(0, tokens)
-        firsts = [n for n in range(len(tokens) + 1) if any(s in of(tokens[:n]) for s in stops)]
-        if not firsts:
-            assert (kept, text, stop) == (tokens, of(tokens), False)
-        else:
-            whole = of(tokens[: firsts[0]])
+        texts = Texts(types.SimpleNamespace(tokenizer=writer), [BEFORE[writer]], tuple(stops))
+        firsts = [n for n in range(len(tokens) + 1) if any(s in text_of(n) for s in stops)]
+        wanted = tokens, of(writer, tokens), False
+        if firsts:
+            whole = text_of(firsts[0])
             places = [n for n in range(len(whole)) if any(whole[n:].startswith(s) for s in stops)]
-            assert (kept, text, stop) == (tokens[: firsts[0]], whole[: places[0]], True)
-            stopped += 1
-        printed = ""
-        for n in range(len(kept)):
-            _, so_far, _ = texts.cut(0, tokens[:n])
-            now = texts.certain(so_far)
-            assert now.startswith(printed) and text.startswith(now)
-            printed = now
+            wanted = tokens[: firsts[0]], whole[: places[0]], True
+            seen[writer] += 1
+        known = at = 0
+        shown, pieces = "", []
+        for n in sorted({n for n in ends if n < len(tokens)} | {len(tokens)}):
+            kept, text, stopped = texts.cut(0, tokens[:n], known)
+            if stopped or n == len(tokens):
+                break
+            certain = texts.certain(0, kept)
+            assert certain.startswith(shown) and wanted[1].startswith(certain)
+            count, settled = texts.settled(0, kept, at)
+            assert count >= at and settled == text_of(count) and certain.startswith(settled)
+            pieces += texts.pieces(0, kept[:count], settled, at, len("".join(pieces)))
+            assert "".join(pieces) == settled
+            held += count < n
+            known, at, shown = n, count, certain
+        assert (kept, text, stopped) == wanted == texts.cut(0, tokens)
+        pieces += texts.pieces(0, kept, text, at, len("".join(pieces)))
+        assert "".join(pieces) == text and len(pieces) == len(kept)
+        assert "".join(texts.pieces(0, kept, text)) == text
 
     check()
-    assert stopped >= 50
+    assert min(seen.values()) >= 25 and held >= 50

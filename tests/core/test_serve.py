@@ -112,7 +112,8 @@ def test_who_guessed_each_token():
         if served.finish != "stop":  # the decoder also counts what comes after a stop string
             assert sum(depth > 0 for depth in depths) == served.stats.accepted
             assert len(served.steps) == served.stats.target_passes
-            assert sum(offered for offered, _ in served.steps) == served.stats.proposed
+            assert sum(step.written for step in served.steps) == served.stats.emitted
+            assert sum(step.offered for step in served.steps) == served.stats.proposed
         names = {guess.drafter for guess in served.guesses if guess.depth}
         assert names <= set(load.request(seed).proposer.split("+"))
         assert all((guess.drafter is None) == (guess.depth == 0) for guess in served.guesses)
@@ -224,7 +225,7 @@ def test_a_text_that_cannot_be_read_fails_alone(monkeypatch):
     made = engine()
     one, two = (made.submit(ask(max_new_tokens=60, stop=["zzz"], eos=[])) for _ in range(2))
 
-    def broken(row: int, tokens: list[int]) -> None:
+    def broken(row: int, tokens: list[int], known: int) -> None:
         raise ValueError("no such token")
 
     monkeypatch.setattr(one.texts, "cut", broken)

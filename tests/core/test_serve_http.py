@@ -18,6 +18,7 @@ from serving import events, post, running, send
 
 import specjax
 from specjax.extras import install
+from specjax.text import Texts
 
 for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
     pytest.importorskip(package)
@@ -94,6 +95,72 @@ def test_streams_have_the_same_texts(port):
         assert "speculative_decoding" in chunks[-1]["metrics"]
 
 
+def test_streams_join_to_the_result(port, monkeypatch):
+    """On every route, with a stop string inside of the text, with drafts and without: the pieces
+    and the tokens of a stream are those of the result. A delay before a text is cut gives readers
+    the time to see what they may not."""
+    cut = Texts.cut
+
+    def slow(*arguments):
+        time.sleep(0.005)
+        return cut(*arguments)
+
+    monkeypatch.setattr(Texts, "cut", slow)
+    greedy = {"temperature": 0.0, "max_new_tokens": 40}
+    stop = plain(**greedy).text[0][6:10]
+    wanted = plain(**greedy, stop=stop)
+    text, tokens = wanted.text[0], wanted.tokens[0]
+    assert wanted.finish == ["stop"] and len(text) == 6
+    target = serving.engine().target
+    stream = specjax.generate(
+        target, "def main(", proposer="none", stop=stop, stream=True, **greedy
+    )
+    assert "".join(stream) == text and stream.output.text == [text]
+    asked = {"prompt": "def main(", "temperature": 0, "max_tokens": 40, "stop": stop, "logprobs": 1}
+    chat = {**asked, "messages": [{"role": "user", "content": "def"}], "logprobs": True}
+    del chat["prompt"]
+    inputs = {"inputs": "def main(", "parameters": {"max_new_tokens": 40, "stop": [stop],
+              "details": True}}  # fmt: skip
+    for drafter in ("none", "lookup", "draft", "lookup+draft"):
+        request = specjax.Request(prompts="def main(", proposer=drafter, stop=stop, **greedy)
+        handle = serving.engine().submit(request)
+        made, served = list(handle), handle.result()
+        assert (served.text, served.tokens, served.finish) == (text, tokens, "stop")
+        assert "".join(new.text for new in made) == text
+        assert [token for new in made for token in new.tokens] == tokens
+        more = {"speculation": {"drafter": drafter}, "stream": True, "return_guesses": True}
+        made = _choices(port, "/v1/completions", asked | more)
+        assert "".join(one["text"] for one in made) == text
+        made = [one for one in made if "pieces" in one]
+        assert [token for one in made for token in one["token_ids"]] == tokens
+        assert "".join(piece for one in made for piece in one["pieces"]) == text
+        assert "".join(word for one in made for word in one["logprobs"]["tokens"]) == text
+        whole = post(port, "/v1/completions", asked)["choices"][0]
+        assert whole["text"] == "".join(whole["logprobs"]["tokens"]) == text
+        said = post(port, "/v1/chat/completions", {**chat, "stop": None})["choices"][0]["message"]
+        inside = {**chat, "stop": said["content"][6:10]}
+        message = post(port, "/v1/chat/completions", inside)["choices"][0]["message"]["content"]
+        assert said["content"].startswith(message) and len(message) <= 6
+        made = _choices(port, "/v1/chat/completions", inside | more)
+        assert "".join(one["delta"].get("content", "") for one in made) == message
+        words = [
+            entry["token"] for one in made for entry in one.get("logprobs", {}).get("content", [])
+        ]
+        assert "".join(words) == message
+    whole = post(port, "/generate", inputs)
+    made = events(send(port, "POST", "/generate_stream", inputs)[2])
+    assert whole["generated_text"] == made[-1]["generated_text"] == text
+    assert whole["details"]["tokens"] == [event["token"] for event in made]
+    assert "".join(event["token"]["text"] for event in made) == text
+    assert [event["token"]["id"] for event in made] == tokens
+
+
+def _choices(port: int, path: str, asked: dict) -> list[dict]:
+    """The choices of the chunks of a stream with one text."""
+    chunks = events(send(port, "POST", path, asked)[2])[:-1]
+    return [choice for chunk in chunks for choice in chunk["choices"]]
+
+
 def test_chats_and_tokenize(port):
     messages = [{"role": "user", "content": [{"type": "text", "text": "def"}]}]
     asked = {"messages": messages, "max_completion_tokens": 5, "temperature": 0, "logprobs": True,
@@ -115,6 +182,11 @@ def test_chats_and_tokenize(port):
     counted = post(port, "/tokenize", {"messages": messages})
     assert counted["count"] == len(counted["tokens"]) == answer["usage"]["prompt_tokens"]
     assert post(port, "/tokenize", {"prompt": "def main("})["max_model_len"] == 192
+    closed = {"messages": messages, "add_generation_prompt": False, "return_token_strs": True}
+    words = post(port, "/tokenize", closed)
+    assert len(words["token_strs"]) == words["count"] > 0
+    status, _, content = send(port, "POST", "/tokenize", {"prompt": "x", "model": "gpt"})
+    assert status == 404 and b"there is no model 'gpt'" in content
     # Without a limit a chat writes until the slot is full.
     whole = post(port, "/v1/chat/completions", {"messages": messages, "ignore_eos": True})
     assert whole["usage"]["total_tokens"] == 192
@@ -137,6 +209,32 @@ def test_settings_reach_the_engine(port):
     ]:
         answer = post(port, "/v1/completions", {**ASK, field: value})
         assert answer["choices"][0]["text"] == plain(**option).text[0], field
+
+
+def test_null_and_what_the_server_does_anyway(port):
+    """OpenAI's API says "or null" of every optional field; some values ask for what happens."""
+    from specjax.serve.http.fields import Completion
+
+    optional = [
+        name for name, field in Completion.model_fields.items()
+        if not field.is_required() and name not in ASK
+    ]  # fmt: skip
+    asked = {**ASK, **dict.fromkeys([*optional, "tools", "user"])}
+    asked |= {"tool_choice": "none", "skip_special_tokens": True, "best_of": 1}
+    assert post(port, "/v1/completions", asked)["choices"][0]["text"] == plain().text[0]
+
+
+def test_an_adapter_brings_its_drafter(port):
+    """Where the drafter by default has no adapters, and none is named."""
+    asked = {**ASK, "speculation": {"adapter": "two"}, "return_guesses": True}
+    answer = post(port, "/v1/completions", asked)
+    named = post(port, "/v1/completions", {**asked, "model": "two", "speculation": {}})
+    assert answer["choices"] == named["choices"]
+    assert answer["choices"][0]["text"] == plain().text[0]
+    drafters = {guess[1] for guess in answer["choices"][0]["guesses"]}
+    assert drafters <= {"medusa", None} and answer["metrics"]["speculative_decoding"][
+        "num_draft_tokens"
+    ]  # fmt: skip
 
 
 def test_models_health_metrics_and_the_page(port):
@@ -192,6 +290,12 @@ def test_lorax(port):
     assert post(port, "/", full)[0]["generated_text"] == "def main(" + text
     greedy = post(port, "/generate", {"inputs": "def main(", "parameters": {"max_new_tokens": 8}})
     assert greedy["generated_text"] == plain(temperature=0, max_new_tokens=8).text[0]
+    cold = {"inputs": "def main(", "parameters": {"max_new_tokens": 8, "temperature": 0.0,
+            "do_sample": True, "seed": 3}}  # fmt: skip
+    assert post(port, "/generate", cold)["generated_text"] == greedy["generated_text"]
+    other = {"inputs": "def main(", "parameters": {"adapter_id": "three"}}
+    status, _, content = send(port, "POST", "/generate", other)
+    assert status == 400 and b"no adapter 'three'; this server has one, two" in content
 
 
 def test_what_loraxs_client_sends(port):
@@ -314,16 +418,16 @@ def test_openai_client(port):
         (400, {"prompt": [1] * 193}, "holds 192: shorten it"),
         (400, {"prompt": "\ud800"}, "cannot be encoded"),
         (404, {"model": "gpt"}, "there is no model 'gpt'; this server has one, two, target"),
-        (400, {"max_tokens": 0}, "max_new_tokens=0"),
-        (400, {"max_tokens": -1}, "max_new_tokens=-1"),
-        (400, {"max_tokens": 10**9}, "pass max_new_tokens="),
+        (400, {"max_tokens": 0}, "max_tokens=0"),
+        (400, {"max_tokens": -1}, "max_tokens=-1"),
+        (400, {"max_tokens": 10**9}, "pass max_tokens="),
         (400, {"max_tokens": "12"}, "max_tokens='12' is not allowed"),
         (400, {"max_tokens": True}, "max_tokens=True is not allowed"),
         (400, {"temperature": -1}, "temperature=-1"),
         (400, {"temperature": "hot"}, "temperature='hot'"),
         (400, {"top_p": -0.5}, "top_p=-0.5"),
         (400, {"min_p": -0.5}, "min_p=-0.5"),
-        (400, {"min_tokens": -3}, "min_new_tokens=-3"),
+        (400, {"min_tokens": -3}, "min_tokens=-3"),
         (400, {"repetition_penalty": -1}, "repetition_penalty=-1"),
         (400, {"n": 0}, "n=0"),
         (400, {"n": -1}, "n=-1"),
@@ -342,7 +446,10 @@ def test_openai_client(port):
         (400, {"speculation": {"drafter": "eagle"}}, "none, lookup, draft, tree, medusa"),
         (400, {"speculation": {"adapter": "three"}}, "no adapter 'three'"),
         (400, {"speculation": {"drafter": "medusa"}}, "several adapters"),
-        (400, {"speculation": {"num_speculative_tokens": -1}}, "num_drafts=-1"),
+        (400, {"speculation": {"num_speculative_tokens": -1}}, "num_speculative_tokens=-1"),
+        (400, {"top_k": -2}, "top_k=-2"),
+        (400, {"stop_token_ids": [1, 2, 3, 4, 5]}, "stop_token_ids has 6 ids"),
+        (400, {"skip_special_tokens": False}, "texts have no special tokens"),
         (400, {"speculation": {"num_speculative_tokens": 9}}, r"in [0, 4]"),
         (400, {"speculation": {"depth": 1}}, "no field 'speculation.depth'; it takes drafter"),
     ],
@@ -356,6 +463,7 @@ def test_bad_requests(port, status, changes, message):
     error = json.loads(content)["error"]
     assert (got, error["code"]) == (status, status), content
     assert message in error["message"], error
+    assert "_new_tokens" not in content.decode() and "num_drafts" not in content.decode()
     assert post(port, "/v1/completions", {**ASK, "max_tokens": 1})["choices"]
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from specjax.logprobs import Logprobs
-from specjax.models import LanguageModel
-from specjax.serve.handle import Guess, Handle, Increment, Served
+from specjax.serve.handle import Guess, Increment, Served
 from specjax.serve.http.requests import Asked
+from specjax.text import Words
 
 _REASONS = {"eos": "stop", "stop": "stop", "limit": "length", "cancelled": "abort"}
 _LORAX_REASONS = {"eos": "eos_token", "stop": "stop_sequence", "limit": "length"}
@@ -27,19 +26,20 @@ def speculation(served: Sequence[Served], most: int) -> dict[str, Any]:
       served: its texts.
       most: the drafts of a step are at most this deep.
     """
-    steps = [step for one in served for step in one.steps if step[0]]
-    offered, accepted = sum(step[0] for step in steps), sum(step[1] for step in steps)
-    histogram = np.bincount([step[1] for step in steps], minlength=most + 1).tolist()
+    steps = [step for one in served for step in one.steps if step.offered]
+    offered, accepted = sum(step.offered for step in steps), sum(step.accepted for step in steps)
+    histogram = np.bincount([step.accepted for step in steps], minlength=most + 1).tolist()
+    written = sum(step.written for step in steps)
     return {
-        "mean_acceptance_length": 1 + accepted / len(steps) if steps else None,
+        "mean_acceptance_length": written / len(steps) if steps else None,
         "draft_acceptance_rate": accepted / offered if offered else None,
         "acceptance_histogram": histogram,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": offered,
         "num_spec_steps": len(steps),
         "num_spec_tokens": most,
-        "per_step_accepted": [step[1] for step in steps],
-        "per_step_drafted": [step[0] for step in steps],
+        "per_step_accepted": [step.accepted for step in steps],
+        "per_step_drafted": [step.offered for step in steps],
     }
 
 
@@ -71,7 +71,7 @@ class Writer:
       most: the drafts of a step are at most this deep.
     """
 
-    target: LanguageModel
+    words: Words
     asked: Asked
     chat: bool
     most: int
@@ -80,11 +80,9 @@ class Writer:
     created: int = 0
 
     @classmethod
-    def of(
-        cls, target: LanguageModel, asked: Asked, chat: bool, most: int, guesses: bool
-    ) -> Writer:
+    def of(cls, words: Words, asked: Asked, chat: bool, most: int, guesses: bool) -> Writer:
         name = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
-        return cls(target, asked, chat, most, guesses, name, int(time.time()))
+        return cls(words, asked, chat, most, guesses, name, int(time.time()))
 
     def whole(self, served: Sequence[Served]) -> dict[str, Any]:
         """The answer of a request that does not stream."""
@@ -95,7 +93,7 @@ class Writer:
                 choice["message"] = {"role": "assistant", "content": one.text}
             else:
                 choice["text"] = one.text
-            choice["logprobs"] = self._logprobs(one.tokens, one.logprobs)
+            choice["logprobs"] = self._logprobs(one, 0)
             if self.wants_guesses:
                 choice["guesses"] = list(map(_guess, one.guesses))
                 choice["token_ids"] = one.tokens
@@ -115,18 +113,18 @@ class Writer:
         delta = {"role": "assistant", "content": ""}
         return self._chunk({"index": index, "delta": delta, "finish_reason": None})
 
-    def increment(self, index: int, new: Increment, pieces: list[str] | None) -> dict[str, Any]:
-        """A chunk with new text; `pieces` has the text of each token, for those who want it."""
+    def increment(self, index: int, new: Increment) -> dict[str, Any]:
+        """A chunk with new text."""
         choice: dict[str, Any] = {"index": index, "finish_reason": None}
         if self.chat:
             choice["delta"] = {"content": new.text}
         else:
             choice["text"] = new.text
         if new.logprobs is not None:
-            choice["logprobs"] = self._logprobs(new.tokens, new.logprobs)
-        if pieces is not None:
+            choice["logprobs"] = self._logprobs(new, new.offset)
+        if self.wants_guesses:
             choice["guesses"] = list(map(_guess, new.guesses))
-            choice["token_ids"], choice["pieces"] = new.tokens, pieces
+            choice["token_ids"], choice["pieces"] = new.tokens, new.pieces
         return self._chunk(choice)
 
     def last(self, index: int, served: Served) -> dict[str, Any]:
@@ -153,76 +151,82 @@ class Writer:
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return {**self._head(kind), "choices": [] if choice is None else [choice]}
 
-    def _logprobs(self, tokens: list[int], logprobs: Logprobs | None) -> dict[str, Any] | None:
-        if logprobs is None:
+    def _logprobs(self, made: Increment | Served, offset: int) -> dict[str, Any] | None:
+        """The log-probabilities of tokens of which the first begins at a character of the text."""
+        if made.logprobs is None:
             return None
-        words = [word_of(self.target, token) for token in tokens]
-        raw = [float(x) for x in logprobs.raw[: len(tokens)]]
+        words = texts_of(self.words, made)
+        raw = [float(x) for x in made.logprobs.raw[: len(words)]]
+        # The token that was chosen is called the same among the most probable ones.
         top = [
-            [(word_of(self.target, int(t)), float(x)) for t, x in zip(ids, values, strict=True)]
-            for ids, values in zip(logprobs.top_ids, logprobs.top, strict=True)
-        ]
+            [(t, word if t == token else self.words.name(t), float(x))
+             for t, x in zip(ids.tolist(), values, strict=True)]
+            for token, word, ids, values in zip(
+                made.tokens, words, made.logprobs.top_ids, made.logprobs.top, strict=True
+            )
+        ]  # fmt: skip
         if not self.chat:
-            offsets = np.cumsum([0, *map(len, words)])[:-1].tolist()
-            best = [dict(pairs) for pairs in top]
+            starts = itertools.accumulate(map(len, made.pieces), initial=offset)
+            # Of two tokens with one name, the more probable one, which comes first.
+            best = [{name: x for _, name, x in reversed(some)} for some in top]
             return {
                 "tokens": words, "token_logprobs": raw, "top_logprobs": best,
-                "text_offset": offsets,
+                "text_offset": list(starts)[:-1],
             }  # fmt: skip
         content = [
-            {**_entry(word, x), "top_logprobs": [_entry(*pair) for pair in pairs]}
-            for word, x, pairs in zip(words, raw, top, strict=True)
+            {**self._entry(token, word, x), "top_logprobs": [self._entry(*entry) for entry in some]}
+            for token, word, x, some in zip(made.tokens, words, raw, top, strict=True)
         ]
         return {"content": content, "refusal": None}
 
+    def _entry(self, token: int, word: str, logprob: float) -> dict[str, Any]:
+        written = self.words.bytes_of(token)
+        return {
+            "token": word, "logprob": logprob, "bytes": None if written is None else list(written)
+        }  # fmt: skip
 
-def pieces_of(handle: Handle, tokens: list[int], new: int) -> list[str]:
-    """The text that each of the last `new` of the tokens adds."""
-    texts = [
-        handle.texts.certain(handle.texts.decode(0, tokens[:count]))
-        for count in range(len(tokens) - new, len(tokens) + 1)
+
+def texts_of(words: Words, made: Increment | Served) -> list[str]:
+    """What to show for each token: the part of the text that it wrote, or a special token's name.
+
+    Without special tokens they join to the text.  A character of several tokens belongs to the
+    last of them.  Without a tokenizer there are only names.
+    """
+    return [
+        piece if words.writes(token) else words.name(token)
+        for token, piece in zip(made.tokens, made.pieces, strict=True)
     ]
-    return [after[len(before) :] for before, after in itertools.pairwise(texts)]
-
-
-def word_of(target: LanguageModel, token: int) -> str:
-    """A token as a text, or its number if there is no tokenizer."""
-    if target.tokenizer is None:
-        return f"token_id:{token}"
-    return target.tokenizer.decode([token], skip_special_tokens=False)
 
 
 def lorax_whole(
-    target: LanguageModel, served: Served, prompt: str | None, seed: int, details: bool
+    words: Words, served: Served, prompt: str | None, seed: int, details: bool
 ) -> dict[str, Any]:
     """LoRAX's answer; `prompt` is put before the text if it is not None."""
     answer: dict[str, Any] = {"generated_text": (prompt or "") + served.text}
     if details:
-        tokens = lorax_tokens(target, served.tokens, served.guesses, served.logprobs)
         answer["details"] = {
             **_lorax_details(served, seed),
             "skipped_tokens": sum(guess.depth > 0 for guess in served.guesses),
             "prefill": [],
-            "tokens": tokens,
+            "tokens": lorax_tokens(words, served),
         }
     return answer
 
 
-def lorax_tokens(
-    target: LanguageModel, tokens: list[int], guesses: list[Guess], logprobs: Logprobs | None
-) -> list[dict[str, Any]]:
+def lorax_tokens(words: Words, made: Increment | Served) -> list[dict[str, Any]]:
     """A token is `skipped` if it was an accepted draft, so that it needed no pass of its own."""
-    raw = [None] * len(tokens) if logprobs is None else [float(x) for x in logprobs.raw]
-    special = set(target.eos)
+    raw = [None] * len(made.tokens) if made.logprobs is None else map(float, made.logprobs.raw)
     return [
         {
             "id": token,
-            "text": word_of(target, token),
+            "text": text,
             "logprob": x,
-            "special": token in special,
+            "special": words.is_special(token),
             "skipped": guess.depth > 0,
         }
-        for token, guess, x in zip(tokens, guesses, raw, strict=False)
+        for token, text, guess, x in zip(
+            made.tokens, texts_of(words, made), made.guesses, raw, strict=False
+        )
     ]
 
 
@@ -243,7 +247,3 @@ def _lorax_details(served: Served, seed: int) -> dict[str, Any]:
 
 def _guess(guess: Guess) -> list[Any]:
     return [guess.depth, guess.drafter, guess.offered]
-
-
-def _entry(word: str, logprob: float) -> dict[str, Any]:
-    return {"token": word, "logprob": logprob, "bytes": list(word.encode())}

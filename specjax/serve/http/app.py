@@ -23,7 +23,8 @@ from specjax.serve.handle import Handle, Served
 from specjax.serve.http import answers, following, requests
 from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Tokenize
 from specjax.serve.http.metrics import Metrics
-from specjax.serve.http.problems import Problem, parse
+from specjax.serve.http.problems import Problem, in_words_of, parse
+from specjax.text import Words
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _T = TypeVar("_T")
@@ -56,6 +57,7 @@ class Service:
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self.engine, self.limits = engine, limits
         self.metrics = Metrics(engine)
+        self.words = Words(engine.target.tokenizer)
         self.draining = False
         self.running = 0  # requests that are being answered
 
@@ -81,9 +83,10 @@ class Service:
     async def tokenize(self, request: Request) -> Response:
         body = parse(Tokenize, await self._body(request))
         ids = await following.in_thread(requests.of_tokenize, self.engine, body)
-        return JSONResponse(
-            {"count": len(ids), "max_model_len": self.engine.shop.room, "tokens": ids}
-        )
+        answer = {"count": len(ids), "max_model_len": self.engine.shop.room, "tokens": ids}
+        if body.return_token_strs:
+            answer["token_strs"] = [self.words.written(token) for token in ids]
+        return JSONResponse(answer)
 
     async def models(self, request: Request) -> Response:
         root = self.engine.target.name
@@ -169,10 +172,13 @@ class Service:
         chat: bool,
     ) -> Response:
         def begin() -> tuple[answers.Writer, list[Handle]]:
-            asked = make()
-            most = self._most(asked)
-            writer = answers.Writer.of(self.engine.target, asked, chat, most, body.return_guesses)
-            return writer, self._submit(asked)
+            try:
+                asked = make()
+                most = self._most(asked)
+                writer = answers.Writer.of(self.words, asked, chat, most, body.return_guesses)
+                return writer, self._submit(asked)
+            except ValueError as error:
+                raise in_words_of(body, error) from None
 
         writer, handles = await following.in_thread(begin)
         if body.stream:
@@ -190,7 +196,7 @@ class Service:
         for index in range(len(handles)):
             if (first := writer.first(index)) is not None:
                 yield first
-        counts, tokens = [0] * len(handles), [list[int]() for _ in handles]
+        counts = [0] * len(handles)
         with_usage = options is not None and options.include_usage
         left = len(handles)
         async for index, new in following.merged(handles):
@@ -202,12 +208,8 @@ class Service:
                     last |= writer.figures([handle.result() for handle in handles])
                 yield last
                 continue
-            tokens[index] += new.tokens
             counts[index] += len(new.tokens)
-            pieces = None
-            if writer.wants_guesses:
-                pieces = answers.pieces_of(handles[index], tokens[index], len(new.tokens))
-            chunk = writer.increment(index, new, pieces)
+            chunk = writer.increment(index, new)
             if options is not None and options.continuous_usage_stats:
                 known = [handle.prompt for handle in handles[:: writer.asked.n]]
                 chunk["usage"] = answers.usage(sum(known), sum(counts), 0)
@@ -249,13 +251,16 @@ class Service:
         streams = body.stream if is_root else streams
         if body.parameters.details and self.engine.shop.logprobs is None:
             raise Problem(
-                400, "details have log-probabilities, which this server does not record: start it "
-                "with --logprobs 0", "details",
+                400, "details have log-probabilities, which this server does not record: leave "
+                "them out, or start it with --logprobs 0", "details",
             )  # fmt: skip
 
         def begin() -> tuple[requests.Asked, list[Handle]]:
-            asked = requests.of_lorax(self.engine, body)
-            return asked, self._submit(asked)
+            try:
+                asked = requests.of_lorax(self.engine, body)
+                return asked, self._submit(asked)
+            except ValueError as error:
+                raise in_words_of(body, error) from None
 
         asked, handles = await following.in_thread(begin)
         prompt = body.inputs if body.parameters.return_full_text else None
@@ -265,7 +270,7 @@ class Service:
             served = await following.unless_gone(request, following.all_of(handles))
         self._count(served)
         answer = answers.lorax_whole(
-            self.engine.target, served[0], prompt, asked.seed, body.parameters.details
+            self.words, served[0], prompt, asked.seed, body.parameters.details
         )
         return JSONResponse([answer] if is_root else answer)  # the root answers with a list
 
@@ -275,8 +280,7 @@ class Service:
         """One event for each token; the last one has the whole text, too."""
         held: dict[str, Any] | None = None
         async for new in handles[0]:
-            tokens = answers.lorax_tokens(self.engine.target, new.tokens, new.guesses, new.logprobs)
-            for token in tokens:
+            for token in answers.lorax_tokens(self.words, new):
                 if held is not None:
                     yield held
                 held = {"token": token, "generated_text": None, "details": None}

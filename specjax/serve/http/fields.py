@@ -20,8 +20,16 @@ class Body(BaseModel):
     refused: ClassVar[dict[str, str]] = {}
     """Fields of the API that this server does not honour, and what to do instead."""
 
+    done: ClassVar[dict[str, Any]] = {}
+    """Values of refused fields that ask for what this server does anyway.  Of other refused fields
+    those are accepted that switch something off."""
+
     ignored: ClassVar[tuple[str, ...]] = ()
     """Fields of the API that do not change the answer."""
+
+    def called(self) -> dict[str, str]:
+        """How a client names the fields of `specjax.Request`, where the names differ."""
+        return {}
 
 
 class Speculation(Body):
@@ -42,8 +50,12 @@ class Sampled(Body):
 
     ignored: ClassVar[tuple[str, ...]] = (
         "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
-        "parallel_tool_calls", "skip_special_tokens", "add_generation_prompt",
+        "parallel_tool_calls",
     )  # fmt: skip
+    done: ClassVar[dict[str, Any]] = {
+        "skip_special_tokens": True, "tool_choice": "none", "function_call": "none", "best_of": 1,
+        "modalities": ["text"],
+    }  # fmt: skip
     refused: ClassVar[dict[str, str]] = {
         "tools": "this server calls no tools",
         "tool_choice": "this server calls no tools",
@@ -57,6 +69,7 @@ class Sampled(Body):
         "modalities": "this server writes text",
         "prediction": "drafts come from the drafters of the server",
         "reasoning_effort": "pass chat_template_kwargs",
+        "skip_special_tokens": "texts have no special tokens, whose ids return_guesses shows",
     }
 
     model: Text | None = None
@@ -81,8 +94,21 @@ class Sampled(Body):
     speculation: Speculation = Speculation()
     return_guesses: Flag = False  # who guessed each token: see docs/serving.md
 
+    def called(self) -> dict[str, str]:
+        return {
+            "max_new_tokens": "max_tokens",
+            "min_new_tokens": "min_tokens",
+            "num_drafts": "speculation.num_speculative_tokens",
+            "proposer": "speculation.drafter",
+            "adapter": "speculation.adapter",
+            "eos": "stop_token_ids",
+            "constraint": "response_format",
+        }
+
 
 class Completion(Sampled):
+    ignored: ClassVar[tuple[str, ...]] = (*Sampled.ignored, "add_generation_prompt")
+
     prompt: Text | list[Text] | list[Whole] | list[list[Whole]]
     logprobs: Whole | None = None
 
@@ -92,16 +118,22 @@ class Chat(Sampled):
     max_completion_tokens: Whole | None = None
     logprobs: Flag = False
     top_logprobs: Whole | None = None
+    add_generation_prompt: Flag = True
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def called(self) -> dict[str, str]:
+        newer = self.max_completion_tokens is not None or self.max_tokens is None
+        most = "max_completion_tokens" if newer else "max_tokens"
+        return {**super().called(), "max_new_tokens": most, "logprobs": "top_logprobs"}
 
 
 class Tokenize(Body):
-    ignored: ClassVar[tuple[str, ...]] = ("return_token_strs", "add_generation_prompt")
-
     model: Text | None = None
     prompt: Text | None = None
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: Flag = True
+    add_generation_prompt: Flag = True
+    return_token_strs: Flag = False
 
 
 class LoraxParameters(Body):
@@ -115,6 +147,7 @@ class LoraxParameters(Body):
         "return_k_alternatives": "use logprobs of /v1/completions",
         "truncate": "shorten the prompt yourself",
     }
+    done: ClassVar[dict[str, Any]] = {"typical_p": 1.0, "best_of": 1}
 
     adapter_id: Text | None = None
     max_new_tokens: Whole | None = None
@@ -135,3 +168,6 @@ class Lorax(Body):
     inputs: Text
     parameters: LoraxParameters = LoraxParameters()
     stream: Flag = False
+
+    def called(self) -> dict[str, str]:
+        return {"adapter": "adapter_id", "constraint": "response_format"}

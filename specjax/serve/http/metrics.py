@@ -81,12 +81,12 @@ class Metrics:
     def count(self, served: Served) -> None:
         """Count a text that has ended."""
         name = self._name
-        steps = [step for step in served.steps if step[0]]
+        steps = [step for step in served.steps if step.offered]
         self._drafts.labels(name).inc(len(steps))
-        self._drafted.labels(name).inc(sum(offered for offered, _ in steps))
-        self._accepted.labels(name).inc(sum(accepted for _, accepted in steps))
+        self._drafted.labels(name).inc(sum(step.offered for step in steps))
+        self._accepted.labels(name).inc(sum(step.accepted for step in steps))
         for position in range(self._depth):
-            at = sum(accepted > position for _, accepted in steps)
+            at = sum(step.accepted > position for step in steps)
             self._by_position.labels(name, position).inc(at)
         self._tokens.labels(name).inc(len(served.tokens))
         reason = {"eos": "stop", "limit": "length", "cancelled": "abort"}.get(served.finish, "stop")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -31,6 +32,9 @@ _NAMES = {
     for name in kind.model_fields
 }
 """Of all fields."""
+
+_ABSENT = object()
+"""Stands for a field that was sent as null."""
 
 _TYPES = {
     400: "invalid_request_error",
@@ -111,7 +115,12 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
     known = [*kind.model_fields, *kind.refused]
     kept = {}
     for name, value in fields.items():
-        if name in kind.refused and value:
+        # OpenAI's API says "or null" of every optional field: null asks for the default.
+        if value is None and (
+            name not in kind.model_fields or not kind.model_fields[name].is_required()
+        ):
+            value = _ABSENT
+        if name in kind.refused and value is not _ABSENT and not _asks_nothing(kind, name, value):
             at = inside + name
             raise Problem(400, f"{at} is not supported: {kind.refused[name]}", at)
         if name in kind.model_fields:
@@ -119,7 +128,8 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
             if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Body):
                 # LoRAX's client sends all its parameters, those that are off and ignored ones, too.
                 value = read(inner, value, f"{inside}{name}.")
-            kept[name] = value
+            if value is not _ABSENT:
+                kept[name] = value
         elif name not in kind.refused and name not in kind.ignored:
             near, at = difflib.get_close_matches(name, known, 1), inside + name
             cure = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known)}"
@@ -132,6 +142,27 @@ def read(kind: type[_BodyT], fields: object, inside: str = "") -> _BodyT:
         where = inside + ".".join(part for part in map(str, first["loc"]) if part in _NAMES)
         shown = repr(first["input"])[:80]
         raise Problem(400, f"{where}={shown} is not allowed: {first['msg']}", where) from None
+
+
+def _asks_nothing(kind: type[Body], name: str, value: object) -> bool:
+    """Whether a value of a refused field asks for what this server does anyway."""
+    if name in kind.done:
+        done = kind.done[name]
+        return value == done and isinstance(value, bool) == isinstance(done, bool)
+    return value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def in_words_of(body: Body, error: Exception) -> Problem:
+    """An error of the engine, with the fields named as the client names them."""
+    problem, called = Problem.of(error), body.called()
+    if not isinstance(error, ValueError):
+        return problem
+    # A field stands at the beginning of a message, or before "=".
+    named = re.compile(rf"^({'|'.join(called)})\b|\b({'|'.join(called)})(?==)")
+    problem.message = named.sub(lambda found: called[found[0]], problem.message)
+    first = re.match(r"[a-z_.]+(?==)", problem.message)
+    problem.param = first[0] if first else None
+    return problem
 
 
 def _no_constant(name: str) -> float:

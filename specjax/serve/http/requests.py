@@ -56,7 +56,10 @@ def of_completion(engine: Engine, body: Completion, most: int) -> Asked:
 
 def of_chat(engine: Engine, body: Chat, most: int) -> Asked:
     """Raises Problem or ValueError for what the engine cannot do."""
-    ids = conversations(engine.target, None, [_messages(body.messages)], body.chat_template_kwargs)
+    variables = {
+        "add_generation_prompt": body.add_generation_prompt, **(body.chat_template_kwargs or {})
+    }  # fmt: skip
+    ids = conversations(engine.target, None, [_messages(body.messages)], variables)
     new = body.max_completion_tokens
     new = body.max_tokens if new is None else new
     if new is None:
@@ -73,10 +76,16 @@ def of_lorax(engine: Engine, body: Lorax) -> Asked:
     adapter = asked.adapter_id
     if adapter in (None, "", "__base_model__", engine.target.name):
         adapter = None
+    if adapter not in (None, *models(engine)):
+        listed = ", ".join(name for name, owner in models(engine).items() if owner) or "none"
+        raise Problem(
+            400, f"there is no adapter {adapter!r}; this server has {listed}", "adapter_id"
+        )
+    # LoRAX decodes greedily unless it is told to sample.
+    usual = 1.0 if _samples(asked) else 0.0
     sampled = Sampled(
         model=adapter,
-        # LoRAX decodes greedily unless it is told to sample.
-        temperature=(asked.temperature or 1.0) if _samples(asked) else 0.0,
+        temperature=usual if asked.temperature is None else asked.temperature,
         top_p=asked.top_p,
         top_k=asked.top_k,
         seed=asked.seed,
@@ -100,8 +109,10 @@ def of_tokenize(engine: Engine, body: Tokenize) -> list[int]:
     """The token ids of a text or a conversation."""
     if (body.prompt is None) == (body.messages is None):
         raise Problem(400, "send either prompt or messages", "prompt")
+    _owner(engine, body.model)
     if body.messages is not None:
-        return conversations(engine.target, None, [_messages(body.messages)])[0]
+        variables = {"add_generation_prompt": body.add_generation_prompt}
+        return conversations(engine.target, None, [_messages(body.messages)], variables)[0]
     if engine.target.tokenizer is not None and not body.add_special_tokens:
         return engine.target.tokenizer.encode(body.prompt, add_special_tokens=False).ids
     return encode(engine.target, [body.prompt or ""])[0]
@@ -121,12 +132,14 @@ def _asked(
             f"writes at most {most} for a request", "n",
         )  # fmt: skip
     constraint = _constraint(body.response_format)
-    chosen = models(engine)
-    model = engine.target.name if body.model is None else body.model
-    if model not in chosen:
-        listed = ", ".join(chosen)
-        raise Problem(404, f"there is no model {model!r}; this server has {listed}", "model")
-    drafter, adapter = _drafting(body.speculation, chosen[model])
+    model, owner = _owner(engine, body.model)
+    drafter, adapter = _drafting(body.speculation, owner)
+    _check_logprobs(engine, body, logprobs)
+    if constraint is not None and engine.shop.constraint_size is None:
+        raise Problem(
+            400, "this server takes no schemas, since it was started with --constraint-size 0 0: "
+            "leave response_format out", "response_format",
+        )  # fmt: skip
     seed = secrets.randbits(32) if body.seed is None else body.seed
     defaults = engine.target.defaults
     temperature = body.temperature
@@ -140,7 +153,7 @@ def _asked(
             adapter=adapter,
             num_drafts=body.speculation.num_speculative_tokens,
             temperature=temperature,
-            top_k=None if body.top_k is None else max(body.top_k, 0),  # vLLM's -1 is off
+            top_k=0 if body.top_k == -1 else body.top_k,  # vLLM's -1 is off
             top_p=body.top_p,
             min_p=body.min_p,
             repetition_penalty=body.repetition_penalty,
@@ -158,6 +171,26 @@ def _asked(
         for tokens, count in zip(ids, new, strict=True)
     ]
     return Asked(requests, body.n, seed, model, body.speculation.num_speculative_tokens)
+
+
+def _owner(engine: Engine, model: str | None) -> tuple[str, tuple[str, str] | None]:
+    """What a request names as its model, and the drafter with the adapter of that name."""
+    chosen = models(engine)
+    model = engine.target.name if model is None else model
+    if model not in chosen:
+        listed = ", ".join(chosen)
+        raise Problem(404, f"there is no model {model!r}; this server has {listed}", "model")
+    return model, chosen[model]
+
+
+def _check_logprobs(engine: Engine, body: Sampled, logprobs: int | None) -> None:
+    """The engine's own error would tell a client to make another engine."""
+    most, field = engine.shop.logprobs, body.called().get("logprobs", "logprobs")
+    if logprobs is None or (most is not None and logprobs <= most):
+        return
+    if most is None:
+        raise Problem(400, "this server records no log-probabilities: leave logprobs out", field)
+    raise Problem(400, f"{field}={logprobs}; this server records at most {most}", field)
 
 
 def _drafting(
