@@ -67,6 +67,8 @@ def test_a_folder_is_held_once(tmp_path):
         assert in_a_thread(hold, tmp_path / "run", False) is None
         assert in_a_thread(hold, tmp_path / "other") is None
     assert in_a_thread(hold, tmp_path / "run") is None
+    with alone(tmp_path / "run"):  # a thread that held it before locks it again
+        assert "another run is writing to" in str(in_a_thread(hold, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("job", [pretrain, distill, medusa], ids=lambda job: job.__name__)
