@@ -30,6 +30,7 @@ KINDS = {
     "domino_shifted": ("domino", "Domino", "SpecForge or z-lab", 4),
     "domino_plain": ("domino", "Domino", "SpecForge or z-lab", 3),
     "speculators_dflash": ("dflash", "DFlash", "speculators", 3),
+    "speculators_dflash_sliding": ("dflash", "DFlash", "speculators", 4),
     "speculators_dspark": ("dspark", "DSpark", "speculators", 4),
     "speculators_dflash2": ("dflash", "DFlash-2", "speculators", 3),
 }
@@ -154,7 +155,7 @@ REFUSED = {
     "mask_token_id is null; it must be": {"dflash_config": {"target_layer_ids": [0, 2]}},
     "attention_sink_bias is true, which specjax does not support": {"attention_sink_bias": True},
     r"layer_types is \[\"full_attention\"\]": {"layer_types": ["full_attention"]},
-    "sliding_window is null, and layer_types has": {
+    "sliding_window is None; it must be a whole number": {
         "layer_types": ["sliding_attention"] * 2, "use_sliding_window": True,
         "sliding_window": None,
     },

@@ -31,6 +31,8 @@ from specjax.proposers import BlockDraftSource
 OwnFields = Callable[[BlockDraftSource], Config]
 """The fields of a method's correction."""
 
+_OTHERS = "has causal layers that are not those with windows"
+_SCALES = "scales its embeddings or logits"
 _NUM_ANCHORS = 512  # a number of its training runs, which DeepSpec asks for when it loads
 
 
@@ -59,8 +61,9 @@ def nested_layout(
         found = [*_faults(drafter), *own_faults(drafter), *_slot_faults(source, method, own)]
         if plain:
             return found + _plain_faults(source.net.config)
-        words = "has causal layers that are not those with windows"
-        return found + _true({words: _is_causal(source.net.config) is None})
+        c = source.net.config
+        anchored = "has windows that stay with the block"
+        return found + _true({_OTHERS: _is_causal(c) is None, anchored: c.anchored_windows})
 
     def export(drafter: PublishedDrafter, target: LanguageModel) -> Export:
         source = _source(drafter)
@@ -111,18 +114,23 @@ def speculators_layout(
 
     def faults(drafter: PublishedDrafter, target: LanguageModel) -> list[str]:
         c = _source(drafter).net.config
-        both = "has a reduced vocabulary and convolutions"
-        found = _true({both: is_reduced(drafter) and c.conv_size > 0})
-        # Windows of this package begin at the anchor for all slots, and do not move with the slot.
-        return [*_faults(drafter), *_plain_faults(c), *found]
+        found = {
+            "has windows that move with the slot": bool(c.layers.windows) != c.anchored_windows,
+            _OTHERS: any(c.causal) and _causal(c) != _sliding(c),
+            _SCALES: bool(_scales(c)),
+            "has a reduced vocabulary and convolutions": is_reduced(drafter) and c.conv_size > 0,
+        }
+        return [*_faults(drafter), *_true(found)]
 
     def export(drafter: PublishedDrafter, target: LanguageModel) -> Export:
         source = _source(drafter)
         c, (kind, architecture) = source.net.config, label(source)
+        windows = {"sliding_window_non_causal": not any(c.causal)} if c.layers.windows else {}
         own = {
             "architectures": [architecture],
             "block_size": c.block_size,
             "mask_token_id": c.mask_token,
+            **windows,
             **write_taps("aux_hidden_state_layer_ids", source.taps),
             "draft_vocab_size": num_units(drafter),
             "sample_from_anchor": c.first_slot == 0,
@@ -166,7 +174,7 @@ def _plain_faults(c: BlockDraftConfig) -> list[str]:
     found = {
         "has layers with windows": bool(c.layers.windows),
         "has causal layers": any(c.causal),
-        "scales its embeddings or logits": bool(_scales(c)),
+        _SCALES: bool(_scales(c)),
     }
     return _true(found)
 
