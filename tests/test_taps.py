@@ -46,11 +46,11 @@ def by_hand(tokens):
 
 
 def test_features_are_the_residual_streams():
-    """Tap 0 is the embedding, tap i the output of layer i; the last one, normed, is the hidden
-    state."""
+    """Tap 0 is the embedding, tap i the output of layer i, and the last one the hidden state after
+    the final norm."""
     tokens = jnp.asarray(toys.greedy_texts()[:2])
     streams = np.split(np.asarray(by_hand(tokens)), 3, axis=-1)
-    assert NET.num_taps == 3
+    assert NET.num_taps == 4
     for taps in ((0,), (1,), (2, 0), (0, 1, 2)):
         out = NET.apply(toys.weights(), tokens, places(tokens), taps=taps)
         wanted = np.concatenate([streams[tap] for tap in taps], axis=-1)
@@ -58,22 +58,23 @@ def test_features_are_the_residual_streams():
     config = NET.module.config
     normed = Norm(config).apply({"params": toys.weights()["norm"]}, streams[2])
     np.testing.assert_allclose(normed, out.hidden, rtol=1e-4, atol=1e-4)
+    last = NET.apply(toys.weights(), tokens, places(tokens), taps=(3,))
+    np.testing.assert_array_equal(last.features, last.hidden)
 
 
 def test_features_are_those_of_transformers():
-    """`output_hidden_states` uses the same numbers, except that its last entry went through the
-    final norm."""
+    """`output_hidden_states` uses the same numbers, except that its last entry is tap L + 1: it
+    went through the final norm."""
     model = folders.random_llama(4)
     loaded = specjax.load(folders.write(model, "taps"))
     tokens = folders.random_tokens(60)
     with torch.no_grad():
         wanted = model(torch.from_numpy(tokens).long(), output_hidden_states=True).hidden_states
-    layers = loaded.model.num_taps - 1
+    layers = loaded.model.num_taps - 2
     assert len(wanted) == layers + 1 > 2
-    out = loaded.model.apply(
-        loaded.params, jnp.asarray(tokens), places(tokens), taps=tuple(range(layers))
-    )
-    for our, their in zip(jnp.split(out.features, layers, axis=-1), wanted[:layers], strict=True):
+    taps = (*range(layers), layers + 1)
+    out = loaded.model.apply(loaded.params, jnp.asarray(tokens), places(tokens), taps=taps)
+    for our, their in zip(jnp.split(out.features, layers + 1, axis=-1), wanted, strict=True):
         assert their.std() > 0.01
         np.testing.assert_allclose(our, their.numpy(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(out.hidden, wanted[-1].numpy(), rtol=0, atol=1e-4)
@@ -189,13 +190,13 @@ class Reads(NoProposer):
     taps: tuple[int, ...] = ()
 
 
-@pytest.mark.parametrize("taps", [(3,), (0, 7), (-1,), (1, -3)])
+@pytest.mark.parametrize("taps", [(4,), (0, 7), (-1,), (1, -3)])
 def test_taps_that_the_target_lacks_are_refused(taps):
     """The decoder refuses them and names the range; a negative tap would silently count from the
     end."""
     with pytest.raises(ValueError) as caught:
         Decoder(NET, Reads(taps=taps), toys.RULES["match"](), (), toys.CAPACITY)
-    assert str(taps) in str(caught.value) and "[0, 2]" in str(caught.value)
+    assert str(taps) in str(caught.value) and "[0, 3]" in str(caught.value)
     for good in ((0,), (2, 1)):
         Decoder(NET, Reads(taps=good), toys.RULES["match"](), (), toys.CAPACITY)
 

@@ -110,7 +110,7 @@ def read_config(
                 f"{name} is {json.dumps(value)}, which specjax does not support; "
                 f"it reads drafts with {json.dumps(supported)}"
             )
-    layers = _read_layers(folder, fields, tensors)
+    layers = read_layer_config(folder, fields, tensors)
     size = fields.count("block_size", 8 if fields.is_speculators else 16)
     from_anchor = fields.flag("sample_from_anchor", None)
     if from_anchor is not None:
@@ -173,12 +173,24 @@ def read_taps(fields: Fields, num_layers: int | None) -> tuple[int, ...] | None:
     return tuple(round(1 + i * (num_layers - 4) / (count - 1)) + 1 for i in range(count))
 
 
-def write_taps(name: str, taps: tuple[int, ...]) -> Config:
-    """The field of this name, which `read_taps` reads."""
-    return {name: [tap - _TAPS[name] for tap in taps]}
+def taps_as_trained(fields: Fields, taps: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """The taps on a target of L = `num_layers` layers: L + 1 is L after the final norm.
+
+    z-lab takes the hidden states of transformers, whose last one went through that norm.  DeepSpec
+    records the outputs of layers, and speculators the states before the norm.
+    """
+    if fields.nested.get("target_layer_ids") is None:
+        return taps
+    return tuple(num_layers + 1 if tap == num_layers else tap for tap in taps)
 
 
-def _read_layers(folder: pathlib.Path, fields: Fields, tensors: Tensors) -> TransformerConfig:
+def write_taps(name: str, taps: tuple[int, ...], num_layers: int) -> Config:
+    """The field of this name, which `read_taps` reads; the target has `num_layers` layers."""
+    # The state after the final norm, tap L + 1, has the number of the last layer.
+    return {name: [min(tap, num_layers) - _TAPS[name] for tap in taps]}
+
+
+def read_layer_config(folder: pathlib.Path, fields: Fields, tensors: Tensors) -> TransformerConfig:
     """The sizes of the layers, and their windows."""
     kept = {name: value for name, value in fields.layers.items() if name != "tie_word_embeddings"}
     # Labels are wrong in published files, and the tensors show what a label could say.

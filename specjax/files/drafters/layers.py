@@ -132,6 +132,24 @@ def _read_windows(kind: str, plain: Config, config: Config) -> tuple[int | None,
     return FAMILIES["qwen3"].read_config(like).windows
 
 
+def window_lines(layers: TransformerConfig, anchored: bool = False) -> tuple[str, ...]:
+    """A line of a description that names the layers with windows, or none.
+
+    Args:
+      layers: of the drafter.
+      anchored: the windows stay with the block (`BlockDraftConfig.anchored_windows`).
+    """
+    lines = []
+    for size in sorted({window for window in layers.windows if window is not None}):
+        which = [str(i + 1) for i, window in enumerate(layers.windows) if window == size]
+        end = "before its block" if anchored else "before and including its own"
+        lines.append(
+            f"layer{'s' * (len(which) > 1)} {', '.join(which)} of {layers.num_layers}: a window of "
+            f"the {size} tokens {end}"
+        )
+    return tuple(lines)
+
+
 def write_layers(layers: TransformerConfig, vocab_size: int) -> Config:
     """The configuration of a drafter's decoder layers, which `read_layers` reads.
 
@@ -186,6 +204,23 @@ def layer_prefixes(tensors: Tensors) -> list[str]:
         if found:
             return [f"{stem}.{i}." for i in range(max(found) + 1)]
     return []
+
+
+def reads_pairs(tensors: Tensors) -> bool:
+    """Returns whether the first layer reads an embedding and a feature, as in EAGLE-3.
+
+    Its queries, keys and values then read twice the numbers that a norm of the layer has.
+    """
+    prefix = next(iter(layer_prefixes(tensors)), None)
+    if prefix is None:
+        return False
+    if prefix.startswith("midlayer") or f"{prefix}hidden_norm.weight" in tensors:
+        return True
+    norms = (f"{prefix}{name}_layernorm.weight" for name in ("input", "post_attention"))
+    size = next((tensors[name].shape[-1] for name in norms if name in tensors), None)
+    projections = (f"{prefix}self_attn.{part}_proj.weight" for part in "qkv")
+    wide = next((tensors[name].shape[-1] for name in projections if name in tensors), None)
+    return size is not None and wide == 2 * size
 
 
 def layer_rows(config: TransformerConfig, prefix: str, path: tuple[str, ...]) -> list[Tensor]:

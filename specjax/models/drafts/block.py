@@ -105,7 +105,7 @@ class BlockDraftConfig:
             return seen[None]
         return (seen & (jnp.abs(after) < window))[None]
 
-    def visible(self, layer: int, memory: Memory, positions: Array) -> Array:
+    def visible(self, layer: int, memory: KVCache | BranchCache, positions: Array) -> Array:
         """[B, N, S] bool: what each slot of the blocks attends to, the context included.
 
         Args:
