@@ -98,6 +98,12 @@ SOURCES: dict[str, tuple[Any, str]] = {
         "shared",
     ),
     "dflash, windows both ways": (_block(dataclasses.replace(_BLOCK, layers=SLIDING)), "shared"),
+    "dflash, windows at the anchor": (
+        _block(
+            dataclasses.replace(_BLOCK, layers=SLIDING, causal=(True, False), anchored_windows=True)
+        ),
+        "shared",
+    ),
     "dflash, scaled": (
         _block(
             dataclasses.replace(_BLOCK, embedding_scale=1.5, output_scale=0.7, logit_softcap=2.0)

@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> None:
     taps = "layers that depend on the target; pass --target"
     if found.taps is not None:
         taps = f"the outputs of its layers {', '.join(map(str, found.taps))} (0 is the embedding)"
+        if target is not None and target.model.num_taps - 1 in found.taps:
+            taps += f"; {target.model.num_taps - 1} is the last one after the final norm"
         taps = taps if found.taps else "its last hidden state"
     rows = [
         ("drafter", f"{found.method}, layout of {found.packaging} (format {name})"),

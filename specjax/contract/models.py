@@ -42,7 +42,8 @@ class Model(Part):
 
         With `taps`, `ModelOutput.features` [B, N, sum E] holds the hidden states (the residual
         stream) after those layers, concatenated in the order of `taps`: 0 is the embedding, 1 the
-        output of the first layer.
+        output of the first layer.  A `Transformer` of L layers also has L + 1: the output of the
+        last one after the final norm.
         """
 
 

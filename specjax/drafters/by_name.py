@@ -126,7 +126,7 @@ def drafter_by_name(
         chain = make_drafter(target, draft, Chain, dtype=dtype, **settings)
         return first_of(NGram(chain.proposer.max_depth), chain)
     if name == "early-exit":
-        layers = target.model.num_taps - 1
+        layers = target.model.num_taps - 2  # the others are the embedding and the last state
         layer = settings.pop("exit_layer", None)
         if layer is None:
             layer = max(layers // 2, 1)

@@ -209,9 +209,14 @@ def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:
     if faults:
         raise ValueError(f"the weights in {folder} are ambiguous:\n  " + "\n  ".join(faults))
     tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    return recognised(folder, config, tensors), config, tensors
+
+
+def recognised(folder: pathlib.Path, config: Config, tensors: Tensors) -> str:
+    """The name of a folder's format.  Raises ValueError if it is none."""
     for name, format in FORMATS.items():
-        if format.matches(config, set(tensors)):
-            return name, config, tensors
+        if format.matches(config, tensors):
+            return name
     if any(name.startswith(_INSIDE) for name in tensors):
         raise ValueError(
             f"{folder} holds the layers of a multi-token prediction head (mtp.*), which belong to "

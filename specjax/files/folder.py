@@ -71,6 +71,12 @@ def replacing(folder: pathlib.Path, names: Iterable[str]) -> Iterator[pathlib.Pa
             os.replace(new / name, folder / name)  # config.json last
 
 
+def refuse_weights(folder: pathlib.Path, faults: list[str]) -> None:
+    """Raises ValueError with the faults of a folder's tensors, if there are any."""
+    if faults:
+        raise ValueError(f"the weights in {folder} do not fit its config.json:\n  {listed(faults)}")
+
+
 def listed(lines: list[str]) -> str:
     """Lines for a message, the first of them if they are many, each cut if it is long."""
     shown = [line if len(line) <= 300 else line[:300] + "..." for line in lines[:_LISTED]]

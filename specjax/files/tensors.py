@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 from tqdm import tqdm
 
-from specjax.files.folder import listed, weight_files
+from specjax.files.folder import listed, refuse_weights, weight_files
 from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors
 from specjax.files.lora import Lora
 from specjax.models import Family, LinenModel, Tensor, TransformerConfig
@@ -115,14 +115,21 @@ def read_rows(
     dtype: DTypeLike,
     placed: dict[_Path, NamedSharding] | None = None,
 ) -> Arrays:
-    """Like `read_params`, by a table of one's own; `shapes` has the shape of each parameter.
+    """Like `read_params`, by a table of one's own, which names every tensor in `stored`.
 
-    Every tensor in `stored` must be in the table.  `placed` has the sharding of each parameter;
-    None means the default device.
+    `shapes` and `placed` have each parameter's shape and sharding; None means the default device.
     """
-    faults, named = _misfits(rows, shapes, stored), {row.name for row in rows}
-    faults += [f"{name} is not a tensor of this format" for name in stored if name not in named]
+    faults = row_faults(rows, shapes, stored)
     return _read_leaves(folder, rows, shapes, stored, faults, dtype, placed or {})
+
+
+def row_faults(
+    rows: list[Tensor], shapes: dict[_Path, _Shape], stored: dict[str, Stored]
+) -> list[str]:
+    """A line for each tensor that `read_rows` refuses by its header."""
+    named = {row.name for row in rows}
+    unknown = [f"{name} is not a tensor of this format" for name in stored if name not in named]
+    return _misfits(rows, shapes, stored) + unknown
 
 
 def _read_leaves(
@@ -134,8 +141,7 @@ def _read_leaves(
     dtype: DTypeLike,
     placed: dict[_Path, NamedSharding],
 ) -> Arrays:
-    if faults:
-        raise ValueError(f"the weights in {folder} do not fit its config.json:\n  {listed(faults)}")
+    refuse_weights(folder, faults)
     held = (
         placed[path].shard_shape(shape) if path in placed else shape
         for path, shape in shapes.items()
@@ -149,7 +155,7 @@ def _read_leaves(
         cure,
     )
     # Largest first, because reading needs temporary copies and memory fills up.
-    leaves = sorted(_grouped(rows, _path).items(), key=lambda leaf: -math.prod(shapes[leaf[0]]))
+    leaves = sorted(_grouped(rows, lambda row: row.path).items(), key=lambda leaf: -math.prod(shapes[leaf[0]]))
     params: dict[_Path, Array] = {}
     spoilt: set[str] = set()
     for path, parts in tqdm(
@@ -214,7 +220,7 @@ def write_rows(
     """
     leaves, tables = _flat(params), dict(tables or {})
     tensors = {name: (table.shape, table.dtype, []) for name, table in tables.items()}
-    for name, parts in _grouped(_as_held(rows, leaves), _name).items():
+    for name, parts in _grouped(_as_held(rows, leaves), lambda row: row.name).items():
         kind = jnp.dtype(dtype or leaves[parts[0].path].dtype)
         tensors[name] = (_stored_shape(parts[0], leaves[parts[0].path].shape), kind, parts)
     names = {kind: name for name, kind in {**KINDS, **WHOLE}.items()}
@@ -280,14 +286,6 @@ def _grouped(rows: Iterable[Tensor], key: Callable[[Tensor], _K]) -> dict[_K, li
     return groups
 
 
-def _name(row: Tensor) -> str:
-    return row.name
-
-
-def _path(row: Tensor) -> _Path:
-    return row.path
-
-
 def _flat(tree: Arrays) -> dict[_Path, Arrays]:
     """A tree as {path: leaf}."""
     return cast(dict[_Path, Arrays], flatten_dict(tree))
@@ -308,7 +306,7 @@ def _misfits(
 ) -> list[str]:
     """A line for each tensor of the table that is missing or has another shape or dtype."""
     faults = []
-    for name, parts in _grouped(rows, _name).items():
+    for name, parts in _grouped(rows, lambda row: row.name).items():
         shape = _stored_shape(parts[0], shapes[parts[0].path])
         if name not in stored:
             faults.append(f"{name} is missing (shape {list(shape)})")

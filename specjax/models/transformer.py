@@ -148,7 +148,7 @@ class Transformer(nn.Module):
 
     @property
     def num_taps(self) -> int:
-        return self.config.num_layers + 1
+        return self.config.num_layers + 2
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
         """An empty cache of `size` slots a row; a layer with a window may have a shorter ring."""
@@ -167,7 +167,11 @@ class Transformer(nn.Module):
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """Shapes as in `contract.Model.apply`."""
+        """Shapes as in `contract.Model.apply`.
+
+        With L layers, tap L is the output of the last one, and tap L + 1 the same after the final
+        norm.
+        """
         c = self.config
         size = c.embedding_size or c.hidden_size
 
@@ -212,6 +216,7 @@ class Transformer(nn.Module):
             keys.append(k)
             values.append(v)
         hidden = Norm(c, name="norm")(x) if c.final_norm else x
+        streams.append(hidden)
         if c.embedding_size is not None:
             hidden = linear("project_out", size, ("embed", "embed_in"))(hidden)
         if c.tied_embeddings and not self.separate_head:

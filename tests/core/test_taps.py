@@ -46,18 +46,20 @@ def streams(params, tokens):
 
 
 def test_features_are_the_residual_streams():
-    """Tap 0 is the embedding, tap i the output of layer i; the last one, normed, is the hidden
-    state."""
+    """Tap 0 is the embedding, tap i the output of layer i, and the last one the hidden state after
+    the final norm."""
     net, tokens = TRANSFORMERS.model(), jnp.asarray(toys.greedy_texts()[:2])
     every, normed = jax.device_get(streams(TRANSFORMERS.weights(), tokens))
-    assert net.num_taps == 3
+    assert net.num_taps == 4
 
     @jax.jit
     def read(params):
         return [net.apply(params, tokens, places(tokens), taps=taps) for taps in tapped]
 
-    tapped = ((0,), (1,), (2, 0), (0, 1, 2))
-    for taps, out in zip(tapped, read(TRANSFORMERS.weights()), strict=True):
+    tapped = ((0,), (1,), (2, 0), (0, 1, 2), (3,))
+    *inner, last = read(TRANSFORMERS.weights())
+    np.testing.assert_array_equal(last.features, last.hidden)
+    for taps, out in zip(tapped, inner, strict=False):
         wanted = np.concatenate([every[tap] for tap in taps], axis=-1)
         np.testing.assert_allclose(out.features, wanted, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(normed, out.hidden, rtol=1e-4, atol=1e-4)

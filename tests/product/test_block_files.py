@@ -1,6 +1,7 @@
 """Folders of block drafts: what is recognised, what is refused, and the sizes of published ones."""
 
 import dataclasses
+import json
 import pathlib
 
 import jax
@@ -12,7 +13,7 @@ import safetensors.numpy
 from published_target import context, load, target, write, write_fixture
 
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
-from specjax.files.drafter import load_drafter, open_drafter
+from specjax.files.drafter import load_drafter, open_drafter, save_drafter
 from specjax.files.drafters import FORMATS, dflash, dspark
 from specjax.files.drafters.block import plan_block_draft
 from specjax.files.headers import Stored
@@ -30,6 +31,7 @@ KINDS = {
     "domino_shifted": ("domino", "Domino", "SpecForge or z-lab", 4),
     "domino_plain": ("domino", "Domino", "SpecForge or z-lab", 3),
     "speculators_dflash": ("dflash", "DFlash", "speculators", 3),
+    "speculators_dflash_sliding": ("dflash", "DFlash", "speculators", 4),
     "speculators_dspark": ("dspark", "DSpark", "speculators", 4),
     "speculators_dflash2": ("dflash", "DFlash-2", "speculators", 3),
 }
@@ -133,6 +135,33 @@ def test_conventions_of_layers(key, tmp_path):
     assert load(tmp_path, "dflash", dflash_config=nested).source.taps == taps
 
 
+def test_the_last_layer_is_read_as_it_was_trained(tmp_path):
+    """z-lab reads it after the final norm, and says so nowhere; DeepSpec and speculators before."""
+    nested = {"mask_token_id": 27, "target_layer_ids": [0, 3]}
+    with pytest.warns(UserWarning, match=r"after the final norm.*_ids=\[1, 4\] instead"):
+        drafter = load(tmp_path / "z-lab", "dflash", dflash_config=nested)
+    assert drafter.source.taps == (1, 5)
+    save_drafter(tmp_path / "written", drafter, target())
+    written = json.loads((tmp_path / "written" / "config.json").read_text())
+    assert written["dflash_config"]["target_layer_ids"] == [0, 3]
+    with pytest.raises(ValueError, match="reads the target's last state after the final norm"):
+        save_drafter(tmp_path / "other", drafter, target(), "speculators")
+    _, config, tensors = open_drafter(tmp_path / "written")
+    assert FORMATS["dflash"].describe(config, tensors, None).taps == (1, 5)
+
+    named = {"mask_token_id": 27, "aux_hidden_state_layer_ids": [1, 4]}
+    other = load(tmp_path / "speculators", "dflash", dflash_config=named)
+    assert other.source.taps == (1, 4)
+    with pytest.raises(ValueError, match="reads the target's last layer before the final norm"):
+        save_drafter(tmp_path / "other", other, target(), "z-lab")
+    made = published.fixture("dspark_gated")["config"]
+    flat = {**made, **made["dflash_config"], "target_layer_ids": [0, 3]}
+    del flat["dflash_config"]
+    tensors = published.weights(published.fixture("dspark_gated")["tensors"])
+    folder = write(tmp_path / "deepspec", flat, tensors)
+    assert load_drafter(folder, target()).source.taps == (1, 4)
+
+
 def test_without_layers_they_are_spread(tmp_path):
     """As z-lab spreads them: a draft of two layers reads the outputs of layers 1 and L - 3."""
     drafter = load(tmp_path, "dflash", dflash_config={"mask_token_id": 27})
@@ -154,7 +183,7 @@ REFUSED = {
     "mask_token_id is null; it must be": {"dflash_config": {"target_layer_ids": [0, 2]}},
     "attention_sink_bias is true, which specjax does not support": {"attention_sink_bias": True},
     r"layer_types is \[\"full_attention\"\]": {"layer_types": ["full_attention"]},
-    "sliding_window is null, and layer_types has": {
+    "sliding_window is None; it must be a whole number": {
         "layer_types": ["sliding_attention"] * 2, "use_sliding_window": True,
         "sliding_window": None,
     },
@@ -290,18 +319,18 @@ def test_published_sizes_are_accepted(name):
     stored = {
         tensor: Stored(pathlib.Path("absent"), "BF16", shape, 0) for tensor, shape in shapes.items()
     }
-    assert next(n for n, f in FORMATS.items() if f.matches(config, set(shapes))) == (
+    assert next(n for n, f in FORMATS.items() if f.matches(config, stored)) == (
         "dflash" if name == "DFlash-2" else "dspark"
     )
     plan = plan_block_draft(pathlib.Path("folder"), config, stored, abstract_target(*sizes), method)
     assert plan.shares == ("embedding", "head")
-    assert {row.name for row in plan.rows} == set(shapes)
-    assert {row.path for row in plan.rows} == set(plan.shapes)
-    for row in plan.rows:
-        shape = plan.shapes[row.path]
+    assert {row.name for row in plan.table.rows} == set(shapes)
+    assert {row.path for row in plan.table.rows} == set(plan.table.shapes)
+    for row in plan.table.rows:
+        shape = plan.table.shapes[row.path]
         assert shapes[row.name] == (shape[::-1] if row.transpose else shape)
     own = {}
-    for path, shape in plan.shapes.items():
+    for path, shape in plan.table.shapes.items():
         at = own
         for part in path[:-1]:
             at = at.setdefault(part, {})

@@ -5,6 +5,7 @@ Nothing is compiled before a refusal, and `specjax inspect` reads no weights.
 
 import json
 import pathlib
+import warnings
 
 import counted
 import eagle3_folders
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from eagle3_cases import drafter, target
-from eagle3_folders import Head, authors, deep_spec, model_opt, speculators
+from eagle3_folders import LAYOUTS, Head, authors, deep_spec, model_opt, speculators
 from heads import TINY, random_heads
+from removals import check_removals
 
 import specjax
 from specjax import Chain
@@ -77,6 +79,12 @@ REFUSED = {
         {}, without("midlayer.mlp.up_proj.weight"),
         r"midlayer\.mlp\.up_proj\.weight is missing \(shape \[56, 48\]\)",
     ),
+    "norms that are named": (
+        {"fc_norm": True}, keep, r"fc_norm\.0\.weight is missing \(shape \[48\]\)",
+    ),
+    "another vocabulary": (
+        {"vocab_size": 400}, keep, "vocab_size is 400, and eagle3-target-llama has 320",
+    ),
     "a tensor is unknown": (
         {}, put("parallel_draft_heads.0.lm_head.weight", np.zeros(3, np.float32)),
         r"parallel_draft_heads\.0\.lm_head\.weight is not a tensor of this format",
@@ -97,7 +105,7 @@ REFUSED = {
     "another width without tables": (
         {"hidden_size": 64, "target_hidden_size": 48},
         put("fc.weight", np.zeros((64, 144), np.float32)),
-        "has no embedding of its own, and its hidden size 64 is not that of the target's tables",
+        r"no embedding \(embed_tokens\.weight\) of its own, and its hidden size 64 is not that of",
     ),
     "another number of taps": (
         {TAPS: [2, 4]}, keep, r"fc\.weight has shape \[48, 144\].*need \[48, 96\]",
@@ -219,7 +227,10 @@ WARNED = {
         Head(), {"num_hidden_layers": 2}, "num_hidden_layers=2, and the tensors show 1",
     ),
     "a bias": (Head(), {"attention_bias": True}, "attention_bias=True, and the tensors show False"),
-    "a norm": (Head(), {"fc_norm": True}, "fc_norm=True, and the tensors show False"),
+    "a norm": (
+        Head(norm_before_fc=True), {"norm_before_fc": False},
+        "norm_before_fc=False, and the tensors show True",
+    ),
 }  # fmt: skip
 
 
@@ -256,6 +267,19 @@ def test_prefixes_and_padding_are_read(tmp_path):
     made = specjax.load_drafter(write(tmp_path, authors(head), renamed), loaded, Chain)
     out = specjax.generate(loaded, [[4, 5, 6]], drafter=made, max_new_tokens=8)
     assert out.tokens == specjax.generate(loaded, [[4, 5, 6]], max_new_tokens=8).tokens
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_names_the_tensor_that_it_lacks(layout):
+    """Those of EAGLE-3."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*norm_output=true is read as it is served")
+        assert check_removals(eagle3_folders.folder(layout), target(LAYOUTS[layout][3])) >= 12
+
+
+@pytest.mark.parametrize("layout", eagle3_folders.PARALLEL)
+def test_each_layout_of_p_eagle_names_the_tensor_that_it_lacks(layout):
+    assert check_removals(eagle3_reference.parallel(layout)[0], target("llama")) > 25
 
 
 @pytest.mark.parametrize("make", [authors, model_opt, speculators, deep_spec])
@@ -300,7 +324,7 @@ def test_inspect_refuses_another_target(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["inspect", str(eagle3_folders.folder("speculators")), "--target", str(TINY)])
     assert caught.value.code == 2
-    assert "output of layer 6, and target has 2 layers" in capsys.readouterr().err
+    assert "vocab_size is 320, and target has 512" in capsys.readouterr().err
 
 
 def test_headers_of_shards_are_read(tmp_path):

@@ -36,6 +36,7 @@ CAN = {
     "dflash, reduced": ("speculators",),
     "dflash, windows": ("z-lab",),
     "dflash, windows both ways": ("z-lab",),
+    "dflash, windows at the anchor": ("speculators",),
     "dflash, scaled": ("z-lab",),
     "dflash, from the anchor": ("speculators",),
     "jetspec": ("z-lab",),

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import pathlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 import jax
-import numpy as np
 from flax.traverse_util import flatten_dict
 
 from specjax.drafters import PublishedDrafter, sizes_of
-from specjax.files.drafters.block_config import Fields, read_config, read_taps
-from specjax.files.drafters.format import Description, Tensors
-from specjax.files.drafters.layers import dense_rows, layer_rows
-from specjax.files.drafters.placing import read_placed
+from specjax.files.drafters.block_config import (
+    Fields,
+    read_config,
+    read_layer_config,
+    read_taps,
+    taps_as_trained,
+)
+from specjax.files.drafters.format import Description, Tensors, folder_of
+from specjax.files.drafters.layers import (
+    dense_rows,
+    layer_prefixes,
+    layer_rows,
+    reads_pairs,
+    window_lines,
+)
+from specjax.files.drafters.placing import Table, read_placed
 from specjax.files.drafters.tables import EMBEDDING, HEAD, TABLES, repeats
+from specjax.files.drafters.target_sizes import check_features, check_target, check_width
 from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
 from specjax.models import (
     BlockDraft,
@@ -54,11 +68,8 @@ class Plan(NamedTuple):
     """A block draft, read from its configuration and headers."""
 
     source: BlockDraftSource
-    rows: list[Tensor]
-    shapes: dict[tuple[str, ...], tuple[int, ...]]  # of each parameter
-    stored: Tensors  # those that are read
+    table: Table
     shares: tuple[str, ...]  # of the target's "embedding" and "head"
-    to_draft: np.ndarray | None  # [V], of a reduced vocabulary
 
 
 def renamed(tensors: Tensors) -> Tensors:
@@ -71,11 +82,14 @@ def renamed(tensors: Tensors) -> Tensors:
     return made
 
 
-def is_block_draft(names: set[str]) -> bool:
-    """Have these tensors the layers of a block draft?"""
-    plain = {name.removeprefix("encoder.") for name in names}
-    has_norm = "hidden_norm.weight" in names or "encoder.output_norm_enc.weight" in names
-    return "fc.weight" in plain and has_norm and "layers.0.hidden_norm.weight" not in names
+def is_block_draft(tensors: Tensors) -> bool:
+    """Returns whether these tensors are the layers of a block draft, of which one may be missing.
+
+    A whole language model has layers as well, but neither `fc` nor `hidden_norm`.
+    """
+    plain = renamed(tensors)
+    fuses = "fc.weight" in plain or "hidden_norm.weight" in plain
+    return fuses and bool(layer_prefixes(plain)) and not reads_pairs(plain)
 
 
 def labels_of(config: Config) -> set[str]:
@@ -110,8 +124,7 @@ def read_block_draft(
             f"{method.name}: the tensors count",
             stacklevel=5,
         )
-    parts = plan.rows, plan.shapes, plan.stored, plan.to_draft
-    params = read_placed(folder, plan.source, *parts, target, rules)
+    params = read_placed(folder, plan.source, plan.table, target, rules)
     return PublishedDrafter(
         proposer=ChoiceTree(plan.source),
         params=params,
@@ -141,8 +154,8 @@ def plan_block_draft(
             "pickled: write its row into embed_tokens.weight of the safetensors file"
         )
     hidden_size, vocab_size, num_layers = sizes_of(target, folder.name)
-    stored = renamed(tensors)
-    known = read_vocabulary(folder, stored, vocab_size)
+    stored, fields = renamed(tensors), Fields(config)
+    known = read_vocabulary(folder, stored, target)
     # The rows of the draft's head: its vocabulary may be reduced, or padded to another size.
     units = stored["lm_head.weight"].shape[0] if "lm_head.weight" in stored else vocab_size
     if known is None:
@@ -153,32 +166,38 @@ def plan_block_draft(
             "lm_head.weight is missing or of another size: download the folder again"
         )
     stored = {name: tensor for name, tensor in stored.items() if name not in ("d2t", "t2d")}
-    names, fields = set(stored), Fields(config)
-    try:
+    names = set(stored)
+    with _named(folder):
         taps = read_taps(fields, num_layers)
         assert taps is not None
         first = method.first_slot(config)
         block = read_config(folder, fields, stored, len(taps), first, hidden_size)
+    # speculators leaves out the vocabulary that transformers' class has by default.
+    sizes = {"vocab_size": block.layers.vocab_size} if fields.is_speculators else config
+    check_target(folder, {**config, **fields.nested}, sizes, target)
+    with _named(folder):
         corrects = method.correction(fields, names, block, vocab_size, units)
-    except KeyError as error:
-        raise ValueError(f"{folder / 'config.json'} lacks {error}") from None
-    except ValueError as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from None
     if max(taps) > num_layers:
         raise ValueError(
             f"{folder / 'config.json'}: the draft reads the outputs of the layers {list(taps)}, "
             f"and {target.name} has {num_layers}: pass the target that it was trained for"
         )
+    if (trained := taps_as_trained(fields, taps, num_layers)) != taps:
+        warnings.warn(
+            f"{folder} reads the last layer of {target.name} (target_layer_ids {num_layers - 1}). "
+            "It is read after the final norm, as z-lab's package reads it; if the drafter was "
+            f"trained on the output before the norm, write aux_hidden_state_layer_ids={list(taps)} "
+            "instead",
+            stacklevel=6,
+        )
+    taps = trained
     net = BlockDraft(block)
     shapes = shapes_of(net, corrects)
     rows = block_rows(block) + ([] if corrects is None else method.rows(corrects))
     shares = _share(stored, target, known is not None)
     size = block.layers.hidden_size
-    if shares and size != hidden_size:
-        raise ValueError(
-            f"{folder} has hidden size {size} and no {' or '.join(shares)} of its own, and "
-            f"{target.name} has hidden size {hidden_size}: pass the target that it was trained for"
-        )
+    check_features(folder, stored, size, len(taps), hidden_size)
+    check_width(folder, shares, size, target)
     embedded = vocab_size
     if "embedding" not in shares:
         embedded = stored[EMBEDDING.name].shape[0]
@@ -196,24 +215,47 @@ def plan_block_draft(
     for part in shares:
         stored.pop(TABLES[part].name, None)
     source = BlockDraftSource(net, vocab_size, taps, corrects)
-    return Plan(source, rows, shapes, stored, shares, known)
+    return Plan(source, Table(rows, shapes, stored, known), shares)
+
+
+@contextlib.contextmanager
+def _named(folder: pathlib.Path) -> Iterator[None]:
+    """What is wrong with a configuration is raised with the name of its file."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{folder / 'config.json'} lacks {error}") from None
+    except ValueError as error:
+        has_name = str(error).startswith(str(folder))
+        raise ValueError(str(error) if has_name else f"{folder / 'config.json'}: {error}") from None
 
 
 def describe_block_draft(
     config: Config, tensors: Tensors, target: LanguageModel | None, name: str, method: Method
 ) -> Description:
     """What the folder of a block draft says about itself."""
-    fields, names = Fields(config), set(renamed(tensors))
+    fields, names, folder = Fields(config), renamed(tensors), folder_of(tensors)
     from_anchor = fields.flag("sample_from_anchor", method.first_slot(config) == 0)
     size = fields.count("block_size", 8 if fields.is_speculators else 16)
     nested = "SpecForge or z-lab" if fields.nested else "DeepSpec"
+    if target is None:
+        depth, taps = fields.get("num_target_layers"), read_taps(fields, None)
+        if taps is not None and isinstance(depth, int):
+            taps = taps_as_trained(fields, taps, depth)
+        layers = read_layer_config(folder, fields, names)
+        lines = window_lines(layers, fields.is_speculators)
+    else:
+        plan = plan_block_draft(folder, config, tensors, target, method)
+        plan.table.check(folder)
+        block, taps = plan.source.net.config, plan.source.taps
+        lines = window_lines(block.layers, block.anchored_windows)
     return Description(
         method=name,
         packaging="speculators" if fields.is_speculators else nested,
-        taps=read_taps(fields, None if target is None else sizes_of(target, name)[2]),
+        taps=taps,
         num_drafts=size if from_anchor else size - 1,
         shares=tuple(part for part, row in TABLES.items() if row.name not in names),
-        details=(f"one pass fills a block of {size} slots",),
+        details=(f"one pass fills a block of {size} slots", *lines),
     )
 
 
@@ -221,12 +263,18 @@ def shapes_of(
     net: BlockDraft, correction: Correction | None
 ) -> dict[tuple[str, ...], tuple[int, ...]]:
     """The shape of each parameter of the layers and of the correction."""
-    made = jax.eval_shape(lambda key: initial_block(net, key), jax.random.key(0))
-    leaves = cast(dict[tuple[str, ...], jax.ShapeDtypeStruct], flatten_dict(made))
-    shapes = {("draft", *path): leaf.shape for path, leaf in leaves.items()}
+    shapes = dict(_traced(net.config))
     if correction is not None:
         shapes |= {("correction", *path): shape for path, shape in correction.shapes().items()}
     return shapes
+
+
+@functools.lru_cache(maxsize=8)
+def _traced(c: BlockDraftConfig) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
+    """The shapes of the layers, which take a part of a second to trace."""
+    made = jax.eval_shape(lambda key: initial_block(BlockDraft(c), key), jax.random.key(0))
+    leaves = cast(dict[tuple[str, ...], jax.ShapeDtypeStruct], flatten_dict(made))
+    return tuple((("draft", *path), leaf.shape) for path, leaf in leaves.items())
 
 
 def block_rows(block: BlockDraftConfig) -> list[Tensor]:

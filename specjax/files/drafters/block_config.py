@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import warnings
 
 from specjax.files.drafters.format import Tensors
 from specjax.files.drafters.layers import layer_prefixes, read_layers
@@ -29,7 +30,6 @@ _TAPS = {
 count their inputs."""
 
 _LABELS = ("llama", "qwen2", "qwen3")
-_ELSEWHERE = ("layer_types", "sliding_window", "use_sliding_window", "tie_word_embeddings")
 
 _REFUSED = {
     "attention_sink_bias": False,
@@ -110,12 +110,20 @@ def read_config(
                 f"{name} is {json.dumps(value)}, which specjax does not support; "
                 f"it reads drafts with {json.dumps(supported)}"
             )
-    layers = _read_layers(folder, fields, tensors)
+    layers = read_layer_config(folder, fields, tensors)
     size = fields.count("block_size", 8 if fields.is_speculators else 16)
     from_anchor = fields.flag("sample_from_anchor", None)
     if from_anchor is not None:
         first_slot = 0 if from_anchor else 1
-    convolves = any(".attention_conv." in name for name in tensors)
+    convolves = any("attention_conv." in name or "mlp_conv." in name for name in tensors)
+    windows = [window for window in layers.windows if window is not None]
+    if windows and not fields.is_speculators and min(windows) < size:
+        warnings.warn(
+            f"{folder}: its windows of {min(windows)} tokens are smaller than its blocks of {size} "
+            "slots. They also hold inside a block, as z-lab serves such drafters; training by "
+            "SpecForge shows each slot all slots before it",
+            stacklevel=6,
+        )
     cap = fields.number("final_logit_softcapping", 0.0)
     return BlockDraftConfig(
         layers=layers,
@@ -123,6 +131,7 @@ def read_config(
         block_size=size,
         mask_token=fields.count("mask_token_id", least=0),
         causal=_read_causal(fields, layers),
+        anchored_windows=fields.is_speculators and bool(windows),
         first_slot=first_slot,
         embedding_scale=fields.number("input_embedding_scale", 1.0),
         output_scale=fields.number("output_multiplier", 1.0),
@@ -164,44 +173,33 @@ def read_taps(fields: Fields, num_layers: int | None) -> tuple[int, ...] | None:
     return tuple(round(1 + i * (num_layers - 4) / (count - 1)) + 1 for i in range(count))
 
 
-def write_taps(name: str, taps: tuple[int, ...]) -> Config:
-    """The field of this name, which `read_taps` reads."""
-    return {name: [tap - _TAPS[name] for tap in taps]}
+def taps_as_trained(fields: Fields, taps: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """The taps on a target of L = `num_layers` layers: L + 1 is L after the final norm.
+
+    z-lab takes the hidden states of transformers, whose last one went through that norm.  DeepSpec
+    records the outputs of layers, and speculators the states before the norm.
+    """
+    if fields.nested.get("target_layer_ids") is None:
+        return taps
+    return tuple(num_layers + 1 if tap == num_layers else tap for tap in taps)
 
 
-def _read_layers(folder: pathlib.Path, fields: Fields, tensors: Tensors) -> TransformerConfig:
-    """The sizes of the layers; windows and causality are read apart."""
-    kept = {name: value for name, value in fields.layers.items() if name not in _ELSEWHERE}
+def write_taps(name: str, taps: tuple[int, ...], num_layers: int) -> Config:
+    """The field of this name, which `read_taps` reads; the target has `num_layers` layers."""
+    # The state after the final norm, tap L + 1, has the number of the last layer.
+    return {name: [min(tap, num_layers) - _TAPS[name] for tap in taps]}
+
+
+def read_layer_config(folder: pathlib.Path, fields: Fields, tensors: Tensors) -> TransformerConfig:
+    """The sizes of the layers, and their windows."""
+    kept = {name: value for name, value in fields.layers.items() if name != "tie_word_embeddings"}
     # Labels are wrong in published files, and the tensors show what a label could say.
     label = kept.get("model_type") if kept.get("model_type") in _LABELS else "qwen3"
-    layers = read_layers(folder, {**kept, "model_type": label}, tensors, layer_prefixes(tensors))
-    windows = _read_windows(fields, layers.num_layers)
-    return dataclasses.replace(layers, tied_embeddings=False, windows=windows)
-
-
-def _is_sliding(fields: Fields, count: int) -> list[bool]:
-    kinds = fields.layers.get("layer_types") or ["full_attention"] * count
-    known = {"full_attention": False, "sliding_attention": True}
-    if not isinstance(kinds, list) or len(kinds) != count or not set(kinds) <= set(known):
-        raise ValueError(
-            f"layer_types is {json.dumps(kinds)}; it must name full_attention or "
-            f"sliding_attention for each of the {count} layers"
-        )
-    return [known[kind] for kind in kinds]
-
-
-def _read_windows(fields: Fields, count: int) -> tuple[int | None, ...]:
-    sliding = _is_sliding(fields, count)
-    # Speculators leaves out transformers' default.
-    window = fields.layers.get("sliding_window", 4096 if fields.is_speculators else None)
-    if not any(sliding) or fields.layers.get("use_sliding_window") is False:
-        return ()
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise ValueError(
-            f"sliding_window is {json.dumps(window)}, and layer_types has sliding_attention; "
-            "it must be a whole number of at least 1"
-        )
-    return tuple(window if slides else None for slides in sliding)
+    # Other packages than speculators use transformers' Qwen3Config, whatever the label says.
+    like = "qwen3" if label != "llama" or not fields.is_speculators else "fields"
+    kept["model_type"] = label
+    layers = read_layers(folder, kept, tensors, layer_prefixes(tensors), like)
+    return dataclasses.replace(layers, tied_embeddings=False)
 
 
 def _read_causal(fields: Fields, layers: TransformerConfig) -> tuple[bool, ...]:
@@ -211,9 +209,12 @@ def _read_causal(fields: Fields, layers: TransformerConfig) -> tuple[bool, ...]:
         value = fields.flag(name, None)
         if value is not None:
             return (value,) * count if value else ()
-    sliding = _is_sliding(fields, count)
+    slides = tuple(layers.window_of(i) is not None for i in range(count))
     if fields.is_speculators:
         both_ways = str(fields.get("speculators_model_type")) == "dflash2"
-        if not layers.windows or fields.flag("sliding_window_non_causal", both_ways):
+        if fields.flag("sliding_window_non_causal", both_ways):
             return ()
-    return tuple(sliding) if any(sliding) else ()
+    elif kinds := fields.layers.get("layer_types"):
+        # By their names, also where no window is read.
+        slides = tuple(kind == "sliding_attention" for kind in kinds)
+    return slides if any(slides) else ()

@@ -31,6 +31,8 @@ from specjax.proposers import BlockDraftSource
 OwnFields = Callable[[BlockDraftSource], Config]
 """The fields of a method's correction."""
 
+_OTHERS = "has causal layers that are not those with windows"
+_SCALES = "scales its embeddings or logits"
 _NUM_ANCHORS = 512  # a number of its training runs, which DeepSpec asks for when it loads
 
 
@@ -51,16 +53,17 @@ def nested_layout(
 
     def own(source: BlockDraftSource) -> Config:
         c = source.net.config
-        taps = write_taps("target_layer_ids", source.taps)
-        return {"mask_token_id": c.mask_token, **taps, **fields(source), **_scales(c)}
+        return {**fields(source), **_scales(c)}
 
     def faults(drafter: PublishedDrafter, target: LanguageModel) -> list[str]:
         source = _source(drafter)
-        found = [*_faults(drafter), *own_faults(drafter), *_slot_faults(source, method, own)]
+        found = [*_faults(drafter, normed=True), *own_faults(drafter)]
+        found += _slot_faults(source, method, own)
         if plain:
             return found + _plain_faults(source.net.config)
-        words = "has causal layers that are not those with windows"
-        return found + _true({words: _is_causal(source.net.config) is None})
+        c = source.net.config
+        anchored = "has windows that stay with the block"
+        return found + _true({_OTHERS: _is_causal(c) is None, anchored: c.anchored_windows})
 
     def export(drafter: PublishedDrafter, target: LanguageModel) -> Export:
         source = _source(drafter)
@@ -70,7 +73,11 @@ def nested_layout(
             **(_is_causal(source.net.config) or {}),
             "block_size": source.net.config.block_size,
             "num_target_layers": drafter.sizes[2],
-            "dflash_config": own(source),
+            "dflash_config": {
+                "mask_token_id": source.net.config.mask_token,
+                **write_taps("target_layer_ids", source.taps, drafter.sizes[2]),
+                **own(source),
+            },
         }
         return _export(drafter, target, method, config)
 
@@ -94,7 +101,7 @@ def flat_layout(method: Method, architecture: str, fields: OwnFields) -> Layout:
             **_layers(source),
             "block_size": c.block_size,
             "mask_token_id": c.mask_token,
-            **write_taps("target_layer_ids", source.taps),
+            **write_taps("target_layer_ids", source.taps, drafter.sizes[2]),
             "num_target_layers": drafter.sizes[2],
             "num_anchors": _NUM_ANCHORS,
             **fields(source),
@@ -111,19 +118,24 @@ def speculators_layout(
 
     def faults(drafter: PublishedDrafter, target: LanguageModel) -> list[str]:
         c = _source(drafter).net.config
-        both = "has a reduced vocabulary and convolutions"
-        found = _true({both: is_reduced(drafter) and c.conv_size > 0})
-        # Windows of this package begin at the anchor for all slots, and do not move with the slot.
-        return [*_faults(drafter), *_plain_faults(c), *found]
+        found = {
+            "has windows that move with the slot": bool(c.layers.windows) != c.anchored_windows,
+            _OTHERS: any(c.causal) and _causal(c) != _sliding(c),
+            _SCALES: bool(_scales(c)),
+            "has a reduced vocabulary and convolutions": is_reduced(drafter) and c.conv_size > 0,
+        }
+        return [*_faults(drafter), *_true(found)]
 
     def export(drafter: PublishedDrafter, target: LanguageModel) -> Export:
         source = _source(drafter)
         c, (kind, architecture) = source.net.config, label(source)
+        windows = {"sliding_window_non_causal": not any(c.causal)} if c.layers.windows else {}
         own = {
             "architectures": [architecture],
             "block_size": c.block_size,
             "mask_token_id": c.mask_token,
-            **write_taps("aux_hidden_state_layer_ids", source.taps),
+            **windows,
+            **write_taps("aux_hidden_state_layer_ids", source.taps, drafter.sizes[2]),
             "draft_vocab_size": num_units(drafter),
             "sample_from_anchor": c.first_slot == 0,
             **fields(source),
@@ -147,15 +159,24 @@ def _true(found: dict[str, bool]) -> list[str]:
     return [words for words, true in found.items() if true]
 
 
-def _faults(drafter: PublishedDrafter) -> list[str]:
-    """What no layout can hold."""
-    source = _source(drafter)
-    c, size = source.net.config, drafter.sizes[0]
+def _faults(drafter: PublishedDrafter, normed: bool = False) -> list[str]:
+    """What no layout can hold, or what this one cannot.
+
+    Args:
+      drafter: to be written.
+      normed: the layout means by the target's last layer the state after the final norm.
+    """
+    source, (size, _, last) = _source(drafter), drafter.sizes
+    c = source.net.config
     selects = isinstance(source.correction, CandidateSelector)
     found = {
         "has no norms of queries and keys": c.layers.qk_norm is None,
         f"has hidden size {c.layers.hidden_size} for a target of {size}": (
             c.layers.hidden_size != size
+        ),
+        "reads the target's last layer before the final norm": normed and last in source.taps,
+        "reads the target's last state after the final norm": (
+            not normed and last + 1 in source.taps
         ),
         "has convolutions or a candidate selector, not both": selects != (c.conv_size > 0),
     }
@@ -166,7 +187,7 @@ def _plain_faults(c: BlockDraftConfig) -> list[str]:
     found = {
         "has layers with windows": bool(c.layers.windows),
         "has causal layers": any(c.causal),
-        "scales its embeddings or logits": bool(_scales(c)),
+        _SCALES: bool(_scales(c)),
     }
     return _true(found)
 

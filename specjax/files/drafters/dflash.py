@@ -28,8 +28,8 @@ from specjax.proposers import BlockDraftSource
 _SELECTOR = "candidate_selector"
 
 
-def _matches(config: Config, names: set[str]) -> bool:
-    return is_block_draft(names)
+def _matches(config: Config, tensors: Tensors) -> bool:
+    return is_block_draft(tensors)
 
 
 def _read(
@@ -46,7 +46,7 @@ def _read(
 def _selector(
     fields: Fields, names: set[str], block: BlockDraftConfig, vocab_size: int, units: int
 ) -> Correction | None:
-    if f"{_SELECTOR}.predecessor_codebook" not in names:
+    if not any(name.startswith(f"{_SELECTOR}.") for name in names):
         return None
     if units != vocab_size:
         raise ValueError("a candidate selector with a reduced vocabulary (d2t) is not defined")

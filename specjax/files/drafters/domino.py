@@ -10,6 +10,7 @@ from specjax.files.drafters.block import (
     describe_block_draft,
     is_block_draft,
     read_block_draft,
+    renamed,
 )
 from specjax.files.drafters.block_config import Fields
 from specjax.files.drafters.block_layouts import makes, nested_layout
@@ -33,9 +34,8 @@ _TENSORS = {
 }
 
 
-def _matches(config: Config, names: set[str]) -> bool:
-    plain = {name.removeprefix("logit_head.") for name in names}
-    return is_block_draft(names) and "prefix_gru.weight_ih_l0" in plain
+def _matches(config: Config, tensors: Tensors) -> bool:
+    return is_block_draft(tensors) and not renamed(tensors).keys().isdisjoint(_TENSORS)
 
 
 def _first_slot(config: Config) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Iterable
 
 from specjax.drafters import Drafter
 from specjax.files.drafters.block import (
@@ -38,11 +39,15 @@ _MARKOV, _CONFIDENCE = "markov_head", "confidence_head.proj"
 _CLASS = "DSparkDraftModel"
 
 
-def _matches(config: Config, names: set[str]) -> bool:
+def _matches(config: Config, tensors: Tensors) -> bool:
     """By its heads; without any, only the configuration tells it from DFlash."""
-    plain = {name.removeprefix("logit_head.") for name in names}
-    heads = any(name.startswith((f"{_MARKOV}.", "confidence_head.")) for name in plain)
-    return is_block_draft(names) and (heads or "dspark" in labels_of(config))
+    heads = _has(renamed(tensors), _MARKOV) or _has(renamed(tensors), _CONFIDENCE)
+    return is_block_draft(tensors) and (heads or "dspark" in labels_of(config))
+
+
+def _has(names: Iterable[str], head: str) -> bool:
+    """Returns whether there is a tensor of a head."""
+    return any(name.startswith(f"{head}.") for name in names)
 
 
 def _read(
@@ -54,9 +59,9 @@ def _read(
 def _markov(
     fields: Fields, names: set[str], block: BlockDraftConfig, vocab_size: int, units: int
 ) -> Correction | None:
-    rank = fields.count("markov_rank", 256) if f"{_MARKOV}.markov_w1.weight" in names else 0
+    rank = fields.count("markov_rank", 256) if _has(names, _MARKOV) else 0
     confidence = None
-    if f"{_CONFIDENCE}.weight" in names:
+    if _has(names, _CONFIDENCE):
         # SpecForge leaves the field out for heads that read the hidden state alone.
         both = fields.flag("confidence_head_with_markov", not fields.nested and rank > 0)
         confidence = "both" if both else "hidden"
@@ -65,7 +70,7 @@ def _markov(
     # By the tensors; the field only names kinds that have the same ones.
     kind = str(fields.get("markov_head_type", "vanilla")).lower()
     for name, part in (("gated", "gate_proj"), ("rnn", "joint_proj")):
-        if (f"{_MARKOV}.{part}.weight" in names) != (kind == name) and rank > 0:
+        if _has(names, f"{_MARKOV}.{part}") != (kind == name) and rank > 0:
             raise ValueError(
                 f"markov_head_type is {kind!r}, and the file "
                 f"{'lacks' if kind == name else 'holds'} {_MARKOV}.{part}.weight"
@@ -100,11 +105,8 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
     names = renamed(tensors)
     heads = [
         words
-        for words, name in (
-            ("a Markov head", f"{_MARKOV}.markov_w1.weight"),
-            ("a confidence head", f"{_CONFIDENCE}.weight"),
-        )
-        if name in names
+        for words, head in (("a Markov head", _MARKOV), ("a confidence head", _CONFIDENCE))
+        if _has(names, head)
     ]
     return dataclasses.replace(
         description, details=(*description.details, *(f"with {words}" for words in heads))

@@ -25,20 +25,21 @@ from specjax.drafters import Drafter, PublishedDrafter, sizes_of
 from specjax.files.drafters.eagle3_layouts import EAGLE3_LAYOUTS
 from specjax.files.drafters.eagle3_rows import network_rows, network_shapes
 from specjax.files.drafters.format import Description, Format, Tensors, folder_of
-from specjax.files.drafters.layers import layer_prefixes, read_layers
-from specjax.files.drafters.placing import read_placed
+from specjax.files.drafters.layers import layer_prefixes, read_layers, reads_pairs, window_lines
+from specjax.files.drafters.placing import Table, read_placed
 from specjax.files.drafters.tables import EMBEDDING, HEAD, TABLES, repeats
 from specjax.files.drafters.taps import check_taps, default_taps, is_model_opt, read_taps
+from specjax.files.drafters.target_sizes import check_features, check_target, check_width
 from specjax.files.drafters.vocabulary import check_rows, read_vocabulary
 from specjax.models import (
     Config,
     Eagle3Config,
     LanguageModel,
     Tensor,
+    TransformerConfig,
 )
 from specjax.parallel import Rules
-from specjax.proposers import Chain, DynamicTree, Eagle3Source, PEagleSource
-from specjax.types import Arrays
+from specjax.proposers import Chain, DynamicTree, Eagle3Source
 
 _MAPS = ("d2t", "t2d")
 _UNREAD = ("rotary_emb.inv_freq",)
@@ -77,57 +78,47 @@ def read_parts(
     """
     _refuse_switches(folder, config)
     prefixes = layer_prefixes(tensors)
-    layers = read_layers(folder, config.get("transformer_layer_config", config), tensors, prefixes)
+    inner = config.get("transformer_layer_config", config)
+    reads_fields = (
+        "speculators_model_type" in config and inner.get("model_type", "llama") == "llama"
+    )
+    like = "fields" if reads_fields else None
+    layers = read_layers(folder, inner, tensors, prefixes, like)
     # Its head is never its embedding, whatever the configuration says.
     layers = dataclasses.replace(layers, tied_embeddings=False)
-    taps, shape = read_taps(folder, config), tensors["fc.weight"].shape
+    taps = read_taps(folder, config)
     if target is not None:
         hidden, _, depth = sizes_of(target, folder.name)
+        check_target(folder, config, _layers_of(config, layers), target)
         taps = default_taps(folder, depth) if taps is None else taps
         check_taps(folder, taps, depth, target.name)
-        told = {"num_target_layers": depth, "target_hidden_size": hidden}
-        for name, size in told.items():
-            if config.get(name) not in (None, size):
-                raise ValueError(
-                    f"{folder}: {name} is {config[name]}, and {target.name} has {size}: "
-                    "pass the target that the drafter was trained for"
-                )
     else:
         hidden = config.get("target_hidden_size") or layers.hidden_size
     count = 3 if taps is None else len(taps)
-    if shape != (layers.hidden_size, count * hidden):
-        raise ValueError(
-            f"{folder}: fc.weight has shape {list(shape)}; hidden size {layers.hidden_size} and "
-            f"{count} layers of a target of hidden size {hidden} need "
-            f"{[layers.hidden_size, count * hidden]}: pass the target that the drafter was "
-            "trained for"
-        )
+    check_features(folder, tensors, layers.hidden_size, count, hidden)
     shares = tuple(part for part, row in TABLES.items() if row.name not in tensors)
-    width = hidden
-    if target is not None:  # a few targets have an embedding of another width
-        width = target.model.module.config.embedding_size or hidden
-    if shares and layers.hidden_size != width:
-        raise ValueError(
-            f"{folder} has no {' and no '.join(shares)} of its own, and its hidden size "
-            f"{layers.hidden_size} is not that of the target's tables, {width}: pass a drafter "
-            "with tables of its own, or the target that it was trained for"
-        )
-    network = Eagle3Config(
-        layers=layers,
-        num_taps=count,
-        target_size=hidden,
-        norm_before_residual=_flag(folder, config, "norm_before_residual"),
-        norm_before_fc="input_norm.weight" in tensors,
-        fc_norm="fc_norm.0.weight" in tensors,
-        feeds_normed=_feeds_normed(folder, config),
-    )
-    for name, seen in (("norm_before_fc", network.norm_before_fc), ("fc_norm", network.fc_norm)):
-        if _flag(folder, config, name) != seen:
+    if target is not None:
+        check_width(folder, shares, layers.hidden_size, target)
+    shown = {
+        "norm_before_fc": "input_norm.weight" in tensors,
+        "fc_norm": any(name.startswith("fc_norm.") for name in tensors),
+    }
+    for name, seen in shown.items():
+        # A norm that is said to be there and is not is missing, which reading refuses by name.
+        if seen and not _flag(folder, config, name):
             warnings.warn(
                 f"{folder}: config.json says {name}={config.get(name)}, and the tensors show "
                 f"{seen}: the tensors count",
                 stacklevel=5,
             )
+    network = Eagle3Config(
+        layers=layers,
+        num_taps=count,
+        target_size=hidden,
+        norm_before_residual=_flag(folder, config, "norm_before_residual"),
+        feeds_normed=_feeds_normed(folder, config),
+        **{name: seen or _flag(folder, config, name) for name, seen in shown.items()},
+    )
     return Parts(network, prefixes, taps, shares)
 
 
@@ -135,7 +126,7 @@ def without_copies(
     folder: pathlib.Path, parts: Parts, tensors: Tensors, target: LanguageModel
 ) -> Parts:
     """The parts, sharing the tables of the target that the folder repeats."""
-    reduced = read_vocabulary(folder, tensors, target.model.vocab_size) is not None
+    reduced = read_vocabulary(folder, tensors, target) is not None
     shares = tuple(
         part
         for part, row in TABLES.items()
@@ -145,23 +136,21 @@ def without_copies(
     return parts._replace(shares=shares)
 
 
-def read_own(
+def own_table(
     folder: pathlib.Path,
     parts: Parts,
-    source: Eagle3Source | PEagleSource,
     tensors: Tensors,
     target: LanguageModel,
-    rules: Rules,
     extra: tuple[Tensor, ...] = (),
     shapes: dict[tuple[str, ...], tuple[int, ...]] | None = None,
-) -> Arrays:
-    """The head's own parameters; `extra` rows and their `shapes` are read as well.
+) -> Table:
+    """Where the head's own parameters are; `extra` rows and their `shapes` are read as well.
 
     Raises:
-      ValueError: tensors that are missing, unknown or of another shape, or of another target.
+      ValueError: tensors of another target.
     """
     vocab_size, size = target.model.vocab_size, parts.network.layers.hidden_size
-    known = read_vocabulary(folder, tensors, vocab_size)
+    known = read_vocabulary(folder, tensors, target)
     wanted = network_shapes(parts.network)
     rows = [*network_rows(parts.network, parts.prefixes), *extra]
     unread = [row.name for part, row in TABLES.items() if part in parts.shares]
@@ -182,7 +171,7 @@ def read_own(
         if name not in (*_MAPS, *unread) and not name.endswith(_UNREAD)
     }
     wanted |= shapes or {}
-    return read_placed(folder, source, rows, wanted, stored, known, target, rules)
+    return Table(rows, wanted, stored, known)
 
 
 def proposal_depth(config: Config) -> int | None:
@@ -214,6 +203,7 @@ def details_of(config: Config, parts: Parts, tensors: Tensors) -> tuple[str, ...
         f"{c.num_layers} decoder layer{'s' * (c.num_layers > 1)}, hidden size {c.hidden_size}, "
         f"{c.num_heads} heads of {c.head_dim}, {c.num_kv_heads} key heads"
     ]
+    lines += window_lines(c)
     lines += [f"switches: {', '.join(used)}"] if used else []
     if "d2t" in tensors:
         lines.append(f"proposes {tensors['d2t'].shape[0]} of the target's tokens")
@@ -222,11 +212,14 @@ def details_of(config: Config, parts: Parts, tensors: Tensors) -> tuple[str, ...
     return (*lines, f"trained for {trained}") if trained else tuple(lines)
 
 
-def _matches(config: Config, names: set[str]) -> bool:
-    """A feature norm in the first layer, and no state of a mask token, which P-EAGLE has."""
-    prefixes = ("midlayer.", "midlayer.0.", "layers.0.")
-    has_norm = any(f"{prefix}hidden_norm.weight" in names for prefix in prefixes)
-    return has_norm and "fc.weight" in names and "mask_hidden" not in names
+def is_parallel(config: Config, tensors: Tensors) -> bool:
+    """Returns whether these are the tensors of P-EAGLE, of which one may be missing."""
+    labels = [*(config.get("architectures") or []), config.get("speculators_model_type")]
+    return "mask_hidden" in tensors or any("peagle" in str(label).lower() for label in labels)
+
+
+def _matches(config: Config, tensors: Tensors) -> bool:
+    return reads_pairs(tensors) and not is_parallel(config, tensors)
 
 
 def _read(
@@ -235,7 +228,8 @@ def _read(
     parts = without_copies(folder, read_parts(folder, config, tensors, target), tensors, target)
     assert parts.taps is not None  # the target is known
     source = Eagle3Source(parts.network, target.model.vocab_size, parts.taps)
-    own = read_own(folder, parts, source, tensors, target, rules)
+    table = own_table(folder, parts, tensors, target)
+    own = read_placed(folder, source, table, target, rules)
     return PublishedDrafter(
         proposer=_shape(config, source, target),
         params=own,
@@ -258,7 +252,10 @@ def _shape(config: Config, source: Source, target: LanguageModel) -> Proposer:
 
 
 def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
-    parts = read_parts(folder_of(tensors), config, tensors, target)
+    folder = folder_of(tensors)
+    parts = read_parts(folder, config, tensors, target)
+    if target is not None:
+        own_table(folder, parts, tensors, target).check(folder)
     newer = parts.network.fc_norm or parts.network.feeds_normed
     return Description(
         method="EAGLE-3.1" if newer else "EAGLE-3",
@@ -299,6 +296,13 @@ def _feeds_normed(folder: pathlib.Path, config: Config) -> bool:
             stacklevel=6,
         )
     return feeds
+
+
+def _layers_of(config: Config, layers: TransformerConfig) -> Config:
+    """The stated sizes; speculators leaves out those that transformers' class has by default."""
+    if "speculators_model_type" in config:
+        return {"vocab_size": layers.vocab_size}
+    return config
 
 
 def _flag(folder: pathlib.Path, config: Config, name: str) -> bool:

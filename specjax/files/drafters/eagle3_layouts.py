@@ -27,8 +27,10 @@ def _source(drafter: PublishedDrafter) -> Eagle3Source | PEagleSource:
 
 def _faults(drafter: PublishedDrafter, found: dict[str, bool]) -> list[str]:
     """What no layout can hold, and the words in `found` that are true."""
-    layers = _source(drafter).network.layers
+    layers, taps = _source(drafter).network.layers, _source(drafter).taps
     windows = ["has layers with windows"] if layers.windows else []
+    normed = "reads the target's last state after the final norm"
+    found = {**found, normed: drafter.sizes[2] + 1 in taps}
     words = [words for words, true in found.items() if true]
     return [*(windows or unwritable(layers)), *table_faults(drafter), *words]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import cast
 
 import jax
@@ -34,8 +35,14 @@ def network_rows(c: Eagle3Config, prefixes: list[str]) -> list[Tensor]:
 
 def network_shapes(c: Eagle3Config) -> dict[tuple[str, ...], tuple[int, ...]]:
     """The shape of each parameter of the network."""
+    return dict(_traced(c))
+
+
+@functools.lru_cache(maxsize=8)
+def _traced(c: Eagle3Config) -> tuple[tuple[tuple[str, ...], tuple[int, ...]], ...]:
+    """The shapes, which take a part of a second to trace."""
     flat = cast(dict[tuple[str, ...], jax.Array], flatten_dict(eagle3_shapes(c)))
-    return {("network", *path): leaf.shape for path, leaf in flat.items()}
+    return tuple((("network", *path), leaf.shape) for path, leaf in flat.items())
 
 
 def mask_row(c: Eagle3Config) -> Tensor:

@@ -61,8 +61,9 @@ class Layout:
 class Format:
     """A row of the table `FORMATS`."""
 
-    # By the names of the tensors.  The configuration only decides where the names leave it open.
-    matches: Callable[[Config, set[str]], bool]
+    # By the tensors, also where any one of them is missing, so that reading can name it.  The
+    # configuration only decides where the tensors leave it open.
+    matches: Callable[[Config, Tensors], bool]
     # Raises ValueError with everything that does not fit the configuration or the target.  The
     # parameters are split over the target's mesh by the rules.
     read: Callable[[pathlib.Path, Config, Tensors, LanguageModel, Rules], Drafter]

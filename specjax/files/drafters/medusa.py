@@ -11,11 +11,11 @@ from specjax.files.medusa import load_medusa
 from specjax.models import Config, LanguageModel
 from specjax.parallel import Rules
 
-_BLOCK = re.compile(r"\d+\.\d+\.linear\.weight")
+_BLOCK = re.compile(r"\d+\.\d+\.linear\.(weight|bias)")
 
 
-def _matches(config: Config, names: set[str]) -> bool:
-    return any(map(_BLOCK.fullmatch, names))
+def _matches(config: Config, tensors: Tensors) -> bool:
+    return any(map(_BLOCK.fullmatch, tensors))
 
 
 def _read(

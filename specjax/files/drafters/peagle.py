@@ -11,16 +11,20 @@ import pathlib
 
 from specjax.drafters import Drafter, PublishedDrafter, sizes_of
 from specjax.files.drafters.eagle3 import (
+    Parts,
     details_of,
+    is_parallel,
+    own_table,
     packaging_of,
     proposal_depth,
-    read_own,
     read_parts,
     without_copies,
 )
 from specjax.files.drafters.eagle3_layouts import PEAGLE_LAYOUTS
 from specjax.files.drafters.eagle3_rows import mask_row
 from specjax.files.drafters.format import Description, Format, Tensors, folder_of
+from specjax.files.drafters.layers import reads_pairs
+from specjax.files.drafters.placing import Table, read_placed
 from specjax.models import Config, LanguageModel
 from specjax.parallel import Rules
 from specjax.proposers import ChoiceTree, PEagleSource
@@ -31,8 +35,8 @@ _DEPTH = 8
 _MASK = "mask_hidden"
 
 
-def _matches(config: Config, names: set[str]) -> bool:
-    return {_MASK, "fc.weight", "layers.0.hidden_norm.weight"} <= names
+def _matches(config: Config, tensors: Tensors) -> bool:
+    return reads_pairs(tensors) and is_parallel(config, tensors)
 
 
 def _read(
@@ -52,16 +56,9 @@ def _read(
             f"stands for a missing one, in [0, {size - 1}]: add it to config.json (SpecForge has "
             "it among the options of the training run)"
         )
-    wide = parts.network.num_taps * parts.network.target_size
-    row = mask_row(parts.network)
-    if tensors[_MASK].shape not in (row.shape, (wide,)):
-        raise ValueError(
-            f"{folder}: {_MASK} has shape {list(tensors[_MASK].shape)} instead of {[1, 1, wide]}"
-        )
-    row = dataclasses.replace(row, shape=tensors[_MASK].shape)
     source = PEagleSource(parts.network, size, mask, proposal_depth(config) or _DEPTH, parts.taps)
-    extra = (row,), {row.path: (wide,)}
-    own = read_own(folder, parts, source, tensors, target, rules, *extra)
+    table = _table(folder, parts, tensors, target)
+    own = read_placed(folder, source, table, target, rules)
     return PublishedDrafter(
         proposer=ChoiceTree(source),
         params=own,
@@ -73,8 +70,18 @@ def _read(
     )
 
 
+def _table(folder: pathlib.Path, parts: Parts, tensors: Tensors, target: LanguageModel) -> Table:
+    wide, row = (parts.network.num_taps * parts.network.target_size,), mask_row(parts.network)
+    if _MASK in tensors and tensors[_MASK].shape == wide:
+        row = dataclasses.replace(row, shape=wide)
+    return own_table(folder, parts, tensors, target, (row,), {row.path: wide})
+
+
 def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
-    parts = read_parts(folder_of(tensors), config, tensors, target)
+    folder = folder_of(tensors)
+    parts = read_parts(folder, config, tensors, target)
+    if target is not None:
+        _table(folder, parts, tensors, target).check(folder)
     return Description(
         method="P-EAGLE",
         packaging=packaging_of(config),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,28 +13,39 @@ from jax.sharding import NamedSharding
 
 from specjax.drafters import PublishedSource, own_shardings
 from specjax.files.drafters.format import Tensors
-from specjax.files.tensors import read_rows
+from specjax.files.folder import refuse_weights
+from specjax.files.tensors import read_rows, row_faults
 from specjax.models import LanguageModel, Tensor
 from specjax.parallel import Rules, beside, described, mesh_of
 from specjax.types import Arrays
 
 
+class Table(NamedTuple):
+    """Where a drafter's own parameters are in a folder."""
+
+    rows: list[Tensor]
+    shapes: dict[tuple[str, ...], tuple[int, ...]]  # of each parameter
+    stored: Tensors  # those that are read
+    to_draft: np.ndarray | None  # [V], of a reduced vocabulary
+
+    def check(self, folder: pathlib.Path) -> None:
+        """Raises ValueError with every tensor that is missing, unknown or of another shape."""
+        refuse_weights(folder, row_faults(self.rows, self.shapes, self.stored))
+
+
 def read_placed(
     folder: pathlib.Path,
     source: PublishedSource,
-    rows: list[Tensor],
-    shapes: dict[tuple[str, ...], tuple[int, ...]],
-    stored: Tensors,
-    to_draft: np.ndarray | None,
+    table: Table,
     target: LanguageModel,
     rules: Rules,
 ) -> Arrays:
     """The parameters of a source, each device with its own part.
 
     Args:
-      folder, rows, shapes, stored: as for `read_rows`.
+      folder: for messages.
       source: names the axes of its parameters.
-      to_draft: [V] of a reduced vocabulary, or None.
+      table: where the parameters are.
       target: gives the dtype and the mesh, if it is on one.
       rules: as for `parallel.shardings`.
 
@@ -42,6 +53,7 @@ def read_placed(
       ValueError: as `read_rows`, or the mesh does not divide a dimension.
     """
     dtype, mesh, placed = target.params["embedding"].dtype, mesh_of(target.params), None
+    rows, shapes, stored, to_draft = table
     if mesh is not None:
         leaves = {path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()}
         try:

@@ -12,7 +12,7 @@ import numpy as np
 from specjax.drafters import PublishedDrafter
 from specjax.files.drafters.format import Export
 from specjax.files.drafters.layers import dense_rows
-from specjax.files.drafters.vocabulary import write_vocabulary
+from specjax.files.drafters.vocabulary import without_weights, write_vocabulary
 from specjax.files.headers import KINDS, Stored
 from specjax.models import Int8, LanguageModel, Tensor, head_matrix
 from specjax.parallel import to_host
@@ -25,7 +25,12 @@ _PIECE = 4096  # rows of a table that are compared at a time
 
 
 def repeats(stored: Stored, part: str, target: LanguageModel) -> bool:
-    """Does a file hold the target's "embedding" or "head", in the dtype of the target?"""
+    """Does a file hold the target's "embedding" or "head", in the dtype of the target?
+
+    Of a target without weights it is not known, and the answer is no.
+    """
+    if without_weights(target):
+        return False
     whole = part == "head"
     table = head_matrix(target.params) if whole else target.params["embedding"]
     if isinstance(table, Int8) or stored.kind not in KINDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
+import jax
 import numpy as np
 
 from specjax.files.drafters.format import Tensors
@@ -12,7 +13,9 @@ from specjax.models import LanguageModel
 from specjax.types import ABSENT
 
 
-def read_vocabulary(folder: pathlib.Path, tensors: Tensors, vocab_size: int) -> np.ndarray | None:
+def read_vocabulary(
+    folder: pathlib.Path, tensors: Tensors, target: LanguageModel
+) -> np.ndarray | None:
     """[V] int32: the drafter's token for each of the target's, or ABSENT; None: they are the same.
 
     `d2t` [Vd] holds offsets: the drafter's token i is the target's token i + d2t[i].
@@ -20,12 +23,22 @@ def read_vocabulary(folder: pathlib.Path, tensors: Tensors, vocab_size: int) -> 
     Args:
       folder: for messages.
       tensors: `d2t`, and perhaps `t2d` [V], which says for each token whether it is in the table.
-      vocab_size: V of the target.
+      target: if it has no weights, no table is read either, and what is returned is only right in
+        being None or not.
 
     Raises:
       ValueError: a table that cannot be meant; the message names it.
     """
+    vocab_size = target.model.vocab_size
+    if without_weights(target):
+        reduced = "d2t" in tensors and tensors["d2t"].shape != (vocab_size,)
+        return np.full(vocab_size, ABSENT, np.int32) if reduced else None
     if "d2t" not in tensors:
+        if "t2d" in tensors and not _whole(folder, "t2d", tensors["t2d"]).all():
+            raise ValueError(
+                f"{folder}: d2t is missing, and t2d marks a part of the target's tokens: download "
+                "the folder again"
+            )
         return None
     offsets = _whole(folder, "d2t", tensors["d2t"]).astype(np.int64)
     ids = np.arange(len(offsets)) + offsets
@@ -53,6 +66,11 @@ def read_vocabulary(folder: pathlib.Path, tensors: Tensors, vocab_size: int) -> 
     table = np.full(vocab_size, ABSENT, np.int32)
     table[ids] = np.arange(len(ids))
     return table
+
+
+def without_weights(target: LanguageModel) -> bool:
+    """Returns whether a target is described by the shapes of its parameters alone."""
+    return isinstance(target.params["embedding"], jax.ShapeDtypeStruct)
 
 
 def write_vocabulary(to_draft: np.ndarray | None, rows: int, units: int) -> dict[str, np.ndarray]:
@@ -88,13 +106,22 @@ def check_rows(
     """
     if rows == vocab_size:
         return
-    words = target.tokenizer
-    used = vocab_size if words is None else 1 + max(words.get_vocab().values(), default=0)
+    used = used_tokens(target)
     if rows < used:
+        reduced = ", or download d2t, without which its rows are the target's first tokens"
         raise ValueError(
             f"{folder}: {name} has rows for {rows} tokens, and {target.name} uses {used}: "
             "pass the target that the drafter was trained for"
+            + (reduced if name == "lm_head.weight" else "")
         )
+
+
+def used_tokens(target: LanguageModel) -> int:
+    """The tokens of a target; the other rows of its tables are padding."""
+    words = target.tokenizer
+    if words is None:
+        return target.model.vocab_size
+    return 1 + max(words.get_vocab().values(), default=0)
 
 
 def _whole(folder: pathlib.Path, name: str, stored: Stored) -> np.ndarray:

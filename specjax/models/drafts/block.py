@@ -50,6 +50,10 @@ class BlockDraftConfig:
     mask_token: int
     # By layer: does a slot attend only to the slots before it, and to itself?
     causal: tuple[bool, ...] = ()  # (): by no layer
+    # Does the window W of a layer stay with the block?  True: every slot sees the W tokens before
+    # the anchor, and the block without a window.  False: the window moves with the slot, which sees
+    # what is fewer than W positions away.
+    anchored_windows: bool = False
     first_slot: int = 1  # the slot that predicts the token after the anchor: 0, or 1
     embedding_scale: float = 1.0  # of the rows of the embedding
     output_scale: float = 1.0  # of the logits
@@ -71,6 +75,8 @@ class BlockDraftConfig:
             raise ValueError(
                 f"causal has {len(self.causal)} entries for {c.num_layers} layers: pass one a layer"
             )
+        if self.anchored_windows and not c.windows:
+            raise ValueError("anchored_windows=True, and no layer has a window: leave it out")
         if not 0 <= self.conv_size <= self.block_size:
             raise ValueError(
                 f"conv_size={self.conv_size}; it must lie in [0, {self.block_size}], the block_size"
@@ -95,7 +101,27 @@ class BlockDraftConfig:
         after = slot[:, None] - slot
         seen = (after >= 0) if self.is_causal(layer) else jnp.ones_like(after, bool)
         window = self.layers.window_of(layer)
-        return (seen if window is None else seen & (jnp.abs(after) < window))[None]
+        if window is None or self.anchored_windows:
+            return seen[None]
+        return (seen & (jnp.abs(after) < window))[None]
+
+    def visible(self, layer: int, memory: KVCache | BranchCache, positions: Array) -> Array:
+        """[B, N, S] bool: what each slot of the blocks attends to, the context included.
+
+        Args:
+          layer: of the draft.
+          memory: the cache of this layer, which holds the context.
+          positions: [B, N] of the slots, block after block.
+        """
+        window = self.layers.window_of(layer)
+        if window is not None and self.anchored_windows:
+            # By the positions of their anchors all slots of a block see the same W tokens.
+            anchors = positions[:, :: self.block_size]
+            positions = jnp.repeat(anchors, self.block_size, axis=1)
+            window += 1
+        seen = memory.visible(positions, self.mask(layer), window)
+        assert seen is not None  # the text is read before its branches
+        return seen
 
 
 class DraftAttention(nn.Module):
@@ -221,8 +247,7 @@ class BlockDraft(nn.Module):
         rotations, staged = self._rotations(cache, width), []
         for i, layer in enumerate(self.layer):
             memory = cache.layer(i)
-            visible = memory.visible(positions, config.mask(i), config.layers.window_of(i))
-            assert visible is not None  # the text is read before its branches
+            visible = config.visible(i, memory, positions)
             x, *pair = layer(x, rotations[i], memory, visible)
             staged.append(pair)
         return self.norm(x), _with_layers(cache, staged)

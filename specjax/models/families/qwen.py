@@ -11,7 +11,8 @@ from specjax.models.families.llama import llama_tensors, read_llama, write_llama
 
 
 def _windows(config: Config) -> tuple[int | None, ...]:
-    if not flag(config, "use_sliding_window", False) or config.get("sliding_window") is None:
+    config = {"sliding_window": 4096, **config}  # the default of a missing field
+    if not flag(config, "use_sliding_window", False) or config["sliding_window"] is None:
         return read_windows(config, ["full_attention"] * config["num_hidden_layers"])
     first = given(config, "max_window_layers", 28)
     layers = range(config["num_hidden_layers"])

@@ -1,0 +1,195 @@
+"""Windows of drafters: which layers have one, and which tokens a slot of a block sees."""
+
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import published
+import pytest
+from exports import QWEN3_2
+
+from specjax.caches import BranchCache, KVCache
+from specjax.files.drafters.block_config import Fields, read_config
+from specjax.files.headers import Stored
+from specjax.models import BlockDraftConfig
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+LAYERS = 3
+
+
+def stored(name):
+    """The tensors of a fixture with three layers, by name, without a file."""
+    shapes = dict(published.fixture(name)["tensors"])
+    shapes |= {
+        n.replace("layers.1.", "layers.2."): x for n, x in shapes.items() if "layers.1." in n
+    }
+    return {n: Stored(pathlib.Path("absent"), "F32", tuple(x), 0) for n, x in shapes.items()}
+
+
+def read(name, layers, **fields):
+    """The configuration of a fixture, read with other fields of its layers."""
+    config = published.fixture(name)["config"]
+    is_nested = "transformer_layer_config" in config
+    inner = dict(config["transformer_layer_config"] if is_nested else config)
+    for field in ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers"):
+        inner.pop(field, None)
+    inner |= {"num_hidden_layers": LAYERS, **layers}
+    config = {**config, "transformer_layer_config": inner, **fields} if is_nested else inner
+    return read_config(pathlib.Path("folder"), Fields(config), stored(name), 2, 1, 16)
+
+
+USED = {"use_sliding_window": True, "sliding_window": 9}
+
+LAYOUTS = {
+    # The fields of the layers, and the windows that transformers' Qwen3Config derives.
+    "none": ({}, (None, None, None)),
+    "unused": ({"sliding_window": 9, "max_window_layers": 0}, (None, None, None)),
+    "switched off": ({**USED, "use_sliding_window": False}, (None, None, None)),
+    "from layer 1": ({**USED, "max_window_layers": 1}, (None, 9, 9)),
+    "all": ({**USED, "max_window_layers": 0}, (9, 9, 9)),
+    "beyond the last layer": (USED, (None, None, None)),
+    "no types": ({**USED, "max_window_layers": 2, "layer_types": None}, (None, None, 9)),
+    "types": ({**USED, "layer_types": [SLIDING, FULL, SLIDING]}, (9, None, 9)),
+    "types before numbers": (
+        {**USED, "max_window_layers": 1, "layer_types": [SLIDING, FULL, FULL]}, (9, None, None),
+    ),
+    "types without windows": (
+        {**USED, "use_sliding_window": False, "layer_types": [SLIDING] * 3}, (None, None, None),
+    ),
+    "the default size": ({"use_sliding_window": True, "max_window_layers": 2}, (None, None, 4096)),
+    "no size": ({**USED, "sliding_window": None, "max_window_layers": 0}, (None, None, None)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_windows_are_those_of_the_layers(case):
+    """In z-lab's layout, whatever model_type says, and in that of speculators."""
+    fields, windows = LAYOUTS[case]
+    wanted = windows if any(windows) else ()
+    for label in ("qwen3", "qwen2", "llama"):
+        assert read("dflash", {**fields, "model_type": label}).layers.windows == wanted
+    made = read("speculators_dflash", fields)
+    assert made.layers.windows == wanted
+    assert made.anchored_windows == bool(wanted)
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_windows_are_those_of_transformers(case):
+    import transformers
+
+    fields, windows = LAYOUTS[case]
+    made = transformers.Qwen3Config(num_hidden_layers=LAYERS, **fields)
+    slides = [kind == SLIDING for kind in made.layer_types]
+    assert tuple(made.sliding_window if x else None for x in slides) == windows
+
+
+def test_causal_layers_are_those_with_windows():
+    """In z-lab's layout those that are called so; in that of speculators none, if it says so."""
+    both = {**USED, "layer_types": [SLIDING, FULL, SLIDING]}
+    named = {**both, "use_sliding_window": False}
+    assert read("dflash", both).causal == (True, False, True)
+    assert read("dflash", {**USED, "max_window_layers": 1}).causal == (False, True, True)
+    assert read("dflash", named).causal == (True, False, True)
+    assert read("speculators_dflash", both).causal == (True, False, True)
+    assert read("speculators_dflash", named).causal == ()
+    assert read("speculators_dflash", both, sliding_window_non_causal=True).causal == ()
+    fields = {"sliding_window_non_causal": None}
+    assert read("speculators_dflash2", both, **fields).causal == ()
+
+
+def test_speculators_reads_the_windows_of_llama_by_itself():
+    """transformers' LlamaConfig keeps the fields without a meaning."""
+    fields = {"model_type": "llama", "layer_types": [SLIDING, FULL, FULL], "sliding_window": 9}
+    assert read("speculators_dflash", fields).layers.windows == (9, None, None)
+    missing = {**fields, "sliding_window": None}
+    assert read("speculators_dflash", missing).layers.windows == ()
+    assert read("speculators_dflash", {**fields, "layer_types": None}).layers.windows == ()
+
+
+WARNED = {
+    "no use_sliding_window, without which transformers reads no window": {
+        "layer_types": [SLIDING] * 3, "sliding_window": 9,
+    },
+    "windows of 3 tokens are smaller than its blocks of 5": {
+        **USED, "sliding_window": 3, "layer_types": [SLIDING] * 3,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", WARNED)
+def test_windows_that_two_packages_read_in_two_ways_give_a_warning(message):
+    with pytest.warns(UserWarning, match=message):
+        read("dflash", WARNED[message])
+
+
+WRONG = {
+    r'layer_types is \["full_attention"\]; it must name': {"layer_types": [FULL]},
+    "max_window_layers is '1'": {**USED, "max_window_layers": "1"},
+    "use_sliding_window is \"yes\"": {**USED, "use_sliding_window": "yes"},
+    "sliding_window is 0": {**USED, "sliding_window": 0, "max_window_layers": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_windows_that_mean_nothing_are_refused(message):
+    with pytest.raises(ValueError, match=message):
+        read("dflash", WRONG[message])
+
+
+# --- what a slot sees -----------------------------------------------------------------------------
+
+BLOCK, TEXT, WINDOW = 4, 9, 3
+STARTS = (7, 1, 5)
+
+
+def naive(start, anchored, causal):
+    """[S, T + S] bool: what each slot of a block sees of the text and of the block."""
+    seen = np.zeros((BLOCK, TEXT + BLOCK), bool)
+    for slot in range(BLOCK):
+        at = start + slot
+        for t in range(start):
+            seen[slot, t] = start - t <= WINDOW if anchored else at - t < WINDOW
+        for other in range(BLOCK):
+            near = anchored or abs(slot - other) < WINDOW
+            seen[slot, TEXT + other] = near and (other <= slot or not causal)
+    return seen
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("anchored", [True, False])
+def test_a_slot_sees_its_window(anchored, causal):
+    """An anchored window ends before the anchor for every slot, and the block is seen without one;
+    another moves with the slot.  So while a text is decoded, and in blocks that are trained side by
+    side."""
+    layers = QWEN3_2.__class__(**{**vars(QWEN3_2), "windows": (WINDOW, None)})
+    flags = (causal, False) if causal else ()
+    config = BlockDraftConfig(layers, 8, BLOCK, 0, flags, anchored)
+    wanted = np.stack([naive(start, anchored, causal) for start in STARTS])
+    for row, start in enumerate(STARTS):
+        cache = KVCache.zeros(2, 1, 1, TEXT + BLOCK, 8, jnp.float32).commit(jnp.array([start]))
+        memory = cache.layer(0)
+        seen = np.asarray(config.visible(0, memory, cache.next_positions(BLOCK)))[0]
+        np.testing.assert_array_equal(seen[:, :start], wanted[row][:, :start])
+        np.testing.assert_array_equal(seen[:, start : start + BLOCK], wanted[row][:, TEXT:])
+        assert not seen[:, start + BLOCK :].any()
+        full = np.asarray(config.visible(1, memory, cache.next_positions(BLOCK)))[0]
+        assert full[:, : start + BLOCK].all()
+    leaves = jnp.array([STARTS])
+    cache = BranchCache.text(1, TEXT)
+    pair = (jnp.zeros((1, 1, TEXT, 8)),)
+    cache = cache.__class__(pair, pair, cache.positions, cache.leaves, TEXT, TEXT)
+    cache = cache.leaving(leaves, leaves[:, :, None] + jnp.arange(BLOCK))
+    positions = cache.next_positions(BLOCK * len(STARTS))
+    seen = np.asarray(config.visible(0, cache.layer(0), positions))[0]
+    for row in range(len(STARTS)):
+        own = slice(row * BLOCK, (row + 1) * BLOCK)
+        block = TEXT + row * BLOCK
+        np.testing.assert_array_equal(seen[own, :TEXT], wanted[row][:, :TEXT])
+        np.testing.assert_array_equal(seen[own, block : block + BLOCK], wanted[row][:, TEXT:])
+        others = np.delete(seen[own, TEXT:], np.arange(row * BLOCK, (row + 1) * BLOCK), axis=1)
+        assert not others.any()
+
+
+def test_anchored_windows_need_a_window():
+    with pytest.raises(ValueError, match="anchored_windows=True, and no layer has a window"):
+        BlockDraftConfig(QWEN3_2, 8, BLOCK, 0, (), True)
