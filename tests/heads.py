@@ -6,7 +6,7 @@ import pathlib
 
 import jax
 import numpy as np
-from toys import TRANSFORMERS as toys
+from toys import TABLES as toys
 
 from specjax import MedusaAdapter
 

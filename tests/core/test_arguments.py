@@ -12,8 +12,8 @@ import math
 import re
 
 import counted
-import folders
 import jax.numpy as jnp
+import language_models
 import numpy as np
 import pytest
 from argument_meanings import MEANINGS, REFUSED, prompts
@@ -60,7 +60,7 @@ def odd(rng, depth=0):
 @pytest.fixture(scope="module")
 def given():
     """Valid arguments with two prompts."""
-    target = specjax.load(folders.target())
+    target = language_models.target()
     template = b"{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
     target = dataclasses.replace(target, files={"chat_template.jinja": template})
     return {**DEFAULTS, "target": target, "prompts": [[1, 2, 3], [4]]}

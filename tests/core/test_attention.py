@@ -1,5 +1,7 @@
 """Attention over a long cache in blocks of slots equals attention over all slots at once."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,18 +10,21 @@ import pytest
 from specjax.models import attention
 
 ROWS, WIDTH, HEADS, KEY_HEADS, SLOTS, DIM = 2, 6, 4, 2, 23, 8
-KEY = jax.random.key(7)
+
+
+def normal(*shape, seed=0, dtype=np.float32):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32).astype(dtype)
 
 
 def visible(kind):
     """[B, N, S]: which slots each token sees."""
-    slot, position = jnp.arange(SLOTS), jnp.array([[3], [9]]) + jnp.arange(WIDTH)
+    slot, position = np.arange(SLOTS), np.array([[3], [9]]) + np.arange(WIDTH)
     distance = position[:, :, None] - slot
     if kind == "window behind many slots":
         distance = distance + 6
         return (distance >= 0) & (distance < 2)
     if kind == "any":
-        return jax.random.bernoulli(jax.random.key(1), 0.2, distance.shape) | (distance == 0)
+        return (np.random.default_rng(1).random(distance.shape) < 0.2) | (distance == 0)
     return distance >= 0
 
 
@@ -28,18 +33,20 @@ def visible(kind):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_blocks_are_the_whole(monkeypatch, kind, softcap, dtype):
     """The blocks do not divide the slots, and unseen slots hold infinities."""
-    one, two, three = jax.random.split(jax.random.key(0), 3)
     seen = visible(kind)
-    query = jax.random.normal(one, (ROWS, WIDTH, HEADS, DIM), dtype)
-    keys, values = (
-        jax.random.normal(key, (ROWS, KEY_HEADS, SLOTS, DIM), dtype) for key in (two, three)
-    )
-    keys = jnp.where(seen.any(1)[:, None, :, None], keys, jnp.inf)
-    whole = attention.attend(query, keys, values, seen, None, softcap)
+    query = normal(ROWS, WIDTH, HEADS, DIM, dtype=dtype)
+    keys, values = (normal(ROWS, KEY_HEADS, SLOTS, DIM, seed=seed, dtype=dtype) for seed in (1, 2))
+    keys = np.where(seen.any(1)[:, None, :, None], keys, np.array(np.inf, dtype))
+
+    def mix():
+        attend = functools.partial(attention.attend, scale=None, softcap=softcap)
+        return np.asarray(jax.jit(attend)(query, keys, values, seen))
+
+    whole = mix()
     monkeypatch.setattr(attention, "_WIDE", WIDTH)
     monkeypatch.setattr(attention, "BLOCK_SLOTS", 4)
-    parts = attention.attend(query, keys, values, seen, None, softcap)
-    assert parts.dtype == dtype and bool(jnp.isfinite(whole).all())
+    parts = mix()
+    assert parts.dtype == dtype and np.isfinite(whole.astype(np.float32)).all()
     np.testing.assert_allclose(
         np.asarray(parts, np.float32),
         np.asarray(whole, np.float32),
@@ -53,17 +60,19 @@ def test_empty_slots_cost_nothing(monkeypatch):
     effect."""
     monkeypatch.setattr(attention, "_WIDE", WIDTH)
     monkeypatch.setattr(attention, "BLOCK_SLOTS", 4)
-    seen = jnp.zeros((1, WIDTH, SLOTS), bool).at[:, :, 9:11].set(True)
-    values = jnp.full((1, KEY_HEADS, SLOTS, DIM), jnp.nan).at[:, :, 8:12].set(1.0)
-    out = attention.attend(jnp.ones((1, WIDTH, HEADS, DIM)), jnp.zeros_like(values), values, seen)
+    seen = np.zeros((1, WIDTH, SLOTS), bool)
+    values = np.full((1, KEY_HEADS, SLOTS, DIM), np.nan, np.float32)
+    seen[:, :, 9:11], values[:, :, 8:12] = True, 1.0
+    query = np.ones((1, WIDTH, HEADS, DIM), np.float32)
+    out = jax.jit(attention.attend)(query, np.zeros_like(values), values, seen)
     np.testing.assert_allclose(out, 1.0)
 
 
 def test_a_gradient_through_blocks_is_that_of_the_whole(monkeypatch):
     """Under jit, where the number of blocks is not known."""
     seen = visible("any")
-    keys = [jax.random.normal(key, (ROWS, KEY_HEADS, SLOTS, DIM)) for key in jax.random.split(KEY)]
-    query = jax.random.normal(jax.random.key(2), (ROWS, WIDTH, HEADS, DIM))
+    keys = [normal(ROWS, KEY_HEADS, SLOTS, DIM, seed=seed) for seed in (1, 2)]
+    query = normal(ROWS, WIDTH, HEADS, DIM)
 
     def gradients():
         def loss(query, keys, values):
@@ -83,26 +92,33 @@ def test_a_narrow_pass_over_a_long_cache_reads_its_filled_part(width):
     """On a CPU: the result is that of all slots, NaNs in empty blocks have no effect, and a row's
     bits do not depend on how far the others are."""
     slots = attention._NARROW["cpu"][0]
-    query = jax.random.normal(jax.random.key(3), (2, width, HEADS, DIM))
-    keys = [jax.random.normal(key, (2, KEY_HEADS, slots, DIM)) for key in jax.random.split(KEY)]
-    position = jnp.array([[9], [700]]) + jnp.arange(width)
-    seen = jnp.arange(slots) <= position[:, :, None]
-    whole = attention._by_group(
-        lambda *inputs: attention._whole(DIM**-0.5, None, *inputs), query, *keys, seen
-    )
-    empty = [x.at[:, :, 768:].set(jnp.nan) for x in keys]
-    both = jax.jit(attention.attend)(query, *empty, seen)
-    np.testing.assert_allclose(both, whole, rtol=0, atol=1e-5)
-    ahead = seen.at[1].set(jnp.arange(slots) <= 9)
-    np.testing.assert_array_equal(jax.jit(attention.attend)(query, *empty, ahead)[0], both[0])
+    query = normal(2, width, HEADS, DIM)
+    keys = [normal(2, KEY_HEADS, slots, DIM, seed=seed) for seed in (1, 2)]
+    position = np.array([[9], [700]]) + np.arange(width)
+    seen = np.arange(slots) <= position[:, :, None]
+
+    @jax.jit
+    def in_one(*inputs):
+        whole = functools.partial(attention._whole, DIM**-0.5, None)
+        return attention._by_group(whole, *inputs)
+
+    empty = [x.copy() for x in keys]
+    for x in empty:
+        x[:, :, 768:] = np.nan
+    attend = jax.jit(attention.attend)
+    both = np.asarray(attend(query, *empty, seen))
+    np.testing.assert_allclose(both, in_one(query, *keys, seen), rtol=0, atol=1e-5)
+    ahead = seen.copy()
+    ahead[1] = np.arange(slots) <= 9
+    np.testing.assert_array_equal(np.asarray(attend(query, *empty, ahead))[0], both[0])
 
 
 def test_long_texts_can_be_learned():
     """Causal attention has a gradient under jit, however long the text is."""
     length = attention.BLOCK_SLOTS + 2 * attention._CAUSAL_BLOCK
-    query = jax.random.normal(KEY, (1, length, HEADS, DIM))
-    keys = jax.random.normal(KEY, (1, KEY_HEADS, length, DIM))
-    causal = jnp.tril(jnp.ones((1, length, length), bool))
+    query = normal(1, length, HEADS, DIM)
+    keys = normal(1, KEY_HEADS, length, DIM, seed=1)
+    causal = np.tri(length, dtype=bool)[None]
 
     def gradient(mix):
         return jax.jit(jax.grad(lambda query: (mix(query, keys, keys) ** 2).sum()))(query)

@@ -8,9 +8,8 @@ import sys
 import time
 
 import counted
-import folders
-import heads
 import jax
+import language_models
 import numpy as np
 import pytest
 
@@ -26,17 +25,12 @@ NEW = 30
 
 @pytest.fixture(scope="module")
 def target():
-    return specjax.load(folders.target())
+    return language_models.target()
 
 
 @pytest.fixture(scope="module")
 def draft():
-    return specjax.load(folders.draft())
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return specjax.load(TINY / "target")
+    return language_models.draft()
 
 
 # --- num_drafts: at most so deep ------------------------------------------------------------------
@@ -45,7 +39,7 @@ def tiny():
 @pytest.mark.parametrize("num_drafts", [None, 0, 1, 3, 9, [0, 1, 4]])
 def test_num_drafts_bounds_any_proposer(target, num_drafts):
     """A chain of four perfect drafts is cut to the given number, and the text is the same."""
-    plain = specjax.generate(target, PROMPTS, max_new_tokens=NEW)
+    plain = specjax.generate(target, PROMPTS, proposer="none", max_new_tokens=NEW)
     chain = specjax.DraftModel(target.model, target.model.vocab_size, 4)
     out = specjax.generate(
         target, PROMPTS, draft=target, proposer=chain, num_drafts=num_drafts, max_new_tokens=NEW
@@ -75,7 +69,8 @@ def test_0_is_plain_decoding(target, draft):
         assert call.params.proposer is None
     out = specjax.generate(target, [[5] * 250], draft=draft, num_drafts=0, max_new_tokens=10)
     assert out.stats.acceptance_rate is None
-    assert out.tokens == specjax.generate(target, [[5] * 250], max_new_tokens=10).tokens
+    plain = specjax.generate(target, [[5] * 250], proposer="none", max_new_tokens=10)
+    assert out.tokens == plain.tokens
 
 
 def test_a_draft_alone_drafts_as_deep_as_it_is_told(target, draft):
@@ -90,39 +85,38 @@ def test_a_draft_alone_drafts_as_deep_as_it_is_told(target, draft):
 
 
 @pytest.mark.parametrize("order", ["lookup first", "heads first"])
-def test_first_of_takes_heads(tiny, order):
+def test_first_of_takes_heads(target, order):
     """No token changes, and the heads draft where the other part does not."""
-    adapter = heads.random_heads(tiny, 0)
+    adapter = language_models.heads(target)
     parts = [specjax.NGram(adapter.proposer.max_depth), adapter]
     drafter = specjax.first_of(*(parts if order == "lookup first" else parts[::-1]))
-    prompts = ["import os\n", "def f("]
-    out = specjax.generate(tiny, prompts, drafter=drafter, max_new_tokens=NEW)
-    assert out.tokens == specjax.generate(tiny, prompts, max_new_tokens=NEW).tokens
-    assert (
-        out.stats.tested
-        > specjax.generate(tiny, prompts, proposer=parts[0], max_new_tokens=NEW).stats.tested
-    )
+    prompts = ["the cat the cat", "on"]
+    out = specjax.generate(target, prompts, drafter=drafter, max_new_tokens=NEW)
+    plain = specjax.generate(target, prompts, proposer="none", max_new_tokens=NEW)
+    assert out.tokens == plain.tokens
+    lookup = specjax.generate(target, prompts, proposer=parts[0], max_new_tokens=NEW)
+    assert out.stats.tested > lookup.stats.tested
 
 
-def test_first_of_takes_a_bank_beside_a_draft(tiny):
+def test_first_of_takes_a_bank_beside_a_draft(target, draft):
     """Each prompt has its own adapter or none; without one, only the other part drafts."""
-    small = specjax.load(TINY / "draft")
     bank = specjax.MedusaBank.create(
-        {name: heads.random_heads(tiny, seed) for seed, name in enumerate("ab")}
+        {name: language_models.heads(target, seed) for seed, name in enumerate("ab")}
     )
-    chain = specjax.make_drafter(tiny, small, num_drafts=bank.proposer.max_depth)
-    prompts, options = ["import os\n"] * 3, {"max_new_tokens": NEW}
+    chain = specjax.make_drafter(target, draft, num_drafts=bank.proposer.max_depth)
+    prompts, options = ["the cat the cat"] * 3, {"max_new_tokens": NEW}
     drafter = specjax.first_of(bank, chain)
-    out = specjax.generate(tiny, prompts, drafter=drafter, adapter=["a", "b", None], **options)
-    assert out.tokens == specjax.generate(tiny, prompts, max_new_tokens=NEW).tokens
-    alone = specjax.generate(tiny, prompts[:1], drafter=drafter, adapter=[None], **options)
+    out = specjax.generate(target, prompts, drafter=drafter, adapter=["a", "b", None], **options)
+    plain = specjax.generate(target, prompts, proposer="none", max_new_tokens=NEW)
+    assert out.tokens == plain.tokens
+    alone = specjax.generate(target, prompts[:1], drafter=drafter, adapter=[None], **options)
     assert (
         alone.stats.accepted
-        == specjax.generate(tiny, prompts[:1], drafter=chain, **options).stats.accepted
+        == specjax.generate(target, prompts[:1], drafter=chain, **options).stats.accepted
     )
     for adapter, words in ((None, "several adapters"), ("c", "no adapter 'c'"), (5, "adapter=5")):
         with pytest.raises(ValueError, match=words):
-            specjax.generate(tiny, prompts, drafter=drafter, adapter=adapter, **options)
+            specjax.generate(target, prompts, drafter=drafter, adapter=adapter, **options)
 
 
 # --- how often a command decodes ------------------------------------------------------------------
@@ -172,14 +166,13 @@ def test_a_command_decodes_once(capsys, passes, form, stop):
         assert (json.loads(printed)["text"][0] if form else printed).find(out.text[0]) >= 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("stop", [(), "zzz"])
-def test_what_is_timed_compiles_nothing(tiny, stream, stop):
+@pytest.mark.parametrize(("stream", "stop"), [(True, ()), (False, "zzz")])
+def test_what_is_timed_compiles_nothing(target, stream, stop):
     """After `compile`, which runs a single step, the first decoding compiles nothing."""
     jax.clear_caches()
     call = prepared(
-        tiny,
-        ["import os\n", "def f("],
+        target,
+        ["the cat", "on"],
         proposer=specjax.NGram(),
         stop=stop,
         stream=stream,
@@ -195,11 +188,12 @@ def test_what_is_timed_compiles_nothing(tiny, stream, stop):
     assert out.stats.tokens == sum(map(len, out.tokens)) > 20
 
 
-def test_a_reader_who_takes_time_is_not_timed(tiny, monkeypatch):
+def test_a_reader_who_takes_time_is_not_timed(target, monkeypatch):
     """The time that the caller spends between two pieces is not counted as decoding."""
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    stream = specjax.generate(tiny, "import os\n", max_new_tokens=40, stream=True)
+    how = {"proposer": "none", "max_new_tokens": 40}
+    stream = specjax.generate(target, "the cat", stream=True, **how)
     for _ in stream:
         clock[0] += 100.0
     assert stream.output.stats.seconds == 0.0

@@ -1,25 +1,32 @@
 """How `Adaptive` chooses: rates of recent drafts, what trials may cost, and what a batch waits."""
 
 import dataclasses
+import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_choice import chosen as choose
 
-from specjax.proposers.choosing import Part, choose
+from specjax.proposers.choosing import Part
 from specjax.proposers.rates import Rates
 from specjax.proposers.trials import Trials
 
 WINDOWS = (8, 32, 128, 512)
 WIDTHS = (1, 3, 5)
+AFTER, GAINS = jax.jit(Rates.after), jax.jit(Rates.gains)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def start(rows, depth, prior):
+    return Rates.start(rows, depth, prior)
 
 
 def test_rates_are_those_of_recent_drafts():
     """Counts by window and depth, the weights of the windows and the expected tokens, by a loop."""
     rng, depth, prior = np.random.default_rng(0), 3, 0.3
-    rates, alone = Rates.start(1, depth, jnp.float32(prior)), jnp.array(False)
-    after, gains = jax.jit(Rates.after), jax.jit(Rates.gains)
+    rates, alone = start(1, depth, np.float32(prior)), np.array(False)
+    after, gains = AFTER, GAINS
     recent, by_depth = np.zeros((4, 2)), np.zeros((depth, 2))
     weight = belief = np.array(WINDOWS) / sum(WINDOWS)
 
@@ -34,7 +41,7 @@ def test_rates_are_those_of_recent_drafts():
     for _ in range(60):
         offered = int(rng.integers(0, depth + 1))
         taken = int(rng.integers(0, offered + 1))
-        rates = after(rates, jnp.array([offered]), jnp.array([taken]), jnp.float32(prior), alone)
+        rates = after(rates, np.array([offered]), np.array([taken]), np.float32(prior), alone)
         right = [at < taken for at in range(min(offered, taken + 1))]
         if right:
             likely = [
@@ -56,78 +63,72 @@ def test_rates_are_those_of_recent_drafts():
         for at in range(present):
             reached = [np.prod([chance(w, up) for up in range(at + 1)]) for w in range(4)]
             wanted[at + 1 :] += weight @ reached
-        found = gains(rates, jnp.array([present]))
+        found = gains(rates, np.array([present]))
         np.testing.assert_allclose(found[0], wanted, rtol=1e-4)
 
 
 @pytest.mark.parametrize("prior", [0.0, 1.0])
 def test_a_prior_of_nothing_or_all_leaves_numbers(prior):
     """Drafts of which no earlier one was accepted, or each one."""
-    prior, alone = jnp.float32(prior), jnp.array(False)
-    rates = Rates.start(2, 4, prior)
+    prior, alone, all_of = np.float32(prior), np.array(False), np.full(2, 4)
+    rates = start(2, 4, prior)
     for accepted in (0, 4, 0):
-        gains = rates.gains(jnp.full(2, 4))
-        assert (gains >= 1).all() and (jnp.diff(gains, axis=1) >= 0).all()  # NaN is neither
-        rates = rates.after(jnp.full(2, 4), jnp.full(2, accepted), prior, alone)
+        gains = np.asarray(GAINS(rates, all_of))
+        assert (gains >= 1).all() and (np.diff(gains, axis=1) >= 0).all()  # NaN is neither
+        rates = AFTER(rates, all_of, np.full(2, accepted), prior, alone)
 
 
 def test_surprises_at_every_depth_leave_numbers():
     """The chance of 60 drafts that were all expected to fail is no float32 number but 0."""
-    prior, alone = jnp.float32(0.0), jnp.array(False)
-    rates = Rates.start(1, 60, prior)
-    rates = rates.after(jnp.array([60]), jnp.array([60]), prior, alone)
-    np.testing.assert_allclose(rates.weight.sum(), 1.0, rtol=1e-5)
-    assert jnp.isfinite(rates.gains(jnp.array([60]))).all()
+    prior, alone, deep = np.float32(0.0), np.array(False), np.array([60])
+    rates = AFTER(start(1, 60, prior), deep, deep, prior, alone)
+    np.testing.assert_allclose(np.asarray(rates.weight).sum(), 1.0, rtol=1e-5)
+    assert np.isfinite(GAINS(rates, deep)).all()
 
 
 @pytest.mark.parametrize(("before", "after", "steps"), [(0.95, 0.1, 10), (0.1, 0.95, 10)])
 def test_rates_follow_a_text_that_changes(before, after, steps):
     """After 200 steps of one kind and a few of another, the expected tokens are nearer the new."""
-    rng, step = np.random.default_rng(1), jax.jit(Rates.after)
-    about = jnp.float32(before), jnp.array(False)
-    rates = Rates.start(16, 2, about[0])
+    rng, all_of = np.random.default_rng(1), np.full(16, 2)
+    about = np.float32(before), np.array(False)
+    rates = start(16, 2, about[0])
     for at in range(200 + steps):
         right = rng.random((16, 2)) < (before if at < 200 else after)
-        taken = jnp.array(np.cumprod(right, 1).sum(1))
-        rates = step(rates, jnp.full(16, 2), taken, *about)
-    found = float(rates.gains(jnp.full(16, 2))[:, 2].mean())
+        rates = AFTER(rates, all_of, np.cumprod(right, 1).sum(1), *about)
+    found = float(np.asarray(GAINS(rates, all_of))[:, 2].mean())
     old, new = (1 + rate + rate**2 for rate in (before, after))
     assert abs(found - new) < abs(found - old)
 
 
 def test_rows_of_a_batch_teach_each_other():
     """A row without drafts expects what those of its batch had, and only where it may."""
-    rates = Rates.start(5, 1, jnp.float32(0.5))
-    offered, taken = jnp.array([0, 1, 1, 1, 1]), jnp.zeros(5, jnp.int32)
+    rates = start(5, 1, np.float32(0.5))
+    offered, taken = np.array([0, 1, 1, 1, 1]), np.zeros(5, np.int32)
     for together in (False, True):
-        about = jnp.float32(0.5), jnp.array(together)
+        about = np.float32(0.5), np.array(together)
         known = rates
         for _ in range(40):
-            known = known.after(offered, taken, *about)
-        first = float(known.gains(jnp.ones(5, jnp.int32))[0, 1]) - 1
+            known = AFTER(known, offered, taken, *about)
+        first = float(np.asarray(GAINS(known, np.ones(5, np.int32)))[0, 1]) - 1
         assert first == pytest.approx(0.5) if not together else first < 0.15
 
 
 def parts(rates, purse=0.0, rows=1, quiet=99):
     """Parts of the same acceptance at every depth."""
-    trials = Trials.start(jnp.full(rows, 2), jnp.full(rows, purse))
-    trials = dataclasses.replace(trials, quiet=jnp.full(rows, quiet))
+    trials = Trials(np.full(rows, quiet), np.full(rows, 2), np.full(rows, purse, np.float32))
     gains = [[sum(rate**at for at in range(width)) for width in WIDTHS] for rate in rates]
     return [
         Part(
-            name, jnp.broadcast_to(jnp.array(each, jnp.float32), (rows, 3)), jnp.ones(rows, bool),
-            jnp.zeros(rows), trials,
+            name, np.broadcast_to(np.array(each, np.float32), (rows, 3)), np.ones(rows, bool),
+            np.zeros(rows, np.float32), trials,
         )
         for name, each in zip(("lookup", "drafter"), gains, strict=False)
     ]  # fmt: skip
 
 
 def chosen(seconds, made, rows=1, remaining=512, together=True):
-    remaining = jnp.broadcast_to(jnp.array(remaining), rows)
-    return choose(
-        WIDTHS, jnp.array(seconds, jnp.float32), made, jnp.ones(rows, bool),
-        remaining, together,
-    )  # fmt: skip
+    remaining = np.broadcast_to(np.array(remaining), rows)
+    return choose(WIDTHS, seconds, made, np.ones(rows, bool), remaining, together)
 
 
 def test_a_trial_is_one_that_can_be_paid():
@@ -159,11 +160,9 @@ def test_drafts_of_a_better_part_take_their_place_at_once():
     lookup, drafter = parts(rates, 8.0, quiet=0)
     made = chosen(seconds, [lookup, drafter])
     assert int(made.option[0]) == 2 and not made.tried[0]
-    nothing = dataclasses.replace(
-        lookup, gains=jnp.ones_like(lookup.gains), able=jnp.zeros(1, bool)
-    )
+    nothing = dataclasses.replace(lookup, gains=np.ones_like(lookup.gains), able=np.zeros(1, bool))
     assert int(chosen(seconds, [nothing, drafter]).option[0]) == 4
-    due = dataclasses.replace(drafter.trials, quiet=jnp.full(1, 2))
+    due = dataclasses.replace(drafter.trials, quiet=np.full(1, 2))
     assert chosen(seconds, [lookup, dataclasses.replace(drafter, trials=due)]).tried[0]
 
 

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 import pytest
+from compiled_choice import chosen
 
 import specjax
 from specjax.proposers import MEASURED, Adaptive, AdaptiveParams
-from specjax.proposers.choosing import Part, choose
+from specjax.proposers.choosing import Part
 from specjax.proposers.trials import Trials
 from specjax.types import Block
 
-NEVER = Trials.start(jnp.full(2, 99), jnp.zeros(2))
+NEVER = Trials(np.zeros(2, np.int32), np.full(2, 99), np.zeros(2, np.float32))
 
 
 def choice(remaining, together=True):
     """The first of two rows finds two drafts, of which 1.8 are accepted."""
-    gains = jnp.array([[1, 2.8], [1, 1]], jnp.float32)
-    part = Part("lookup", gains, jnp.array([True, False]), jnp.zeros(2), NEVER)
-    left = None if remaining is None else jnp.array(remaining)
-    alive = jnp.ones(2, bool) if left is None else left > 0
-    return choose((1, 3), jnp.array([1, 1.5]), [part], alive, left, together)
+    gains = np.array([[1, 2.8], [1, 1]], np.float32)
+    part = Part("lookup", gains, np.array([True, False]), np.zeros(2, np.float32), NEVER)
+    left = None if remaining is None else np.array(remaining)
+    alive = np.ones(2, bool) if left is None else left > 0
+    return chosen((1, 3), [1, 1.5], [part], alive, left, together)
 
 
 def test_rows_that_are_behind_decide_for_the_batch():
@@ -42,29 +43,34 @@ def test_alone_each_row_decides_for_itself():
     assert choice([10, 40], together=False).option.tolist() == [1, 0]
 
 
+PROPOSER = Adaptive(specjax.NGram(num_drafts=2), None, (1, 3))
+INIT = jax.jit(lambda params, prompt: PROPOSER.init(params, prompt, 32))
+OBSERVE = jax.jit(PROPOSER.observe)
+
+
 def after_trial(counts, drafts, worth=1.0, prior=0.5, together=True):
     """The `Trials` of a lookup before and after a trial that took the time of 1.8 steps."""
     rows = len(counts)
-    proposer = Adaptive(specjax.NGram(num_drafts=2), None, (1, 3))
     params = AdaptiveParams(
-        None, None, jnp.array([1, 1.8]), jnp.int32(MEASURED), jnp.full(2, prior), jnp.full(2, 64)
-    )
-    tokens = jnp.zeros((rows, 3), jnp.int32)
-    prompt = Block(tokens, tokens[..., None].astype(jnp.float32), jnp.full(rows, 3))
-    state = proposer.init(params, prompt, 32)
-    trials = dataclasses.replace(state.lookup.trials, pause=jnp.full(rows, 64))
+        None, None, np.array([1, 1.8], np.float32), np.int32(MEASURED),
+        np.full(2, prior, np.float32), np.full(2, 64),
+    )  # fmt: skip
+    tokens = np.zeros((rows, 3), np.int32)
+    prompt = Block(tokens, tokens[..., None].astype(np.float32), np.full(rows, 3))
+    state = INIT(params, prompt)
+    trials = dataclasses.replace(state.lookup.trials, pause=np.full(rows, 64, np.int32))
     state = dataclasses.replace(
         state,
         lookup=dataclasses.replace(state.lookup, trials=trials),
-        offered=jnp.array(drafts),
-        needed=jnp.full(rows, 1.8),
-        worth=jnp.full(rows, worth),
-        tried=jnp.array(drafts).astype(bool) | together,
-        weight=jnp.array([0.25, 0.75] if rows == 2 else [1.0]),
-        together=jnp.full(rows, together),
+        offered=np.array(drafts, np.int32),
+        needed=np.full(rows, 1.8, np.float32),
+        worth=np.full(rows, worth, np.float32),
+        tried=np.array(drafts).astype(bool) | together,
+        weight=np.array([0.25, 0.75] if rows == 2 else [1.0], np.float32),
+        together=np.full(rows, together),
     )
-    block = dataclasses.replace(prompt, count=jnp.array(counts))
-    return trials, proposer.observe(params, state, block).lookup.trials
+    block = dataclasses.replace(prompt, count=np.array(counts))
+    return trials, OBSERVE(params, state, block).lookup.trials
 
 
 @pytest.mark.parametrize(("together", "saved"), [(True, 0.25 * 3 + 0.75 * 1 - 1.8), (False, 1.2)])

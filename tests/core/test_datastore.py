@@ -12,6 +12,7 @@ import pytest
 import safetensors.numpy
 from command_line import TINY, failure, run
 from toys import TABLES as toys
+from votes import agreed, contexts, mixed
 
 import specjax
 from specjax import Datastore, load_datastore, save_datastore
@@ -31,22 +32,8 @@ def corpus(rng, texts=5, most=60, vocab=VOCAB):
     return [rng.integers(0, vocab, rng.integers(1, most)).tolist() for _ in range(texts)]
 
 
-def contexts(texts):
-    """Each place: its context, the last token first, and its continuation."""
-    return [
-        (tuple(text[at - 1 :: -1]) if at else (), text[at])
-        for text in texts
-        for at in range(1, len(text))
-    ]
-
-
 def padded(context):
     return np.array((*context, *[lookup.NONE] * DEPTH)[:DEPTH], np.int32)
-
-
-def agreed(one, other):
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-                min(len(one), len(other)))  # fmt: skip
 
 
 @pytest.mark.parametrize("vocab", [VOCAB, 70_000])
@@ -89,22 +76,6 @@ def test_the_ranges_are_those_of_a_scan(size):
         tokens = np.asarray(store.tokens, np.int64)
         before = [tuple(tokens[at : DEPTH + at][::-1]) for at in store.order]
         assert at == sum(context < tuple(padded(some).tolist()) for context in before)
-
-
-def mixed(store_places, own, some, prior):
-    """The distribution after the context `some`, as the docstring of `look_up` says."""
-    p = prior.copy()
-    for n in range(1, lookup._OWN_LONGEST + 1):
-        votes = []
-        if n <= lookup._SHORT or n in lookup._LONG:
-            votes.append((lookup._DOUBT, [t for c, t in store_places if agreed(c, some) >= n]))
-        votes.append((1.0, [t for c, t in own if agreed(c, some) >= n]))
-        for doubt, tokens in votes:
-            counts = np.bincount(np.array(tokens, int), minlength=len(p))
-            kinds = doubt * (counts > 0).sum()
-            if tokens:
-                p = (counts + kinds * p) / (counts.sum() + kinds)
-    return p
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -324,9 +295,8 @@ def test_the_command(tmp_path, capsys):
     assert again == facts
     assert f"{facts['tokens']:,}" in run(capsys, "datastore", "info", out).out
     use = ["generate", "the cat", "--target", TINY / "target", "--max-new-tokens", 8, "--json"]
-    for more in ([], ["--branching", 2, 1], ["--num-drafts", 2, "--min-share", 0.1]):
-        made = run(capsys, *use, "--proposer", "datastore", "--drafter", out, *more)
-        assert json.loads(made.out)["stats"]["same_tokens"]
+    made = run(capsys, *use, "--proposer", "datastore", "--drafter", out, "--branching", 2, 1)
+    assert json.loads(made.out)["stats"]["same_tokens"]
     assert "needs --drafter" in failure(capsys, *use, "--proposer", "datastore")
     assert "does not exist" in failure(capsys, *build[:2], tmp_path / "x", *build[3:], "--out", out)
     assert "matches '*.md'" in failure(capsys, *build, "--out", out, "--pattern", "*.md")

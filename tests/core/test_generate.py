@@ -3,7 +3,7 @@
 import math
 
 import counted
-import folders
+import language_models
 import numpy as np
 import pytest
 
@@ -17,40 +17,46 @@ CIRCLE = "A日b語cédQ🙂RST"  # 20 tokens, most of them a part of a character
 LINE = "Zthe cat sat.NUMBERS"  # 11 tokens after the first, some of several characters
 
 
+def generate(target, prompts, **options):
+    """`specjax.generate` without the measurements of the default, which `test_adaptive.py` has."""
+    options.setdefault("proposer", "draft" if "draft" in options else "none")
+    return specjax.generate(target, prompts, **options)
+
+
 @pytest.fixture(scope="module")
 def target():
-    return specjax.load(folders.target())
+    return language_models.target()
 
 
 @pytest.fixture(scope="module")
 def draft():
-    return specjax.load(folders.draft())
+    return language_models.draft()
 
 
 @pytest.fixture(scope="module")
 def wordless():
-    return specjax.load(folders.wordless())
+    return language_models.wordless()
 
 
 @pytest.fixture(scope="module")
 def circle():
     """Writes CIRCLE repeatedly."""
-    return specjax.load(folders.scribe(CIRCLE, end=False))
+    return language_models.scribe(CIRCLE, end=False)
 
 
 @pytest.fixture(scope="module")
 def line():
     """Writes LINE once."""
-    return specjax.load(folders.scribe(LINE, end=True))
+    return language_models.scribe(LINE, end=True)
 
 
 @pytest.fixture(params=["none", "ngram", "draft"])
 def speculation(request, draft):
     """The options of each way to draft."""
     return {
-        "none": {},
+        "none": {"proposer": "none"},
         "ngram": {"proposer": specjax.NGram(min_ngram=1)},
-        "draft": {"draft": draft},
+        "draft": {"proposer": "draft", "draft": draft},
     }[request.param]
 
 
@@ -66,9 +72,9 @@ def going_round(length):
 def test_row_of_a_batch_is_the_prompt_alone(target, speculation, temperature):
     """A ragged batch gives each prompt the text that it gets alone with the same seed."""
     options = {"max_new_tokens": NEW, "temperature": temperature, **speculation}
-    together = specjax.generate(target, PROMPTS, seed=[3, 1, 2], **options)
+    together = generate(target, PROMPTS, seed=[3, 1, 2], **options)
     for row, (prompt, seed) in enumerate(zip(PROMPTS, [3, 1, 2], strict=True)):
-        alone = specjax.generate(target, prompt, seed=[seed], **options)
+        alone = generate(target, prompt, seed=[seed], **options)
         assert (alone.tokens[0], alone.text[0], alone.finish[0]) == (
             together.tokens[row],
             together.text[row],
@@ -79,11 +85,8 @@ def test_row_of_a_batch_is_the_prompt_alone(target, speculation, temperature):
 
 def test_single_prompt_is_a_list_of_one(target):
     """A string is a batch of one row."""
-    out = specjax.generate(target, PROMPTS[0], max_new_tokens=NEW, temperature=1.0)
-    assert (
-        out.tokens
-        == specjax.generate(target, PROMPTS[:1], max_new_tokens=NEW, temperature=1.0).tokens
-    )
+    out = generate(target, PROMPTS[0], max_new_tokens=NEW, temperature=1.0)
+    assert out.tokens == generate(target, PROMPTS[:1], max_new_tokens=NEW, temperature=1.0).tokens
     assert len(out.text) == len(out.tokens) == len(out.finish) == 1
 
 
@@ -92,27 +95,27 @@ def test_token_prompts_are_their_text(target, make):
     """Token ids stand for the text that encodes to them."""
     ids = [make(target.tokenizer.encode(prompt).ids) for prompt in PROMPTS]
     options = {"max_new_tokens": NEW, "temperature": 1.0}
-    tokens, text = (specjax.generate(target, p, **options) for p in (ids, PROMPTS))
+    tokens, text = (generate(target, p, **options) for p in (ids, PROMPTS))
     assert (tokens.tokens, tokens.text) == (text.tokens, text.text)
 
 
 def test_tokens_in_tokens_out(target, wordless):
     """Without tokenizer.json the tokens are the same, and the texts are empty."""
     ids = [target.tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    out = specjax.generate(wordless, ids, max_new_tokens=NEW)
-    assert out.tokens == specjax.generate(target, ids, max_new_tokens=NEW).tokens
+    out = generate(wordless, ids, max_new_tokens=NEW)
+    assert out.tokens == generate(target, ids, max_new_tokens=NEW).tokens
     assert out.text == [""] * 3
 
 
 def test_draft_without_tokenizer(wordless):
     """A target and a draft without tokenizers fit together if their vocabularies have one size."""
-    out = specjax.generate(wordless, [[5, 6]], draft=wordless, max_new_tokens=NEW)
-    assert out.tokens == specjax.generate(wordless, [[5, 6]], max_new_tokens=NEW).tokens
+    out = generate(wordless, [[5, 6]], draft=wordless, max_new_tokens=NEW)
+    assert out.tokens == generate(wordless, [[5, 6]], max_new_tokens=NEW).tokens
 
 
 def test_text_is_the_tokens_decoded(target):
     """`text` decodes `tokens` without special tokens."""
-    out = specjax.generate(target, PROMPTS, max_new_tokens=NEW)
+    out = generate(target, PROMPTS, max_new_tokens=NEW)
     assert out.text == [target.tokenizer.decode(row) for row in out.tokens]
 
 
@@ -121,13 +124,13 @@ def test_text_is_the_tokens_decoded(target):
 
 def test_limit(circle):
     """A text that does not end is cut at max_new_tokens."""
-    out = specjax.generate(circle, "A", max_new_tokens=25)
+    out = generate(circle, "A", max_new_tokens=25)
     assert (len(out.tokens[0]), out.finish) == (25, ["limit"])
 
 
 def test_eos(line):
     """EOS ends the row; it is among the tokens but not in the text."""
-    out = specjax.generate(line, "Z", max_new_tokens=25)
+    out = generate(line, "Z", max_new_tokens=25)
     assert (out.text, out.finish) == ([LINE[1:]], ["eos"])
     assert out.tokens[0] == [*line.tokenizer.encode(LINE).ids[1:], 0]
 
@@ -135,8 +138,8 @@ def test_eos(line):
 def test_eos_at_the_limit(line):
     """A text whose last permitted token is EOS has ended."""
     tokens = len(line.tokenizer.encode(LINE).ids)
-    assert specjax.generate(line, "Z", max_new_tokens=tokens).finish == ["eos"]
-    assert specjax.generate(line, "Z", max_new_tokens=tokens - 1).finish == ["limit"]
+    assert generate(line, "Z", max_new_tokens=tokens).finish == ["eos"]
+    assert generate(line, "Z", max_new_tokens=tokens - 1).finish == ["limit"]
 
 
 STOPS = [
@@ -157,29 +160,29 @@ STOPS = [
 @pytest.mark.parametrize(("stop", "text", "tokens"), STOPS)
 def test_stop(line, stop, text, tokens, speculative):
     """The text ends where the stop string begins; the tokens are the fewest that contain it."""
-    proposer = specjax.NGram() if speculative else None
-    out = specjax.generate(line, "Z", max_new_tokens=25, stop=stop, proposer=proposer)
+    proposer = specjax.NGram() if speculative else "none"
+    out = generate(line, "Z", max_new_tokens=25, stop=stop, proposer=proposer)
     assert (out.text, out.finish) == ([text], ["stop"])
     assert out.tokens == [line.tokenizer.encode(LINE).ids[1 : tokens + 1]]
 
 
 def test_stop_that_never_comes(line):
     """Half of a stop string is ordinary text."""
-    out = specjax.generate(line, "Z", max_new_tokens=25, stop=["sat!", "BERST"])
+    out = generate(line, "Z", max_new_tokens=25, stop=["sat!", "BERST"])
     assert (out.text, out.finish) == ([LINE[1:]], ["eos"])
 
 
 def test_stop_on_a_character_of_several_tokens(circle):
     """A stop string may be a character that is spread over tokens."""
-    out = specjax.generate(circle, "A", max_new_tokens=25, stop="語")
+    out = generate(circle, "A", max_new_tokens=25, stop="語")
     assert (out.text, out.finish, len(out.tokens[0])) == (["日b"], ["stop"], 7)
 
 
 @pytest.mark.parametrize("stop", ["bcde", "🙂RST A", "R", "ST", "A日b語"])
 def test_stop_across_chunks(circle, stop):
     """Stop strings are found anywhere, although a stream checks its text only every few steps."""
-    out = specjax.generate(circle, "A", max_new_tokens=100, stop=stop)
-    whole = specjax.generate(circle, "A", max_new_tokens=100)
+    out = generate(circle, "A", max_new_tokens=100, stop=stop)
+    whole = generate(circle, "A", max_new_tokens=100)
     at = whole.text[0].find(stop)
     assert (out.text, out.finish) == (
         ([whole.text[0][:at]], ["stop"]) if at >= 0 else (whole.text, ["limit"])
@@ -190,7 +193,7 @@ def test_stop_across_chunks(circle, stop):
 def test_overlapping_stops(circle, prompt):
     """Of overlapping stop strings the one that is complete first ends the text, whatever the
     chunks."""
-    out = specjax.generate(circle, prompt, max_new_tokens=60, stop=["dQ🙂", "Q"])
+    out = generate(circle, prompt, max_new_tokens=60, stop=["dQ🙂", "Q"])
     start = (CIRCLE * 2).index(prompt) + 1
     wanted = (CIRCLE * 2)[start:].split("Q")[0]
     assert (out.text, out.finish) == ([wanted], ["stop"])
@@ -198,7 +201,7 @@ def test_overlapping_stops(circle, prompt):
 
 def test_rows_stop_alone(circle):
     """A stop string ends its row, and the others go on."""
-    out = specjax.generate(circle, ["A", "Q", "R"], max_new_tokens=16, stop="🙂")
+    out = generate(circle, ["A", "Q", "R"], max_new_tokens=16, stop="🙂")
     assert (out.text[:2], out.finish[:2]) == (["日b語cédQ", ""], ["stop", "stop"])
     assert out.text[2].startswith("STA日b語")
 
@@ -206,9 +209,9 @@ def test_rows_stop_alone(circle):
 def test_stop_and_seed(target, speculation):
     """Stopping cuts the text that would have been written, sampled or not, with every proposer."""
     options = {"max_new_tokens": NEW, "temperature": 1.0, **speculation}
-    whole = specjax.generate(target, PROMPTS, **options)
+    whole = generate(target, PROMPTS, **options)
     stop = whole.text[0][len(whole.text[0]) // 2]
-    out = specjax.generate(target, PROMPTS, stop=stop, **options)
+    out = generate(target, PROMPTS, stop=stop, **options)
     assert out.text == [text.split(stop)[0] for text in whole.text]
     assert out.finish == [
         "stop" if stop in text else f for text, f in zip(whole.text, whole.finish, strict=True)
@@ -226,21 +229,21 @@ def drain(stream):
 @pytest.mark.parametrize("stop", [(), "Sx", "RSTA日b語c"])
 def test_stream_of_a_prompt(circle, stop):
     """The pieces of a prompt are strings and make up the text."""
-    stream = specjax.generate(circle, "A", max_new_tokens=100, stream=True, stop=stop)
+    stream = generate(circle, "A", max_new_tokens=100, stream=True, stop=stop)
     pieces = drain(stream)
     assert len(pieces) > 3 or stop == "RSTA日b語c"
     assert "".join(pieces) == stream.output.text[0]
-    assert stream.output.text == specjax.generate(circle, "A", max_new_tokens=100, stop=stop).text
+    assert stream.output.text == generate(circle, "A", max_new_tokens=100, stop=stop).text
 
 
 def test_stream_of_a_list(target, speculation):
     """The pieces of a list are lists with a string per row, and make up the texts of a plain
     call."""
     options = {"max_new_tokens": NEW, "temperature": 1.0, **speculation}
-    stream = specjax.generate(target, PROMPTS, stream=True, **options)
+    stream = generate(target, PROMPTS, stream=True, **options)
     pieces = drain(stream)
     assert all(len(piece) == 3 for piece in pieces)
-    whole = specjax.generate(target, PROMPTS, **options)
+    whole = generate(target, PROMPTS, **options)
     assert ["".join(row) for row in zip(*pieces, strict=True)] == stream.output.text == whole.text
     assert (stream.output.tokens, stream.output.finish) == (whole.tokens, whole.finish)
 
@@ -248,15 +251,14 @@ def test_stream_of_a_list(target, speculation):
 def test_stream_of_a_list_of_one(circle):
     """A list of one prompt streams lists."""
     assert all(
-        isinstance(p, list)
-        for p in drain(specjax.generate(circle, ["A"], max_new_tokens=25, stream=True))
+        isinstance(p, list) for p in drain(generate(circle, ["A"], max_new_tokens=25, stream=True))
     )
 
 
 def test_stream_keeps_characters_whole(circle):
     """No piece holds a part of a character, wherever a chunk of steps ends."""
     for prompt in "AbcdQRST":
-        stream = specjax.generate(circle, prompt, max_new_tokens=100, stream=True)
+        stream = generate(circle, prompt, max_new_tokens=100, stream=True)
         pieces = drain(stream)
         start = CIRCLE.index(prompt) + 1
         text = stream.output.text[0].rstrip("\ufffd")
@@ -267,14 +269,14 @@ def test_stream_keeps_characters_whole(circle):
 def test_stream_takes_nothing_back(circle):
     """Streamed text is never the beginning of a stop string that follows."""
     for stop in ("語cé", "🙂RSTA", "TA日b語cédQ🙂RST"):
-        stream = specjax.generate(circle, "A", max_new_tokens=100, stream=True, stop=stop)
+        stream = generate(circle, "A", max_new_tokens=100, stream=True, stop=stop)
         assert "".join(drain(stream)) == going_round(100).split(stop)[0]
 
 
 def test_stream_raises_at_once(target):
     """The call itself raises, not the first piece."""
     with pytest.raises(ValueError, match="max_new_tokens=0"):
-        specjax.generate(target, "a", max_new_tokens=0, stream=True)
+        generate(target, "a", max_new_tokens=0, stream=True)
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -284,16 +286,12 @@ def test_stream_raises_at_once(target):
 def test_stats_add_up(target, speculation, rule):
     """Tokens are counted, tau is tokens per pass, and alpha is a rate, but only if something was
     drafted."""
-    # With a number the draft always drafts: by default only where that is expected to pay.
-    number = {"num_drafts": 4} if "draft" in speculation else {}
-    out = specjax.generate(
-        target, PROMPTS, max_new_tokens=NEW, temperature=1.0, rule=rule, **speculation, **number
-    )
+    out = generate(target, PROMPTS, max_new_tokens=NEW, temperature=1.0, rule=rule, **speculation)
     stats = out.stats
     assert stats.tokens == sum(map(len, out.tokens))
     assert stats.mean_accepted_length == stats.tokens / stats.target_passes
     assert stats.seconds > 0 and stats.tokens_per_second == stats.tokens / stats.seconds
-    if speculation:
+    if speculation["proposer"] != "none":
         assert 0 <= stats.acceptance_rate <= 1
         assert stats.target_passes <= stats.tokens
     else:
@@ -303,16 +301,14 @@ def test_stats_add_up(target, speculation, rule):
 
 def test_stats_of_a_stop(circle):
     """Tokens behind a stop string are no output and do not count."""
-    out = specjax.generate(circle, ["A", "Q", "R"], max_new_tokens=40, stop="🙂")
+    out = generate(circle, ["A", "Q", "R"], max_new_tokens=40, stop="🙂")
     assert out.stats.tokens == sum(map(len, out.tokens))
 
 
 def test_draft_is_accepted(target, draft):
     """The target is its own perfect draft, and the noisy draft is right now and then."""
-    perfect = specjax.generate(
-        target, PROMPTS, draft=target, num_drafts=4, max_new_tokens=NEW
-    ).stats
-    noisy = specjax.generate(target, PROMPTS, draft=draft, num_drafts=4, max_new_tokens=NEW).stats
+    perfect = generate(target, PROMPTS, draft=target, num_drafts=4, max_new_tokens=NEW).stats
+    noisy = generate(target, PROMPTS, draft=draft, num_drafts=4, max_new_tokens=NEW).stats
     assert perfect.acceptance_rate == 1.0
     assert 0 < noisy.acceptance_rate < 1
     assert 1 < noisy.mean_accepted_length < perfect.mean_accepted_length <= 5
@@ -321,36 +317,36 @@ def test_draft_is_accepted(target, draft):
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_num_drafts(target, gamma):
     """With gamma perfect drafts a pass emits gamma + 1 tokens, whatever the vocabulary padding."""
-    padded = specjax.load(folders.padded())
+    padded = language_models.padded()
     assert padded.model.vocab_size > target.model.vocab_size
-    out = specjax.generate(target, [[5, 6]], draft=padded, num_drafts=gamma, max_new_tokens=NEW)
+    out = generate(target, [[5, 6]], draft=padded, num_drafts=gamma, max_new_tokens=NEW)
     assert out.stats.target_passes == math.ceil(len(out.tokens[0]) / (gamma + 1))
 
 
 def test_num_drafts_a_row(target):
     """A prompt with 0 is decoded plainly in the program for the most drafts of the batch."""
     prompts = [[5, 6], [7], [5, 6, 7]]
-    plain = specjax.generate(target, prompts, max_new_tokens=NEW)
-    out = specjax.generate(target, prompts, draft=target, num_drafts=[4, 0, 2], max_new_tokens=NEW)
+    plain = generate(target, prompts, max_new_tokens=NEW)
+    out = generate(target, prompts, draft=target, num_drafts=[4, 0, 2], max_new_tokens=NEW)
     assert out.tokens == plain.tokens
     lengths = [len(tokens) for tokens in out.tokens]
     passes = sum(math.ceil(n / (gamma + 1)) for n, gamma in zip(lengths, (4, 0, 2), strict=True))
     assert out.stats.target_passes == passes
     before = counted.compilations()
-    specjax.generate(target, prompts, draft=target, num_drafts=[0, 4, 4], max_new_tokens=NEW)
+    generate(target, prompts, draft=target, num_drafts=[0, 4, 4], max_new_tokens=NEW)
     assert counted.compilations() == before
 
 
 @pytest.mark.parametrize("rule", specjax.RULES.values(), ids=specjax.RULES)
 def test_exact(target, rule):
     """An output says whether its rule keeps the target's distribution."""
-    out = specjax.generate(target, PROMPTS, rule=rule(), max_new_tokens=NEW, temperature=1.0)
+    out = generate(target, PROMPTS, rule=rule(), max_new_tokens=NEW, temperature=1.0)
     assert out.exact is (rule not in (specjax.Typical, specjax.Threshold))
 
 
 def test_context_is_filled_to_the_brim(target):
     """Prompt and new tokens may fill the whole context; only more is refused."""
-    out = specjax.generate(target, [[5] * 500], max_new_tokens=12)
+    out = generate(target, [[5] * 500], max_new_tokens=12)
     assert len(out.tokens[0]) == 12 or out.finish == ["eos"]
 
 

@@ -3,26 +3,28 @@
 import math
 
 import counted
-import folders
 import jax
+import language_models
 import pytest
+from naive_sources import drawn
+from toy_models import transformer
 
 import specjax
 
 
 @pytest.fixture(scope="module")
 def target():
-    return specjax.load(folders.target())
+    return language_models.target()
 
 
 @pytest.fixture(scope="module")
 def draft():
-    return specjax.load(folders.draft())
+    return language_models.draft()
 
 
 @pytest.fixture(scope="module")
 def wordless():
-    return specjax.load(folders.wordless())
+    return language_models.wordless()
 
 
 # prompts, options, words of the error: the value and the cure.
@@ -216,7 +218,7 @@ def test_a_proposer_of_other_models(refused, target, draft, wordless):
         ["comes without its weights", "draft="],
         proposer=specjax.DraftTree(draft.model, size),
     )
-    other = specjax.DraftModel(specjax.load(folders.padded()).model, size)
+    other = specjax.DraftModel(language_models.padded().model, size)
     refused(target, "a", ["other models", "draft.model"], draft=draft, proposer=other)
     refused(
         target,
@@ -225,9 +227,8 @@ def test_a_proposer_of_other_models(refused, target, draft, wordless):
         draft=draft,
         proposer=specjax.DraftTree(draft.model, size - 1),
     )
-    refused(
-        target, "a", ["early exit", "another target"], proposer=specjax.EarlyExit(draft.model, 1)
-    )
+    other = specjax.EarlyExit(transformer(), 1)
+    refused(target, "a", ["early exit", "another target"], proposer=other)
 
 
 def test_a_prompt_that_fills_the_context(refused, target, draft):
@@ -260,8 +261,11 @@ def test_a_mix_that_cannot_be_judged(refused, target, draft):
         refused(target, "a", words, draft=draft, proposer=mixed, rule=specjax.Rejection())
 
 
-def test_quantising_waits_for_all_checks(refused, target):
+def test_quantising_waits_for_all_checks(refused):
     """Quantising compiles a program per shape of a kernel, so it comes after all checks."""
+    model = transformer(320)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    target = specjax.LanguageModel(model, drawn(shapes, 0), language_models.target().tokenizer)
     for how in ({"proposer": "self-int8"}, {"draft": target, "draft_dtype": "int8"}):
         for wrong in (
             {"seed": -1},

@@ -4,6 +4,7 @@ import os
 import shutil
 
 import folders
+import language_models
 import numpy as np
 import pytest
 
@@ -15,9 +16,15 @@ NEW = 40
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
 
 
+def generate(target, prompts, **options):
+    """`specjax.generate` without the measurements of the default, which `test_adaptive.py` has."""
+    options.setdefault("proposer", "draft" if "draft" in options else "none")
+    return specjax.generate(target, prompts, **options)
+
+
 @pytest.fixture(scope="module")
 def target():
-    return specjax.load(folders.target())
+    return language_models.target()
 
 
 @pytest.mark.parametrize(
@@ -42,19 +49,19 @@ def target():
 def test_settings_a_row(target, options, settings):
     """With a list, each row gets its own setting and the text of that prompt alone; the first
     row is greedy."""
-    out = specjax.generate(target, PROMPTS[:1] * 3, seed=[7, 7, 7], max_new_tokens=NEW, **options)
+    out = generate(target, PROMPTS[:1] * 3, seed=[7, 7, 7], max_new_tokens=NEW, **options)
     alone = [
-        specjax.generate(target, PROMPTS[0], seed=[7], max_new_tokens=NEW, **setting).tokens[0]
+        generate(target, PROMPTS[0], seed=[7], max_new_tokens=NEW, **setting).tokens[0]
         for setting in settings
     ]
     assert out.tokens == alone
-    assert out.tokens[0] == specjax.generate(target, PROMPTS[0], max_new_tokens=NEW).tokens[0]
+    assert out.tokens[0] == generate(target, PROMPTS[0], max_new_tokens=NEW).tokens[0]
     assert len({tuple(row) for row in out.tokens}) == 3
 
 
 def test_seeds_a_row(target):
     """Equal seeds give equal texts, other seeds other texts."""
-    a, b, c = specjax.generate(
+    a, b, c = generate(
         target, PROMPTS[:1] * 3, seed=[5, 5, 6], max_new_tokens=NEW, temperature=1.0
     ).tokens
     assert a == b != c
@@ -63,29 +70,29 @@ def test_seeds_a_row(target):
 def test_one_seed_for_all_rows(target):
     """With one seed the rows of the same prompt differ, and the next call repeats them."""
     options = {"seed": 5, "max_new_tokens": NEW, "temperature": 1.0}
-    rows = specjax.generate(target, PROMPTS[:1] * 3, **options).tokens
+    rows = generate(target, PROMPTS[:1] * 3, **options).tokens
     assert len({tuple(row) for row in rows}) == 3
-    assert specjax.generate(target, PROMPTS[:1] * 3, **options).tokens == rows
+    assert generate(target, PROMPTS[:1] * 3, **options).tokens == rows
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.uint32, int])
 def test_seed_of_any_integer_type(target, kind):
     """A NumPy integer is a seed as an int is."""
     options = {"max_new_tokens": NEW, "temperature": 1.0}
-    out = specjax.generate(target, PROMPTS, seed=kind(5), **options)
-    assert out.tokens == specjax.generate(target, PROMPTS, seed=5, **options).tokens
+    out = generate(target, PROMPTS, seed=kind(5), **options)
+    assert out.tokens == generate(target, PROMPTS, seed=5, **options).tokens
 
 
 def test_another_seed_is_another_text(target):
     """The seed matters."""
     one, two = (
-        specjax.generate(target, PROMPTS, seed=s, max_new_tokens=NEW, temperature=1.0).tokens
+        generate(target, PROMPTS, seed=s, max_new_tokens=NEW, temperature=1.0).tokens
         for s in (5, 6)
     )
     assert all(a != b for a, b in zip(one, two, strict=True))
 
 
-def test_a_draft_that_is_named_is_read_once(tmp_path, monkeypatch):
+def test_a_draft_that_is_named_is_read_once(target, tmp_path, monkeypatch):
     """Until its files change, or another one is named."""
     read = []
 
@@ -96,7 +103,7 @@ def test_a_draft_that_is_named_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(drafting, "load", load)
     for name in ("one", "two"):
         shutil.copytree(folders.draft(), tmp_path / name)
-    target, one, two = specjax.load(folders.target()), *(str(tmp_path / n) for n in ("one", "two"))
+    one, two = (str(tmp_path / name) for name in ("one", "two"))
 
     def drafter(name):
         return prepared(target, [[5]], draft=name).decoder.proposer

@@ -8,6 +8,8 @@ import folders
 import jax
 import numpy as np
 import pytest
+from naive_sources import drawn
+from toy_models import transformer
 from toys import TABLES as toys
 
 import specjax
@@ -41,13 +43,14 @@ def test_the_figure_is_what_a_state_takes(case, monkeypatch):
 
 def test_a_huge_capacity():
     """On the real machine, a figure that no machine has is refused at once."""
-    config = dataclasses.replace(toys.model().module.config, max_positions=2**30)
+    config = dataclasses.replace(transformer().module.config, max_positions=2**30)
     model = specjax.LinenModel(specjax.Transformer(config))
+    weights = drawn(jax.eval_shape(model.init, jax.random.key(0)), 0)
     dec = specjax.Decoder(model, specjax.NoProposer(), specjax.Match(), (), 10**9)
     with pytest.raises(
         ValueError, match=r"would take 1\.\d\d TB on .*: decode fewer rows .*bfloat16.*mesh="
     ):
-        toys.prefill(dec, specjax.Params(toys.weights()))
+        toys.prefill(dec, specjax.Params(weights))
 
 
 def test_a_model_that_does_not_fit(monkeypatch, capsys):

@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 
 import folders
+import language_models
 import pytest
 import tokenizers
 from test_vocabulary import sentencepiece
@@ -20,20 +21,26 @@ SAID = "Z the cat sat.NUMBERS"
 FEWER = tokenizers.Tokenizer.from_file(str(folders.tokenizer_file(270)))
 
 
+def generate(target, prompts, **options):
+    """`specjax.generate` without the measurements of the default, which `test_adaptive.py` has."""
+    options.setdefault("proposer", "draft" if "draft" in options else "none")
+    return specjax.generate(target, prompts, **options)
+
+
 @pytest.fixture(scope="module")
 def target():
-    return specjax.load(folders.target())
+    return language_models.target()
 
 
 @pytest.fixture(scope="module")
 def foreign():
-    return specjax.load(folders.foreign())
+    return language_models.foreign()
 
 
 @pytest.fixture(scope="module")
 def writer():
     """Writes SAID after Z, with 320 tokens."""
-    return specjax.load(folders.scribe(SAID, end=True))
+    return language_models.scribe(SAID, end=True)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +48,8 @@ def twins():
     """The same writer in other tokens: fewer byte-level ones, and sentencepiece-style ones with
     another EOS."""
     return {
-        "fewer": specjax.load(folders.scribe(SAID, True, FEWER)),
-        "sentencepiece": specjax.load(folders.scribe(SAID, True, sentencepiece(), 2)),
+        "fewer": language_models.scribe(SAID, True, FEWER),
+        "sentencepiece": language_models.scribe(SAID, True, sentencepiece(), 2),
     }
 
 
@@ -52,8 +59,8 @@ def test_the_text_is_the_targets_own(target, foreign, twins, name, temperature):
     """Greedy and sampled texts of a ragged batch are those of plain decoding."""
     draft = {**twins, "foreign": foreign}[name]
     options = {"max_new_tokens": NEW, "temperature": temperature, "seed": 4}
-    out = specjax.generate(target, PROMPTS, draft=draft, **options)
-    assert out.tokens == specjax.generate(target, PROMPTS, **options).tokens
+    out = generate(target, PROMPTS, draft=draft, **options)
+    assert out.tokens == generate(target, PROMPTS, **options).tokens
     assert out.exact is True
     assert out.stats.acceptance_rate is not None
 
@@ -61,11 +68,11 @@ def test_the_text_is_the_targets_own(target, foreign, twins, name, temperature):
 def test_a_draft_that_agrees_is_accepted(writer, twins):
     """All drafts are accepted where every token, also EOS, is shared; " sat" is lost where it
     takes three tokens."""
-    plain = specjax.generate(writer, "Z", max_new_tokens=NEW)
+    plain = generate(writer, "Z", max_new_tokens=NEW)
     assert (plain.text, plain.finish) == ([SAID[1:]], ["eos"])
     alpha = {}
     for name, draft in twins.items():
-        out = specjax.generate(writer, "Z", draft=draft, max_new_tokens=NEW)
+        out = generate(writer, "Z", draft=draft, max_new_tokens=NEW)
         assert (out.tokens, out.finish) == (plain.tokens, plain.finish)
         alpha[name] = out.stats.acceptance_rate
     accepted = (
@@ -78,8 +85,7 @@ def test_rejection(writer, twins):
     """A seed gives one text, and drafts are accepted and rejected."""
     options = {"temperature": 1.2, "rule": specjax.Rejection(), "max_new_tokens": NEW}
     one, two = (
-        specjax.generate(writer, ["Z"] * 3, draft=twins["sentencepiece"], **options)
-        for _ in range(2)
+        generate(writer, ["Z"] * 3, draft=twins["sentencepiece"], **options) for _ in range(2)
     )
     assert one.tokens == two.tokens
     assert 0 < one.stats.acceptance_rate < 1
@@ -92,13 +98,13 @@ def test_it_says_so_once(target, foreign):
         UserWarning,
         match=r"draft 'foreign' \(270 tokens\) .* target 'target' \(290 tokens\).* the \d+ that",
     ) as warned:
-        specjax.generate(target, "a", draft=foreign, max_new_tokens=1)
+        generate(target, "a", draft=foreign, max_new_tokens=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        specjax.generate(target, "a", draft=foreign, max_new_tokens=1)
-        specjax.generate(target, "a", draft=target, max_new_tokens=1)  # no second warning
+        generate(target, "a", draft=foreign, max_new_tokens=1)
+        generate(target, "a", draft=target, max_new_tokens=1)  # no second warning
     for call in (
-        lambda: specjax.generate(target, "a", draft=foreign, max_new_tokens=1),
+        lambda: generate(target, "a", draft=foreign, max_new_tokens=1),
         lambda: specjax.make_drafter(target, foreign),
     ):
         pairing._said.clear()
@@ -110,12 +116,10 @@ def test_it_says_so_once(target, foreign):
 
 def test_a_text_may_be_longer_than_the_draft_reads(target, foreign):
     """The draft has 40 positions, the text 60 tokens."""
-    module = foreign.model.module
-    module = module.clone(config=dataclasses.replace(module.config, max_positions=40))
-    short = dataclasses.replace(foreign, model=dataclasses.replace(foreign.model, module=module))
-    assert short.model.max_positions == 40
-    out = specjax.generate(target, [[5] * 30], draft=short, max_new_tokens=30)
-    assert out.tokens == specjax.generate(target, [[5] * 30], max_new_tokens=30).tokens
+    model = dataclasses.replace(foreign.model, max_positions=40)
+    short = dataclasses.replace(foreign, model=model)
+    out = generate(target, [[5] * 30], draft=short, max_new_tokens=30)
+    assert out.tokens == generate(target, [[5] * 30], max_new_tokens=30).tokens
 
 
 def words(**vocab):
@@ -143,7 +147,7 @@ WORDPIECE = tokenizers.Tokenizer(
 def test_refused(target, foreign, tokenizer, message):
     """The error names both models, the numbers, and what to use instead."""
     with pytest.raises(ValueError) as caught:
-        specjax.generate(target, "a", draft=dataclasses.replace(foreign, tokenizer=tokenizer))
+        generate(target, "a", draft=dataclasses.replace(foreign, tokenizer=tokenizer))
     assert [part for part in [*message, "NGram()"] if part not in str(caught.value)] == []
 
 
@@ -163,6 +167,8 @@ def test_the_command_says_it_in_a_line(capsys):
                 str(folder),
                 "--max-new-tokens",
                 "8",
+                "--proposer",
+                "draft",
             ]
         )
     printed = capsys.readouterr()

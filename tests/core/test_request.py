@@ -5,6 +5,7 @@ import inspect
 import sys
 
 import folders
+import language_models
 import pytest
 
 import specjax
@@ -17,12 +18,12 @@ from specjax.request import OTHER_WORDS, Options, Request, make_request
 
 @pytest.fixture(scope="module")
 def target():
-    return specjax.load(folders.target())
+    return language_models.target()
 
 
 @pytest.fixture(scope="module")
 def draft():
-    return specjax.load(folders.draft())
+    return language_models.draft()
 
 
 def test_the_keywords_of_generate_are_the_fields_of_a_request():
@@ -73,8 +74,9 @@ def test_strings_mean_what_they_name(target, said, meant):
         assert one.num_drafts.tolist() == other.num_drafts.tolist()
 
 
-def test_a_draft_is_a_model_a_folder_or_a_config(target, draft):
+def test_a_draft_is_a_model_a_folder_or_a_config(target):
     """All of them make a chain of as many drafts."""
+    draft = specjax.load(folders.draft())
     calls = [
         prepared(target, "the cat", draft=draft, num_drafts=3),
         prepared(target, "the cat", draft=str(folders.draft()), num_drafts=3),
@@ -137,7 +139,8 @@ def test_an_output_prints_its_text_and_its_figures(target, draft, monkeypatch):
     # Another test of this process may have made the same call.
     monkeypatch.setattr(sys.modules["specjax.generate"], "_compiled", Recent())
     first, second = (
-        specjax.generate(target, "the cat", draft=draft, max_new_tokens=9) for _ in range(2)
+        specjax.generate(target, "the cat", proposer="draft", draft=draft, max_new_tokens=9)
+        for _ in range(2)
     )
     assert first.tokens == second.tokens
     assert first.stats.compile_seconds > 0 == second.stats.compile_seconds

@@ -1,0 +1,544 @@
+"""Each source of drafts, without a decoder.
+
+The logits that a source returns along a text are those of a naive pass over the same text without a
+cache.  `drive` commits blocks of different sizes to the rows of a batch, and asks in each step for
+the logits after the text and after drafts below it, of which some are right.  So this one law holds
+`init`, `begin`, `extend`, `read_tree`, `marginals`, `correct`, `end`, `observe`, `rest` and
+`resume`.  `test_laws.py` holds the shapes, over sources that are tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from block_reference import sigmoid
+from block_toys import PLAIN
+from naive_sources import NaiveBlock, NaiveTable, drawn, naive_eagle3
+from table_model import TableModel, tables
+from toy_models import EAGLE3, OTHER_VOCAB, SEED, VOCAB, transformer, translation
+from toys import shipped
+from votes import contexts, mixed
+
+from specjax import Datastore
+from specjax.caches import RecurrentCache
+from specjax.contract import BlockSource, Context, Lookahead, Source
+from specjax.models import (
+    BlockDraft,
+    CandidateSelector,
+    Correction,
+    MarkovHead,
+    MedusaHeads,
+    PrefixGRU,
+    SharedParams,
+    eagle3_shapes,
+    from_function,
+    initial_block,
+)
+from specjax.proposers import (
+    BlockDraftSource,
+    DatastoreSource,
+    DraftSource,
+    Eagle3Source,
+    EarlyExitSource,
+    MedusaParams,
+    MedusaSource,
+    PEagleSource,
+    TranslatedParams,
+    TranslatedSource,
+)
+from specjax.types import ABSENT, Block, Proposal
+
+ROWS, CAPACITY, DEPTH, STEPS, NOISE = 4, 64, 3, 11, 50.0
+LENGTHS = np.array([5, 3, 1, 8], np.int32)
+"""Of the prompts, with the pending token; one has nothing else, and one fills the array."""
+DONE = 5
+"""The step from which row 1 commits nothing."""
+TEXTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, CAPACITY)).astype(np.int32)
+TARGET = NaiveTable(tables(VOCAB, SEED), memory=3)
+TABLE = {"embedding": TARGET.embedding, "head": {"kernel": TARGET.head}}
+LEVELS = np.array([0, 0, 0, 1, 1, 2, 2])
+"""The depth of each node of a tree below the pending token."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A source, and what it should say."""
+
+    source: Any
+    params: Any
+    logits: Callable[[list[int], tuple[int, ...]], np.ndarray]  # after a text and drafts below it
+    kind: str = "chain"  # or "tree" or "block"
+    within: float = 0.0
+    capacity: int = CAPACITY
+    # Can it read the pending token of a text, of which so many tokens are new to it?
+    reads: Callable[[list[int], int], bool] = lambda text, new: True
+    knows: Callable[[int], bool] = lambda token: True  # can it read this draft?
+    goes_on: Callable[[list[int], tuple[int, ...]], bool] | None = None
+
+
+def table_draft(model: TableModel, kind: str) -> Case:
+    """A draft model whose vocabulary may be smaller or larger than the target's."""
+    params = tables(model.vocab_size, SEED, 0.02)
+    naive, size = NaiveTable(params, model.memory), model.vocab_size
+
+    def logits(text: list[int], path: tuple[int, ...]) -> np.ndarray:
+        row = naive.logits([min(token, size - 1) for token in (*text, *path)])
+        return np.concatenate([row, np.full(max(VOCAB - size, 0), -np.inf)])[:VOCAB]
+
+    return Case(DraftSource(model, VOCAB), params, logits, kind)
+
+
+def recurrent_draft() -> Case:
+    """A draft model whose cache neither keeps scratch nor reads trees."""
+    params = {"embedding": TARGET.embedding, "head": TARGET.head}
+
+    def apply(params: Any, tokens: Any, positions: Any, cache: RecurrentCache, mask: Any) -> Any:
+        def turn(state: Any, x: Any) -> Any:
+            state = 0.5 * state + x
+            return state, state
+
+        hidden, cache = cache.scan(turn, params["embedding"][tokens])
+        return hidden @ params["head"], cache
+
+    def empty(rows: int, _: int) -> RecurrentCache:
+        return RecurrentCache.create(jnp.zeros((rows, 32)))
+
+    model = from_function(apply, vocab_size=VOCAB, max_positions=CAPACITY, init_cache=empty)
+
+    def logits(text: list[int], path: tuple[int, ...]) -> np.ndarray:
+        tokens = [*text, *path]
+        shares = 0.5 ** np.arange(len(tokens))[::-1]
+        return shares @ TARGET.embedding[tokens] @ TARGET.head
+
+    return Case(DraftSource(model, VOCAB), params, logits, within=1e-5)
+
+
+def translated(kind: str) -> Case:
+    """A draft with other tokens, whose room is full before the longest texts end."""
+    words, capacity, expansion = jax.device_get(translation()), 16, 2
+    params = tables(OTHER_VOCAB, SEED)
+    naive = NaiveTable(params, memory=3)
+
+    def spelt(text: list[int]) -> list[int]:
+        return [int(p) for token in text for p in words.pieces[token, : words.count[token]]]
+
+    def logits(text: list[int], path: tuple[int, ...]) -> np.ndarray:
+        row = naive.logits([*words.start, *spelt(text), *(int(words.to_draft[t]) for t in path)])
+        return np.where(words.to_draft >= 0, row[words.to_draft], -np.inf)
+
+    def reads(text: list[int], new: int) -> bool:
+        return len(spelt(text[:-1])) <= capacity * expansion and len(spelt(text[-new:])) > 0
+
+    source = TranslatedSource(TableModel(OTHER_VOCAB), VOCAB, expansion)
+    return Case(
+        source, TranslatedParams(params, translation()), logits, kind, capacity=capacity,
+        reads=reads, knows=lambda token: bool(words.to_draft[token] >= 0),
+    )  # fmt: skip
+
+
+def has_a_feature(text: list[int], _: int) -> bool:
+    return len(text) > 1
+
+
+def eagle3(kind: str) -> Case:
+    """A head as of EAGLE-3.1, with a reduced vocabulary."""
+    network = dataclasses.replace(EAGLE3, fc_norm=True, feeds_normed=True)
+    taps, rng = (0, 2), np.random.default_rng(3)
+    kept = np.sort(rng.permutation(VOCAB)[:20])
+    to_draft = np.full(VOCAB, -1, np.int32)
+    to_draft[kept] = np.arange(len(kept))
+    own = {"network": drawn(eagle3_shapes(network), 1), "to_draft": to_draft,
+           "head": {"kernel": rng.normal(size=(32, len(kept))).astype(np.float32)}}  # fmt: skip
+    naive = naive_eagle3(
+        network, own, TARGET.embedding, own["head"]["kernel"],
+        lambda text: TARGET.features(text, taps),
+    )  # fmt: skip
+    params = SharedParams(own, {"embedding": TARGET.embedding})
+    source = Eagle3Source(network, VOCAB, taps)
+    return Case(source, params, naive.logits, kind, 1e-4, reads=has_a_feature)
+
+
+def peagle() -> Case:
+    network = dataclasses.replace(EAGLE3, norm_before_fc=True, norm_before_residual=True)
+    taps = (1, 3)
+    own = {"network": drawn(eagle3_shapes(network), 2), "mask_hidden": TARGET.embedding[:2].ravel()}
+    naive = naive_eagle3(
+        network, own, TARGET.embedding, TARGET.head, lambda text: TARGET.features(text, taps)
+    )
+    source = PEagleSource(network, VOCAB, 3, DEPTH, taps)
+    block = functools.cache(lambda text: naive.block(list(text), 3, DEPTH))
+    return Case(
+        source, SharedParams(own, TABLE), lambda text, path: block(tuple(text))[len(path)], "block",
+        1e-4, reads=has_a_feature,
+    )  # fmt: skip
+
+
+def medusa() -> Case:
+    """Heads that share the target's output; row 1 takes the second adapter, row 2 has none."""
+    heads = MedusaHeads(num_heads=DEPTH, hidden_size=32, vocab_size=VOCAB, num_layers=2)
+    rng, adapters = np.random.default_rng(4), (0, 1, -1, 0)
+    bank = {
+        "kernel": rng.normal(0, 0.2, (2, 2, DEPTH, 32, 32)).astype(np.float32),
+        "bias": rng.normal(0, 0.2, (2, 2, DEPTH, 32)).astype(np.float32),
+    }
+
+    def row_of(text: list[int]) -> int:
+        return next(b for b in range(ROWS) if TEXTS[b, : len(text)].tolist() == text)
+
+    def logits(text: list[int], path: tuple[int, ...]) -> np.ndarray:
+        x, adapter = TARGET.hidden(text[:-1])[-1].astype(np.float64), adapters[row_of(text)]
+        for layer in range(2):
+            z = (
+                x @ bank["kernel"][adapter, layer, len(path)]
+                + bank["bias"][adapter, layer, len(path)]
+            )
+            x = x + z * sigmoid(z)
+        return x @ TARGET.head
+
+    params = MedusaParams(bank, np.array(adapters, np.int32), {"head": TABLE["head"]})
+    return Case(
+        MedusaSource(heads), params, logits, "block", 1e-4,
+        reads=lambda text, _: len(text) > 1 and adapters[row_of(text)] >= 0,
+    )  # fmt: skip
+
+
+def datastore(kind: str) -> Case:
+    """Counts of a datastore and of the own text; a row drafts where a token is probable enough."""
+    rng = np.random.default_rng(5)
+    # Of few tokens, and with pieces of the rows' texts, so that contexts agree in several tokens.
+    texts = [*rng.integers(1, 6, (2, 25)), *(text[8:24] for text in TEXTS)]
+    texts = [text.tolist() for text in texts]
+    store, share = Datastore.build(texts, vocab_size=VOCAB).arrays(), 0.12
+    places, prior = contexts(texts), np.asarray(store.prior)
+
+    def chances(text: list[int], path: tuple[int, ...]) -> np.ndarray:
+        own = [(context, token) for context, token in contexts([text]) if context]
+        return mixed(places, own, (*path[::-1], *text[::-1]), prior)
+
+    return Case(
+        DatastoreSource(VOCAB, share if kind == "chain" else 0.0), store,
+        lambda text, path: np.log(chances(text, path)), kind, 2e-4,
+        reads=lambda text, _: kind != "chain" or chances(text, ()).max() >= share,
+    )  # fmt: skip
+
+
+def block_draft(correction: Correction, threshold: float = 0.0, **config: Any) -> Case:
+    """Layers with a window and without, and a correction; its vocabulary may be a smaller one."""
+    rng, size = np.random.default_rng(6), correction.draft_vocab_size
+    config = dataclasses.replace(PLAIN.net.config, **config)
+    source = BlockDraftSource(BlockDraft(config), VOCAB, PLAIN.taps, correction, threshold)
+    shapes = jax.eval_shape(lambda key: initial_block(source.net, key), jax.random.key(0))
+    made: dict[str, Any] = {}
+    for path, shape in correction.shapes().items():
+        at = made
+        for name in path[:-1]:
+            at = at.setdefault(name, {})
+        at[path[-1]] = rng.normal(0, 0.3, shape).astype(np.float32)
+    head, to_draft = TARGET.head[:, :size], rng.permutation(VOCAB)
+    to_draft = np.where(to_draft < size, to_draft, -1).astype(np.int32)
+    own = {"draft": drawn(shapes, 7), "correction": made, "head": {"kernel": head},
+           "to_draft": to_draft}  # fmt: skip
+    naive = NaiveBlock(source, own, TARGET.embedding, head)
+
+    def features(text: list[int]) -> np.ndarray:
+        return TARGET.features(text, source.taps)[:-1]
+
+    def logits(text: list[int], path: tuple[int, ...]) -> np.ndarray:
+        row = naive.logits(features(text), text, path)
+        return np.where(to_draft >= 0, row[to_draft], -np.inf)
+
+    def goes_on(text: list[int], path: tuple[int, ...]) -> bool:
+        before = made["before"][(text[-1], *path)[-1]]
+        inputs, last = (
+            np.r_[naive.slots(features(text), text)[len(path)], before],
+            made["confidence"],
+        )
+        return bool(sigmoid(inputs @ last["kernel"] + last["bias"])[0] >= threshold)
+
+    params = SharedParams(own, {"embedding": TARGET.embedding})
+    sure = goes_on if threshold else None
+    return Case(source, params, logits, "block", 1e-4, goes_on=sure)
+
+
+SIZES = (32, VOCAB, VOCAB - 6)
+BLOCK_DRAFTS = {
+    "rnn": lambda: block_draft(MarkovHead(*SIZES, 8, "rnn", "both"), 0.5),
+    "gated": lambda: block_draft(MarkovHead(*SIZES, 8, "gated"), first_slot=0, block_size=3),
+    "gru": lambda: block_draft(PrefixGRU(*SIZES, 12, 20, 1), output_scale=0.5, logit_softcap=3.0),
+    "selector": lambda: block_draft(
+        CandidateSelector(*SIZES, 8, 5), conv_size=2, conv_group=4, embedding_scale=2.0
+    ),
+}
+
+
+def early_exit(kind: str) -> Case:
+    """The first of two layers; the state is the cache of the target, which reads on."""
+    target = transformer()
+    shapes = jax.eval_shape(target.init, jax.random.key(0))
+    source = EarlyExitSource(target, 1)
+    params = drawn(shapes, 8)
+    first = jax.jit(lambda tokens: source.model.apply(params, tokens, jnp.arange(CAPACITY)[None]))
+
+    @functools.cache
+    def rows(text: tuple[int, ...]) -> np.ndarray:
+        tokens = np.zeros((1, CAPACITY), np.int32)
+        tokens[0, : len(text)] = text
+        return np.asarray(first(tokens).logits[0])
+
+    return Case(
+        source, params, lambda text, path: rows((*text, *path))[len(text) + len(path) - 1], kind,
+        2e-5,
+    )  # fmt: skip
+
+
+CASES = {
+    "draft, chain": lambda: table_draft(TableModel(VOCAB + 4, memory=2), "chain"),
+    "draft, tree": lambda: table_draft(TableModel(VOCAB - 5, memory=3), "tree"),
+    "recurrent draft": recurrent_draft,
+    "translated, chain": lambda: translated("chain"),
+    "translated, tree": lambda: translated("tree"),
+    "early exit, chain": lambda: early_exit("chain"),
+    "early exit, tree": lambda: early_exit("tree"),
+    "eagle3, chain": lambda: eagle3("chain"),
+    "eagle3, tree": lambda: eagle3("tree"),
+    "peagle": peagle,
+    "medusa": medusa,
+    "datastore, chain": lambda: datastore("chain"),
+    "datastore, tree": lambda: datastore("tree"),
+    **{f"block draft, {name}": make for name, make in BLOCK_DRAFTS.items()},
+}
+
+
+def test_every_source_has_a_case():
+    """Each of those that specjax ships."""
+    made = {type(make().source) for name, make in CASES.items() if "early" not in name}
+    assert made | {EarlyExitSource} == {*shipped(Source), *shipped(BlockSource)}
+    assert BlockDraftSource in made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_along_a_text_are_those_of_a_naive_pass(name):
+    """See the top of this file."""
+    case = CASES[name]()
+    compared = drive(case)
+    assert len(compared) > 30
+    assert {len(path) for _, path in compared} == set(range(DEPTH + (case.kind == "tree")))
+
+
+# --- driving a source -----------------------------------------------------------------------------
+
+
+def drive(case: Case) -> list[tuple[int, tuple[int, ...]]]:
+    """Go along `TEXTS` with a source.  Returns the text lengths and paths that were compared."""
+    rng = np.random.default_rng(9)
+    begin, step, leave_out = programs(case)
+    at, new = LENGTHS - 1, np.ones(ROWS, int)  # of the pending tokens, and how many are unread
+    state = begin(case.params, block_of(case, TEXTS[:, : LENGTHS.max()], at, at * 0))
+    compared, fresh = [], np.ones(ROWS, bool)
+    for number in range(STEPS):
+        depth = rng.integers(1, DEPTH + 1, ROWS)
+        depth[0] = (3, 3, 1, 2)[number % 4]
+        parent, asked, drafts = shape_of(case, rng, depth)
+        tokens = rng.integers(1, VOCAB, parent.shape).astype(np.int32)
+        tokens[:, 0] = TEXTS[np.arange(ROWS), at]
+        count, path = np.ones(ROWS, int), np.zeros((ROWS, DEPTH + 1), np.int32)
+        for row in range(ROWS):
+            path[row, 1 : 1 + len(drafts[row])] = drafts[row]
+            following = TEXTS[row, at[row] + 1 :]
+            right = rng.integers(0, len(drafts[row]) + 1)
+            while not all(case.knows(int(token)) for token in following[:right]):
+                right -= 1
+            tokens[row, drafts[row]] = 1 + following[: len(drafts[row])] % (VOCAB - 1)
+            tokens[row, drafts[row][:right]] = following[:right]
+            count[row] += right
+        if number >= DONE:
+            count[1] = 0
+        block = block_of(case, np.take_along_axis(tokens, path, axis=1), count, at)
+        if resumes(case) and number in (2, 4, 5, 6, 7):
+            state = leave_out(case.params, state, block)
+            at = at + count
+            continue
+        state, *found = step(case.params, state, tokens, parent, depth.max(), block, path, at)
+        for row in np.flatnonzero(fresh):
+            mine = [None if x is None else np.asarray(x[row]) for x in found]
+            compared += compare(case, row, at[row], new[row], tokens[row], asked[row], *mine)
+        fresh = count > 0
+        if resumes(case):
+            fresh[-1] = False  # the row that is not wanted
+        at, new = at + count, count + 1
+    assert at[2] > 15
+    return compared
+
+
+def resumes(case: Case) -> bool:
+    return case.kind == "chain" and case.source.resumes
+
+
+def compare(
+    case: Case, row: int, at: int, new: int, tokens: Any, asked: Any, found: Any, known: Any,
+    sure: Any,
+) -> list[tuple[int, tuple[int, ...]]]:  # fmt: skip
+    """Compare what was found after the pending token of a row and after each path below it."""
+    text, compared = TEXTS[row, : at + 1].tolist(), []
+    reads = case.reads(text, int(new))
+    if known is not None:
+        nodes = [path[-1] for path in asked]
+        of_nodes = [case.knows(int(tokens[node])) for node in nodes]
+        if not isinstance(case.source, TranslatedSource | Eagle3Source):
+            of_nodes = [reads] * len(nodes)
+        assert [bool(each) for each in known[[0, *nodes]]] == [reads, *of_nodes], (row, at)
+    for place, path in enumerate([(), *asked] if reads else []):
+        below = tuple(int(token) for token in tokens[list(path)])
+        if not all(map(case.knows, below)):
+            continue
+        wanted, where = case.logits(text, below), f"row {row}, {at}, {below}"
+        finite = np.isfinite(wanted)
+        np.testing.assert_array_equal(np.isfinite(found[place]), finite, where)
+        bound = case.within * np.abs(wanted[finite]).max()
+        np.testing.assert_allclose(found[place][finite], wanted[finite], 0, bound, err_msg=where)
+        if sure is not None:
+            assert sure[place] == case.goes_on(text, below)
+        compared.append((at, below))
+    return compared
+
+
+Path = tuple[int, ...]
+
+
+def shape_of(case: Case, rng: Any, depth: Any) -> tuple[np.ndarray, list[list[Path]], list[Any]]:
+    """The parents [B, N] of a step's nodes; of each row the paths that are asked for, and the
+    nodes of the path that may be accepted."""
+    if case.kind != "tree":
+        nodes = np.arange(DEPTH + 1)
+        parent = np.where(nodes <= depth[:, None], nodes - 1, ABSENT).astype(np.int32)
+        # The deepest draft is not read.
+        last = depth if case.kind == "chain" else np.full(ROWS, DEPTH)
+        asked = [[tuple(range(1, n)) for n in range(2, end + 1)] for end in last]
+        return parent, asked, [list(range(1, n + 1)) for n in depth]
+    parent = np.full((ROWS, 1 + len(LEVELS)), ABSENT, np.int32)
+    parent[:, 1:4] = 0
+    parent[:, 4:6] = rng.integers(1, 4, (ROWS, 2))
+    parent[:, 6:] = rng.integers(4, 6, (ROWS, 2))
+    asked = []
+    for row in parent:
+        paths: list[Path] = [()]
+        for node, up in enumerate(row[1:], 1):
+            paths.append((*paths[up], node))
+        asked.append(paths[1:])
+    return parent, asked, [list(paths[-1]) for paths in asked]
+
+
+def block_of(case: Case, tokens: np.ndarray, count: np.ndarray, start: np.ndarray) -> Block:
+    """What the target gives for tokens [B, T] behind the first `start` of the text; noise behind
+    those that count."""
+    taps = case.source.taps
+    hidden = np.full((*tokens.shape, 32), NOISE, np.float32)
+    features = np.full((*tokens.shape, 32 * len(taps)), NOISE, np.float32)
+    for row, n in enumerate(count):
+        if n:
+            text, own = TEXTS[row, : start[row] + n].tolist(), slice(start[row], start[row] + n)
+            assert text[own] == tokens[row, :n].tolist()
+            hidden[row, :n] = TARGET.hidden(text)[own]
+            features[row, :n] = TARGET.features(text, taps)[own] if taps else 0
+    return Block(tokens, hidden, count.astype(np.int32), features if taps else None)
+
+
+def programs(case: Case) -> tuple[Callable[..., Any], ...]:
+    """Compiled: the state after a prompt, a step, and a step without the source."""
+    source, size = case.source, 1 + len(LEVELS) if case.kind == "tree" else DEPTH + 1
+    if isinstance(source, BlockSource):
+        init = jax.jit(lambda params, block: source.init(params, block, case.capacity))
+        return init, jax.jit(functools.partial(block_step, source)), None
+    ahead = Lookahead(DEPTH, size, case.kind == "chain")
+
+    def init(params: Any, block: Block) -> Any:
+        if not source.shares_cache:
+            return source.init(params, block, case.capacity, ahead)
+        cache = source.target.init_cache(ROWS, case.capacity + size)
+        places = jnp.broadcast_to(jnp.arange(block.tokens.shape[1]), block.tokens.shape)
+        return source.target.apply(params, block.tokens, places, cache).cache.commit(block.count)
+
+    def observe(params: Any, state: Any, block: Block, tokens: Any, chosen: Any, mask: Any) -> Any:
+        if not source.shares_cache:
+            return source.observe(params, state, block)
+        if mask is None:
+            places = state.length[:, None] + jnp.arange(size)
+            out = source.target.apply(params, tokens, places, state)
+            return out.cache.commit(block.count)
+        places = state.length[:, None] + jnp.r_[0, 1 + LEVELS]
+        out = source.target.apply(params, tokens, places, state, mask)
+        return out.cache.commit(block.count, chosen)
+
+    def chain(params, state, tokens, parent, depth, block, chosen, at):
+        if source.resumes:
+            wanted = jnp.arange(ROWS) < ROWS - 1
+            state = source.resume(params, state, jnp.asarray(TEXTS), jnp.asarray(at), wanted)
+        state, reading, logits = source.begin(params, state, pending(tokens[:, 0]))
+        found = [logits]
+        for draft in range(1, DEPTH):  # a chain leaves out the passes that no row needs
+
+            def extend(reading, logits, draft=draft):
+                return source.extend(params, reading, tokens[:, draft])
+
+            reading, logits = jax.lax.cond(
+                draft < depth, extend, lambda *same: same, reading, logits
+            )
+            found.append(logits)
+        known = source.known(params, reading, tokens)
+        state = source.end(params, state, reading, Proposal(tokens, parent))
+        state = observe(params, state, block, tokens, chosen, None)
+        return state, jnp.stack(found, axis=1), known, None
+
+    def tree(params, state, tokens, parent, depth, block, chosen, at):
+        rows = jnp.arange(ROWS)[:, None]
+        mask = jnp.eye(size, dtype=bool) | jnp.zeros((ROWS, 1, 1), bool)
+        for node in range(1, size):
+            mask = mask.at[:, node].max(mask[rows[:, 0], parent[:, node]])
+        state, reading, logits = source.begin(params, state, pending(tokens[:, 0]))
+        found = [logits[:, None]]
+        for level in range(DEPTH):
+            end = int((level >= LEVELS).sum())
+            nodes = np.tile(np.flatnonzero(level == LEVELS), (ROWS, 1))
+            reading, logits = source.read_tree(
+                params, reading, tokens[:, 1 : 1 + end], jnp.asarray(nodes),
+                jnp.asarray(LEVELS[:end]), mask[:, 1 : 1 + end, 1 : 1 + end],
+            )  # fmt: skip
+            found.append(logits)
+        known = source.known(params, reading, tokens)
+        state = source.end(params, state, reading, Proposal(tokens, parent))
+        state = observe(params, state, block, tokens, chosen, mask)
+        return state, jnp.concatenate(found, axis=1), known, None
+
+    def leave_out(params, state, block):
+        return source.observe(params, source.rest(state), block)
+
+    return jax.jit(init), jax.jit(chain if case.kind == "chain" else tree), jax.jit(leave_out)
+
+
+def block_step(source, params, state, tokens, parent, depth, block, chosen, at):
+    """The logits of each depth, which the source corrects along two paths at a time."""
+    logits, has_any, reading = source.marginals(params, state, pending(tokens[:, 0]))
+    sure = None
+    if source.corrects:
+        found, memory, going = [], None, []
+        for slot in range(source.depth):
+            previous = jnp.stack([jnp.roll(tokens[:, slot], 1), tokens[:, slot]], axis=1)
+            made = source.correct(params, reading, slot, previous, memory)
+            memory = made.memory
+            found.append(made.logits[:, 1])
+            going.append(made.goes_on)
+        logits = jnp.stack(found, axis=1)
+        sure = None if going[0] is None else jnp.stack(going, axis=1)[:, :, 1]
+    known = jnp.broadcast_to(has_any[:, None], tokens.shape)
+    return source.observe(params, source.end(reading), block), logits, known, sure
+
+
+def pending(tokens: Any) -> Context:
+    return Context(tokens, None, None, True, False, None)  # type: ignore[arg-type]
