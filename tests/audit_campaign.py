@@ -110,17 +110,20 @@ class Case:
         parts = self.decoder, self.proposer, self.rule
         return self._report(*parts, draft, seed, changes)
 
-    def audit_together(self, seed: int, **changes: Any) -> Report | None:
-        """The same in a program that it shares with other faults; None if it cannot be."""
-        rule = faults_together.together(self.rule, self.decoder)
-        kinds = faults_together.CHAINS
-        if rule is None or type(self.proposer) not in kinds or self.check == "acceptance":
-            return None
-        if self.target is not NET:
-            return None
-        draft = rows(seed, self.noise), jnp.int32(kinds.index(type(self.proposer)))
-        chain = faults_together.chain(VOCAB, GAMMA)
-        return self._report(faults_together.AnyDecoder, chain, rule, draft, seed, changes)
+    @property
+    def shares(self) -> bool:
+        """Whether it can be audited in a program that it shares with other faults."""
+        return self.check != "acceptance" and self.target is NET and bool(self._together(0))
+
+    def audit_together(self, seed: int, **changes: Any) -> Report:
+        """The same as `audit` if it `shares`, over a draft of one lookup."""
+        parts = self._together(seed)
+        assert parts is not None
+        return self._report(*parts, seed, changes)
+
+    def _together(self, seed: int) -> Any:
+        table = rows(seed, self.noise)
+        return faults_together.together(self.rule, self.proposer, self.decoder, table, GAMMA)
 
     def _report(
         self,
@@ -193,7 +196,7 @@ FAULTS = {
     ),
     "residual drawn with the acceptance bits": rule(faults.SharedResidual, noise=0.2),
     "residual drawn with the draft's noise": rule(
-        faults.ReusedNoise, noise=0.2, settings={"samples": 65536}
+        faults.ReusedNoise, settings={"temperature": 1.6, "top_k": 3}
     ),
     "penalties without drafted tokens": steps(
         faults.PenaltiesAtTheRoot, "distribution", settings=PENALTIES

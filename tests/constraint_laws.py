@@ -219,13 +219,13 @@ class ConstraintLaws:
         assert texts != decoded(self.toys, "none", "match", temperature)[0]
         assert not all(map(constrained.valid, constrained.SPECS, outputs(texts)))
 
-    def check_samples(self, proposer: Any, params: Any, rule: str) -> None:
+    def check_samples(self, proposer: Any, params: Any, rule: str, rows: int = EACH) -> None:
         """Chi-square test over all texts, with top-k and top-p behind the mask."""
         own = Distributions(self.toys)
         dec = Decoder(own.net(), proposer, RULES[rule](), (END,), SHORT)
         automaton = constrained.automaton(SPEC, VOCAB)
-        made = Processors.create(EACH, VOCAB, constraint=automaton)
-        sample, stats = own.sample(dec, params, 29, SETTINGS, processors=made)
+        made = Processors.create(rows, VOCAB, constraint=automaton)
+        sample, stats = own.sample(dec, params, 29, SETTINGS, rows, processors=made)
         assert chi_square(sample, joint(self.toys)) > IMPLAUSIBLE
         if not isinstance(proposer, Forced):
             assert stats.accepted.sum() > 0.1 * stats.tested.sum()

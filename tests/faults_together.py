@@ -13,11 +13,12 @@ from typing import Any
 import faults
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from table_sources import TableSource
 
 from specjax import Decoder, Match, Rejection
-from specjax.contract import Rule
+from specjax.contract import Proposer, Rule
 from specjax.proposers import Chain
 
 RULES: tuple[type[Rejection], ...] = (
@@ -56,7 +57,14 @@ class AnyRejection(Rejection):
 
 
 @struct.dataclass
-class AnyMatch(Match):
+class InAny(Rejection):
+    """`Rejection` in a decoder of the kind `DECODERS[decoder]`."""
+
+    decoder: Any = 0.0
+
+
+@struct.dataclass
+class MatchInAny(Match):
     """`Match` in a decoder of the kind `DECODERS[decoder]`."""
 
     decoder: Any = 0.0
@@ -109,15 +117,22 @@ class AnyChain(Chain):
         return made, state
 
 
-def chain(vocab_size: int, num_drafts: int) -> AnyChain:
-    return AnyChain(TableSource(vocab_size), num_drafts)
-
-
-def together(rule: Rule, decoder: type[Decoder]) -> Rule | None:
-    """The rule that stands for both; None if they are not among those above."""
-    if decoder not in DECODERS:
+def together(
+    rule: Rule, proposer: Proposer, decoder: type[Decoder], table: Any, num_drafts: int
+) -> tuple[type[Decoder], Proposer, Rule, Any] | None:
+    """The decoder, proposer, rule and parameters of the proposer that stand for these parts over a
+    table [V, V]; None if there are none."""
+    kind, source = type(proposer), TableSource(len(table))
+    if decoder not in DECODERS or kind not in CHAINS:
         return None
-    number = float(DECODERS.index(decoder))
+    if kind is not Chain:
+        wrong = AnyChain(source, num_drafts), rule, (table, np.int32(CHAINS.index(kind)))
+        return (Decoder, *wrong) if decoder is Decoder and type(rule) is Rejection else None
+    number, chain = float(DECODERS.index(decoder)), Chain(source, num_drafts)
     if type(rule) is Match:
-        return AnyMatch(decoder=number)
-    return AnyRejection(float(RULES.index(type(rule))), number) if type(rule) in RULES else None
+        return AnyDecoder, chain, MatchInAny(number), table
+    if type(rule) is Rejection:
+        return AnyDecoder, chain, InAny(number), table
+    if type(rule) not in RULES:
+        return None
+    return AnyDecoder, chain, AnyRejection(float(RULES.index(type(rule))), number), table

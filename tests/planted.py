@@ -84,7 +84,7 @@ SUITES = {
         ("test_distribution_policies.py",), "test_wrong_rules_are_caught", "mistake", _samples
     ),
     "processors": Suite(
-        ("test_processor_laws.py",), "test_deliberate_faults_are_caught", "fault", _processors
+        ("test_processor_faults.py",), "test_deliberate_faults_are_caught", "fault", _processors
     ),
     "constraints": Suite(
         ("test_constraint_laws.py",), "test_deliberate_faults_are_caught", "fault", _constraints

@@ -152,6 +152,11 @@ def joint(toys: Toys) -> np.ndarray:
     return made
 
 
+def perfect(toys: Toys) -> Params:
+    """The target as its own draft."""
+    return Params(toys.weights(), toys.weights())
+
+
 class ProcessorLaws:
     """The laws of one set of toys.
 
@@ -166,13 +171,6 @@ class ProcessorLaws:
     INSERTED: ClassVar[list[tuple[str, str]]]
     PERFECT: ClassVar[list[tuple[str, str]]]
     BITS: ClassVar[list[tuple[str, str]]]
-    FAULTY = "draft 3"
-
-    def params(self, case: str) -> Params:
-        return self.toys.params(case)
-
-    def perfect(self) -> Params:
-        return Params(self.toys.weights(), self.toys.weights())
 
     @over("PAIRS")
     def test_greedy_speculation_is_greedy_decoding(self, case, rule):
@@ -233,29 +231,14 @@ class ProcessorLaws:
     def test_a_perfect_draft_is_always_accepted(self, case, rule, temperature):
         """The draft warps its draws by the processors of their own path, so alpha = 1."""
         dec = decoder(self.toys, self.toys.CASES[case][0], rule)
-        state = run(self.toys, dec, self.perfect(), temperature=temperature)
+        state = run(self.toys, dec, perfect(self.toys), temperature=temperature)
         assert metrics.acceptance_rate(state.stats) == 1
-
-    def test_a_proposer_without_paths_costs_acceptance_alone(self):
-        """Exactness does not depend on the paths."""
-        toys = self.toys
-        dec = decoder(toys, Blind(DraftSource(toys.model(), toys.VOCAB), 2), "match")
-        assert toys.texts(run(toys, dec, self.perfect())) == naive(toys)
-        state = run(toys, dec, self.perfect(), temperature=1.0)
-        assert toys.texts(state) == decoded(toys, "none", "match", 1.0)[0]
-        assert metrics.acceptance_rate(state.stats) < 1
-
-    @pytest.mark.parametrize("fault", FAULTS)
-    def test_deliberate_faults_are_caught(self, fault):
-        """The greedy law fails for each."""
-        dec = decoder(self.toys, self.toys.CASES[self.FAULTY][0], "match", FAULTS[fault])
-        assert self.toys.texts(run(self.toys, dec, self.params(self.FAULTY))) != naive(self.toys)
 
     @over("INSERTED")
     def test_an_inserted_row_is_that_row_alone(self, case, rule):
         """An inserted row brings its settings and what they remember."""
         toys = self.toys
-        dec, arrays = decoder(toys, toys.CASES[case][0], rule), self.params(case)
+        dec, arrays = decoder(toys, toys.CASES[case][0], rule), self.toys.params(case)
 
         def begun(**rows):
             return toys.prefill(dec, arrays, temperature=1.0, processors=processors(), **rows)
@@ -264,12 +247,34 @@ class ProcessorLaws:
         texts = decoded(toys, case, rule, 1.0)[0]
         assert toys.texts(dec.run(arrays, state)) == [texts[0], texts[0], *texts[2:]]
 
-    def check_samples(self, proposer: Any, params: Any) -> None:
+    def check_samples(self, proposer: Any, params: Any, rows: int = EACH) -> None:
         """Texts under rejection with every processor on, which end early or not, follow their
         joint distribution."""
         own = Distributions(self.toys)
         dec = Decoder(own.net(), proposer, RULES["rejection"](), (END,), SHORT, no_repeated_pair)
-        made = Processors.create(EACH, VOCAB, **JOINT)
-        sample, stats = own.sample(dec, params, 23, {}, processors=made)
+        made = Processors.create(rows, VOCAB, **JOINT)
+        sample, stats = own.sample(dec, params, 23, {}, rows, processors=made)
         assert chi_square(sample, joint(self.toys)) > IMPLAUSIBLE
         assert stats.accepted.sum() > 0.1 * stats.tested.sum()
+
+
+class ProcessorFaults:
+    """What is wrong, or only slow; FAULTY is the case over which faults are planted."""
+
+    toys: Toys
+    FAULTY: str
+
+    def test_a_proposer_without_paths_costs_acceptance_alone(self):
+        """Exactness does not depend on the paths."""
+        toys = self.toys
+        dec = decoder(toys, Blind(DraftSource(toys.model(), toys.VOCAB), 2), "match")
+        assert toys.texts(run(toys, dec, perfect(toys))) == naive(toys)
+        state = run(toys, dec, perfect(toys), temperature=1.0)
+        assert toys.texts(state) == decoded(toys, "none", "match", 1.0)[0]
+        assert metrics.acceptance_rate(state.stats) < 1
+
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_deliberate_faults_are_caught(self, fault):
+        """The greedy law fails for each."""
+        dec = decoder(self.toys, self.toys.CASES[self.FAULTY][0], "match", FAULTS[fault])
+        assert self.toys.texts(run(self.toys, dec, self.toys.params(self.FAULTY))) != naive(self.toys)

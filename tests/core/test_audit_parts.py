@@ -100,7 +100,7 @@ def test_whole_texts_are_read_without_a_cache():
 
 def test_cells_share_all_texts():
     """The shares of the cells sum to 1, and samples of the exact distribution find their cells."""
-    prompts, settings = [[1, 2, 3], [4]], (Settings(0.0), Settings(2.5, top_k=4))
+    prompts, settings = [[5, 6, 7], [4]], (Settings(0.0), Settings(2.5, top_k=4))
     sizes = {(1, 0): 3000, (1, 1): 200}
     processing = Processing({}, EOS, None, 16)
     cells = cells_of(reader(), prompts, settings, processing, sizes, 3, 1e-6)

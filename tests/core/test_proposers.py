@@ -1,14 +1,12 @@
 """What the proposers draft, against drafting without caches, masks and batches."""
 
 import functools
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from over import pytest_generate_tests  # noqa: F401 - pytest calls it
-from proposal_laws import TEMPERATURE, ProposalLaws, ranked, softmax, steps
+from proposal_laws import TEMPERATURE, ranked, softmax, steps
 from toy_models import transformer
 from toys import TABLES as toys
 from watched import Watched
@@ -36,17 +34,6 @@ from specjax.proposers import (
 )
 
 NET = toys.model(num_layers=1)
-
-
-class TestProposals(ProposalLaws):
-    toys = toys
-    CONTRACTS: ClassVar = [
-        ("draft 6", "match"), ("draft tree", "rejection"), ("dynamic tree", "rejection"),
-    ]  # fmt: skip
-    STATIC: ClassVar = [("draft tree", "match"), ("draft tree", "rejection")]
-    DYNAMIC: ClassVar = [("dynamic tree", "match"), ("dynamic tree", "rejection")]
-    CHAINS: ClassVar = [("draft 6", "match")]
-    BOUNDED: ClassVar = [("draft 3", "match"), ("draft tree", "match")]
 
 
 def test_a_static_tree_has_its_shape():

@@ -151,7 +151,10 @@ def test_a_draft_that_is_full_falls_silent():
     """Each row stops drafting by itself; its cache stays as it is, to the byte, while the text
     goes on."""
     dec, arrays = toys.decoder("universal", "match"), toys.params("universal")
-    state = toys.prefill(dec, arrays, limit=np.full(toys.ROWS, toys.CAPACITY))
+    # Tokens of three pieces, and in the last row tokens of none.
+    prompt = np.array([[8] * 8, [3] * 8, [3, 8] * 4, [11, 2] * 4], np.int32)
+    whole = {"prompt_length": np.full(toys.ROWS, 8), "limit": np.full(toys.ROWS, toys.CAPACITY)}
+    state = toys.prefill(dec, arrays, prompt=prompt, **whole)
     full, kept, silent = np.zeros(toys.ROWS, bool), {}, 0
     while not state.done.all():
         before = state
@@ -179,7 +182,7 @@ def test_a_draft_never_reads_beyond_its_positions():
     dec = decoder(Universal(net(max_positions), toys.VOCAB, 3, expansion=4))
     prompt = np.tile(toys.PROMPTS[:, :4], 2)
     state = toys.prefill(dec, params(), prompt=prompt, prompt_length=np.full(toys.ROWS, 8))
-    assert state.proposer.cache.tokens.shape[1] - 1 == max_positions
+    assert state.proposer.cache.tokens.shape[1] == max_positions
     room = max_positions - 9 - 3
     lengths = [min(room // 2, 1 + len(by_hand(text[:-1]))) for text in toys.texts(state)]
     assert state.proposer.cache.length.tolist() == lengths

@@ -5,7 +5,7 @@ from typing import ClassVar
 import pytest
 from distributions import VOCAB, Distributions
 from over import pytest_generate_tests  # noqa: F401 - pytest calls it
-from processor_laws import ProcessorLaws
+from processor_laws import ProcessorFaults, ProcessorLaws
 from toys import TRANSFORMERS as toys
 
 from specjax import DraftTree
@@ -33,3 +33,8 @@ class TestProcessed(ProcessorLaws):
             "tree": DraftTree(own.small.model, VOCAB, (2, 2)),
         }[case]
         self.check_samples(proposer, own.drafting)
+
+
+class TestFaults(ProcessorFaults):
+    toys = toys
+    FAULTY = "draft 3"

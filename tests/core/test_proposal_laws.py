@@ -1,0 +1,18 @@
+"""What proposers draft over a table model, against drafting without caches, masks and batches."""
+
+from typing import ClassVar
+
+from over import pytest_generate_tests  # noqa: F401 - pytest calls it
+from proposal_laws import ProposalLaws
+from toys import TABLES as toys
+
+
+class TestProposals(ProposalLaws):
+    toys = toys
+    CONTRACTS: ClassVar = [
+        ("draft 6", "match"), ("draft tree", "rejection"), ("dynamic tree", "rejection"),
+    ]  # fmt: skip
+    STATIC: ClassVar = [("draft tree", "match"), ("draft tree", "rejection")]
+    DYNAMIC: ClassVar = [("dynamic tree", "match"), ("dynamic tree", "rejection")]
+    CHAINS: ClassVar = [("draft 6", "match")]
+    BOUNDED: ClassVar = [("draft 3", "match"), ("draft tree", "match")]
