@@ -128,7 +128,7 @@ def test_ids_are_those_of_transformers(chatty):
     """No special token is added to those that the template has written."""
     loaded, wanted = tabled(chatty), stored.said()["ids of turns"]
     assert wanted[0] == 0 != wanted[1]
-    options = {"max_new_tokens": 8, "temperature": 1.0}
+    options = {"max_new_tokens": 8, "temperature": 1.0, "proposer": "none"}
     both = specjax.generate(loaded, messages=[CHATS["turns"], CHATS["one"]], seed=[0, 1], **options)
     alone = specjax.generate(loaded, [wanted, wanted], seed=[0, 0], **options)
     assert len(both.text) == 2
@@ -139,9 +139,10 @@ def test_one_conversation_streams_strings(chatty):
     """One conversation streams strings, as one prompt does; a list of conversations streams
     lists."""
     loaded = tabled(chatty)
-    pieces = specjax.generate(loaded, messages=CHATS["one"], max_new_tokens=8, stream=True)
+    options = {"max_new_tokens": 8, "stream": True, "proposer": "none"}
+    pieces = specjax.generate(loaded, messages=CHATS["one"], **options)
     assert all(isinstance(piece, str) for piece in pieces)
-    pieces = specjax.generate(loaded, messages=[CHATS["one"]], max_new_tokens=8, stream=True)
+    pieces = specjax.generate(loaded, messages=[CHATS["one"]], **options)
     assert all(isinstance(piece, list) for piece in pieces)
 
 
@@ -185,7 +186,9 @@ def test_chat_on_the_command_line(chatty, capsys, monkeypatch):
     ]
     loaded = tabled(chatty)
     monkeypatch.setattr(specjax, "load", lambda folder, *_, **__: loaded)
-    text = specjax.generate(loaded, messages=CHATS["one"], max_new_tokens=8).text[0]
+    text = specjax.generate(loaded, messages=CHATS["one"], max_new_tokens=8, proposer="none").text[
+        0
+    ]
     main(["generate", CHATS["one"][0]["content"], "--chat", *shared])
     assert capsys.readouterr().out.startswith(f"{CHATS['one'][0]['content']}\n\n{text}")
     main(["generate", CHATS["one"][0]["content"], "--chat", "--json", *shared])

@@ -1,17 +1,18 @@
 """Grammars: what `generate` writes under them, and what is refused before anything compiles."""
 
+import dataclasses
 import importlib.util
 import json
 import re
 
 import constrained
 import counted
-import folders
 import jsonschema
 import numpy as np
 import pytest
+import table_pair
 import test_vocabulary as vocabularies
-from command_line import PAIR, failure, run
+from command_line import PAIR, TINY, failure, run
 from test_constraint import Words
 
 import bench.automata
@@ -34,7 +35,7 @@ def _own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def target():
-    return specjax.load(folders.target())
+    return table_pair.target()
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +180,7 @@ def test_where_grammars_are_refused(target, monkeypatch):
     mesh = specjax.make_mesh()
     refused("draft_mesh= drafts while", target, "the", constraint=grammar, draft_mesh=mesh)
     refused("needs a token that ends", target, "the", constraint=grammar, eos=[])
-    wordless = specjax.load(folders.wordless())
+    wordless = dataclasses.replace(target, tokenizer=None)
     refused("needs a tokenizer", wordless, [[1, 2]], constraint=grammar)
     with pytest.raises(ValueError, match="on the host, which an engine"):
         automaton_of(target, grammar)
@@ -205,7 +206,8 @@ def test_a_recursive_schema_names_the_cure(target):
             "$ref": "#/$defs/x"}}}, "$ref": "#/$defs/x"}))  # fmt: skip
 
 
-def test_the_command_line(capsys, tmp_path):
+def test_the_command_line(capsys, tmp_path, monkeypatch):
+    table_pair.stand_in(monkeypatch, TINY)
     schema, grammar = tmp_path / "tree.json", tmp_path / "sum.lark"
     schema.write_text(json.dumps(constrained.TREE))
     made = run(capsys, "generate", "x = ", *PAIR[:2], "--grammar", schema, "--max-new-tokens", 12,
