@@ -277,4 +277,6 @@ class ProcessorFaults:
     def test_deliberate_faults_are_caught(self, fault):
         """The greedy law fails for each."""
         dec = decoder(self.toys, self.toys.CASES[self.FAULTY][0], "match", FAULTS[fault])
-        assert self.toys.texts(run(self.toys, dec, self.toys.params(self.FAULTY))) != naive(self.toys)
+        assert self.toys.texts(run(self.toys, dec, self.toys.params(self.FAULTY))) != naive(
+            self.toys
+        )

@@ -1,115 +1,19 @@
 """A user's own model, in any library, works as target and as draft and keeps the laws of
 decoding."""
 
-import functools
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import own_models
 import pytest
-import trees
-from toys import TABLES as toys
+from own_decoders import CACHED, places, proposers
 
 import specjax
 from specjax import KVCache, RecurrentCache
+from specjax.contract import Model
 from specjax.models import check_model, from_function, from_linen
-
-CACHED = "cached function"
-ROUGH = {"recurrent linen": 0.15}
-"""How much noise makes a draft that is right now and then; by default 0.1."""
-
-
-@functools.cache
-def noisy(name):
-    """The model's own weights with noise, which make a draft for it."""
-    rng, scale = np.random.default_rng(1), ROUGH.get(name, 0.1)
-
-    def noised(x):
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        noise = scale * np.asarray(x).std() * rng.normal(size=x.shape)
-        return jnp.asarray(np.asarray(x) + noise.astype(np.float32))
-
-    return jax.tree.map(noised, own_models.own(name)[1])
-
-
-def proposers(name):
-    model = own_models.own(name)[0]
-    return {
-        "none": specjax.NoProposer(),
-        "draft": specjax.DraftModel(model, toys.VOCAB, 3),
-        "ngram": specjax.NGram(3, min_ngram=1),
-        "tree": trees.SampledTree(model, toys.SHAPES),
-    }
-
-
-def run(name, proposer, **changes):
-    model, params = own_models.own(name)
-    dec = specjax.Decoder(model, proposers(name)[proposer], specjax.Match(), capacity=toys.CAPACITY)
-    arrays = specjax.Params(params, noisy(name))
-    return dec.run(arrays, toys.prefill(dec, arrays, **changes))
-
-
-@functools.cache
-def decoded(name, proposer, temperature):
-    state = run(name, proposer, temperature=temperature)
-    return toys.texts(state), jax.device_get(state.stats)
-
-
-@functools.cache
-def naive(name):
-    """Greedy decoding that reads the whole text again for each token."""
-    model, params = own_models.own(name)
-    read = jax.jit(lambda tokens: model.apply(params, tokens, _places(tokens)).logits)
-    return toys.naive_greedy(
-        toys.PROMPTS, toys.LENGTHS, toys.LIMITS, (), lambda tokens: np.asarray(read(tokens))
-    )
-
-
-def _places(tokens):
-    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-
-
-CASES = [
-    (name, proposer) for name in own_models.NAMES for proposer in ("none", "draft", "ngram")
-] + [(CACHED, "tree")]
-
-
-@pytest.mark.parametrize(("name", "proposer"), CASES)
-def test_greedy_speculation_is_greedy_decoding(name, proposer):
-    """Prompts and limits are ragged and go up to the last position that the model knows."""
-    texts, stats = decoded(name, proposer, 0.0)
-    assert texts == naive(name)
-    assert max(map(len, texts)) == toys.CAPACITY
-    if proposer in ("draft", "tree"):
-        assert 0 < stats.accepted.sum() < stats.tested.sum()
-
-
-@pytest.mark.parametrize(("name", "proposer"), CASES)
-def test_same_key_same_tokens(name, proposer):
-    """At temperature 1 every proposer gives the text of plain decoding."""
-    texts, stats = decoded(name, proposer, 1.0)
-    assert texts == decoded(name, "none", 1.0)[0]
-    assert texts != naive(name)
-    if proposer in ("draft", "tree"):
-        assert 0 < stats.accepted.sum() < stats.tested.sum()
-
-
-@pytest.mark.parametrize("name", own_models.NAMES)
-def test_a_row_alone_is_that_row_in_a_batch(name):
-    """A row sampled with a draft does not depend on the rows beside it."""
-    for row in range(toys.ROWS):
-        assert (
-            toys.texts(run(name, "draft", rows=[row], temperature=1.0))
-            == decoded(name, "draft", 1.0)[0][row : row + 1]
-        )
-
-
-def test_with_a_cache_and_without_is_one_model():
-    """The plain function and its cached form agree."""
-    assert naive(CACHED) == naive("function")
-    assert decoded(CACHED, "draft", 1.0)[0] == decoded("function", "draft", 1.0)[0]
 
 
 @pytest.mark.parametrize("name", [name for name in own_models.NAMES if name != CACHED])
@@ -132,19 +36,6 @@ def test_who_ignores_the_mask_reads_no_trees():
     assert not model.reads_trees
 
 
-def test_generate_takes_a_model_of_ones_own():
-    """A LanguageModel needs no tokenizer, no EOS and no name."""
-    model, params = own_models.own(CACHED)
-    target, draft = (specjax.LanguageModel(model, arrays) for arrays in (params, noisy(CACHED)))
-    out = specjax.generate(target, [[1, 2, 3], [4]], draft=draft, num_drafts=4, max_new_tokens=20)
-    assert out.tokens == specjax.generate(target, [[1, 2, 3], [4]], max_new_tokens=20).tokens
-    assert 0 < out.stats.acceptance_rate < 1
-    assert out.text == ["", ""]
-    assert target.num_params == sum(leaf.size for leaf in params.values())
-    with pytest.raises(ValueError, match="the target 'model' reads at most 48"):
-        specjax.generate(target, [[1, 2, 3]], max_new_tokens=46)
-
-
 @pytest.mark.parametrize(
     ("name", "width"),
     [("nnx", own_models.WIDTH), ("recurrent function", own_models.WIDTH), ("linen", 0)],
@@ -153,10 +44,11 @@ def test_hidden_states_are_passed_on(name, width):
     """Hidden states are passed on if the model returns them; otherwise there are none."""
     model, params = own_models.own(name)
     cache = model.init_cache(2, 9)
-    tokens = jnp.array([[1, 2, 3], [4, 5, 6]])
-    out = model.apply(params, tokens, _places(tokens), cache)
+    tokens = np.array([[1, 2, 3], [4, 5, 6]], np.int32)
+    apply = jax.jit(model.apply)
+    out = apply(params, tokens, places(tokens), cache)
     assert out.hidden.shape == (2, 3, width)
-    whole = model.apply(params, tokens, _places(tokens))
+    whole = apply(params, tokens, places(tokens))
     np.testing.assert_allclose(out.hidden, whole.hidden, atol=1e-5)
     np.testing.assert_allclose(out.logits, whole.logits, atol=1e-5)
     assert whole.cache is None
@@ -272,10 +164,32 @@ def test_what_does_not_fit_is_refused(make, message):
         make()
 
 
+@dataclasses.dataclass(frozen=True)
+class Compiled(Model):
+    """A model whose passes are compiled, so that `check_model` takes less time."""
+
+    inner: Model
+
+    def __post_init__(self):
+        inner = self.inner
+        self.declare(
+            vocab_size=inner.vocab_size, max_positions=inner.max_positions,
+            reads_trees=inner.reads_trees,
+        )  # fmt: skip
+        object.__setattr__(self, "_apply", jax.jit(inner.apply))
+
+    def init_cache(self, batch, size):
+        return self.inner.init_cache(batch, size)
+
+    def apply(self, params, tokens, positions, cache=None, mask=None, taps=()):
+        return self._apply(params, tokens, positions, cache, mask)
+
+
 @pytest.mark.parametrize("name", own_models.NAMES)
 def test_the_check_passes_what_is_right(name):
-    """Every model of this file passes when it is checked eagerly, as a user would call it."""
-    check_model(*own_models.own(name))
+    """Every model of this file passes; the plain function as a user would call it."""
+    model, params = own_models.own(name)
+    check_model(model if name == "function" else Compiled(model), params)
 
 
 def broken(**changes):
@@ -311,7 +225,7 @@ def broken(**changes):
 def test_the_check_finds_what_is_wrong(mistake, message):
     """Each common mistake is found by the law that it breaks."""
     with pytest.raises(ValueError, match=message):
-        check_model(broken(**{mistake: True}), own_models.own(CACHED)[1])
+        check_model(Compiled(broken(**{mistake: True})), own_models.own(CACHED)[1])
 
 
 def test_the_check_needs_room():

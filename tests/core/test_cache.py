@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import trees
-from toys import TABLES as toys
+from toys import TRANSFORMERS as toys
 
 from specjax import tree
 from specjax.caches.kv import KVCache, stage, visible_slots

@@ -33,7 +33,8 @@ def test_an_example_is_short():
 def test_a_proposer_of_ones_own(run, capsys):
     """With weights, through `generate` and through the command line: the text of plain decoding."""
     assert "lossless" in run("own_proposer")
-    main(["generate", "import os", "--max-new-tokens", "16", "--proposer",
+    # The prompt and the length of the example, whose programs are compiled.
+    main(["generate", "def fibonacci(n):", "--max-new-tokens", "32", "--proposer",
           "examples.own_proposer:bigrams"])  # fmt: skip
     table = capsys.readouterr().out
     assert "same tokens                    yes" in table

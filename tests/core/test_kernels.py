@@ -22,7 +22,7 @@ SUMMED = {"float32": 0, "bfloat16": 1, "int8": 1}
 SHAPES = [(1, 1), (7, 5), (16, 16), (33, 130), (300, 3), (256, 704), (1100, 2300)]
 
 
-def drawn(dtype: str, inner: int, outer: int) -> tuple[jax.Array, jax.Array]:
+def drawn(dtype: str, inner: int, outer: int) -> tuple[np.ndarray, np.ndarray]:
     """50 rows of activations, and a matrix."""
     rng = np.random.default_rng(inner * 10007 + outer)
     shape = (inner, outer) if SUMMED[dtype] == 0 else (outer, inner)
@@ -30,12 +30,16 @@ def drawn(dtype: str, inner: int, outer: int) -> tuple[jax.Array, jax.Array]:
         values = [rng.integers(-127, 128, s) for s in ((50, inner), shape)]
     else:
         values = [rng.normal(size=s) for s in ((50, inner), shape)]
-    x, weights = (jnp.asarray(value, jnp.float32).astype(dtype) for value in values)
+    x, weights = (value.astype(np.float32).astype(jnp.dtype(dtype)) for value in values)
     return x, weights
 
 
+@functools.cache
 def multiply(dtype: str):
     return jax.jit(functools.partial(kernels.few_rows, summed=SUMMED[dtype]))
+
+
+ROWS = (1, 2, 3, 4, 5, 6, 7, 11, 13, 16, 20, 33, 48)
 
 
 @pytest.mark.parametrize("dtype", SUMMED)
@@ -43,6 +47,7 @@ def multiply(dtype: str):
 def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
     dtype: str, inner: int, outer: int
 ):
+    """Every number of rows meets several shapes."""
     x, weights = drawn(dtype, inner, outer)
     assert kernels.takes(1, weights, SUMMED[dtype])
     exact = np.asarray(weights, np.float64)
@@ -50,7 +55,7 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
     all_rows = np.asarray(multiply(dtype)(x, weights))
     bound = 0 if dtype == "int8" else 2e-6 * inner
     np.testing.assert_allclose(all_rows, exact, rtol=0, atol=bound)
-    for rows in (*range(1, 8), 11, 13, 16, 20, 33, 48):
+    for rows in ROWS[SHAPES.index((inner, outer)) % 3 :: 3]:
         some = np.asarray(multiply(dtype)(x[:rows], weights))
         assert some.tobytes() == all_rows[:rows].tobytes()
     assert np.asarray(multiply(dtype)(x[9:11], weights)).tobytes() == all_rows[9:11].tobytes()
@@ -62,6 +67,8 @@ def test_the_loops_for_other_processors_are_right(
     monkeypatch: pytest.MonkeyPatch, dtype: str, lanes: int, registers: int
 ):
     """Their vectors are cut into those of this one."""
+    if Machine(lanes, registers) == calling.machine():
+        return  # every other test runs these
     work = Product(FORMS[dtype], Machine(lanes, registers))
     target = calling.register(work, f"specjax_test_{lanes}_{registers}_{dtype}")
     monkeypatch.setattr(available, "made", lambda *of: target)

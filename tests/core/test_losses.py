@@ -125,9 +125,9 @@ def test_objectives_against_float64(name, known):
         "cross-entropy-l1": 0.1 * hard + 0.9 * 2 * (1 - alpha),
     }[name]
     loss = per_row(OBJECTIVES[name], None, None)
-    known = None if known is None else jnp.array(known)
-    value, rows = loss(
-        jnp.asarray(LOGITS)[:, columns], WEIGHT, labels, TARGET_HIDDEN, TARGET_HEAD, known
+    known = None if known is None else np.array(known)
+    value, rows = jax.jit(loss)(
+        np.asarray(LOGITS)[:, columns], WEIGHT, labels, TARGET_HIDDEN, TARGET_HEAD, known
     )
     close(value, (np.asarray(WEIGHT) * wanted).sum(), 1e-4)
     close(rows, alpha, 1e-5)
@@ -221,7 +221,7 @@ def written_out(name, p, q, weight=None):
 def test_divergences_against_float64(name, sampling):
     """Values and gradients (by finite differences) agree, with and without filters on the
     target."""
-    target = log_target(TARGET_LOGITS, sampling)
+    target = jax.jit(log_target)(TARGET_LOGITS, sampling)
     p = float64(np.asarray(target, np.float64))
     heat = 1.0 if sampling is None else float(sampling.temperature[0])
     logits = np.asarray(LOGITS, np.float64)
@@ -231,12 +231,13 @@ def test_divergences_against_float64(name, sampling):
     def value(logits):
         return written_out(name, p, float64(logits / heat), weight)
 
+    @jax.jit
     def divergence(logits):
         return DIVERGENCES[name](target, log_draft(logits, sampling))
 
     assert sampling is None or (p == 0).any()
     np.testing.assert_allclose(divergence(LOGITS), value(logits), rtol=2e-4, atol=2e-6)
-    grads = np.asarray(jax.grad(lambda x: divergence(x).sum())(LOGITS))
+    grads = np.asarray(jax.jit(jax.grad(lambda x: divergence(x).sum()))(LOGITS))
     for v in range(logits.shape[1]):
         step = np.zeros_like(logits)
         step[:, v] = 1e-5

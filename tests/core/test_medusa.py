@@ -5,6 +5,7 @@ import dataclasses
 import counted
 import jax
 import jax.numpy as jnp
+import language_models
 import numpy as np
 import pytest
 from heads import HEAD, TINY, by_hand, random_heads
@@ -146,7 +147,8 @@ def test_every_row_has_its_own_adapter(rule):
         wanted = [getattr(alone[adapter][1], name)[row] for row, adapter in enumerate(MIXED)]
         assert getattr(stats, name).tolist() == wanted
     # The adapters differ, and the difference matters.
-    assert alone[0][1].accepted.tolist() != alone[1][1].accepted.tolist()
+    passes = [alone[adapter][1].target_passes.tolist() for adapter in (0, 1)]
+    assert passes[0] != passes[1]
     assert stats.proposed[2] == 0 < stats.proposed[0]
 
 
@@ -179,14 +181,14 @@ def test_an_inserted_row_brings_its_adapter(rule):
 
 def test_other_adapters_find_the_compiled_programs():
     """Another index, a row without an adapter and a newly added adapter compile nothing."""
-    target = specjax.load(TINY)
-    one, two, three = (random_heads(target, seed) for seed in range(3))
+    target = language_models.target()
+    one, two, three = (language_models.heads(target, seed) for seed in range(3))
     bank = MedusaBank.create({"one": one, "two": two}, capacity=3)
     options = {"max_new_tokens": 12, "temperature": 1.0}
 
     def write(bank, adapter, **changes):
         return specjax.generate(
-            target, ["import ", "def "], adapter=adapter, proposer=bank, **options, **changes
+            target, ["the cat", "a dog"], adapter=adapter, proposer=bank, **options, **changes
         )
 
     first = write(bank, ["one", None])
@@ -199,7 +201,7 @@ def test_other_adapters_find_the_compiled_programs():
     assert counted.compilations() == before
     assert {str(out.tokens) for out in outputs} == {str(first.tokens)}
     assert outputs[3].stats.tested == 0 < outputs[1].stats.tested
-    alone = specjax.generate(target, ["import ", "def "], proposer=three, **options)
+    alone = specjax.generate(target, ["the cat", "a dog"], proposer=three, **options)
     assert (alone.tokens, alone.stats.accepted) == (first.tokens, outputs[1].stats.accepted)
 
 

@@ -68,39 +68,6 @@ def test_the_law_finds_a_wrong_copy(monkeypatch):
     assert load.differences(made, seeds, alone, generated=0.0)[0] != []
 
 
-def test_features_and_whole_prompts():
-    """Toys: a head on inner layers of the target, which reads its prompt at the end, trees, and a
-    row that drafts with both; each text is that of `generate`, alone and together."""
-    target = LanguageModel(toys.model(), toys.weights(), None, (toys.EOS,), "toy")
-    head, params = toys.CASES["eagle3 tree"]
-    block, block_params = toys.CASES["block draft"]
-    drafters = {
-        "head": specjax.Drafter(head, params, "head"),
-        "block": specjax.Drafter(block, block_params, "block"),
-        "lookup": BoundDrafter(specjax.NGram(3, min_ngram=1)),
-    }
-    with Engine(target, drafters, slots=2, capacity=48, chunk=16) as made:
-        compiled = made.compiled()
-        asked = [
-            Request(
-                prompts=[list(range(1, 2 + 5 * n))],
-                proposer=name,
-                max_new_tokens=12,
-                temperature=n % 2,
-                seed=n,
-            )
-            for n, name in enumerate(["head", "block", "lookup+head", "none", "block", "head"])
-        ]
-        together = [handle.result(60) for handle in [made.submit(one) for one in asked]]
-        for one, served in zip(asked, together, strict=True):
-            assert made.submit(one).result(60).tokens == served.tokens
-            plain = {"proposer": "none", "temperature": one.temperature, "seed": one.seed}
-            output = specjax.generate(target, one.prompts, max_new_tokens=12, **plain)
-            assert output.tokens[0] == served.tokens and output.finish[0] == served.finish
-        assert sum(served.stats.accepted for served in together) > 0
-        assert made.compiled() == compiled
-
-
 def test_who_guessed_each_token():
     """Depths rise by one from 1 within a step, and the counts are those of the decoder."""
     for seed in range(300, 330):
