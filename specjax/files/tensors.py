@@ -155,7 +155,9 @@ def _read_leaves(
         cure,
     )
     # Largest first, because reading needs temporary copies and memory fills up.
-    leaves = sorted(_grouped(rows, lambda row: row.path).items(), key=lambda leaf: -math.prod(shapes[leaf[0]]))
+    leaves = sorted(
+        _grouped(rows, lambda row: row.path).items(), key=lambda leaf: -math.prod(shapes[leaf[0]])
+    )
     params: dict[_Path, Array] = {}
     spoilt: set[str] = set()
     for path, parts in tqdm(
