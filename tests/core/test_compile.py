@@ -108,9 +108,7 @@ def test_another_threshold_does_not_trace(rule):
     arrays, proposer = toys.params("table chain"), toys.CASES["table chain"][0]
 
     def decoder(numbers):
-        return Decoder(
-            toys.model(), proposer, RULES[rule](**numbers), (toys.EOS,), toys.CAPACITY
-        )
+        return Decoder(toys.model(), proposer, RULES[rule](**numbers), (toys.EOS,), toys.CAPACITY)
 
     def text(numbers):
         dec = decoder(numbers)

@@ -128,9 +128,7 @@ def test_a_proposer_meets_the_features_of_all_that_is_committed(case, rule, chun
     proposer, arrays = toys.CASES[case][0], toys.params(case)
     # Each chunk needs another capacity: jit finds programs by decoder, which does not know the
     # chunk.
-    dec = Decoder(
-        NET, Recorder(proposer), RULES[rule](), (toys.EOS,), toys.CAPACITY + chunk % 2
-    )
+    dec = Decoder(NET, Recorder(proposer), RULES[rule](), (toys.EOS,), toys.CAPACITY + chunk % 2)
     state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0))
     assert toys.texts(state) == toys.decoded(case, rule, 1.0)[0]
     assert state.stats.accepted.sum() > 2

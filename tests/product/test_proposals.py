@@ -19,9 +19,7 @@ class TestTransformers(ProposalLaws):
         (case, rule) for case in ("draft tree", "early exit tree") for rule in NOISE_KINDS
     ]
     DYNAMIC: ClassVar = [
-        (case, rule)
-        for case in ("dynamic tree", "early exit dynamic tree")
-        for rule in NOISE_KINDS
+        (case, rule) for case in ("dynamic tree", "early exit dynamic tree") for rule in NOISE_KINDS
     ]
     CHAINS: ClassVar = [("draft 6", "match"), ("early exit", "match")]
     BOUNDED: ClassVar = [
