@@ -120,6 +120,11 @@ class Planted:
                     kept.append(item)
         items[:] = kept
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str]:
+        """No dots among the lines."""
+        return report.outcome, "", ""
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.failed:
             fault = self.fault_of[report.nodeid]
@@ -138,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     suites = {name: suite for name, suite in SUITES.items() if name in (asked.only or SUITES)}
     plugin = Planted(suites)
     files = [str(TESTS / "core" / file) for suite in suites.values() for file in suite.files]
-    options = ["-n", "0", "-p", "no:cacheprovider", "-p", "no:terminal", "-m", ""]
+    options = ["-n", "0", "-p", "no:cacheprovider", "--no-header", "--no-summary", "-m", ""]
     status = pytest.main([*options, *files], plugins=[plugin])
     wanted = {
         (name, fault)

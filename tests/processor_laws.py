@@ -276,7 +276,6 @@ class ProcessorFaults:
     @pytest.mark.parametrize("fault", FAULTS)
     def test_deliberate_faults_are_caught(self, fault):
         """The greedy law fails for each."""
-        dec = decoder(self.toys, self.toys.CASES[self.FAULTY][0], "match", FAULTS[fault])
-        assert self.toys.texts(run(self.toys, dec, self.toys.params(self.FAULTY))) != naive(
-            self.toys
-        )
+        toys, (proposer, _) = self.toys, self.toys.CASES[self.FAULTY]
+        dec = decoder(toys, proposer, "match", FAULTS[fault])
+        assert toys.texts(run(toys, dec, toys.params(self.FAULTY))) != naive(toys)

@@ -10,7 +10,7 @@ import importlib
 
 import audit_campaign
 import pytest
-from audit_campaign import CLEAN, FAULTS, ROWS, Case
+from audit_campaign import CLEAN, FAULTS, ROWS, SAMPLES, Case
 
 from specjax import Decoder, Match, Rejection
 
@@ -25,7 +25,8 @@ def _suspicions_are_cheap(monkeypatch):
 
 def audit(case):
     """With few samples where the check that must fail is not of the distribution."""
-    return case.audit_together(0, samples=4096 if case.check == "distribution" else ROWS)
+    samples = 8192 if case.settings.get("samples", 0) > SAMPLES else 4096
+    return case.audit_together(0, samples=samples if case.check == "distribution" else ROWS)
 
 
 @pytest.mark.parametrize("name", TOGETHER)

@@ -1,4 +1,4 @@
-"""Faults of processors are seen over a table model, and a proposer that warps wrongly is slow."""
+"""Faults of processors are seen over a table model; a proposer that warps wrongly is only slow."""
 
 from processor_laws import ProcessorFaults
 from toys import TABLES

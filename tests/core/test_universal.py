@@ -150,15 +150,14 @@ def test_without_a_shared_token_nothing_is_proposed(rule):
 def test_a_draft_that_is_full_falls_silent():
     """Each row stops drafting by itself; its cache stays as it is, to the byte, while the text
     goes on."""
-    dec, arrays = toys.decoder("universal", "match"), toys.params("universal")
-    # Tokens of three pieces, and in the last row tokens of none.
-    prompt = np.array([[8] * 8, [3] * 8, [3, 8] * 4, [11, 2] * 4], np.int32)
-    whole = {"prompt_length": np.full(toys.ROWS, 8), "limit": np.full(toys.ROWS, toys.CAPACITY)}
-    state = toys.prefill(dec, arrays, prompt=prompt, **whole)
+    # It has room for 28 tokens; the last row ends at its EOS before that.
+    dec, arrays = decoder(Universal(net(40), toys.VOCAB, 3, expansion=1)), params()
+    step = jax.jit(dec.step)
+    state = toys.prefill(dec, arrays, limit=np.full(toys.ROWS, toys.CAPACITY))
     full, kept, silent = np.zeros(toys.ROWS, bool), {}, 0
     while not state.done.all():
         before = state
-        state, info = step()(arrays, state)
+        state, info = step(arrays, state)
         proposed = np.asarray(info.proposal.parent != ABSENT).any(1)
         assert not (full & ~np.asarray(state.proposer.room < 0)).any()
         full = np.asarray(state.proposer.room < 0)
