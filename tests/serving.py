@@ -13,20 +13,58 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import load
+import numpy as np
+import table_pair
 
+import specjax
+from specjax.drafters import BoundDrafter
+from specjax.models import MedusaHeads, initial_medusa
 from specjax.serve import Engine
 
 TEMPLATE = b"{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 
 
 @functools.cache
+def models() -> tuple[specjax.LanguageModel, specjax.LanguageModel]:
+    """Table models for the tiny pair, with a chat template."""
+    target, draft = (
+        table_pair.language_model(load.TINY / name, flips)
+        for name, flips in (("target", 0.0), ("draft", 0.02))
+    )
+    return dataclasses.replace(target, files={"chat_template.jinja": TEMPLATE}), draft
+
+
+def drafters() -> dict[str, specjax.Drafter]:
+    """Those of `load.drafters` for these models; the heads are random."""
+    target, draft = models()
+    matrix = target.params["head"]["kernel"]
+    heads, rng = MedusaHeads(2, *matrix.shape), np.random.default_rng(1)
+
+    def adapter(name: str, noise: float) -> specjax.MedusaAdapter:
+        params = jax.tree.map(
+            lambda x: x + np.float32(noise) * rng.standard_normal(x.shape, np.float32),
+            initial_medusa(heads, matrix),
+        )
+        choices = ((0,), (1,), (0, 0))
+        return specjax.MedusaAdapter(params=params, name=name, heads=heads, choices=choices)
+
+    return {
+        "lookup": BoundDrafter(specjax.NGram(4, min_ngram=1)),
+        "draft": specjax.make_drafter(target, draft, num_drafts=3),
+        "tree": specjax.make_drafter(target, draft, specjax.StaticTree, branching=(2, 1)),
+        "medusa": specjax.MedusaBank.create(
+            {"one": adapter("one", 0.0), "two": adapter("two", 0.05)}
+        ),
+    }
+
+
+@functools.cache
 def engine(waiting: int = 64) -> Engine:
-    """The tiny pair with all drafters, and a chat template."""
-    target, _ = load.models()
-    files = {**target.files, "chat_template.jinja": TEMPLATE}
+    """The pair of tables with all drafters."""
     return Engine(
-        dataclasses.replace(target, files=files), load.drafters(), slots=3, waiting=waiting,
+        models()[0], drafters(), slots=3, waiting=waiting,
         capacity=load.CAPACITY, chunk=load.CHUNK, logprobs=load.LOGPROBS,
         constraint_size=(256, 160),
     )  # fmt: skip

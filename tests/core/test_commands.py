@@ -1,31 +1,39 @@
-"""The command line on the tiny checkpoint, as a user types it."""
+"""The command line as a user types it, on table models that stand in for the tiny checkpoint.
+
+`test_front_doors.py` runs it on the checkpoint, and `tests/product/test_commands_shipped.py` on the
+shipped heads.
+"""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 
-import numpy as np
 import pytest
-from command_line import PAIR, ROOT, SHORT, TINY, failure, run
+import table_pair
+from command_line import PAIR as BOTH
+from command_line import SHORT, TINY, run
 
 import specjax
-from specjax import folders
 from specjax.commands import COMMANDS, colours, main
 from specjax.flags import load_models, make_drafter
 from specjax.generate import decode, prepared
+
+PAIR = [*BOTH, "--proposer", "draft"]
+PLAIN = {"max_new_tokens": 24, "proposer": "none"}
+
+
+@pytest.fixture(autouse=True)
+def _tables(monkeypatch):
+    table_pair.stand_in(monkeypatch, TINY)
 
 
 def test_generate_prints_text_and_table(capsys):
     """The command prints the prompt with its continuation, and then the gain from speculation."""
     out = run(capsys, "generate", "def main(", *PAIR, *SHORT).out
-    text = specjax.generate(specjax.load(TINY / "target"), "def main(", max_new_tokens=24).text[0]
+    text = specjax.generate(specjax.load(TINY / "target"), "def main(", **PLAIN).text[0]
     assert out.startswith("def main(" + text)
     for name in (
         "tokens/s without speculation",
@@ -38,12 +46,14 @@ def test_generate_prints_text_and_table(capsys):
     assert [line.split()[-1] for line in out.splitlines() if "same tokens" in line] == ["yes"]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("proposer", [["--proposer", "draft", *PAIR[2:]], ["--proposer", "ngram"]])
+@pytest.mark.parametrize(
+    ("temperature", "proposer"),
+    [(0.0, ["--proposer", "ngram"]), (0.8, ["--proposer", "draft", *BOTH[2:]])],
+)
 def test_json_is_one_object(capsys, temperature, proposer):
     """stdout is one JSON object with every promised field and the same tokens as plain decoding."""
     arguments = ["--json", "--temperature", temperature, "--seed", 3, *SHORT]
-    printed = run(capsys, "generate", "import os\n", "class A", *PAIR[:2], *proposer, *arguments)
+    printed = run(capsys, "generate", "import os\n", "class A", *BOTH[:2], *proposer, *arguments)
     result = json.loads(printed.out)
     assert set(result) == {"text", "tokens", "finish", "exact", "stats"}
     assert {
@@ -55,7 +65,7 @@ def test_json_is_one_object(capsys, temperature, proposer):
     plain = specjax.generate(
         specjax.load(TINY / "target"),
         ["import os\n", "class A"],
-        max_new_tokens=24,
+        **PLAIN,
         temperature=temperature,
         seed=3,
     )
@@ -69,43 +79,25 @@ def test_json_is_one_object(capsys, temperature, proposer):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["tree", *PAIR[2:], "--branching", 2, 1],
-        ["dynamic-tree", *PAIR[2:], "--num-drafts", 2, "--width", 2, "--num-nodes", 4],
-        ["early-exit", "--exit-layer", 1, "--num-drafts", 2],
-        ["first-of", *PAIR[2:], "--num-drafts", 2, "--confidence-threshold", 0.3],
+        ["tree", *BOTH[2:], "--branching", 2, 1],
+        ["dynamic-tree", *BOTH[2:], "--num-drafts", 2, "--width", 2, "--num-nodes", 4],
+        ["first-of", *BOTH[2:], "--num-drafts", 2, "--confidence-threshold", 0.3],
     ],
     ids=lambda arguments: arguments[0],
 )
 def test_other_proposers(capsys, arguments):
     """Each proposer loads its weights, drafts, and changes no token."""
     printed = run(
-        capsys, "generate", "import os\n", *PAIR[:2], "--json", *SHORT, "--proposer", *arguments
+        capsys, "generate", "import os\n", *BOTH[:2], "--json", *SHORT, "--proposer", *arguments
     )
     stats = json.loads(printed.out)["stats"]
     assert stats["same_tokens"] is True
     assert stats["tested"] > 0
 
 
-def test_medusa_and_its_picture(capsys, tmp_path):
-    """Heads from a folder give the same text, and their tree is drawn."""
-    target = specjax.load(TINY / "target")
-    specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
-    picture = tmp_path / "tree.png"
-    arguments = ["--adapter", tmp_path / "heads", "--plot", picture, "--json", *SHORT]
-    result = json.loads(run(capsys, "generate", "import os\n", *PAIR[:2], *arguments).out)
-    assert result["stats"]["same_tokens"] is True
-    assert result["stats"]["acceptance_rate"] is not None
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    auto = ["--proposer", "auto", "--drafter", tmp_path / "heads", *SHORT]
-    printed = run(capsys, "generate", "import os\n", *PAIR[:2], *auto).out
-    assert "drafter of 2: " in printed
-    both = [*auto, *PAIR[2:]]
-    assert "--draft or --drafter" in failure(capsys, "generate", "import os\n", *PAIR[:2], *both)
-
-
 def test_colours_show_the_accepted_drafts(capsys):
     """Without its colours the text is the same; coloured are the drafts that were accepted."""
-    arguments = ["def main(", *PAIR, *SHORT, "--proposer", "draft", "--no-compare"]
+    arguments = ["def main(", *PAIR, *SHORT, "--no-compare"]
     plain = run(capsys, "generate", *arguments).out
     shown = run(capsys, "generate", *arguments, "--colour").out
     text = shown.split(colours.LEGEND)[0]
@@ -124,25 +116,6 @@ def test_colours_show_the_accepted_drafts(capsys):
         output.stats.target_passes, output.stats.target_passes - 1,
     )  # fmt: skip
     assert text.count("\x1b[32m") <= depths.count(1) + text.count("\n")
-
-
-def test_the_demo(capsys):
-    """Every way writes the same tokens, with and without the weights of drafts."""
-    arguments = ["demo", "def main(", *PAIR[:2], *SHORT]
-    alone = run(capsys, *arguments, "--no-colour").out
-    assert "The same tokens in every row of a table: yes" in alone and "\x1b" not in alone
-    assert "early-exit" in alone and "tree" not in alone and "medusa" not in alone
-    report = json.loads(run(capsys, *arguments, *PAIR[2:], "--json").out)
-    names = [row["proposer"] for row in report["rows"]]
-    assert report["same_tokens"] is True
-    assert names == ["none", "auto", "none", "auto", "ngram", "draft", "tree", "early-exit"]
-    assert len({row["sha256"] for row in report["rows"][:2]}) == 1
-    drawn = specjax.generate(
-        specjax.load(TINY / "target"), "def main(", temperature=1.0, seed=1, max_new_tokens=24
-    )
-    assert {row["tokens"] for row in report["rows"][2:]} == {len(drawn.tokens[0])}
-    digest = hashlib.sha256(np.array(drawn.tokens[0], "<i4").tobytes()).hexdigest()
-    assert {row["sha256"] for row in report["rows"][2:]} == {digest[:16]}
 
 
 def test_the_shipped_heads_are_not_those_of_auto():
@@ -185,9 +158,7 @@ def test_the_whole_sampler(capsys):
         "min_new_tokens": 9, "logit_bias": {5: -2.5, 9: 1.0}, "bad_words": ["self"], "stop": "xyz",
         "logprobs": 2,
     }  # fmt: skip
-    wanted = specjax.generate(
-        specjax.load(TINY / "target"), "import os\n", max_new_tokens=24, **settings
-    )
+    wanted = specjax.generate(specjax.load(TINY / "target"), "import os\n", **PLAIN, **settings)
     assert result["tokens"] == wanted.tokens
     row = result["logprobs"][0]
     assert [len(row[name]) for name in ("raw", "warped", "top_ids", "top")] == [
@@ -214,7 +185,7 @@ def test_num_speculative_tokens_is_num_drafts(capsys):
 def test_no_drafts_is_plain_decoding(capsys, proposer):
     """`--num-drafts 0` is plain decoding for every proposer with that option."""
     arguments = [
-        *PAIR[: 4 if proposer == "draft" else 2],
+        *BOTH[: 4 if proposer == "draft" else 2],
         "--proposer",
         proposer,
         "--num-drafts",
@@ -233,7 +204,7 @@ def test_rejection_keeps_the_distribution(capsys):
 
 
 def test_an_inexact_rule_is_marked(capsys):
-    """Table, JSON and the report of `bench` mark an inexact rule; its fields are options."""
+    """Table and JSON mark an inexact rule; its fields are options."""
     arguments = ["--rule", "threshold", "--threshold", "0.05", "--mean", "--temperature", 1, *SHORT]
     out = run(capsys, "generate", "def main(", *PAIR, *arguments).out
     assert "lossless rule                  no" in out
@@ -243,11 +214,6 @@ def test_an_inexact_rule_is_marked(capsys):
             run(capsys, "generate", "def main(", *PAIR, *arguments, "--json", "--no-compare").out
         )["exact"]
         is False
-    )
-    bench = ["--num-drafts", 4, "--rounds", 1, "--proposers", "draft"]
-    assert (
-        "| threshold (exact=False) |"
-        in run(capsys, "bench", "def main(", *PAIR, *arguments, *bench).out
     )
 
 
@@ -269,46 +235,6 @@ def test_prompt_file(capsys, tmp_path):
         assert len(json.loads(out)["text"]) == count
 
 
-def test_shipped_heads_are_the_default(capsys, monkeypatch, tmp_path):
-    """The shipped heads are used without `--drafter`; if they are missing, the error names their
-    folder."""
-    monkeypatch.setattr(folders, "_HOME", tmp_path)
-    own = tmp_path / "checkpoints" / "pycode"
-    own.mkdir(parents=True)
-    (own / "target").symlink_to(TINY / "target")
-    arguments = [
-        "generate",
-        "import os\n",
-        "--proposer",
-        "medusa",
-        *SHORT,
-        "--json",
-        "--no-compare",
-    ]
-    message = failure(capsys, *arguments)
-    assert "no checkpoint 'pycode/medusa'" in message and str(tmp_path) in message
-    target = specjax.load(TINY / "target")
-    specjax.save_medusa(own / "medusa", specjax.MedusaAdapter.create(target, 2), "target")
-    assert json.loads(run(capsys, *arguments).out)["stats"]["tested"] > 0
-
-
-@pytest.mark.parametrize("more", [["--num-drafts", "3"], ["--num-nodes", "8", "--width", "3"]])
-def test_the_shipped_drafter_drafts_a_chain_or_a_tree(more, capsys):
-    """`--proposer drafter` is the shipped EAGLE-3 head, which changes no token."""
-    out = run(
-        capsys, "generate", "import os\nimport ", "--proposer", "drafter", *more, *SHORT, "--json"
-    ).out
-    stats = json.loads(out)["stats"]
-    assert stats["same_tokens"] and stats["accepted"] > 0
-
-
-def test_the_shipped_pair_is_the_default(capsys):
-    """Without --target the shipped target and draft are used."""
-    stats = json.loads(run(capsys, "generate", "def fibonacci(n):", *SHORT, "--json").out)["stats"]
-    assert stats["acceptance_rate"] is not None
-    assert stats["same_tokens"] is True
-
-
 def test_every_command_has_help(capsys):
     """Every command has a help page that names --target."""
     for name in COMMANDS:
@@ -317,43 +243,6 @@ def test_every_command_has_help(capsys):
         assert exit_.value.code == 0
         wanted = {"train": "JOB", "datastore": "action"}.get(name, "--target")
         assert wanted in capsys.readouterr().out
-
-
-def test_python_m_specjax():
-    """The module runs, and shows no progress on a stderr that is not a terminal."""
-    command = [
-        sys.executable,
-        "-m",
-        "specjax",
-        "generate",
-        "x",
-        *PAIR,
-        *SHORT,
-        "--json",
-        "--no-compare",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(json.loads(done.stdout)["tokens"][0]) <= 24
-
-
-def test_x64_changes_no_token(capsys):
-    """With JAX's 64-bit types the same key gives the same text."""
-    arguments = [
-        "generate",
-        "import os\n",
-        *PAIR,
-        *SHORT,
-        "--temperature",
-        "1",
-        "--json",
-        "--no-compare",
-    ]
-    environment = {**os.environ, "JAX_ENABLE_X64": "1"}
-    command = [sys.executable, "-m", "specjax", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tokens"] == json.loads(run(capsys, *arguments).out)["tokens"]
 
 
 @pytest.mark.parametrize("command", ["generate", "serve"])

@@ -15,7 +15,7 @@ DOORS = {
     "command": "test_front_doors.py::test_library_and_command",
     "trainer": "test_front_doors.py::test_trainer",
     "notebook": "test_front_doors.py::test_notebook",
-    "server": "test_serve_http.py::test_a_completion_is_the_text_of_generate",
+    "server": "test_front_door_server.py::test_server",
     "clients of other servers": "test_serve_http.py::test_openai_client",
     "an own model": "test_adapters.py::test_generate_takes_a_model_of_ones_own",
     "an own proposer": "test_examples.py::test_a_proposer_of_ones_own",

@@ -1,4 +1,7 @@
-"""The HTTP server over loopback: its answers, its bounds, and clients that misbehave."""
+"""The HTTP server over loopback: its answers, its bounds, and clients that misbehave.
+
+Table models stand for the tiny pair; `test_front_door_server.py` serves the pair itself.
+"""
 
 from __future__ import annotations
 

@@ -332,7 +332,7 @@ def test_headers_of_shards_are_read(tmp_path):
     tensors = GOOD.tensors(0, midlayer=True)
     folder = write(tmp_path, authors(GOOD), tensors)
     (folder / "model.safetensors").unlink()
-    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    arrays = dict(tensors)
     parts = [dict(list(arrays.items())[:5]), dict(list(arrays.items())[5:])]
     names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
     for name, part in zip(names, parts, strict=True):
