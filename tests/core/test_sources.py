@@ -56,8 +56,9 @@ from specjax.proposers import (
 from specjax.types import ABSENT, Block, Proposal
 
 ROWS, CAPACITY, DEPTH, STEPS, NOISE = 4, 64, 3, 11, 50.0
-LENGTHS = np.array([5, 3, 1, 8], np.int32)
-"""Of the prompts, with the pending token; one has nothing else, and one fills the array."""
+LENGTHS = np.array([5, 2, 1, 8], np.int32)
+"""Of the prompts, with the pending token; one has one more, one nothing else, and one fills the
+array."""
 DONE = 5
 """The step from which row 1 commits nothing."""
 TEXTS = np.random.default_rng(0).integers(1, VOCAB, (ROWS, CAPACITY)).astype(np.int32)
