@@ -7,7 +7,6 @@ programs, and run in one worker.
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
 
 import jax
 import numpy as np
@@ -37,6 +36,49 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     )
 
 
+FILTERED = {
+    "temperature": [0.7, 1.3, 0.0, 1.0],
+    "top_k": [0, 9, 3, 0],
+    "top_p": [0.9, 1, 1, 0.8],
+    "min_p": [0, 0, 0, 0.05],
+}
+
+
+def run(toys: Toys, case: str, rule: str, **changes):
+    dec, arrays = toys.decoder(case, rule), toys.params(case)
+    return dec.run(arrays, toys.prefill(dec, arrays, **changes))
+
+
+@functools.cache
+def naive(toys: Toys):
+    return toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS)
+
+
+@functools.cache
+def single_tokens(toys: Toys, prompts):
+    prompts = np.frombuffer(prompts, np.int32).reshape(toys.PROMPTS.shape)
+    return toys.naive_greedy(prompts, np.ones(toys.ROWS, np.int32), np.full(toys.ROWS, 12))
+
+
+@functools.cache
+def plain_filtered(toys: Toys, rule):
+    return toys.texts(run(toys, "none", rule, **FILTERED))
+
+
+@functools.cache
+def read_plainly(toys: Toys, tokens):
+    tokens = np.frombuffer(tokens, np.int32).reshape(toys.ROWS, toys.CAPACITY)
+    positions = np.broadcast_to(np.arange(toys.CAPACITY), tokens.shape)
+    net = toys.model()
+    cache = net.init_cache(toys.ROWS, toys.CAPACITY)
+    return jax.device_get(jax.jit(net.apply)(toys.weights(), tokens, positions, cache).cache)
+
+
+@functools.cache
+def full(toys: Toys):
+    return toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, np.full(toys.ROWS, toys.CAPACITY))
+
+
 class Laws:
     """The laws of one set of toys."""
 
@@ -45,25 +87,10 @@ class Laws:
     ALONE: list[tuple[str, str]]  # of these, the pairs that are also compiled for a single row
     SAME_KEY: list[tuple[str, str]]  # pairs under rules that share their noise and are exact
 
-    FILTERED: ClassVar = {
-        "temperature": [0.7, 1.3, 0.0, 1.0],
-        "top_k": [0, 9, 3, 0],
-        "top_p": [0.9, 1, 1, 0.8],
-        "min_p": [0, 0, 0, 0.05],
-    }
-
-    @functools.cache
-    def naive(self):
-        return self.toys.naive_greedy(self.toys.PROMPTS, self.toys.LENGTHS, self.toys.LIMITS)
-
-    def run(self, case, rule, arrays=None, **changes):
-        dec, arrays = self.toys.decoder(case, rule), arrays or self.toys.params(case)
-        return dec.run(arrays, self.toys.prefill(dec, arrays, **changes))
-
     def test_greedy_speculation_is_greedy_decoding(self, case, rule):
         """Greedy texts of ragged prompts equal those of a decoder without a cache."""
         texts, state = self.toys.decoded(case, rule)
-        assert texts == self.naive()
+        assert texts == naive(self.toys)
         # The prompts cover EOS, limits, and drafts both accepted and rejected.
         assert [text[-1] == self.toys.EOS for text in texts] == [False, False, False, True]
         assert [len(text) for text in texts[:3]] == self.toys.LIMITS[:3].tolist()
@@ -75,54 +102,45 @@ class Laws:
         prompts = np.zeros_like(self.toys.PROMPTS)
         prompts[:, 0] = [11, 1, 9, 7]
         lengths, limits = np.ones(self.toys.ROWS, np.int32), np.full(self.toys.ROWS, 12, np.int32)
-        state = self.run(case, rule, prompt=prompts, prompt_length=lengths, limit=limits)
-        assert self.toys.texts(state) == self.single_tokens(prompts.tobytes())
-
-    @functools.cache
-    def single_tokens(self, prompts):
-        prompts = np.frombuffer(prompts, np.int32).reshape(self.toys.PROMPTS.shape)
-        return self.toys.naive_greedy(
-            prompts, np.ones(self.toys.ROWS, np.int32), np.full(self.toys.ROWS, 12)
-        )
+        state = run(self.toys, case, rule, prompt=prompts, prompt_length=lengths, limit=limits)
+        assert self.toys.texts(state) == single_tokens(self.toys, prompts.tobytes())
 
     def test_same_key_same_tokens(self, case, rule):
         """At temperature 1 with shared noise, the text does not depend on proposer, num_drafts or
         tree."""
         texts, state = self.toys.decoded(case, rule, 1.0)
         assert texts == self.toys.decoded("none", rule, 1.0)[0]
-        assert texts != self.naive()
+        assert texts != naive(self.toys)
         if state.stats.proposed.sum():
             assert 0 < state.stats.accepted.sum() < state.stats.tested.sum()
-
-    @functools.cache
-    def plain_filtered(self, rule):
-        return self.toys.texts(self.run("none", rule, **self.FILTERED))
 
     def test_same_key_same_tokens_under_filters(self, case, rule):
         """This also holds if every row has its own temperature and filters; the greedy row stays
         greedy."""
-        texts = self.toys.texts(self.run(case, rule, **self.FILTERED))
-        assert texts == self.plain_filtered(rule)
-        assert texts[2] == self.naive()[2]
+        texts = self.toys.texts(run(self.toys, case, rule, **FILTERED))
+        assert texts == plain_filtered(self.toys, rule)
+        assert texts[2] == naive(self.toys)[2]
 
     def test_a_greedy_row_of_a_sampled_batch_is_greedy(self, case, rule):
         """Settings belong to a row."""
-        texts = self.toys.texts(self.run(case, rule, temperature=[1.0, 0.0, 1.5, 0.0]))
-        assert [texts[1], texts[3]] == [self.naive()[1], self.naive()[3]]
+        texts = self.toys.texts(run(self.toys, case, rule, temperature=[1.0, 0.0, 1.5, 0.0]))
+        assert [texts[1], texts[3]] == [naive(self.toys)[1], naive(self.toys)[3]]
         assert texts[0] == self.toys.decoded(case, rule, 1.0)[0][0]
 
     def test_keys_decide(self, case, rule):
         """Other keys give other texts, and the same keys the same texts."""
-        again = self.toys.texts(self.run(case, rule, temperature=1.0))
+        again = self.toys.texts(run(self.toys, case, rule, temperature=1.0))
         assert again == self.toys.decoded(case, rule, 1.0)[0]
-        others = self.toys.texts(self.run(case, rule, temperature=1.0, key=self.toys.keys(seed=4)))
+        others = self.toys.texts(
+            run(self.toys, case, rule, temperature=1.0, key=self.toys.keys(seed=4))
+        )
         assert all(x != y for x, y in zip(again, others, strict=True))
 
     def test_the_order_of_rows_does_not_matter(self, case, rule):
         """A permuted batch gives the permuted texts, also when sampled."""
         order = [2, 0, 3, 1]
         texts = self.toys.decoded(case, rule, 1.0)[0]
-        assert self.toys.texts(self.run(case, rule, rows=order, temperature=1.0)) == [
+        assert self.toys.texts(run(self.toys, case, rule, rows=order, temperature=1.0)) == [
             texts[row] for row in order
         ]
 
@@ -130,7 +148,7 @@ class Laws:
     def test_a_row_alone_is_that_row_in_a_batch(self, case, rule, temperature):
         """The text of a row does not depend on the rows beside it."""
         for row in range(self.toys.ROWS):
-            alone = self.run(case, rule, rows=[row], temperature=temperature)
+            alone = run(self.toys, case, rule, rows=[row], temperature=temperature)
             assert (
                 self.toys.texts(alone)
                 == self.toys.decoded(case, rule, temperature)[0][row : row + 1]
@@ -159,7 +177,7 @@ class Laws:
         before = self.toys.texts(state)
         state = dec.insert(state, 3, self.toys.prefill(dec, arrays, rows=[0]))
         state = dec.run(arrays, state)
-        assert self.toys.texts(state) == [*before[:3], self.naive()[0]]
+        assert self.toys.texts(state) == [*before[:3], naive(self.toys)[0]]
 
     def test_a_step_commits_what_it_emits(self, case, rule):
         """After each step the cache holds all but the pending token; only live rows grow, by 1 to D
@@ -187,39 +205,25 @@ class Laws:
         padded = np.zeros((self.toys.ROWS, self.toys.CAPACITY), np.int32)
         for row, text in zip(padded, texts, strict=True):
             row[: len(text)] = text
-        plain = self.read_plainly(padded.tobytes())
+        plain = read_plainly(self.toys, padded.tobytes())
         for row in range(self.toys.ROWS):
             wanted = self.toys.committed(plain.replace(length=state.cache.length), row)
             for actual, want in zip(self.toys.committed(state.cache, row), wanted, strict=True):
                 np.testing.assert_allclose(actual, want, rtol=0, atol=2e-5 * np.abs(want).max())
 
-    @functools.cache
-    def read_plainly(self, tokens):
-        tokens = np.frombuffer(tokens, np.int32).reshape(self.toys.ROWS, self.toys.CAPACITY)
-        positions = np.broadcast_to(np.arange(self.toys.CAPACITY), tokens.shape)
-        net = self.toys.model()
-        cache = net.init_cache(self.toys.ROWS, self.toys.CAPACITY)
-        return jax.device_get(
-            jax.jit(net.apply)(self.toys.weights(), tokens, positions, cache).cache
-        )
-
     def test_the_whole_capacity_can_be_used(self, case, rule):
         """Rows that fill their buffers to the last slot are exact, though the last blocks reach
         beyond it."""
-        state = self.run(case, rule, limit=np.full(self.toys.ROWS, self.toys.CAPACITY, np.int32))
-        assert self.toys.texts(state) == self.full()
-        assert [len(text) for text in self.full()].count(self.toys.CAPACITY) >= 2
-
-    @functools.cache
-    def full(self):
-        return self.toys.naive_greedy(
-            self.toys.PROMPTS, self.toys.LENGTHS, np.full(self.toys.ROWS, self.toys.CAPACITY)
+        state = run(
+            self.toys, case, rule, limit=np.full(self.toys.ROWS, self.toys.CAPACITY, np.int32)
         )
+        assert self.toys.texts(state) == full(self.toys)
+        assert [len(text) for text in full(self.toys)].count(self.toys.CAPACITY) >= 2
 
     def test_rows_that_are_done_at_the_start_stay_as_they_are(self, case, rule):
         """If the limits are already reached, there is no step, no token, and all figures are 0."""
         limits = self.toys.LENGTHS - np.array([0, 1, 0, 1], np.int32)
-        state = self.run(case, rule, limit=limits)
+        state = run(self.toys, case, rule, limit=limits)
         assert self.toys.texts(state) == [
             p[:n].tolist() for p, n in zip(self.toys.PROMPTS, self.toys.LENGTHS, strict=True)
         ]

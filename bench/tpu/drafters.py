@@ -68,7 +68,8 @@ def _eagle3(target: Shapes, draft: Shapes) -> Sketch:
 def _block(target: Shapes, block_size: int, first_slot: int, correction: bool) -> Sketch:
     """Five layers of the target's shape that fill a block; the target's embedding and head."""
     c, size = _layers(target, _BLOCK_LAYERS, target.model.vocab_size), target.model.vocab_size
-    net = BlockDraft(BlockDraftConfig(c, _TAPS * c.hidden_size, block_size, 0, (), first_slot))
+    config = BlockDraftConfig(c, _TAPS * c.hidden_size, block_size, 0, first_slot=first_slot)
+    net = BlockDraft(config)
     own = {"draft": _like(jax.eval_shape(lambda: initial_block(net, jax.random.key(0))), target)}
     markov: Correction | None = None
     if correction:
