@@ -42,7 +42,7 @@ def drafters(target: specjax.LanguageModel, kv_heads: int) -> dict[str, Publishe
     layers = dataclasses.replace(config, num_layers=1, num_kv_heads=kv_heads, windows=())
     size, vocab = layers.hidden_size, layers.vocab_size
     network = Eagle3Config(layers, len(TAPS), size)
-    net = BlockDraft(BlockDraftConfig(layers, len(TAPS) * size, BLOCK, 0, (), 0))
+    net = BlockDraft(BlockDraftConfig(layers, len(TAPS) * size, BLOCK, 0, first_slot=0))
     eagle, parallel = Eagle3Source(network, vocab, TAPS), PEagleSource(network, vocab, 0, 3, TAPS)
 
     def block(correction: Correction | None) -> BlockDraftSource:

@@ -85,7 +85,7 @@ def read_params(
         for path, leaf in _flat(jax.eval_shape(model.init, jax.random.key(0))).items()
     }
     placed = {} if shardings is None else _flat(shardings())
-    table = _rows(family, config, stored)
+    table = rows_of(family, config, stored)
     if lora is not None:
         stored = lora.onto(folder, stored, table, family.prefix, config.tied_embeddings)
     rows = _as_held(table if layers is None else _cut(table, layers), shapes)
@@ -155,9 +155,8 @@ def _read_leaves(
         cure,
     )
     # Largest first, because reading needs temporary copies and memory fills up.
-    leaves = sorted(
-        _grouped(rows, lambda row: row.path).items(), key=lambda leaf: -math.prod(shapes[leaf[0]])
-    )
+    grouped = _grouped(rows, lambda row: row.path).items()
+    leaves = sorted(grouped, key=lambda leaf: -math.prod(shapes[leaf[0]]))
     params: dict[_Path, Array] = {}
     spoilt: set[str] = set()
     for path, parts in tqdm(
@@ -252,7 +251,7 @@ def write_rows(
     return tensors[rows[0].name][1]
 
 
-def _rows(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
+def rows_of(family: Family, config: TransformerConfig, stored: Iterable[str]) -> list[Tensor]:
     """The table of the family, without the family's prefix if no stored name has it."""
     rows = family.tensors(config)
     if family.prefix and not any(name.startswith(family.prefix) for name in stored):
@@ -333,7 +332,7 @@ def _leftovers(
 
     Buffers and a second copy of a tied embedding are ignored.
     """
-    untied = _rows(family, dataclasses.replace(config, tied_embeddings=False), stored)
+    untied = rows_of(family, dataclasses.replace(config, tied_embeddings=False), stored)
     known = {row.name for row in rows} | {row.name for row in untied if row.path[0] == "head"}
     unread = [name for name in stored if name not in known and not name.endswith(family.ignored)]
     return [f"{name} is not a tensor of this architecture" for name in unread]
