@@ -7,14 +7,12 @@ import numpy as np
 import published
 import pytest
 from exports import QWEN3_2
+from window_layouts import FULL, LAYERS, LAYOUTS, SLIDING, USED
 
 from specjax.caches import BranchCache, KVCache
 from specjax.files.drafters.block_config import Fields, read_config
 from specjax.files.headers import Stored
 from specjax.models import BlockDraftConfig
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-LAYERS = 3
 
 
 def stored(name):
@@ -38,29 +36,6 @@ def read(name, layers, **fields):
     return read_config(pathlib.Path("folder"), Fields(config), stored(name), 2, 1, 16)
 
 
-USED = {"use_sliding_window": True, "sliding_window": 9}
-
-LAYOUTS = {
-    # The fields of the layers, and the windows that transformers' Qwen3Config derives.
-    "none": ({}, (None, None, None)),
-    "unused": ({"sliding_window": 9, "max_window_layers": 0}, (None, None, None)),
-    "switched off": ({**USED, "use_sliding_window": False}, (None, None, None)),
-    "from layer 1": ({**USED, "max_window_layers": 1}, (None, 9, 9)),
-    "all": ({**USED, "max_window_layers": 0}, (9, 9, 9)),
-    "beyond the last layer": (USED, (None, None, None)),
-    "no types": ({**USED, "max_window_layers": 2, "layer_types": None}, (None, None, 9)),
-    "types": ({**USED, "layer_types": [SLIDING, FULL, SLIDING]}, (9, None, 9)),
-    "types before numbers": (
-        {**USED, "max_window_layers": 1, "layer_types": [SLIDING, FULL, FULL]}, (9, None, None),
-    ),
-    "types without windows": (
-        {**USED, "use_sliding_window": False, "layer_types": [SLIDING] * 3}, (None, None, None),
-    ),
-    "the default size": ({"use_sliding_window": True, "max_window_layers": 2}, (None, None, 4096)),
-    "no size": ({**USED, "sliding_window": None, "max_window_layers": 0}, (None, None, None)),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_windows_are_those_of_the_layers(case):
     """In z-lab's layout, whatever model_type says, and in that of speculators."""
@@ -71,16 +46,6 @@ def test_windows_are_those_of_the_layers(case):
     made = read("speculators_dflash", fields)
     assert made.layers.windows == wanted
     assert made.anchored_windows == bool(wanted)
-
-
-@pytest.mark.parametrize("case", LAYOUTS)
-def test_windows_are_those_of_transformers(case):
-    import transformers
-
-    fields, windows = LAYOUTS[case]
-    made = transformers.Qwen3Config(num_hidden_layers=LAYERS, **fields)
-    slides = [kind == SLIDING for kind in made.layer_types]
-    assert tuple(made.sliding_window if x else None for x in slides) == windows
 
 
 def test_causal_layers_are_those_with_windows():

@@ -17,7 +17,7 @@ DOORS = {
     "notebook": "test_front_doors.py::test_notebook",
     "server": "test_front_door_server.py::test_server",
     "clients of other servers": "test_serve_http.py::test_openai_client",
-    "an own model": "test_adapters.py::test_generate_takes_a_model_of_ones_own",
+    "an own model": "test_adapters_decode.py::test_generate_takes_a_model_of_ones_own",
     "an own proposer": "test_examples.py::test_a_proposer_of_ones_own",
     "an own rule": "test_examples.py::test_a_rule_of_ones_own",
 }

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from toys import TABLES as toys
+from toys import TRANSFORMERS
 
 from specjax import (
     RULES,
@@ -46,19 +47,25 @@ REFUSED = {
         ["num_nodes=8", "7 candidates", "[2, 7]"],
     ),
     "the root alone": (lambda: tree_of(num_nodes=1), ["num_nodes=1", "[2, 7]"]),
-    "no layer": (lambda: EarlyExit(toys.model(), 0), ["exit_layer=0", "2 layers", "[1, 1]"]),
-    "all layers": (lambda: EarlyExit(toys.model(), 2), ["exit_layer=2", "2 layers", "[1, 1]"]),
+    "no layer": (
+        lambda: EarlyExit(TRANSFORMERS.model(), 0),
+        ["exit_layer=0", "2 layers", "[1, 1]"],
+    ),
+    "all layers": (
+        lambda: EarlyExit(TRANSFORMERS.model(), 2),
+        ["exit_layer=2", "2 layers", "[1, 1]"],
+    ),
     "no layers to exit from": (
         lambda: EarlyExit(object(), 1),
         ["over specjax.Transformer, and not over object"],
     ),
-    "no drafts": (lambda: EarlyExit(toys.model(), 1, 0), ["num_drafts=0", "at least 1"]),
+    "no drafts": (lambda: EarlyExit(TRANSFORMERS.model(), 1, 0), ["num_drafts=0", "at least 1"]),
     "threshold above 1": (
         lambda: DraftModel(NET, toys.VOCAB, 2, 1.5),
         ["confidence_threshold=1.5", "[0, 1]"],
     ),
     "threshold below 0": (
-        lambda: EarlyExit(toys.model(), 1, 2, -0.1),
+        lambda: EarlyExit(TRANSFORMERS.model(), 1, 2, -0.1),
         ["confidence_threshold=-0.1", "[0, 1]"],
     ),
     "threshold nan": (
@@ -70,7 +77,7 @@ REFUSED = {
         ["2 deep", "3", "the same depth"],
     ),
     "a shared cache": (
-        lambda: FirstOf(NGram(2), EarlyExit(toys.model(), 1, 2)),
+        lambda: FirstOf(NGram(2), EarlyExit(TRANSFORMERS.model(), 1, 2)),
         ["Chain over EarlyExitSource drafts in the target's cache", "alone"],
     ),
     "more nodes than tokens": (

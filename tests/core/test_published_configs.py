@@ -13,13 +13,11 @@ import warnings
 import numpy as np
 import pytest
 import safetensors.numpy
+from published_configs import PUBLISHED
 
 import specjax
 from specjax.files import read_config
 
-PUBLISHED = json.loads(
-    (pathlib.Path(__file__).parents[1] / "fixtures" / "published_configs.json").read_text()
-)
 LLAMA = PUBLISHED["meta-llama/Llama-2-7b-hf"]
 
 CONTEXTS = {

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from published_configs import PUBLISHED
 from reference import no_repeated_pair, no_repeated_pair_reference
-from test_published_configs import PUBLISHED
 
 import specjax
 from specjax.files import read_tokenizer
