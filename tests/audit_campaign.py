@@ -239,8 +239,11 @@ SPEED = ("taps off by one", "q unwarped", "draft cache one token short")
 """Faults that lower the acceptance and leave the distribution as it is."""
 
 
-def check_sound(name: str, seeds: int, samples: int) -> None:
-    """A sound decoder passes; all claims are checked, and a bias would have been seen."""
+def check_sound(name: str, seeds: Sequence[int], samples: int) -> None:
+    """A sound decoder passes; all claims are checked, and a bias would have been seen.
+
+    With seed 1 a single text is possible at the cold temperature, which shows no bias.
+    """
     case, proposer = CLEAN[name], CLEAN[name].proposer
     wanted = {"figures", "ends", "greedy", "row order", "width", "distribution"}
     wanted |= {"greedy, samples", "distribution, hot", "distribution, cold"}
@@ -248,7 +251,7 @@ def check_sound(name: str, seeds: int, samples: int) -> None:
     wanted |= {"same bits"} if proposer.is_chain and not proposer.narrower else set()
     wanted |= {"features"} if proposer.taps else set()
     wanted |= {"acceptance"} if proposer.asks_draft else set()
-    for seed in range(seeds):
+    for seed in seeds:
         report = case.audit(seed, samples=samples)
         assert report.passed, str(report)
         assert {check.name for check in report.checks} == wanted
