@@ -5,8 +5,9 @@
     tests/process   subprocesses, meshes, kills, load, other versions, programs for a TPU
 
 After a run it prints the seconds of CPU of each tier, and the files that cost most.  Where
-`SPECJAX_TEST_BUDGET=1` is set, as by `.ci/run`, a run past its budget fails; elsewhere it does not,
-since computers differ.  `--tenth K` runs the K-th tenth of what is collected, from 0 to 9.
+`SPECJAX_TEST_BUDGET=1` is set, a run past its budget fails; elsewhere it says so, since computers
+differ, and so does what else they do.  `--tenth K` runs the K-th tenth of what is collected, from 0
+to 9.
 """
 
 from __future__ import annotations
