@@ -4,9 +4,10 @@
     python -m tests.mutants --only specjax/rules/match.py:27
 
 A mutant is a change of one place in one file: a comparison, an operator, a number, a sign, a
-condition, or a line that is left out.  Each mutant runs the files of core that `TESTS` names for
-its room, in a process of its own, until a test fails.  The output is a line for each mutant with
-the test that found it.  `tests/equivalent.json` says of some mutants, by their line and their
+condition, or a line that is left out.  Each mutant has a process of its own, which runs tests until
+one fails: first some that ran its line, if `python -m tests.covered` has written which these are,
+and then the files of core that `TESTS` names for its room.  The output is a line for each mutant
+with the test that found it.  `tests/equivalent.json` says of some mutants, by their line and their
 change, why no test can find them: the program computes the same.  The exit status is 1 if more than
 5 % of the others survive.
 """
@@ -30,10 +31,16 @@ import sys
 import time
 from collections.abc import Iterator
 
+from tests import covered
+
 ROOT = pathlib.Path(__file__).parents[1]
 CORE, EQUIVALENT = ROOT / "tests" / "core", ROOT / "tests" / "equivalent.json"
+COSTS = ROOT / "tests" / "costs.json"
 SECONDS = 600
 """Of CPU, after which a mutant counts as found: its loop does not end."""
+
+NEAREST = 12
+"""Tests that ran the line of a mutant, which are run before whole files are."""
 
 TESTS: dict[str, str] = {
     "decoding.py": "decoder laws:table&chain-match laws:static&rejection contract",
@@ -269,6 +276,16 @@ class _Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, file, loader=loader)
 
 
+def nearest(mutant: Mutant) -> list[str]:
+    """Tests that ran the line of a mutant, at most two of each file, the cheapest files first."""
+    costs = json.loads(COSTS.read_text())
+    by_file = collections.defaultdict(list)
+    for test in covered.tests_of(ROOT / mutant.file, mutant.line):
+        by_file[test.partition("::")[0]].append(test)
+    cheapest = sorted(by_file, key=lambda file: costs.get(pathlib.Path(file).name, 99))
+    return [test for file in cheapest for test in by_file[file][:2]][:NEAREST]
+
+
 def _run(mutant: Mutant, out: pathlib.Path) -> None:
     """In a process of its own: import the mutant, run its tests, and write which one failed."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
@@ -286,17 +303,20 @@ def _run(mutant: Mutant, out: pathlib.Path) -> None:
             if report.failed:
                 failed.append(f"{report.nodeid} (import)")
 
+    failures = Failures()
     found = room(mutant.file)
     assert found is not None
     log = io.StringIO()
     sys.stdout = sys.stderr = log
-    status = 1
+    close = nearest(mutant)
+    runs = [close] if close else []
     for entry in TESTS[found].split():  # one after the other, in this order
         name, _, words = entry.partition(":")
-        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider"]
-        if words:
-            options += ["-k", words.replace("&", " and ")]
-        status = pytest.main([*options, str(CORE / f"test_{name}.py")], plugins=[Failures()])
+        chosen = ["-k", words.replace("&", " and ")] if words else []
+        runs.append([*chosen, str(CORE / f"test_{name}.py")])
+    status = 1
+    for run in runs:
+        status = pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *run], [failures])
         if status != 0:  # also where no test has these words
             break
     out.write_text(json.dumps(failed or ([f"status {status}"] if status != 0 else [])))

@@ -1,0 +1,104 @@
+"""How many lines of the rooms that decode does core run?
+
+    python -m tests.covered            # runs core, prints a line for each room, and writes the map
+    python -m tests.covered --missed   # also the lines that no test ran
+
+The map says for each line which tests ran it, and `python -m tests.mutants` starts with these.  It
+stands in `.coverage`, which is not committed.  JAX traces a function once and keeps what it traced,
+so of several tests that share a program only the first runs its lines.  The exit status is 1 if the
+rooms together are below 95 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import functools
+import pathlib
+import sys
+from collections.abc import Iterator
+
+import coverage
+
+ROOT = pathlib.Path(__file__).parents[1]
+DATA = ROOT / ".coverage"
+ROOMS = (
+    "decoding", "verification", "emission", "given", "prefilling", "guided", "rules", "caches",
+    "proposers", "sampling", "tree", "processors", "automata", "constraints",
+)  # fmt: skip
+"""Files and folders of specjax/."""
+
+LEAST = 0.95
+
+
+def files() -> Iterator[tuple[str, pathlib.Path]]:
+    """Each room with its files."""
+    for room in ROOMS:
+        path = ROOT / "specjax" / room
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]:
+            yield room, file
+
+
+@functools.cache
+def starts(file: pathlib.Path) -> dict[int, int]:
+    """The first line of the innermost statement that each line of a file belongs to."""
+    first: dict[int, int] = {}
+    for node in ast.walk(ast.parse(file.read_text())):  # outer statements before inner ones
+        if isinstance(node, ast.stmt):
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                first[line] = node.lineno
+    return first
+
+
+@functools.cache
+def _contexts(file: pathlib.Path) -> dict[int, list[str]]:
+    data = coverage.CoverageData(basename=str(DATA))
+    data.read()
+    return data.contexts_by_lineno(str(file))
+
+
+def tests_of(file: pathlib.Path, line: int) -> list[str]:
+    """The tests that ran the statement of a line, as node ids; none without a map."""
+    if not DATA.exists():
+        return []
+    found = _contexts(file).get(starts(file).get(line, line), [])
+    return sorted({context.partition("|")[0] for context in found if context})
+
+
+def report(missed: bool) -> int:
+    """Prints the share of lines that core ran, a room a line; returns the exit status."""
+    measured = coverage.Coverage(data_file=str(DATA), config_file=False)
+    measured.load()
+    lines, unseen = collections.Counter[str](), collections.Counter[str]()
+    for room, file in files():
+        _, all_lines, _, never, where = measured.analysis2(str(file))
+        lines[room] += len(all_lines)
+        unseen[room] += len(never)
+        if missed and never:
+            print(f"  {file.relative_to(ROOT)}: {where}")
+    for room in ROOMS:
+        print(f"{room:14} {1 - unseen[room] / lines[room]:6.1%} of {lines[room]} lines")
+    share = 1 - sum(unseen.values()) / sum(lines.values())
+    print(f"{'together':14} {share:6.1%} of {sum(lines.values())} lines")
+    return int(share < LEAST)
+
+
+def main() -> int:
+    import pytest
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--missed", action="store_true", help="print the lines that no test ran")
+    parser.add_argument("--report", action="store_true", help="of the map as it is; run nothing")
+    parser.add_argument("files", nargs="*", help="files of tests instead of all of core")
+    chosen = parser.parse_args()
+    if not chosen.report:
+        options = ["--cov=specjax", "--cov-context=test", "--cov-report="]
+        status = pytest.main([*options, *chosen.files])
+        if status:
+            return status
+    return report(chosen.missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
