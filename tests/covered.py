@@ -66,6 +66,16 @@ def tests_of(file: pathlib.Path, line: int) -> list[str]:
     return sorted({context.partition("|")[0] for context in found if context})
 
 
+@functools.cache
+def measured() -> frozenset[str]:
+    """The files of tests that the map knows."""
+    if not DATA.exists():
+        return frozenset()
+    data = coverage.CoverageData(basename=str(DATA))
+    data.read()
+    return frozenset(context.partition("::")[0] for context in data.measured_contexts())
+
+
 def report(missed: bool) -> int:
     """Prints the share of lines that core ran, a room a line; returns the exit status."""
     measured = coverage.Coverage(data_file=str(DATA), config_file=False)

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import metrics
 from specjax.audit.reference import Reader, Rounding, noise
 from specjax.audit.report import Check
 from specjax.audit.samples import GREEDY, Rows, Texts
 from specjax.audit.warping import Processing, warp
 from specjax.contract import Model
+from specjax.metrics import acceptance_rate, mean_accepted_length
 from specjax.parallel import to_host
 from specjax.types import Arrays, DecodeState
 
@@ -33,7 +33,7 @@ def figures(texts: Texts) -> Check:
         & (stats.accepted <= stats.tested)
         & (stats.tested <= stats.proposed)
     )
-    alpha, tau = metrics.acceptance_rate(stats), metrics.mean_accepted_length(stats)
+    alpha, tau = acceptance_rate(stats), mean_accepted_length(stats)
     seen = f"alpha {'none' if alpha is None else f'{alpha:.3f}'}, tau {tau:.2f}"
     wrong = (
         ""
