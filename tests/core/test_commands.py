@@ -21,7 +21,7 @@ from specjax.commands import COMMANDS, colours, main
 from specjax.flags import load_models, make_drafter
 from specjax.generate import decode, prepared
 
-PAIR = [*BOTH, "--proposer", "draft"]
+PAIR = [*BOTH, "--proposer", "draft", "--num-drafts", 3]
 PLAIN = {"max_new_tokens": 24, "proposer": "none"}
 
 
@@ -48,7 +48,7 @@ def test_generate_prints_text_and_table(capsys):
 
 @pytest.mark.parametrize(
     ("temperature", "proposer"),
-    [(0.0, ["--proposer", "ngram"]), (0.8, ["--proposer", "draft", *BOTH[2:]])],
+    [(0.0, ["--proposer", "ngram"]), (0.8, PAIR[2:])],
 )
 def test_json_is_one_object(capsys, temperature, proposer):
     """stdout is one JSON object with every promised field and the same tokens as plain decoding."""
@@ -76,20 +76,11 @@ def test_json_is_one_object(capsys, temperature, proposer):
     )
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["tree", *BOTH[2:], "--branching", 2, 1],
-        ["dynamic-tree", *BOTH[2:], "--num-drafts", 2, "--width", 2, "--num-nodes", 4],
-        ["first-of", *BOTH[2:], "--num-drafts", 2, "--confidence-threshold", 0.3],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_other_proposers(capsys, arguments):
-    """Each proposer loads its weights, drafts, and changes no token."""
-    printed = run(
-        capsys, "generate", "import os\n", *BOTH[:2], "--json", *SHORT, "--proposer", *arguments
-    )
+def test_another_proposer(capsys):
+    """It loads its weights, drafts, and changes no token;
+    `tests/product/test_commands_shipped.py` has others."""
+    arguments = ["--proposer", "tree", *BOTH[2:], "--branching", 2, 1]
+    printed = run(capsys, "generate", "import os\n", *BOTH[:2], "--json", *SHORT, *arguments)
     stats = json.loads(printed.out)["stats"]
     assert stats["same_tokens"] is True
     assert stats["tested"] > 0
@@ -105,7 +96,7 @@ def test_colours_show_the_accepted_drafts(capsys):
     assert plain.startswith("def main(") and bare and plain.startswith(bare)
     target = specjax.load(TINY / "target")
     call = prepared(target, "def main(", draft=specjax.load(TINY / "draft"), max_new_tokens=24,
-                    num_drafts=4)  # fmt: skip
+                    num_drafts=3)  # fmt: skip
     (depths,) = colours.depths_of(call)
     output = decode(call)
     assert len(depths) == len(output.tokens[0])
@@ -197,7 +188,7 @@ def test_no_drafts_is_plain_decoding(capsys, proposer):
 
 def test_rejection_keeps_the_distribution(capsys):
     """At temperature 1 the table explains why a lossless rule may give other tokens."""
-    arguments = ["--rule", "rejection", "--temperature", 1, "--max-new-tokens", 48]
+    arguments = ["--rule", "rejection", "--temperature", 1, *SHORT]
     out = run(capsys, "generate", "def main(", *PAIR, *arguments).out
     assert "lossless rule                  yes" in out
     assert "keeps the distribution, not the tokens" in out

@@ -5,6 +5,7 @@ import pathlib
 import runpy
 
 import pytest
+import table_pair
 import trained
 from command_line import PAIR, ROOT, TINY, run
 
@@ -62,13 +63,15 @@ def test_trainer(tmp_path, capsys):
 
 
 def test_notebook(monkeypatch, capsys):
-    """The cells of the quickstart print that speculation changes no token, and draw two lines."""
+    """The cells of the quickstart print that speculation changes no token, and draw two lines.
+    Table models stand for the checkpoint, on which `tests/product/test_colab.py` runs them."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     lines = []
     monkeypatch.setattr(pyplot, "show", lambda: lines.extend(pyplot.gca().lines))
     shipped = specjax.shipped
     monkeypatch.setattr(specjax, "shipped", lambda name: shipped(name.replace("pycode", "tiny")))
+    table_pair.stand_in(monkeypatch, TINY)
     runpy.run_path(str(ROOT / "colab" / "quickstart.py"), run_name="__main__")
     told = capsys.readouterr().out
     assert told.count("same: True") == 2 and "the same tokens: True" in told

@@ -98,13 +98,13 @@ def test_it_says_so_once(target, foreign):
         UserWarning,
         match=r"draft 'foreign' \(270 tokens\) .* target 'target' \(290 tokens\).* the \d+ that",
     ) as warned:
-        generate(target, "a", draft=foreign, max_new_tokens=1)
+        generate(target, PROMPTS, draft=foreign, max_new_tokens=NEW)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        generate(target, "a", draft=foreign, max_new_tokens=1)
-        generate(target, "a", draft=target, max_new_tokens=1)  # no second warning
+        generate(target, PROMPTS, draft=foreign, max_new_tokens=NEW)
+        specjax.make_drafter(target, target)  # no second warning
     for call in (
-        lambda: generate(target, "a", draft=foreign, max_new_tokens=1),
+        lambda: generate(target, PROMPTS, draft=foreign, max_new_tokens=NEW),
         lambda: specjax.make_drafter(target, foreign),
     ):
         pairing._said.clear()
@@ -151,10 +151,11 @@ def test_refused(target, foreign, tokenizer, message):
     assert [part for part in [*message, "NGram()"] if part not in str(caught.value)] == []
 
 
-def test_the_command_says_it_in_a_line(capsys):
+def test_the_command_says_it_in_a_line(capsys, monkeypatch, target, twins):
     """`specjax generate` accepts such a draft and prints a readable warning."""
     pairing._said.clear()
-    folder = folders.scribe(SAID, True, sentencepiece(), 2)
+    loaded = {"target": target, "draft": twins["sentencepiece"]}
+    monkeypatch.setattr(specjax, "load", lambda folder, *_, **__: loaded[folder])
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         main(
@@ -162,9 +163,9 @@ def test_the_command_says_it_in_a_line(capsys):
                 "generate",
                 "the cat",
                 "--target",
-                str(folders.target()),
+                "target",
                 "--draft",
-                str(folder),
+                "draft",
                 "--max-new-tokens",
                 "8",
                 "--proposer",
@@ -173,7 +174,7 @@ def test_the_command_says_it_in_a_line(capsys):
         )
     printed = capsys.readouterr()
     assert (
-        printed.err.startswith(f"specjax generate: the draft {folder.name!r} (")
+        printed.err.startswith(f"specjax generate: the draft {loaded['draft'].name!r} (")
         and printed.err.count("\n") == 1
     )
     assert "same tokens                    yes" in printed.out
