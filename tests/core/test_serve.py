@@ -277,7 +277,7 @@ def test_a_batch_that_does_not_fit_is_refused():
     engine()  # compiles small programs that every engine uses
     compiled = counted.compilations()
     with pytest.raises(ValueError, match=r"16777216 slots .* would take \d{4}.*fewer slots="):
-        Engine(target, slots=2**24, capacity=2**16, chunk=16)  # thousands of terabytes
+        Engine(target, slots=2**24, capacity=2**23, chunk=16)  # thousands of terabytes
     assert counted.compilations() == compiled
 
 
