@@ -163,24 +163,36 @@ def test_a_score_that_is_no_number_is_seen():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bits_depend_on_what_a_token_sees_alone(dtype: str, dim: int):
     """Not on the other tokens, the other rows, the size of the cache, or unseen slots."""
-    slots, width = 201, 16
+    slots, width, sizes = 201, 16, (202, 256, 700)
     inputs = drawn((2, width, 4, 2, dim, slots), dtype)
     query, keys, values = inputs
+    cuts = [(0, 1), (0, 5), (3, 10), (15, 16)]
+
+    @jax.jit  # all of them in one program
+    def parts(query, keys, values, seen):
+        mix = functools.partial(kernels.few_queries, scale=dim**-0.5, softcap=None)
+        some = [
+            mix(query[:, first:last], keys, values, seen[:, first:last]) for first, last in cuts
+        ]
+        row = mix(query[1:], keys[1:], values[1:], seen[1:])
+        head = mix(query[:, :, 3:], keys[:, 1:], values[:, 1:], seen)
+        longer = []
+        for size in sizes:
+            more = [(0, 0), (0, 0), (0, size - slots), (0, 0)]
+            padded = [jnp.pad(x, more, constant_values=jnp.nan) for x in (keys, values)]
+            wider = jnp.pad(seen, [(0, 0), (0, 0), (0, size - slots)])
+            longer.append(mix(query, *padded, wider))
+        return some, row, head, longer
+
     for kind in MASKS:
         seen = mask(kind, 2, width, slots)
         wanted = run(inputs, seen)
-        for first, last in ((0, 1), (0, 5), (3, 10), (15, 16)):
-            some = run([query[:, first:last], keys, values], seen[:, first:last])
-            assert some.tobytes() == wanted[:, first:last].tobytes()
-        row = run([x[1:] for x in inputs], seen[1:])
+        some, row, head, longer = jax.tree.map(np.asarray, parts(*inputs, seen))
+        for (first, last), made in zip(cuts, some, strict=True):
+            assert made.tobytes() == wanted[:, first:last].tobytes()
         assert row.tobytes() == wanted[1:].tobytes()
-        head = run([query[:, :, 3:], keys[:, 1:], values[:, 1:]], seen)
         assert head.tobytes() == wanted[:, :, 3:].tobytes()
-        for size in (202, 256, 700):
-            more = [(0, 0), (0, 0), (0, size - slots), (0, 0)]
-            longer = [np.pad(x, more, constant_values=np.nan) for x in (keys, values)]
-            wider = np.pad(seen, [(0, 0), (0, 0), (0, size - slots)])
-            assert run([query, *longer], wider).tobytes() == wanted.tobytes()
+        assert all(made.tobytes() == wanted.tobytes() for made in longer)
         # What some tokens see the others do not: each is compared where it does not see garbage.
         for garbage in (np.nan, np.inf, 3e38):
             hidden = ~seen[:, 5:6, :, None]
