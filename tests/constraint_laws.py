@@ -238,7 +238,8 @@ class ConstraintLaws:
         own = Distributions(self.toys)
         dec = Decoder(own.net(), proposer, RULES[rule](), (END,), SHORT)
         automaton = constrained.automaton(SPEC, VOCAB)
-        made = Processors.create(rows, VOCAB, constraint=automaton)
+        # The usual size of a table would take a megabyte a row.
+        made = Processors.create(rows, VOCAB, constraint=automaton, constraint_size=(4, 8))
         sample, stats = own.sample(dec, params, 29, SETTINGS, rows, processors=made)
         assert chi_square(sample, joint(self.toys)) > IMPLAUSIBLE
         if not isinstance(proposer, Forced):

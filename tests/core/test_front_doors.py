@@ -39,10 +39,10 @@ def test_library_and_command(capsys):
     for settings in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
         options = {"max_new_tokens": 24, **settings}
         plain = specjax.generate(target, prompt, proposer="none", **options)
-        fast = specjax.generate(target, prompt, draft=draft, num_drafts=4, **options)
+        fast = specjax.generate(target, prompt, draft=draft, num_drafts=2, **options)
         assert fast.tokens == plain.tokens and fast.text == plain.text
         assert fast.stats.target_passes < plain.stats.target_passes
-    arguments = ["--proposer", "draft", "--num-drafts", 4, "--max-new-tokens", 24]
+    arguments = ["--proposer", "draft", "--num-drafts", 2, "--max-new-tokens", 24]
     arguments += ["--temperature", 1, "--seed", 3, "--json"]
     told = json.loads(run(capsys, "generate", *prompt, *PAIR, *arguments).out)
     assert told["text"] == plain.text and told["tokens"] == plain.tokens

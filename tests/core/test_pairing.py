@@ -57,7 +57,7 @@ def twins():
 def test_the_text_is_the_targets_own(target, foreign, temperature):
     """Greedy and sampled texts of a ragged batch are those of plain decoding."""
     options = {"max_new_tokens": NEW, "temperature": temperature, "seed": 4}
-    out = generate(target, PROMPTS, draft=foreign, **options)
+    out = generate(target, PROMPTS, draft=foreign, num_drafts=2, **options)
     assert out.tokens == generate(target, PROMPTS, **options).tokens
     assert out.exact is True
     assert out.stats.acceptance_rate is not None
@@ -85,6 +85,7 @@ def test_a_draft_that_agrees_is_accepted(writer, twins):
 def test_rejection(writer, twins):
     """A seed gives one text, and drafts are accepted and rejected."""
     options = {"temperature": 1.2, "rule": specjax.Rejection(), "max_new_tokens": NEW}
+    options["num_drafts"] = 2
     one, two = (
         generate(writer, ["Z"] * 3, draft=twins["sentencepiece"], **options) for _ in range(2)
     )
@@ -99,13 +100,13 @@ def test_it_says_so_once(target, foreign):
         UserWarning,
         match=r"draft 'foreign' \(270 tokens\) .* target 'target' \(290 tokens\).* the \d+ that",
     ) as warned:
-        generate(target, PROMPTS, draft=foreign, max_new_tokens=NEW)
+        generate(target, PROMPTS, draft=foreign, num_drafts=2, max_new_tokens=NEW)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        generate(target, PROMPTS, draft=foreign, max_new_tokens=NEW)
+        generate(target, PROMPTS, draft=foreign, num_drafts=2, max_new_tokens=NEW)
         specjax.make_drafter(target, target)  # no second warning
     for call in (
-        lambda: generate(target, PROMPTS, draft=foreign, max_new_tokens=NEW),
+        lambda: generate(target, PROMPTS, draft=foreign, num_drafts=2, max_new_tokens=NEW),
         lambda: specjax.make_drafter(target, foreign),
     ):
         pairing._said.clear()
@@ -119,7 +120,7 @@ def test_a_text_may_be_longer_than_the_draft_reads(target, foreign):
     """The draft has 40 positions, the text 60 tokens."""
     model = dataclasses.replace(foreign.model, max_positions=40)
     short = dataclasses.replace(foreign, model=model)
-    out = generate(target, [[5] * 30], draft=short, max_new_tokens=30)
+    out = generate(target, [[5] * 30], draft=short, num_drafts=2, max_new_tokens=30)
     assert out.tokens == generate(target, [[5] * 30], max_new_tokens=30).tokens
 
 
@@ -169,6 +170,8 @@ def test_the_command_says_it_in_a_line(capsys, monkeypatch, target, twins):
                 "draft",
                 "--max-new-tokens",
                 "8",
+                "--num-drafts",
+                "2",
                 "--proposer",
                 "draft",
             ]
