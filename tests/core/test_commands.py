@@ -21,7 +21,7 @@ from specjax.commands import COMMANDS, colours, main
 from specjax.flags import load_models, make_drafter
 from specjax.generate import decode, prepared
 
-PAIR = [*BOTH, "--proposer", "draft", "--num-drafts", 3]
+PAIR = [*BOTH, "--proposer", "draft", "--num-drafts", 2]
 PLAIN = {"max_new_tokens": 24, "proposer": "none"}
 
 
@@ -93,7 +93,7 @@ def test_colours_show_the_accepted_drafts(capsys):
     assert plain.startswith("def main(") and bare and plain.startswith(bare)
     target = specjax.load(TINY / "target")
     call = prepared(target, "def main(", draft=specjax.load(TINY / "draft"), max_new_tokens=24,
-                    num_drafts=3)  # fmt: skip
+                    num_drafts=2)  # fmt: skip
     (depths,) = colours.depths_of(call)
     output = decode(call)
     assert len(depths) == len(output.tokens[0])
@@ -163,7 +163,7 @@ def test_num_speculative_tokens_is_num_drafts(capsys):
     deep = PAIR[:-2]  # eight drafts, if the option were ignored
     one, two = (
         json.loads(
-            run(capsys, "generate", "x", *deep, *SHORT, "--json", "--no-compare", name, 3).out
+            run(capsys, "generate", "x", *deep, *SHORT, "--json", "--no-compare", name, 2).out
         )["stats"]
         for name in ("--num-drafts", "--num-speculative-tokens")
     )
