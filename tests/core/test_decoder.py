@@ -160,7 +160,7 @@ def test_a_decoder_needs_room_for_a_token():
 def test_step_vmaps():
     """`step` is a pure function: vmapped over two stacked states it changes each as it would
     alone."""
-    dec, arrays = toys.decoder("table chain", "rejection"), toys.params("table chain")
+    dec, arrays = toys.decoder("draft 1", "rejection"), toys.params("draft 1")
     states = [
         toys.prefill(dec, arrays, temperature=1.0, key=toys.keys(seed=seed)) for seed in (1, 2)
     ]
