@@ -1,17 +1,20 @@
-"""The laws of `generate` with prompt lookup; `tests/core/test_generate.py` has them with a draft
-model and without drafts."""
+"""The laws of `generate` with prompt lookup and with a draft model; `tests/core/test_generate.py`
+has some of them, and those without drafts."""
 
 import generated
+import language_models
 import pytest
 
 import specjax
 
 LOOKUP = {"proposer": specjax.NGram(min_ngram=1)}
+DRAFT = {"proposer": "draft", "draft": language_models.draft(), "num_drafts": 2}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_row_of_a_batch_is_the_prompt_alone(temperature):
-    generated.check_rows_alone(temperature, **LOOKUP)
+@pytest.mark.parametrize("how", [LOOKUP, DRAFT], ids=["lookup", "draft"])
+def test_row_of_a_batch_is_the_prompt_alone(how, temperature):
+    generated.check_rows_alone(temperature, **how)
 
 
 def test_stop_and_seed():
@@ -23,5 +26,6 @@ def test_stream_of_a_list():
 
 
 @pytest.mark.parametrize("rule", [specjax.Match(), specjax.Rejection()], ids=["match", "rejection"])
-def test_stats_add_up(rule):
-    generated.check_stats(rule, **LOOKUP)
+@pytest.mark.parametrize("how", [LOOKUP, DRAFT], ids=["lookup", "draft"])
+def test_stats_add_up(how, rule):
+    generated.check_stats(rule, **how)
