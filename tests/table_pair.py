@@ -49,7 +49,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, pair: pathlib.Path) -> None:
 
     def loaded(folder: Any, *arguments: Any, **options: Any) -> specjax.LanguageModel:
         for name, flips in (("target", 0.0), ("draft", 0.02)):
-            if pathlib.Path(folder) == pair / name:
+            if pathlib.Path(folder).resolve() == (pair / name).resolve():
                 return made(name, flips)
         return load(folder, *arguments, **options)
 

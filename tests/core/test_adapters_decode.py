@@ -7,11 +7,9 @@ from toys import TABLES as toys
 
 import specjax
 
-CASES = [
-    ("linen", "draft"), ("nnx", "ngram"), ("equinox", "draft"), ("function", "ngram"),
-    (CACHED, "tree"), ("recurrent linen", "draft"), ("recurrent function", "ngram"),
-]  # fmt: skip
-"""Every model once; `tests/product` has all of them with every proposer."""
+CASES = [("function", "draft"), (CACHED, "tree"), ("recurrent function", "draft")]
+"""Every kind of cache: none, that of a user, and one state a row.  `test_adapters.py` checks every
+model, and `tests/product/test_own_models.py` decodes with all of them and every proposer."""
 
 
 @pytest.mark.parametrize(("name", "proposer"), CASES)
@@ -20,23 +18,21 @@ def test_greedy_speculation_is_greedy_decoding(name, proposer):
     texts, stats = decoded(name, proposer, 0.0)
     assert texts == naive(name)
     assert max(map(len, texts)) == toys.CAPACITY
-    if proposer in ("draft", "tree"):
-        assert 0 < stats.accepted.sum() < stats.tested.sum()
+    assert 0 < stats.accepted.sum() < stats.tested.sum()
 
 
-@pytest.mark.parametrize(("name", "proposer"), [case for case in CASES if case[1] != "ngram"])
+@pytest.mark.parametrize(("name", "proposer"), CASES)
 def test_same_key_same_tokens(name, proposer):
     """At temperature 1 every proposer gives the text of plain decoding."""
     texts, stats = decoded(name, proposer, 1.0)
     assert texts == decoded(name, "none", 1.0)[0]
     assert texts != naive(name)
-    if proposer in ("draft", "tree"):
-        assert 0 < stats.accepted.sum() < stats.tested.sum()
+    assert 0 < stats.accepted.sum() < stats.tested.sum()
 
 
-@pytest.mark.parametrize("name", ["equinox", "recurrent linen"])
-def test_a_row_alone_is_that_row_in_a_batch(name):
+def test_a_row_alone_is_that_row_in_a_batch():
     """A row sampled with a draft does not depend on the rows beside it."""
+    name = "recurrent function"
     for row in range(toys.ROWS):
         assert (
             toys.texts(run(name, "draft", rows=[row], temperature=1.0))
@@ -47,7 +43,7 @@ def test_a_row_alone_is_that_row_in_a_batch(name):
 def test_with_a_cache_and_without_is_one_model():
     """The plain function and its cached form agree."""
     assert naive(CACHED) == naive("function")
-    assert decoded(CACHED, "tree", 1.0)[0] == decoded("function", "ngram", 1.0)[0]
+    assert decoded(CACHED, "tree", 1.0)[0] == decoded("function", "none", 1.0)[0]
 
 
 def test_generate_takes_a_model_of_ones_own():
@@ -55,7 +51,7 @@ def test_generate_takes_a_model_of_ones_own():
     model, params = own_models.own(CACHED)
     target, draft = (specjax.LanguageModel(model, arrays) for arrays in (params, noisy(CACHED)))
     how = {"max_new_tokens": 20, "proposer": "draft", "draft": draft}
-    out = specjax.generate(target, [[1, 2, 3], [4]], num_drafts=4, **how)
+    out = specjax.generate(target, [[1, 2, 3], [4]], num_drafts=2, **how)
     plain = specjax.generate(target, [[1, 2, 3], [4]], num_drafts=0, **how)
     assert out.tokens == plain.tokens
     assert 0 < out.stats.acceptance_rate < 1

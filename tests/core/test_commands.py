@@ -21,7 +21,7 @@ from specjax.commands import COMMANDS, colours, main
 from specjax.flags import load_models, make_drafter
 from specjax.generate import decode, prepared
 
-PAIR = [*BOTH, "--proposer", "draft"]
+PAIR = [*BOTH, "--proposer", "draft", "--num-drafts", 2]
 PLAIN = {"max_new_tokens": 24, "proposer": "none"}
 
 
@@ -46,14 +46,11 @@ def test_generate_prints_text_and_table(capsys):
     assert [line.split()[-1] for line in out.splitlines() if "same tokens" in line] == ["yes"]
 
 
-@pytest.mark.parametrize(
-    ("temperature", "proposer"),
-    [(0.0, ["--proposer", "ngram"]), (0.8, ["--proposer", "draft", *BOTH[2:]])],
-)
-def test_json_is_one_object(capsys, temperature, proposer):
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_json_is_one_object(capsys, temperature):
     """stdout is one JSON object with every promised field and the same tokens as plain decoding."""
-    arguments = ["--json", "--temperature", temperature, "--seed", 3, *SHORT]
-    printed = run(capsys, "generate", "import os\n", "class A", *BOTH[:2], *proposer, *arguments)
+    arguments = ["--proposer", "ngram", "--json", "--temperature", temperature, "--seed", 3, *SHORT]
+    printed = run(capsys, "generate", "import os\n", "class A", *BOTH[:2], *arguments)
     result = json.loads(printed.out)
     assert set(result) == {"text", "tokens", "finish", "exact", "stats"}
     assert {
@@ -76,20 +73,11 @@ def test_json_is_one_object(capsys, temperature, proposer):
     )
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["tree", *BOTH[2:], "--branching", 2, 1],
-        ["dynamic-tree", *BOTH[2:], "--num-drafts", 2, "--width", 2, "--num-nodes", 4],
-        ["first-of", *BOTH[2:], "--num-drafts", 2, "--confidence-threshold", 0.3],
-    ],
-    ids=lambda arguments: arguments[0],
-)
-def test_other_proposers(capsys, arguments):
-    """Each proposer loads its weights, drafts, and changes no token."""
-    printed = run(
-        capsys, "generate", "import os\n", *BOTH[:2], "--json", *SHORT, "--proposer", *arguments
-    )
+def test_another_proposer(capsys):
+    """It loads its weights, drafts, and changes no token;
+    `tests/product/test_commands_shipped.py` has others."""
+    arguments = ["--proposer", "tree", *BOTH[2:], "--branching", 2, 1]
+    printed = run(capsys, "generate", "import os\n", *BOTH[:2], "--json", *SHORT, *arguments)
     stats = json.loads(printed.out)["stats"]
     assert stats["same_tokens"] is True
     assert stats["tested"] > 0
@@ -105,7 +93,7 @@ def test_colours_show_the_accepted_drafts(capsys):
     assert plain.startswith("def main(") and bare and plain.startswith(bare)
     target = specjax.load(TINY / "target")
     call = prepared(target, "def main(", draft=specjax.load(TINY / "draft"), max_new_tokens=24,
-                    num_drafts=4)  # fmt: skip
+                    num_drafts=2)  # fmt: skip
     (depths,) = colours.depths_of(call)
     output = decode(call)
     assert len(depths) == len(output.tokens[0])
@@ -172,9 +160,10 @@ def test_the_whole_sampler(capsys):
 
 def test_num_speculative_tokens_is_num_drafts(capsys):
     """`--num-speculative-tokens` is the name of the option in vLLM."""
+    deep = PAIR[:-2]  # eight drafts, if the option were ignored
     one, two = (
         json.loads(
-            run(capsys, "generate", "x", *PAIR, *SHORT, "--json", "--no-compare", name, 2).out
+            run(capsys, "generate", "x", *deep, *SHORT, "--json", "--no-compare", name, 2).out
         )["stats"]
         for name in ("--num-drafts", "--num-speculative-tokens")
     )
@@ -197,7 +186,7 @@ def test_no_drafts_is_plain_decoding(capsys, proposer):
 
 def test_rejection_keeps_the_distribution(capsys):
     """At temperature 1 the table explains why a lossless rule may give other tokens."""
-    arguments = ["--rule", "rejection", "--temperature", 1, "--max-new-tokens", 48]
+    arguments = ["--rule", "rejection", "--temperature", 1, *SHORT]
     out = run(capsys, "generate", "def main(", *PAIR, *arguments).out
     assert "lossless rule                  yes" in out
     assert "keeps the distribution, not the tokens" in out
@@ -227,7 +216,9 @@ def test_prompt_file(capsys, tmp_path):
             "generate",
             "--prompt-file",
             tmp_path / name,
-            *PAIR,
+            *BOTH[:2],
+            "--proposer",
+            "none",
             *SHORT,
             "--json",
             "--no-compare",

@@ -412,9 +412,10 @@ def test_generate(target):
     assert all(map(valid, 2 * CONSTRAINTS, plain.text)), plain.text
     assert plain.text[:4] != plain.text[4:]
     assert all(np.isfinite(row.warped).all() for row in plain.logprobs)
-    forced = specjax.generate(target, prompts, proposer="forced", **options)
+    options |= {"proposer": "forced", "num_drafts": 2}
+    forced = specjax.generate(target, prompts, **options)
     assert forced.text == plain.text
-    stream = specjax.generate(target, prompts, proposer="forced", stream=True, **options)
+    stream = specjax.generate(target, prompts, stream=True, **options)
     pieces = np.array(list(stream))
     assert ["".join(column) for column in pieces.T] == plain.text
 
@@ -452,8 +453,8 @@ def test_the_fewest_new_tokens(target):
     options = {"constraint": constraint, "max_new_tokens": 40, "temperature": 1.0}
     call = prepared(target, "the", min_new_tokens=12, **options)
     assert call.prompt.shape == (1, 16)
-    for proposer in ("none", "forced"):
-        output = specjax.generate(target, "the", min_new_tokens=12, proposer=proposer, **options)
+    for how in ({"proposer": "none"}, {"proposer": "forced", "num_drafts": 2}):
+        output = specjax.generate(target, "the", min_new_tokens=12, **how, **options)
         assert len(output.tokens[0]) >= 12 and valid(constraint, output.text[0])
 
 
@@ -474,7 +475,10 @@ def test_the_command_line(capsys, tmp_path, monkeypatch):
     short = ["--json", "--no-compare", "--max-new-tokens", "40"]
     none = ["--proposer", "none"]
     for options, holds in (
-        (["--regex", "[0-9]{2}-[a-f]+", "--proposer", "forced"], r"[0-9]{2}-[a-f]+"),
+        (
+            ["--regex", "[0-9]{2}-[a-f]+", "--proposer", "forced", "--num-drafts", "2"],
+            r"[0-9]{2}-[a-f]+",
+        ),
         (["--choice", "yes", "--choice", "no", "--canonical", *none], "yes|no"),
         (["--json-schema", file, "--json-whitespace", "", *none], r'\{("a":(true|false))?\}'),
     ):

@@ -13,20 +13,19 @@ from toys import TABLES as toys
 from specjax import Processors
 from specjax.proposers import StaticTree
 
-FORCED = "forced, then table chain"
-
 
 class TestConstraints(ConstraintLaws):
-    """A source sees the masks through `context.warp`; every kind of shape has a pair, and so has
-    what drafts forced tokens, alone and before a chain."""
+    """A source sees the masks through `context.warp`: chains and trees have a pair, and so has what
+    drafts forced tokens.  `test_processor_laws.py` has the other shapes, and `tests/product` forced
+    tokens before a chain."""
 
     toys = toys
     PAIRS: ClassVar = [
         ("none", "match"), ("forced", "match"), ("draft 3", "rejection"),
-        ("table static tree", "rejection"), (FORCED, "rejection"), ("table choices", "match"),
+        ("table static tree", "rejection"),
     ]  # fmt: skip
     SAME_KEY: ClassVar = [pair for pair in PAIRS if pair[1] == "match"]
-    LOGPROBS: ClassVar = [("table static tree", "rejection"), ("draft 3", "rejection")]
+    LOGPROBS: ClassVar = [("table static tree", "rejection")]
     INSERTED: ClassVar = [("table static tree", "rejection")]
     PERFECT: ClassVar = [("draft 3", "rejection")]
     FAULTY = "table chain"

@@ -1,4 +1,7 @@
-"""Datasets that a target writes into a folder, and evaluations of its speculation."""
+"""Datasets that a target writes into a folder, and evaluations of its speculation.
+
+A table model stands for the tiny target where its texts are written and evaluated.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import table_pair
 import trained
+from command_line import TINY
 from toys import TABLES as toys
 
 import specjax
@@ -23,6 +28,15 @@ from specjax.training.written import Written
 
 PROMPTS = ["import os\n", "def f(x):\n    return", "class A:\n"]
 
+TARGET = TINY / "target"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tables():
+    with pytest.MonkeyPatch.context() as patch:
+        table_pair.stand_in(patch, TINY)
+        yield
+
 
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory):
@@ -33,7 +47,7 @@ def prompts(tmp_path_factory):
 
 
 def write(out, prompts, *more):
-    generate.main(["--target", str(trained.target()), "--prompts", str(prompts), "--out", str(out),
+    generate.main(["--target", str(TARGET), "--prompts", str(prompts), "--out", str(out),
                    "--batch-size", "2", "--max-new-tokens", "12", "--temperature", "0",
                    *more])  # fmt: skip
     return out
@@ -52,7 +66,7 @@ def written(tmp_path_factory, prompts):
 @pytest.fixture(scope="module")
 def said():
     """The target, and the output of `generate` for the prompts."""
-    target = specjax.load(trained.target())
+    target = specjax.load(TARGET)
     return target, specjax.generate(target, PROMPTS, proposer=specjax.NGram(4), max_new_tokens=12)
 
 
@@ -68,7 +82,7 @@ def test_the_dataset_is_what_the_target_says(written, said):
     manifest = json.loads((written / "dataset.json").read_text())
     assert (manifest["complete"], manifest["sequences"]) == (True, 3)
     assert manifest["new_tokens"] == sum(map(len, wanted.tokens))
-    assert manifest["request"]["hashes"] == dataset.model_hashes(trained.target())
+    assert manifest["request"]["hashes"] == dataset.model_hashes(TARGET)
     lines = [json.loads(line) for line in (written / "text.jsonl").read_text().splitlines()]
     assert [line["prompt"] for line in lines] == PROMPTS
     assert [line["text"] for line in lines] == wanted.text
@@ -96,7 +110,7 @@ def test_likeliest_tokens_are_the_targets(tmp_path, prompts):
     out = write(
         tmp_path, prompts, "--temperature", "1", "--top-log-probs", "3", "--num-drafts", "2"
     )
-    target = specjax.load(trained.target())
+    target = specjax.load(TARGET)
     for path in sorted(out.glob("*.safetensors")):
         shard = safetensors.numpy.load_file(path)
         logits = toys.plain_logits(shard["tokens"], target.model, target.params)
@@ -118,7 +132,7 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path, capsys):
     refused."""
     data = [
         "--target",
-        str(trained.target()),
+        str(TARGET),
         "--data",
         str(written),
         "--sampled-prompt",
@@ -144,7 +158,7 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path, capsys):
     online = ["--online", "--sampled-fraction", "1", "--sampled-prompt", "8"]
     with pytest.raises(ValueError, match=r"--online continues .*: add a folder of text$"):
         distill.main([*data, "--out", str(tmp_path / "other"), *online, *sizes])
-    rows = Written.of(dataset.read_masked(written, dataset.model_hashes(trained.target())), 31)
+    rows = Written.of(dataset.read_masked(written, dataset.model_hashes(TARGET)), 31)
     assert rows.drawn.sum() == json.loads((written / "dataset.json").read_text())["new_tokens"]
     prompts = rows.drawn.argmax(1) + 1
     cuts = dataset.cuts(written)
@@ -168,7 +182,7 @@ def test_a_draft_is_distilled_from_a_dataset(written, tmp_path, capsys):
 
 def test_windows_of_text_are_continued(tmp_path):
     """As many windows as asked for are cut from the corpus."""
-    generate.main(["--target", str(trained.target()), "--data", str(trained.text()), "--out",
+    generate.main(["--target", str(TARGET), "--data", str(trained.text()), "--out",
                    str(tmp_path), "--sequences", "3", "--batch-size", "2", "--prompt-tokens", "9",
                    "--max-new-tokens", "12"])  # fmt: skip
     data = dataset.read(tmp_path)
@@ -191,66 +205,41 @@ def test_the_text_is_the_targets_own(prompts, capsys):
     assert "--rule typical changes the distribution" in capsys.readouterr().err
 
 
-def test_an_evaluation_is_what_generate_says(tmp_path, prompts, said, capsys):
+def test_an_evaluation_is_what_generate_says(tmp_path, prompts, capsys):
     """The sums are those of `generate`'s statistics; a draft equal to the target is always
     accepted."""
     out = tmp_path / "figures.json"
-    common = [
-        "--target",
-        str(trained.target()),
-        "--prompts",
-        str(prompts),
-        "--max-new-tokens",
-        "12",
-        "--out",
-        str(out),
-    ]
-    evaluate.main(common)
+    common = ["--target", str(TARGET), "--prompts", str(prompts), "--max-new-tokens", "12",
+              "--num-drafts", "2", "--out", str(out)]  # fmt: skip
+    target, draft = (specjax.load(TINY / name) for name in ("target", "draft"))
+    stats = specjax.generate(target, PROMPTS, draft=draft, num_drafts=2, max_new_tokens=12).stats
+    evaluate.main([*common, "--draft", str(TINY / "draft"), "--batch-size", "3"])
     report = json.loads(out.read_text())
-    stats = said[1].stats
     assert report["new_tokens"] == stats.tokens
     assert report["target_passes"] == stats.target_passes
     assert report["alpha"][0] == pytest.approx(stats.acceptance_rate)
     assert report["tau"][0] == pytest.approx(stats.mean_accepted_length)
-    assert "| alpha of draft 4 |" in capsys.readouterr().out
-    evaluate.main(
-        [*common, "--draft", str(trained.target()), "--num-drafts", "2", "--batch-size", "2"]
-    )
+    assert None not in report["tau"] and report["tokens_per_second"][1:] == [None, None]
+    table = capsys.readouterr().out
+    assert "| alpha of draft 2 |" in table
+    assert re.search(r"tokens/s \| \d+ \| none: a single sample", table)
+    assert table.count("single sample") == 1
+    evaluate.main([*common, "--draft", str(TARGET), "--batch-size", "2"])
     report = json.loads(out.read_text())
     assert report["alpha_by_depth"] == [[1, 1, 1], [1, 1, 1]]
     assert report["tokens_per_second"][1] is not None, "two batches"
     assert "single sample" not in capsys.readouterr().out
-    evaluate.main([*common, "--batch-size", "3"])
-    report = json.loads(out.read_text())
-    assert None not in report["tau"] and report["tokens_per_second"][1:] == [None, None]
-    table = capsys.readouterr().out
-    assert re.search(r"tokens/s \| \d+ \| none: a single sample", table)
-    assert table.count("single sample") == 1
 
 
 def test_any_proposer_is_evaluated(tmp_path, prompts):
     """In a tree drafted by the target itself, some sibling is the target's token at every depth."""
     out = tmp_path / "figures.json"
-    target = str(trained.target())
+    target = str(TARGET)
     evaluate.main(["--target", target, "--draft", target, "--proposer", "tree", "--branching", "2",
                    "1", "--prompts", str(prompts), "--limit-prompts", "1", "--max-new-tokens", "6",
                    "--out", str(out)])  # fmt: skip
     one = [1, None, None]  # a single prompt has no interval
     assert json.loads(out.read_text())["alpha_by_depth"] == [one, one]
-
-
-def test_heads_are_evaluated_on_several_prompts_at_once(tmp_path, prompts):
-    """One adapter serves any number of rows, and each row has the same figures as alone."""
-    target, reports = specjax.load(trained.target()), []
-    specjax.save_medusa(tmp_path / "heads", specjax.MedusaAdapter.create(target, 2), "target")
-    for batch in ("1", "2"):
-        out = tmp_path / f"{batch}.json"
-        evaluate.main(["--target", str(trained.target()), "--drafter", str(tmp_path / "heads"),
-                       "--prompts", str(prompts), "--limit-prompts", "2", "--max-new-tokens", "6",
-                       "--batch-size", batch, "--out", str(out)])  # fmt: skip
-        reports.append(json.loads(out.read_text()))
-    assert reports[0]["tau"] == reports[1]["tau"]
-    assert reports[0]["alpha_by_depth"] == reports[1]["alpha_by_depth"]
 
 
 def test_evaluations_are_plotted(tmp_path, prompts):
@@ -265,7 +254,7 @@ def test_conversations_are_answered(tmp_path):
     """The target's chat template formats them, and no prompt token counts as the target's
     output."""
     target = tmp_path / "target"
-    shutil.copytree(trained.target(), target)
+    shutil.copytree(TARGET, target)
     (target / "chat_template.jinja").write_text(
         "{% for m in messages %}[{{ m.role[0] }}]{{ m.content }}{% endfor %}"
         "{% if add_generation_prompt %}>{% endif %}"
@@ -292,7 +281,7 @@ def test_conversations_are_answered(tmp_path):
 
 def test_bad_prompts_are_named(tmp_path, capsys):
     """The error names the line and the expected form."""
-    target = specjax.load(trained.target())
+    target = specjax.load(TARGET)
     path = pathlib.Path(tmp_path / "prompts.jsonl")
     for text, message in [
         ('{"prompt": "a"}\n{"text": "b"}\n', "line 2: it must be"),

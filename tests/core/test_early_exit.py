@@ -6,7 +6,6 @@ Only a transformer has layers, so these few laws of decoding are held over one.
 from typing import ClassVar
 
 import numpy as np
-import pytest
 from over import pytest_generate_tests  # noqa: F401 - pytest calls it
 from proposal_laws import ProposalLaws
 from toys import TRANSFORMERS as toys
@@ -23,10 +22,10 @@ class TestEarlyExit(ProposalLaws):
     BOUNDED: ClassVar = [CHAIN]
 
 
-@pytest.mark.parametrize(("case", "rule"), [CHAIN, TREE])
-def test_greedy_texts_are_those_of_plain_decoding(case, rule):
-    """The layers that drafts have run are not run again for their verification."""
-    texts, state = toys.decoded(case, rule)
+def test_greedy_texts_are_those_of_plain_decoding():
+    """The layers that drafts have run are not run again for their verification.
+    `tests/product/test_transformer_laws.py` decodes with trees."""
+    texts, state = toys.decoded(*CHAIN)
     assert texts == toys.naive_greedy(toys.PROMPTS, toys.LENGTHS, toys.LIMITS)
     assert 0 < state.stats.accepted.sum() < state.stats.tested.sum()
     np.testing.assert_array_equal(state.cache.length, state.length - 1)

@@ -1,10 +1,12 @@
-"""The examples run as scripts, and through the command line."""
+"""The examples run as scripts, and through the command line, on table models that stand in for the
+checkpoint; `tests/product/test_examples_shipped.py` runs them on the checkpoint."""
 
 import pathlib
 import runpy
 import sys
 
 import pytest
+import table_pair
 
 import specjax
 from specjax.commands import main
@@ -17,6 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def run(capsys, monkeypatch):
     """Run an example's file as a script, from the root of the checkout; what it prints."""
     monkeypatch.chdir(ROOT)
+    table_pair.stand_in(monkeypatch, ROOT / "checkpoints" / "pycode")
 
     def run(name):
         runpy.run_path(f"examples/{name}.py", run_name="__main__")

@@ -5,6 +5,7 @@ import pathlib
 import runpy
 
 import pytest
+import table_pair
 import trained
 from command_line import PAIR, ROOT, TINY, run
 
@@ -38,10 +39,10 @@ def test_library_and_command(capsys):
     for settings in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
         options = {"max_new_tokens": 24, **settings}
         plain = specjax.generate(target, prompt, proposer="none", **options)
-        fast = specjax.generate(target, prompt, draft=draft, num_drafts=4, **options)
+        fast = specjax.generate(target, prompt, draft=draft, num_drafts=2, **options)
         assert fast.tokens == plain.tokens and fast.text == plain.text
         assert fast.stats.target_passes < plain.stats.target_passes
-    arguments = ["--proposer", "draft", "--num-drafts", 4, "--max-new-tokens", 24]
+    arguments = ["--proposer", "draft", "--num-drafts", 2, "--max-new-tokens", 24]
     arguments += ["--temperature", 1, "--seed", 3, "--json"]
     told = json.loads(run(capsys, "generate", *prompt, *PAIR, *arguments).out)
     assert told["text"] == plain.text and told["tokens"] == plain.tokens
@@ -62,13 +63,15 @@ def test_trainer(tmp_path, capsys):
 
 
 def test_notebook(monkeypatch, capsys):
-    """The cells of the quickstart print that speculation changes no token, and draw two lines."""
+    """The cells of the quickstart print that speculation changes no token, and draw two lines.
+    Table models stand for the checkpoint, on which `tests/product/test_colab.py` runs them."""
     pyplot = pytest.importorskip("matplotlib.pyplot")
     pyplot.switch_backend("agg")
     lines = []
     monkeypatch.setattr(pyplot, "show", lambda: lines.extend(pyplot.gca().lines))
     shipped = specjax.shipped
     monkeypatch.setattr(specjax, "shipped", lambda name: shipped(name.replace("pycode", "tiny")))
+    table_pair.stand_in(monkeypatch, TINY)
     runpy.run_path(str(ROOT / "colab" / "quickstart.py"), run_name="__main__")
     told = capsys.readouterr().out
     assert told.count("same: True") == 2 and "the same tokens: True" in told

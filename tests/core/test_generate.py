@@ -3,24 +3,17 @@
 import math
 
 import counted
+import generated
 import language_models
 import numpy as np
 import pytest
+from generated import NEW, PROMPTS, drain, generate
 
 import specjax
-from specjax.generate import TextStream
 from specjax.prompts import padded_length
 
-NEW = 40
-PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
 CIRCLE = "A日b語cédQ🙂RST"  # 20 tokens, most of them a part of a character
 LINE = "Zthe cat sat.NUMBERS"  # 11 tokens after the first, some of several characters
-
-
-def generate(target, prompts, **options):
-    """`specjax.generate` without the measurements of the default, which `test_adaptive.py` has."""
-    options.setdefault("proposer", "draft" if "draft" in options else "none")
-    return specjax.generate(target, prompts, **options)
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +43,12 @@ def line():
     return language_models.scribe(LINE, end=True)
 
 
-@pytest.fixture(params=["none", "ngram", "draft"])
+@pytest.fixture(params=["none", "draft"])
 def speculation(request, draft):
-    """The options of each way to draft."""
+    """The options of a way to draft; `tests/product/test_generate_lookup.py` has another one."""
     return {
         "none": {"proposer": "none"},
-        "ngram": {"proposer": specjax.NGram(min_ngram=1)},
-        "draft": {"proposer": "draft", "draft": draft},
+        "draft": {"proposer": "draft", "draft": draft, "num_drafts": 2},
     }[request.param]
 
 
@@ -69,18 +61,10 @@ def going_round(length):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_row_of_a_batch_is_the_prompt_alone(target, speculation, temperature):
-    """A ragged batch gives each prompt the text that it gets alone with the same seed."""
-    options = {"max_new_tokens": NEW, "temperature": temperature, **speculation}
-    together = generate(target, PROMPTS, seed=[3, 1, 2], **options)
-    for row, (prompt, seed) in enumerate(zip(PROMPTS, [3, 1, 2], strict=True)):
-        alone = generate(target, prompt, seed=[seed], **options)
-        assert (alone.tokens[0], alone.text[0], alone.finish[0]) == (
-            together.tokens[row],
-            together.text[row],
-            together.finish[row],
-        )
-        assert len(set(alone.tokens[0])) > 8, "too monotonous to prove anything"
+def test_row_of_a_batch_is_the_prompt_alone(temperature):
+    """Without drafts; `tests/product/test_generate_lookup.py` has drafts, and so has every law of
+    `test_laws.py`."""
+    generated.check_rows_alone(temperature, proposer="none")
 
 
 def test_single_prompt_is_a_list_of_one(target):
@@ -109,8 +93,9 @@ def test_tokens_in_tokens_out(target, wordless):
 
 def test_draft_without_tokenizer(wordless):
     """A target and a draft without tokenizers fit together if their vocabularies have one size."""
-    out = generate(wordless, [[5, 6]], draft=wordless, max_new_tokens=NEW)
-    assert out.tokens == generate(wordless, [[5, 6]], max_new_tokens=NEW).tokens
+    prompts = [[5, 6], [7], [5, 6, 7]]
+    out = generate(wordless, prompts, draft=wordless, num_drafts=2, max_new_tokens=NEW)
+    assert out.tokens == generate(wordless, prompts, max_new_tokens=NEW).tokens
 
 
 def test_text_is_the_tokens_decoded(target):
@@ -206,24 +191,11 @@ def test_rows_stop_alone(circle):
     assert out.text[2].startswith("STA日b語")
 
 
-def test_stop_and_seed(target, speculation):
-    """Stopping cuts the text that would have been written, sampled or not, with every proposer."""
-    options = {"max_new_tokens": NEW, "temperature": 1.0, **speculation}
-    whole = generate(target, PROMPTS, **options)
-    stop = whole.text[0][len(whole.text[0]) // 2]
-    out = generate(target, PROMPTS, stop=stop, **options)
-    assert out.text == [text.split(stop)[0] for text in whole.text]
-    assert out.finish == [
-        "stop" if stop in text else f for text, f in zip(whole.text, whole.finish, strict=True)
-    ]
+def test_stop_and_seed(speculation):
+    generated.check_stop(**speculation)
 
 
 # --- streams --------------------------------------------------------------------------------------
-
-
-def drain(stream):
-    assert isinstance(stream, TextStream) and stream.output is None
-    return list(stream)
 
 
 @pytest.mark.parametrize("stop", [(), "Sx", "RSTA日b語c"])
@@ -236,16 +208,8 @@ def test_stream_of_a_prompt(circle, stop):
     assert stream.output.text == generate(circle, "A", max_new_tokens=100, stop=stop).text
 
 
-def test_stream_of_a_list(target, speculation):
-    """The pieces of a list are lists with a string per row, and make up the texts of a plain
-    call."""
-    options = {"max_new_tokens": NEW, "temperature": 1.0, **speculation}
-    stream = generate(target, PROMPTS, stream=True, **options)
-    pieces = drain(stream)
-    assert all(len(piece) == 3 for piece in pieces)
-    whole = generate(target, PROMPTS, **options)
-    assert ["".join(row) for row in zip(*pieces, strict=True)] == stream.output.text == whole.text
-    assert (stream.output.tokens, stream.output.finish) == (whole.tokens, whole.finish)
+def test_stream_of_a_list(speculation):
+    generated.check_stream(**speculation)
 
 
 def test_stream_of_a_list_of_one(circle):
@@ -282,21 +246,8 @@ def test_stream_raises_at_once(target):
 # --- figures --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [specjax.Match(), specjax.Rejection()], ids=["match", "rejection"])
-def test_stats_add_up(target, speculation, rule):
-    """Tokens are counted, tau is tokens per pass, and alpha is a rate, but only if something was
-    drafted."""
-    out = generate(target, PROMPTS, max_new_tokens=NEW, temperature=1.0, rule=rule, **speculation)
-    stats = out.stats
-    assert stats.tokens == sum(map(len, out.tokens))
-    assert stats.mean_accepted_length == stats.tokens / stats.target_passes
-    assert stats.seconds > 0 and stats.tokens_per_second == stats.tokens / stats.seconds
-    if speculation["proposer"] != "none":
-        assert 0 <= stats.acceptance_rate <= 1
-        assert stats.target_passes <= stats.tokens
-    else:
-        assert stats.acceptance_rate is None
-        assert stats.target_passes == stats.tokens
+def test_stats_add_up(speculation):
+    generated.check_stats(specjax.Match(), **speculation)
 
 
 def test_stats_of_a_stop(circle):
@@ -307,17 +258,16 @@ def test_stats_of_a_stop(circle):
 
 def test_draft_is_accepted(target, draft):
     """The target is its own perfect draft, and the noisy draft is right now and then."""
-    perfect = generate(target, PROMPTS, draft=target, num_drafts=4, max_new_tokens=NEW).stats
-    noisy = generate(target, PROMPTS, draft=draft, num_drafts=4, max_new_tokens=NEW).stats
+    perfect = generate(target, PROMPTS, draft=target, num_drafts=2, max_new_tokens=NEW).stats
+    noisy = generate(target, PROMPTS, draft=draft, num_drafts=2, max_new_tokens=NEW).stats
     assert perfect.acceptance_rate == 1.0
     assert 0 < noisy.acceptance_rate < 1
-    assert 1 < noisy.mean_accepted_length < perfect.mean_accepted_length <= 5
+    assert 1 < noisy.mean_accepted_length < perfect.mean_accepted_length <= 3
 
 
-@pytest.mark.parametrize("gamma", [1, 4])
-def test_num_drafts(target, gamma):
+def test_num_drafts(target):
     """With gamma perfect drafts a pass emits gamma + 1 tokens, whatever the vocabulary padding."""
-    padded = language_models.padded()
+    padded, gamma = language_models.padded(), 2
     assert padded.model.vocab_size > target.model.vocab_size
     out = generate(target, [[5, 6]], draft=padded, num_drafts=gamma, max_new_tokens=NEW)
     assert out.stats.target_passes == math.ceil(len(out.tokens[0]) / (gamma + 1))
@@ -327,13 +277,13 @@ def test_num_drafts_a_row(target):
     """A prompt with 0 is decoded plainly in the program for the most drafts of the batch."""
     prompts = [[5, 6], [7], [5, 6, 7]]
     plain = generate(target, prompts, max_new_tokens=NEW)
-    out = generate(target, prompts, draft=target, num_drafts=[4, 0, 2], max_new_tokens=NEW)
+    out = generate(target, prompts, draft=target, num_drafts=[2, 0, 1], max_new_tokens=NEW)
     assert out.tokens == plain.tokens
     lengths = [len(tokens) for tokens in out.tokens]
-    passes = sum(math.ceil(n / (gamma + 1)) for n, gamma in zip(lengths, (4, 0, 2), strict=True))
+    passes = sum(math.ceil(n / (gamma + 1)) for n, gamma in zip(lengths, (2, 0, 1), strict=True))
     assert out.stats.target_passes == passes
     before = counted.compilations()
-    generate(target, prompts, draft=target, num_drafts=[0, 4, 4], max_new_tokens=NEW)
+    generate(target, prompts, draft=target, num_drafts=[0, 2, 2], max_new_tokens=NEW)
     assert counted.compilations() == before
 
 

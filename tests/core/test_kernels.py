@@ -9,29 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from few_rows import SUMMED, check_loaded, check_other_processor, drawn
 
-import specjax
 from specjax import kernels
-from specjax.kernels import available, calling
-from specjax.kernels.columns import Product
-from specjax.kernels.forms import FORMS, Machine
-from specjax.models import cpu_dot_general, dot_general, for_several_devices
+from specjax.kernels import available
+from specjax.models import cpu_dot_general, dot_general
 
-SUMMED = {"float32": 0, "bfloat16": 1, "int8": 1}
 # Sizes below and above those of vectors, blocks of rows, parts and tiles.
 SHAPES = [(1, 1), (7, 5), (16, 16), (33, 130), (300, 3), (256, 704), (1100, 2300)]
-
-
-def drawn(dtype: str, inner: int, outer: int) -> tuple[np.ndarray, np.ndarray]:
-    """50 rows of activations, and a matrix."""
-    rng = np.random.default_rng(inner * 10007 + outer)
-    shape = (inner, outer) if SUMMED[dtype] == 0 else (outer, inner)
-    if dtype == "int8":
-        values = [rng.integers(-127, 128, s) for s in ((50, inner), shape)]
-    else:
-        values = [rng.normal(size=s) for s in ((50, inner), shape)]
-    x, weights = (value.astype(np.float32).astype(jnp.dtype(dtype)) for value in values)
-    return x, weights
 
 
 @functools.cache
@@ -40,6 +25,18 @@ def multiply(dtype: str):
 
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 11, 13, 16, 20, 33, 48)
+
+
+@functools.cache
+def multiply_parts(dtype: str, rows: tuple[int, ...]):
+    """The products of all rows, of the first few for each number, and of two in the middle, in one
+    program."""
+
+    def parts(x, weights):
+        cuts = [x, *(x[:n] for n in rows), x[9:11]]
+        return [kernels.few_rows(cut, weights, SUMMED[dtype]) for cut in cuts]
+
+    return jax.jit(parts)
 
 
 @pytest.mark.parametrize("dtype", SUMMED)
@@ -52,31 +49,27 @@ def test_the_product_is_right_and_its_bits_do_not_depend_on_the_rows(
     assert kernels.takes(1, weights, SUMMED[dtype])
     exact = np.asarray(weights, np.float64)
     exact = np.asarray(x, np.float64) @ (exact if SUMMED[dtype] == 0 else exact.T)
-    all_rows = np.asarray(multiply(dtype)(x, weights))
+    rows = ROWS[SHAPES.index((inner, outer)) % 3 :: 3]
+    all_rows, *firsts, middle = map(np.asarray, multiply_parts(dtype, rows)(x, weights))
     bound = 0 if dtype == "int8" else 2e-6 * inner
     np.testing.assert_allclose(all_rows, exact, rtol=0, atol=bound)
-    for rows in ROWS[SHAPES.index((inner, outer)) % 3 :: 3]:
-        some = np.asarray(multiply(dtype)(x[:rows], weights))
-        assert some.tobytes() == all_rows[:rows].tobytes()
-    assert np.asarray(multiply(dtype)(x[9:11], weights)).tobytes() == all_rows[9:11].tobytes()
+    for count, some in zip(rows, firsts, strict=True):
+        assert some.tobytes() == all_rows[:count].tobytes()
+    assert middle.tobytes() == all_rows[9:11].tobytes()
 
 
-@pytest.mark.parametrize("lanes, registers", [(4, 32), (8, 16), (16, 32)])
-@pytest.mark.parametrize("dtype", SUMMED)
+@pytest.mark.parametrize(
+    ("dtype", "lanes", "registers"),
+    [
+        *(("float32", *machine) for machine in ((4, 32), (8, 16), (16, 32))),
+        ("bfloat16", 16, 32), ("int8", 4, 32),
+    ],
+)  # fmt: skip
 def test_the_loops_for_other_processors_are_right(
     monkeypatch: pytest.MonkeyPatch, dtype: str, lanes: int, registers: int
 ):
-    """Their vectors are cut into those of this one."""
-    if Machine(lanes, registers) == calling.machine():
-        return  # every other test runs these
-    work = Product(FORMS[dtype], Machine(lanes, registers))
-    target = calling.register(work, f"specjax_test_{lanes}_{registers}_{dtype}")
-    monkeypatch.setattr(available, "made", lambda *of: target)
-    x, weights = drawn(dtype, 75, 53)
-    exact = np.asarray(weights, np.float64)
-    exact = np.asarray(x, np.float64) @ (exact if SUMMED[dtype] == 0 else exact.T)
-    made = np.asarray(jax.jit(lambda x, w: kernels.few_rows(x, w, SUMMED[dtype]))(x, weights))
-    np.testing.assert_allclose(made, exact, rtol=0, atol=0 if dtype == "int8" else 2e-4)
+    """`tests/product/test_few_rows.py` has the other dtypes of each."""
+    check_other_processor(monkeypatch, dtype, lanes, registers)
 
 
 def test_several_programs_at_once_give_the_same_bits():
@@ -124,22 +117,9 @@ def test_the_product_has_a_gradient_and_a_batched_form():
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(("dtype", "int8"), [("float32", True), ("bfloat16", False)])
 def test_a_loaded_model_multiplies_few_rows_with_the_kernels(dtype: str, int8: bool):
-    target = specjax.load(specjax.shipped("tiny/target"), dtype)
-    target = specjax.quantise(target) if int8 else target
-    other = for_several_devices(target)
-    assert other.model != target.model
-    tokens = jnp.asarray([[5, 6, 7]])
-    run = [
-        jax.jit(lambda p, m=m: m.model.apply(p, tokens, jnp.arange(3)[None]).logits)
-        for m in (target, other)
-    ]
-    texts = [f.lower(target.params).as_text() for f in run]
-    assert "specjax_few_rows_" in texts[0] and "specjax_few_rows_" not in texts[1]
-    ours, theirs = (np.asarray(f(target.params), np.float32) for f in run)
-    np.testing.assert_allclose(ours, theirs, atol=1e-5 if dtype == "float32" else 0.1)
+    check_loaded(dtype, int8)
 
 
 def test_without_llvmlite_or_where_it_fails_xla_multiplies(monkeypatch: pytest.MonkeyPatch):

@@ -60,19 +60,37 @@ def close(actual, wanted, tolerance):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("name", "chunk"), [*((name, 8) for name in LOSSES), ("forward-kl", 64)])
-def test_a_chunked_loss_is_the_whole_one(name, chunk):
-    """Value and gradients agree, whether or not the chunks divide the rows."""
-    loss, rows, shared = LOSSES[name]
+@functools.cache
+def compared():
+    """(cut into chunks, whole) of each loss and size of chunks, with gradients, in one program."""
 
-    def whole(hidden, head):
+    def whole(name, chunk, hidden, head):
+        loss, rows, shared = LOSSES[name]
         return loss(mixed_dot_general(hidden, head, LAST_FIRST), *rows, *shared)
 
-    def cut(hidden, head):
+    def cut(name, chunk, hidden, head):
+        loss, rows, shared = LOSSES[name]
         return chunked(loss, chunk)(hidden, head, rows, shared)
 
-    actual, wanted = (jax.jit(jax.value_and_grad(f, (0, 1)))(HIDDEN, HEAD) for f in (cut, whole))
-    close(actual, wanted, 2e-4)
+    def every(hidden, head):
+        return {
+            case: [
+                jax.value_and_grad(functools.partial(f, *case), (0, 1))(hidden, head)
+                for f in (cut, whole)
+            ]
+            for case in CHUNKED
+        }
+
+    return jax.jit(every)(HIDDEN, HEAD)
+
+
+CHUNKED = [*((name, 8) for name in LOSSES), ("forward-kl", 64)]
+
+
+@pytest.mark.parametrize(("name", "chunk"), CHUNKED)
+def test_a_chunked_loss_is_the_whole_one(name, chunk):
+    """Value and gradients agree, whether or not the chunks divide the rows."""
+    close(*compared()[name, chunk], 2e-4)
 
 
 @pytest.mark.parametrize("trains_head", [True, False])
@@ -89,14 +107,20 @@ def test_chunks_with_numbers_of_rows(trains_head):
         value, rows = both(hidden, head, (WEIGHT, LABELS))
         return value + 3 * rows["best"].sum(), rows
 
-    (value, rows), grads = jax.value_and_grad(total, (0, 1), has_aux=True)(HIDDEN, HEAD)
-    plain, wanted = jax.value_and_grad(
-        lambda *x: chunked(cross_entropy, 8)(*x, (WEIGHT, LABELS)), (0, 1)
+    (value, rows), grads = jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(HIDDEN, HEAD)
+    plain, wanted = jax.jit(
+        jax.value_and_grad(lambda *x: chunked(cross_entropy, 8)(*x, (WEIGHT, LABELS)), (0, 1))
     )(HIDDEN, HEAD)
     close(value - 3 * rows["best"].sum(), plain, 1e-4)
     close(rows["best"], LOGITS.max(1), 1e-6)
     close(grads[0], wanted[0], 1e-6)
     close(grads[1], wanted[1] if trains_head else 0 * wanted[1], 1e-6)
+
+
+@jax.jit
+def objectives(*arguments):
+    """All of them in one program."""
+    return {name: per_row(made, None, None)(*arguments) for name, made in OBJECTIVES.items()}
 
 
 @pytest.mark.parametrize("known", [None, [1, 4, 5, 9]])
@@ -124,11 +148,10 @@ def test_objectives_against_float64(name, known):
         "adaptive": w * kl + (1 - w) * (1 - alpha),
         "cross-entropy-l1": 0.1 * hard + 0.9 * 2 * (1 - alpha),
     }[name]
-    loss = per_row(OBJECTIVES[name], None, None)
     known = None if known is None else np.array(known)
-    value, rows = jax.jit(loss)(
+    value, rows = objectives(
         np.asarray(LOGITS)[:, columns], WEIGHT, labels, TARGET_HIDDEN, TARGET_HEAD, known
-    )
+    )[name]
     close(value, (np.asarray(WEIGHT) * wanted).sum(), 1e-4)
     close(rows, alpha, 1e-5)
 
@@ -215,13 +238,35 @@ def written_out(name, p, q, weight=None):
     return 1 - alpha
 
 
+@functools.cache
+def divergences(warped):
+    """The target, and the value and the gradient of each divergence from it, in one program."""
+    sampling = WARM if warped else None
+
+    @jax.jit
+    def every(logits):
+        target = log_target(TARGET_LOGITS, sampling)
+
+        def divergence(name, logits):
+            return DIVERGENCES[name](target, log_draft(logits, sampling))
+
+        values, gradients = {}, {}
+        for name in FILTERED if warped else DIVERGENCES:
+            of_name = functools.partial(divergence, name)
+            values[name] = of_name(logits)
+            gradients[name] = jax.grad(lambda x, of_name=of_name: of_name(x).sum())(logits)
+        return target, values, gradients
+
+    return every(LOGITS)
+
+
 @pytest.mark.parametrize(
     ("name", "sampling"), [*((n, None) for n in DIVERGENCES), *((n, WARM) for n in FILTERED)]
 )
 def test_divergences_against_float64(name, sampling):
     """Values and gradients (by finite differences) agree, with and without filters on the
     target."""
-    target = jax.jit(log_target)(TARGET_LOGITS, sampling)
+    target, values, gradients = divergences(sampling is not None)
     p = float64(np.asarray(target, np.float64))
     heat = 1.0 if sampling is None else float(sampling.temperature[0])
     logits = np.asarray(LOGITS, np.float64)
@@ -231,13 +276,9 @@ def test_divergences_against_float64(name, sampling):
     def value(logits):
         return written_out(name, p, float64(logits / heat), weight)
 
-    @jax.jit
-    def divergence(logits):
-        return DIVERGENCES[name](target, log_draft(logits, sampling))
-
     assert sampling is None or (p == 0).any()
-    np.testing.assert_allclose(divergence(LOGITS), value(logits), rtol=2e-4, atol=2e-6)
-    grads = np.asarray(jax.jit(jax.grad(lambda x: divergence(x).sum()))(LOGITS))
+    np.testing.assert_allclose(values[name], value(logits), rtol=2e-4, atol=2e-6)
+    grads = np.asarray(gradients[name])
     for v in range(logits.shape[1]):
         step = np.zeros_like(logits)
         step[:, v] = 1e-5

@@ -54,12 +54,10 @@ def twins():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["foreign", "sentencepiece"])
-def test_the_text_is_the_targets_own(target, foreign, twins, name, temperature):
+def test_the_text_is_the_targets_own(target, foreign, temperature):
     """Greedy and sampled texts of a ragged batch are those of plain decoding."""
-    draft = {**twins, "foreign": foreign}[name]
     options = {"max_new_tokens": NEW, "temperature": temperature, "seed": 4}
-    out = generate(target, PROMPTS, draft=draft, **options)
+    out = generate(target, PROMPTS, draft=foreign, num_drafts=2, **options)
     assert out.tokens == generate(target, PROMPTS, **options).tokens
     assert out.exact is True
     assert out.stats.acceptance_rate is not None
@@ -67,14 +65,17 @@ def test_the_text_is_the_targets_own(target, foreign, twins, name, temperature):
 
 def test_a_draft_that_agrees_is_accepted(writer, twins):
     """All drafts are accepted where every token, also EOS, is shared; " sat" is lost where it
-    takes three tokens."""
-    plain = generate(writer, "Z", max_new_tokens=NEW)
+    takes three tokens.  Sampled texts are those of plain decoding, too."""
+    sampled = {"max_new_tokens": NEW, "temperature": 1.2, "seed": 4}
+    plain, other = (generate(writer, "Z", **how) for how in ({"max_new_tokens": NEW}, sampled))
+    assert other.tokens != plain.tokens
     assert (plain.text, plain.finish) == ([SAID[1:]], ["eos"])
     alpha = {}
     for name, draft in twins.items():
         out = generate(writer, "Z", draft=draft, max_new_tokens=NEW)
         assert (out.tokens, out.finish) == (plain.tokens, plain.finish)
         alpha[name] = out.stats.acceptance_rate
+        assert generate(writer, "Z", draft=draft, **sampled).tokens == other.tokens
     accepted = (
         len(plain.tokens[0]) - 2
     )  # two blocks of three end with the target's own token: " sat", and after four drafts
@@ -84,6 +85,7 @@ def test_a_draft_that_agrees_is_accepted(writer, twins):
 def test_rejection(writer, twins):
     """A seed gives one text, and drafts are accepted and rejected."""
     options = {"temperature": 1.2, "rule": specjax.Rejection(), "max_new_tokens": NEW}
+    options["num_drafts"] = 2
     one, two = (
         generate(writer, ["Z"] * 3, draft=twins["sentencepiece"], **options) for _ in range(2)
     )
@@ -98,13 +100,13 @@ def test_it_says_so_once(target, foreign):
         UserWarning,
         match=r"draft 'foreign' \(270 tokens\) .* target 'target' \(290 tokens\).* the \d+ that",
     ) as warned:
-        generate(target, "a", draft=foreign, max_new_tokens=1)
+        generate(target, PROMPTS, draft=foreign, num_drafts=2, max_new_tokens=NEW)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        generate(target, "a", draft=foreign, max_new_tokens=1)
-        generate(target, "a", draft=target, max_new_tokens=1)  # no second warning
+        generate(target, PROMPTS, draft=foreign, num_drafts=2, max_new_tokens=NEW)
+        specjax.make_drafter(target, target)  # no second warning
     for call in (
-        lambda: generate(target, "a", draft=foreign, max_new_tokens=1),
+        lambda: generate(target, PROMPTS, draft=foreign, num_drafts=2, max_new_tokens=NEW),
         lambda: specjax.make_drafter(target, foreign),
     ):
         pairing._said.clear()
@@ -118,7 +120,7 @@ def test_a_text_may_be_longer_than_the_draft_reads(target, foreign):
     """The draft has 40 positions, the text 60 tokens."""
     model = dataclasses.replace(foreign.model, max_positions=40)
     short = dataclasses.replace(foreign, model=model)
-    out = generate(target, [[5] * 30], draft=short, max_new_tokens=30)
+    out = generate(target, [[5] * 30], draft=short, num_drafts=2, max_new_tokens=30)
     assert out.tokens == generate(target, [[5] * 30], max_new_tokens=30).tokens
 
 
@@ -151,10 +153,11 @@ def test_refused(target, foreign, tokenizer, message):
     assert [part for part in [*message, "NGram()"] if part not in str(caught.value)] == []
 
 
-def test_the_command_says_it_in_a_line(capsys):
+def test_the_command_says_it_in_a_line(capsys, monkeypatch, target, twins):
     """`specjax generate` accepts such a draft and prints a readable warning."""
     pairing._said.clear()
-    folder = folders.scribe(SAID, True, sentencepiece(), 2)
+    loaded = {"target": target, "draft": twins["sentencepiece"]}
+    monkeypatch.setattr(specjax, "load", lambda folder, *_, **__: loaded[folder])
     with warnings.catch_warnings():
         warnings.simplefilter("default")
         main(
@@ -162,18 +165,20 @@ def test_the_command_says_it_in_a_line(capsys):
                 "generate",
                 "the cat",
                 "--target",
-                str(folders.target()),
+                "target",
                 "--draft",
-                str(folder),
+                "draft",
                 "--max-new-tokens",
                 "8",
+                "--num-drafts",
+                "2",
                 "--proposer",
                 "draft",
             ]
         )
     printed = capsys.readouterr()
     assert (
-        printed.err.startswith(f"specjax generate: the draft {folder.name!r} (")
+        printed.err.startswith(f"specjax generate: the draft {loaded['draft'].name!r} (")
         and printed.err.count("\n") == 1
     )
     assert "same tokens                    yes" in printed.out

@@ -26,7 +26,7 @@ def run(target, proposer, rule, draft, **changes):
 
 
 def chain(draft):
-    return DraftModel(draft.model, toys.VOCAB, 3)
+    return DraftModel(draft.model, toys.VOCAB, 2)
 
 
 def kernel(seed=0, shape=(24, 40)):

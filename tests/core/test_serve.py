@@ -37,13 +37,13 @@ def ask(**fields: Any) -> Request:
 def test_no_text_depends_on_load():
     """Requests of all kinds at once and in any order, with cancelled neighbours, against each one
     alone: the same tokens, texts, ends, and bits of log-probabilities; nothing is compiled."""
-    made, seeds = engine(), list(range(60))
+    made, seeds = engine(), list(range(28))
     before = made.compiled()
     compiled = counted.compilations()
     served = load.under_load(made, seeds, np.random.default_rng(0), 0.2, threads=20)
     assert sorted(served) == seeds
     wrong, counts = load.differences(made, seeds, served, generated=0.0)
-    assert wrong == [] and counts["alone"] == 45
+    assert wrong == [] and counts["alone"] == 21
     assert counted.compilations() == compiled
     assert made.compiled() == before
     state = made.load()
@@ -56,12 +56,12 @@ def test_the_text_is_that_of_generate():
     made, seeds = engine(), list(range(100, 112))
     served = {seed: made.submit(load.request(seed)).result(60) for seed in seeds}
     assert {load.request(seed).proposer for seed in seeds} >= {"lookup", "draft", "medusa"}
-    assert load.differences(made, seeds, served, generated=0.5)[0] == []
+    assert load.differences(made, seeds, served, generated=0.25)[0] == []
 
 
 def test_the_law_finds_a_wrong_copy(monkeypatch):
     """A prefix that is copied from another prompt changes texts, and the comparison says so."""
-    made, seeds = engine(), list(range(200, 216))
+    made, seeds = engine(), list(range(200, 208))
     alone = {seed: made.submit(load.request(seed)).result(60) for seed in seeds}
     wrong = lambda row: (0, load.CHUNK) if len(row.tokens) > load.CHUNK + 1 else (0, 0)  # noqa: E731
     monkeypatch.setattr(made._scheduler, "_known_prefix", wrong)
@@ -70,7 +70,7 @@ def test_the_law_finds_a_wrong_copy(monkeypatch):
 
 def test_who_guessed_each_token():
     """Depths rise by one from 1 within a step, and the counts are those of the decoder."""
-    for seed in range(300, 330):
+    for seed in range(300, 312):
         served = engine().submit(load.request(seed)).result(60)
         depths = [guess.depth for guess in served.guesses]
         assert len(depths) == len(served.tokens)
@@ -276,8 +276,8 @@ def test_a_batch_that_does_not_fit_is_refused():
     target = LanguageModel(toys.model(), toys.weights(), None, (), "toy")
     engine()  # compiles small programs that every engine uses
     compiled = counted.compilations()
-    with pytest.raises(ValueError, match=r"16777216 slots .* would take .*fewer slots="):
-        Engine(target, slots=2**24, capacity=48, chunk=16)
+    with pytest.raises(ValueError, match=r"16777216 slots .* would take \d{4}.*fewer slots="):
+        Engine(target, slots=2**24, capacity=2**23, chunk=16)  # thousands of terabytes
     assert counted.compilations() == compiled
 
 

@@ -16,6 +16,7 @@ import time
 
 import pytest
 import serving
+import table_pair
 from command_line import ROOT
 from serving import events, post, running, send
 
@@ -601,6 +602,7 @@ def test_500_clients_at_once(port, monkeypatch):
 def test_refused_options(capsys, monkeypatch):
     from specjax.commands import main
 
+    table_pair.stand_in(monkeypatch, TINY)
     for words, message in [
         (["--port", "99999"], "--port 99999"),
         (["--adapter", "folder"], "--adapter folder; it must look like name=folder"),

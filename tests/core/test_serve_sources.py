@@ -22,17 +22,20 @@ def test_features_and_whole_prompts():
         "block": specjax.Drafter(block, block_params, "block"),
         "lookup": BoundDrafter(specjax.NGram(3, min_ngram=1)),
     }
+    # Some prompts are longer than a chunk; `generate` reads all of them in two widths.
+    asks = [("head", 1), ("block", 6), ("lookup+head", 21), ("none", 11), ("block", 21),
+            ("head", 23)]  # fmt: skip
     with Engine(target, drafters, slots=2, capacity=48, chunk=16) as made:
         compiled = made.compiled()
         asked = [
             Request(
-                prompts=[list(range(1, 2 + 5 * n))],
+                prompts=[list(range(1 + n, 1 + n + length))],
                 proposer=name,
                 max_new_tokens=12,
                 temperature=n % 2,
                 seed=n,
             )
-            for n, name in enumerate(["head", "block", "lookup+head", "none", "block", "head"])
+            for n, (name, length) in enumerate(asks)
         ]
         together = [handle.result(60) for handle in [made.submit(one) for one in asked]]
         for one, served in zip(asked, together, strict=True):

@@ -20,6 +20,21 @@ def test_early_exit(capsys):
     assert stats["same_tokens"] is True and stats["tested"] > 0
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["dynamic-tree", *PAIR[2:], "--num-drafts", 2, "--width", 2, "--num-nodes", 4],
+        ["first-of", *PAIR[2:], "--num-drafts", 2, "--confidence-threshold", 0.3],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_other_proposers(capsys, arguments):
+    """Each proposer loads its weights, drafts, and changes no token."""
+    command = ["--json", *SHORT, "--proposer", *arguments]
+    stats = json.loads(run(capsys, "generate", "import os\n", *PAIR[:2], *command).out)["stats"]
+    assert stats["same_tokens"] is True and stats["tested"] > 0
+
+
 def test_medusa_and_its_picture(capsys, tmp_path):
     """Heads from a folder give the same text, and their tree is drawn."""
     target = specjax.load(TINY / "target")

@@ -1,0 +1,59 @@
+"""The kernels for few rows beside float64 and beside XLA: checks of one case each."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specjax
+from specjax import kernels
+from specjax.kernels import available, calling
+from specjax.kernels.columns import Product
+from specjax.kernels.forms import FORMS, Machine
+from specjax.models import for_several_devices
+
+SUMMED = {"float32": 0, "bfloat16": 1, "int8": 1}
+
+
+def drawn(dtype: str, inner: int, outer: int) -> tuple[np.ndarray, np.ndarray]:
+    """50 rows of activations, and a matrix."""
+    rng = np.random.default_rng(inner * 10007 + outer)
+    shape = (inner, outer) if SUMMED[dtype] == 0 else (outer, inner)
+    if dtype == "int8":
+        values = [rng.integers(-127, 128, s) for s in ((50, inner), shape)]
+    else:
+        values = [rng.normal(size=s) for s in ((50, inner), shape)]
+    x, weights = (value.astype(np.float32).astype(jnp.dtype(dtype)) for value in values)
+    return x, weights
+
+
+def check_other_processor(monkeypatch: pytest.MonkeyPatch, dtype: str, lanes: int, registers: int):
+    """Their vectors are cut into those of this one."""
+    if Machine(lanes, registers) == calling.machine():
+        return  # other tests run these
+    work = Product(FORMS[dtype], Machine(lanes, registers))
+    target = calling.register(work, f"specjax_test_{lanes}_{registers}_{dtype}")
+    monkeypatch.setattr(available, "made", lambda *of: target)
+    x, weights = drawn(dtype, 75, 53)
+    exact = np.asarray(weights, np.float64)
+    exact = np.asarray(x, np.float64) @ (exact if SUMMED[dtype] == 0 else exact.T)
+    made = np.asarray(jax.jit(lambda x, w: kernels.few_rows(x, w, SUMMED[dtype]))(x, weights))
+    np.testing.assert_allclose(made, exact, rtol=0, atol=0 if dtype == "int8" else 2e-4)
+
+
+def check_loaded(dtype: str, int8: bool):
+    target = specjax.load(specjax.shipped("tiny/target"), dtype)
+    target = specjax.quantise(target) if int8 else target
+    other = for_several_devices(target)
+    assert other.model != target.model
+    tokens = jnp.asarray([[5, 6, 7]])
+    run = [
+        jax.jit(lambda p, m=m: m.model.apply(p, tokens, jnp.arange(3)[None]).logits)
+        for m in (target, other)
+    ]
+    texts = [f.lower(target.params).as_text() for f in run]
+    assert "specjax_few_rows_" in texts[0] and "specjax_few_rows_" not in texts[1]
+    ours, theirs = (np.asarray(f(target.params), np.float32) for f in run)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5 if dtype == "float32" else 0.1)
