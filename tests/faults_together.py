@@ -57,13 +57,6 @@ class AnyRejection(Rejection):
 
 
 @struct.dataclass
-class InAny(Rejection):
-    """`Rejection` in a decoder of the kind `DECODERS[decoder]`."""
-
-    decoder: Any = 0.0
-
-
-@struct.dataclass
 class MatchInAny(Match):
     """`Match` in a decoder of the kind `DECODERS[decoder]`."""
 
@@ -131,8 +124,6 @@ def together(
     number, chain = float(DECODERS.index(decoder)), Chain(source, num_drafts)
     if type(rule) is Match:
         return AnyDecoder, chain, MatchInAny(number), table
-    if type(rule) is Rejection:
-        return AnyDecoder, chain, InAny(number), table
     if type(rule) not in RULES:
         return None
     return AnyDecoder, chain, AnyRejection(float(RULES.index(type(rule))), number), table

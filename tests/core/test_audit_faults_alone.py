@@ -3,13 +3,17 @@
 import dataclasses
 
 import audit_campaign
+import faults
 import pytest
 from audit_campaign import FAULTS, ROWS, SOURCE, SPEED
 
 from specjax.proposers import StaticTree
 
-SMALLER = {"flat mask on a tree": StaticTree(SOURCE, (2, 2))}
-"""A tree that compiles faster than that of the campaign."""
+SMALLER = {
+    "flat mask on a tree": StaticTree(SOURCE, (2, 1)),
+    "siblings reversed": faults.ReversedSiblings(SOURCE, (3,)),
+}
+"""Trees that compile faster than those of the campaign."""
 
 
 @pytest.mark.parametrize("name", [name for name, case in FAULTS.items() if not case.shares])
