@@ -145,7 +145,7 @@ def test_a_draft_that_rested_drafts_as_if_it_had_not(pauses):
     assert toys.texts(dec.run(arrays(), state)) == plain()
 
 
-@pytest.mark.parametrize("case", ["table chain", "draft 6"])
+@pytest.mark.parametrize("case", ["draft 6", "universal"])
 def test_a_chain_up_to_a_depth_is_the_beginning_of_the_whole_one(case):
     """The loop draws the same tokens from the same logits as the chain without a limit."""
     rule = "rejection"

@@ -62,9 +62,11 @@ def test_chunks_are_one_pass(case, monkeypatch):
 def test_decoding_from_chunks(case, monkeypatch):
     """The text is the same, also if a proposer reads the prompt itself or its hidden states."""
     monkeypatch.setattr(prefill, "CHUNK", 3)
-    dec, arrays = toys.decoder(case, "match"), toys.params(case)
-    prompts = np.pad(toys.PROMPTS, ((0, 0), (0, 3)))  # of a width that no other test compiles
-    state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0, prompt=prompts))
+    dec = toys.decoder(
+        case, "match", capacity=toys.CAPACITY + 1
+    )  # a capacity for which no other chunk was compiled
+    arrays = toys.params(case)
+    state = dec.run(arrays, toys.prefill(dec, arrays, temperature=1.0))
     assert toys.texts(state) == toys.decoded(case, "match", 1.0)[0]
     np.testing.assert_array_equal(
         state.stats.accepted, toys.decoded(case, "match", 1.0)[1].stats.accepted
