@@ -53,7 +53,8 @@ TESTS: dict[str, str] = {
     "proposers/choice": "choices best_first proposers laws",
     "proposers/cost_aware": "cost_aware best_first laws",
     "proposers/sources/": "sources proposers eagle3 datastore universal medusa laws",
-    "proposers/": "proposers proposers_refused chain_depth datastore documents suffix_tree laws distribution",
+    "proposers/": "proposers proposers_refused chain_depth datastore suffix_tree laws distribution "
+    "documents",
     "sampling.py": "sampling properties_sampling rules laws",
     "tree.py": "tree properties_trees walks proposers",
     "processors.py": "processors properties_sampling processor_laws",
