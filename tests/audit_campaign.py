@@ -114,7 +114,12 @@ class Case:
 
     @property
     def shares(self) -> bool:
-        """Whether it can be audited in a program that it shares with other faults."""
+        """Whether it can be audited in a program that it shares with other faults.
+
+        Those with processors are few, and have programs of their own.
+        """
+        if not PENALTIES.keys().isdisjoint(self.settings):
+            return False
         return self.check != "acceptance" and self.target is NET and bool(self._together(NOTHING))
 
     def audit_together(self, seed: int, **changes: Any) -> Report:

@@ -44,7 +44,7 @@ def pick(made: Any, wanted: Any, instead: Any) -> Any:
 
 @struct.dataclass
 class AnyRejection(Rejection):
-    """The rule `RULES[rule]`, in a decoder of the kind `DECODERS[decoder]`."""
+    """The rule `RULES[rule]`, in a decoder of the kind `OfRules.KINDS[decoder]`."""
 
     rule: Any = 0.0
     decoder: Any = 0.0
@@ -73,10 +73,12 @@ class MatchInAny(Match):
 class AnyDecoder(faults.Faulty):
     """The decoder that its rule names."""
 
+    KINDS = DECODERS
+
     def _each(self, hook, state, made, *given):
         """What the hook of the named decoder makes of the last of its arguments."""
         named = state.rule.decoder[0]
-        for number, kind in enumerate(DECODERS[1:], 1):
+        for number, kind in enumerate(self.KINDS[1:], 1):
             own = getattr(kind, hook)(self, *given)
             made = pick(made, named == number, own)
         return made
@@ -95,6 +97,12 @@ class AnyDecoder(faults.Faulty):
 
     def path(self, state, path):
         return self._each("path", state, path, state, path)
+
+
+class OfRules(AnyDecoder):
+    """One of those that wrong rules are planted with, which compiles in half the time."""
+
+    KINDS = DECODERS[:2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +141,6 @@ def together(
         return AnyDecoder, chain, MatchInAny(number), table
     if type(rule) is Rejection:
         return AnyDecoder, chain, InAny(number), table
-    if type(rule) not in RULES:
+    if type(rule) not in RULES or decoder not in OfRules.KINDS:
         return None
-    return AnyDecoder, chain, AnyRejection(float(RULES.index(type(rule))), number), table
+    return OfRules, chain, AnyRejection(float(RULES.index(type(rule))), number), table

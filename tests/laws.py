@@ -23,8 +23,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     laws = metafunc.cls
     if laws is None or not issubclass(laws, Laws) or "case" not in metafunc.fixturenames:
         return
-    pairs = laws.SAME_KEY if "same_key" in metafunc.function.__name__ else laws.PAIRS
-    if "alone" in metafunc.function.__name__ or "idle" in metafunc.function.__name__:
+    pairs, law = laws.PAIRS, metafunc.function.__name__
+    if "same_key" in law:
+        pairs = laws.SAME_KEY
+    elif "inserted" in law:
+        pairs = laws.INSERTED
+    elif "row_alone" in law:
         pairs = laws.ALONE
     group = "{}-{}-{}".format(laws.__name__, *("{}", "{}"))
     metafunc.parametrize(
@@ -84,7 +88,8 @@ class Laws:
 
     toys: Toys
     PAIRS: list[tuple[str, str]]  # a case and a rule
-    ALONE: list[tuple[str, str]]  # of these, the pairs that are also compiled for a single row
+    INSERTED: list[tuple[str, str]]  # of these, the pairs whose prefill is compiled for one row
+    ALONE: list[tuple[str, str]]  # of these, the pairs whose steps are compiled for one row too
     SAME_KEY: list[tuple[str, str]]  # pairs under rules that share their noise and are exact
 
     def test_greedy_speculation_is_greedy_decoding(self, case, rule):

@@ -77,8 +77,9 @@ class Suite:
 
 SUITES = {
     "auditor": Suite(
-        ("test_audit_faults.py", "test_audit_faults_alone.py"), "test_a_fault_is_found", "name",
-        _auditor,
+        ("test_audit_faults.py", "test_audit_faults_alone.py", "test_audit_faults_steps.py",
+         "test_audit_faults_targets.py"),
+        "test_a_fault_is_found", "name", _auditor,
     ),
     "samples": Suite(
         ("test_distribution_policies.py",), "test_wrong_rules_are_caught", "mistake", _samples

@@ -186,7 +186,8 @@ class ToyModels:
     def eagle3_params(self, params: Any) -> SharedParams:
         """Random parameters of `EAGLE3`, with the embedding and the head of a target's `params`."""
         inputs = (jnp.zeros((1, 1, 64)), jnp.zeros((1, 1, 32)), jnp.zeros((1, 1), jnp.int32))
-        made = Eagle3(EAGLE3).init(jax.random.key(5), *inputs, method="everything")
+        init = functools.partial(Eagle3(EAGLE3).init, method="everything")
+        made = jax.jit(init)(jax.random.key(5), *inputs)  # one program, not one per operation
         own = {"network": nn.meta.unbox(made)["params"]}
         return SharedParams(own, {name: params[name] for name in ("embedding", "head")})
 

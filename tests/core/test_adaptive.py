@@ -13,7 +13,6 @@ from watched import Watched
 
 import specjax
 from specjax import RULES, Decoder, NGram, Params
-from specjax.contract import Context
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain, DraftSource
 from specjax.proposers.adaptive import FIRST
 from specjax.proposers.trials import Trials
@@ -35,7 +34,7 @@ def stacked(*parts):
 @functools.cache
 def stages(rule="match"):
     """A decoder, and its stages compiled."""
-    dec = Decoder(toys.model(), PROPOSER, RULES[rule](), (toys.EOS,), toys.CAPACITY)
+    dec = decoder(rule)
     return dec, *(jax.jit(stage) for stage in (dec.propose, dec.verify, dec.commit))
 
 
@@ -59,11 +58,10 @@ def whole_chain():
     return dec, jax.jit(dec.propose)
 
 
-def decoder(target=None, draft=None):
-    proposer = PROPOSER
-    if draft is not None:
-        proposer = Adaptive(LOOKUP, Chain(DraftSource(draft, toys.VOCAB), 3), WIDTHS)
-    return Decoder(target or toys.model(), proposer, RULES["match"](), (toys.EOS,), toys.CAPACITY)
+def decoder(rule="match"):
+    """The same for all tests, so that they share its programs."""
+    proposer = Adaptive(LOOKUP, Chain(DraftSource(WATCHED_DRAFT, toys.VOCAB), 3), WIDTHS)
+    return Decoder(WATCHED, proposer, RULES[rule](), (toys.EOS,), toys.CAPACITY)
 
 
 def test_the_options():
@@ -82,7 +80,7 @@ def test_other_times_choose_other_widths_in_one_program():
     """The target reads what the chosen option has, the draft rests where nothing is drafted, and
     the text stays the same."""
     target, draft = WATCHED, WATCHED_DRAFT
-    dec = decoder(target, draft)
+    dec = decoder()
     seen = {}
     for name, seconds in {
         "plain": (1, INF, INF, INF, INF),
@@ -112,7 +110,7 @@ def test_other_times_choose_other_widths_in_one_program():
 def test_an_option_can_be_forced(option):
     """Every step reads so many tokens, a lookup that finds nothing included."""
     target = WATCHED
-    dec, params = decoder(target, WATCHED_DRAFT), arrays((1, INF, INF, INF, INF), option)
+    dec, params = decoder(), arrays((1, INF, INF, INF, INF), option)
     state = toys.prefill(dec, params)
     jax.effects_barrier()
     target.widths.clear()
@@ -144,38 +142,6 @@ def test_a_draft_that_rested_drafts_as_if_it_had_not(pauses):
         np.testing.assert_array_equal(drafts[live], others[live])
         state, _ = commit(params, after, made, verify(params, after, made))
     assert toys.texts(dec.run(arrays(), state)) == plain()
-
-
-@pytest.mark.parametrize("case", ["table chain", "draft 6", "universal"])
-def test_a_chain_up_to_a_depth_is_the_beginning_of_the_whole_one(case):
-    """The loop draws the same tokens from the same logits as the chain without a limit."""
-    rule = "rejection"
-    dec, params = toys.decoder(case, rule), toys.params(case)
-    state = toys.prefill(dec, params, temperature=0.9)
-
-    @jax.jit
-    def propose(state, depth):
-        context = Context(
-            pending=jax.vmap(lambda row, n: row[n - 1])(state.tokens, state.length),
-            draw=dec._draw(state),
-            warp=lambda logits, path=None: dec._warp(state, logits, path),
-            shared_noise=False, wants_logits=True, cache=state.cache, depth=depth,
-        )  # fmt: skip
-        own = state.cache if dec.proposer.shares_cache else state.proposer
-        return dec.proposer.propose(params.proposer, own, context)[0]
-
-    whole = jax.device_get(propose(state, None))
-    for depth in range(4):
-        part = jax.device_get(propose(state, np.int32(depth)))
-        present = np.asarray(part.parent != ABSENT)
-        wanted = np.array(whole.parent != ABSENT)
-        wanted[:, depth + 1 :] = False
-        np.testing.assert_array_equal(present, wanted)
-        np.testing.assert_array_equal(part.tokens[present], whole.tokens[present])
-        parents = np.roll(present, -1, axis=1)
-        np.testing.assert_allclose(
-            part.logits[parents], whole.logits[parents], rtol=2e-5, atol=2e-5
-        )
 
 
 @dataclasses.dataclass(frozen=True)

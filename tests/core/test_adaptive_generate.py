@@ -26,7 +26,7 @@ def draft():
     return language_models.draft()
 
 
-PROMPTS, NEW = ["the cat the cat", "a dog"], 24
+PROMPTS, NEW, FEW = ["the cat the cat", "a dog"], 24, {"num_drafts": 2}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -39,7 +39,8 @@ def test_the_default_measures_once_and_keeps_the_text(target, draft, temperature
     call = prepared(target, PROMPTS, draft=draft, **how)
     assert isinstance(call.decoder.proposer, Adaptive) and call.learns
     assert call.decoder.proposer.max_depth == 8 and call.decoder.proposer.drafter is not None
-    for more in ({}, {"proposer": "auto", "draft": draft, "num_drafts": 2}):
+    # Few drafts, whose programs are small.
+    for more in (FEW, {"proposer": "auto", "draft": draft, **FEW}):
         first = specjax.generate(target, PROMPTS, **how, **more)
         before = counted.compilations()
         if stream:
@@ -54,8 +55,11 @@ def test_the_default_measures_once_and_keeps_the_text(target, draft, temperature
         assert first.tokens == again.tokens == plain.tokens
         names, seconds = first.choices.options, first.choices.seconds
         assert names[0] == ("plain", 0) and len(seconds) == len(names)
-        assert {name for name, _ in names[1:]} == {"lookup", *(["drafter"] if more else [])}
-        assert max(depth for _, depth in names) == more.get("num_drafts", 8)
+        assert {name for name, _ in names[1:]} == {
+            "lookup",
+            *(["drafter"] if "draft" in more else []),
+        }
+        assert max(depth for _, depth in names) == FEW["num_drafts"]
         assert np.isfinite(seconds).all() and (seconds >= seconds[0]).all() and seconds[0] > 0
         assert "steps chosen from plain" in str(first) and "lookup of 2: " in str(first)
 
@@ -63,11 +67,12 @@ def test_the_default_measures_once_and_keeps_the_text(target, draft, temperature
 def test_acceptance_is_learned_from_text_to_text(target):
     """The rates of all rows move the prior of their part; a call starts with the learned figures,
     and the parameters get them without another program."""
-    learned = Learned(np.ones(4), np.array([0.5, 0.4]), 0.0)
+    learned = Learned(np.ones(2), np.array([0.5, 0.4]), 0.0)
     rates = judged([9.0, 1.0], of=10.0)
     learned.learn_rates(0, rates)
     np.testing.assert_allclose(learned.prior, [(10 + 40 * 0.5) / 60, 0.4])
-    call = prepared(target, PROMPTS, max_new_tokens=NEW)
+    call = prepared(target, PROMPTS, max_new_tokens=NEW, **FEW)
+    assert len(call.decoder.proposer.options) == 2
     put = learned.put(call.params).proposer
     np.testing.assert_allclose(put.prior, learned.prior)
     np.testing.assert_allclose(put.seconds, 1)

@@ -1,6 +1,6 @@
 """The auditor measures inexact rules, reports, and refuses bad input.
 
-`test_audit_sound.py` audits sound decoders, `test_audit_faults.py` plants faults,
+`test_audit_sound.py` audits sound decoders, `test_audit_faults*.py` plant faults,
 `test_audit_endpoint.py` audits servers.
 """
 

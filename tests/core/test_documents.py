@@ -32,7 +32,7 @@ def plain(temperature=0.0):
 
 
 def drafter():
-    return specjax.Datastore.build([[1, 2, 3]], vocab_size=toys.VOCAB).drafter(target())
+    return specjax.Datastore.build([[1, 2, 3]], vocab_size=toys.VOCAB).drafter(target(), 3)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -40,7 +40,7 @@ def drafter():
 def test_the_answer_as_a_document(how, temperature):
     """A document that holds the answer is copied, and the text stays that of plain decoding."""
     using = {
-        "ngram": {"proposer": specjax.NGram()},
+        "ngram": {"proposer": specjax.NGram(3)},
         "datastore": {"drafter": drafter()},
     }[how]
     wanted = plain(temperature)
@@ -70,9 +70,10 @@ def test_drafts_end_with_their_document():
 
 def test_other_documents_are_no_other_program():
     """Documents are padded to powers of two, so those of a similar length share a program."""
-    write([PROMPT], proposer="ngram", documents=[[1, 2, 3]])
+    short = {"proposer": specjax.NGram(3), "documents": [[1, 2, 3] * 7]}
+    write([PROMPT, PROMPT], **short)
     before = len(counted.traces())
-    write([PROMPT], proposer="ngram", documents=[[4, 5], [6, 7, 8, 9]])
+    write([PROMPT, PROMPT], **short | {"documents": [[4, 5] * 4, [6, 7, 8, 9] * 3]})
     assert counted.traces(before) == []
 
 

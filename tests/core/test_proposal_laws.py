@@ -1,4 +1,7 @@
-"""What proposers draft over a table model, against drafting without caches, masks and batches."""
+"""What proposers draft over a table model, against drafting without caches, masks and batches.
+
+A shape meets one kind of noise here, and both in `tests/product`.
+"""
 
 from typing import ClassVar
 
@@ -10,9 +13,9 @@ from toys import TABLES as toys
 class TestProposals(ProposalLaws):
     toys = toys
     CONTRACTS: ClassVar = [
-        ("draft 6", "match"), ("draft tree", "rejection"), ("dynamic tree", "rejection"),
+        ("draft 6", "match"), ("draft tree", "rejection"), ("dynamic tree", "match"),
     ]  # fmt: skip
-    STATIC: ClassVar = [("draft tree", "match"), ("draft tree", "rejection")]
-    DYNAMIC: ClassVar = [("dynamic tree", "match"), ("dynamic tree", "rejection")]
+    STATIC: ClassVar = [("draft tree", "rejection")]
+    DYNAMIC: ClassVar = [("dynamic tree", "match")]
     CHAINS: ClassVar = [("draft 6", "match")]
     BOUNDED: ClassVar = [("draft 3", "match"), ("draft tree", "match")]
