@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import specjax
-from specjax.commands import COMMANDS, main
+from specjax.cli import COMMANDS, main
 
 HOME = pathlib.Path(specjax.__file__).parent
 

@@ -37,7 +37,7 @@ from bench.command import Report, run
 from specjax.drafters import PRIOR
 from specjax.plot import new_figure
 from specjax.proposers import Adaptive
-from specjax.tune import Learned
+from specjax.tuning import Learned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

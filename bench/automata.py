@@ -24,8 +24,8 @@ import tokenizers
 import specjax
 from bench.command import run
 from bench.constraints import SCHEMA
+from specjax._internal.bit_masks import words_of
 from specjax.constraints import Constraint, automaton_of, matchers_of
-from specjax.masks import words_of
 from specjax.measure import describe
 
 _LONGEST = 16  # letters of a joined token

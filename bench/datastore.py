@@ -24,7 +24,7 @@ from bench.suffix_tree import INSTALL, Peer, Setting
 from specjax.contract import Proposer
 from specjax.datastores import predict_size
 from specjax.flags import say
-from specjax.prompts import encode_file
+from specjax.generation import encode_file
 from specjax.proposers import DEPTH, DatastoreParams, look_up
 from specjax.sampling import argmax
 from specjax.training.corpus import Source

@@ -24,8 +24,8 @@ import numpy as np
 
 import specjax
 from bench.command import Report, run
-from specjax.call import check_length
 from specjax.drafters import BoundDrafter, Drafter, arrange
+from specjax.generation import check_length, encode_file
 from specjax.measure import (
     Sample,
     Timed,
@@ -36,7 +36,6 @@ from specjax.measure import (
     show,
     take_turns,
 )
-from specjax.prompts import encode_file
 from specjax.proposers import NoProposer
 from specjax.training.measure import measure
 from specjax.types import Params

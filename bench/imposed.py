@@ -20,7 +20,7 @@ from jax import Array
 
 from specjax import tree
 from specjax.contract import Context, Proposer
-from specjax.metrics import expected_accepted_length
+from specjax.decoding import expected_accepted_length
 from specjax.types import Arrays, Block, Proposal
 
 State = tuple[Arrays, Array, Array]

@@ -35,7 +35,7 @@ from bench.command import Report, run
 from bench.overlap_models import VOCAB, Timed, texts
 from specjax import Decoder, DraftModel, Match, Params, Sampling, make_key, make_mesh
 from specjax.measure import describe, interval, show
-from specjax.parallel import Overlapped
+from specjax.overlap import Overlapped
 
 _PROMPT = 4
 _FLAG = "--xla_force_host_platform_device_count=2"

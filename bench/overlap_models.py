@@ -17,7 +17,7 @@ from jax import Array
 
 from bench.sleeping import late
 from specjax.contract import Cache, Model
-from specjax.parallel import UnreadCache
+from specjax.overlap import UnreadCache
 from specjax.types import Arrays, ModelOutput
 
 VOCAB = 64

@@ -25,7 +25,8 @@ from bench.weights import from_folders, random_folders
 from specjax import Decoder, DraftModel, Match, NoProposer, Params, Sampling, make_key, make_mesh
 from specjax.contract import Context
 from specjax.measure import describe, interval, show
-from specjax.parallel import Overlapped, join_from
+from specjax.overlap import Overlapped
+from specjax.parallel import join_from
 from specjax.types import Proposal
 
 _PROMPT, _VOCAB = 32, 32000

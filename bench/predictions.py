@@ -19,7 +19,7 @@ from bench.imposed import Imposed, Script, coins
 from bench.weights import SIZES, random_folders
 from specjax.drafters import Drafter
 from specjax.proposers import DraftModel
-from specjax.tune import Plan
+from specjax.tuning import Plan
 
 _DEPTH, _PROMPT = 8, 64
 

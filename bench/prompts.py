@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 import specjax
-from specjax.prompts import encode_file
+from specjax.generation import encode_file
 
 RANDOM_LENGTH, REAL_LENGTH = 32, 96
 SHIPPED = pathlib.Path(__file__).parent.parent / "checkpoints" / "pycode" / "prompts.jsonl"

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.command import run
 from specjax import Automaton, Processors, Sampling, eos_of_rows, make_key, sampling, warp
-from specjax.logprobs import Logprobs
+from specjax.decoding import Logprobs
 from specjax.measure import Sample, Timed, describe, first_calls, take_turns
 from specjax.processors import process
 from specjax.types import ABSENT, Arrays, DecodeState

@@ -30,7 +30,7 @@ from bench.command import Report, run
 from bench.prompts import SHIPPED
 from specjax.drafters import BoundDrafter, Drafter
 from specjax.flags import say
-from specjax.prompts import encode_file
+from specjax.generation import encode_file
 from specjax.serve import Engine
 
 Work = list[tuple[list[int], int]]

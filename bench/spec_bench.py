@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import specjax
 from bench.command import Report, run
-from specjax.request import Options
+from specjax.generation import Options
 
 GROUPS = {
     **dict.fromkeys(

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "specjax"
 _FILES = ("logprobs", "metrics", "plot", "processors", "sampling", "tree", "types")
 """Rooms that are files and have names for users; other files serve the library itself."""
 
-_INTERNAL = ("specjax.commands", "specjax.flags")
+_INTERNAL = ("specjax.cli", "specjax.flags")
 """Rooms of the command line, which `specjax <command> --help` documents."""
 
 

@@ -4,11 +4,13 @@ A proposer drafts a small tree of tokens, the target model verifies it in one pa
 accepts a path from its root.  Autoregressive decoding is the special case of a tree without drafts.
 """
 
-from specjax.audit import Report, audit
+from specjax._internal.jit_cache import clear_programs, keep_programs
+from specjax._internal.paths import shipped
+from specjax.auditing import Report, audit
 from specjax.caches import KVCache, RecurrentCache
 from specjax.constraints import Automaton, Choice, Grammar, JSONSchema, Regex
 from specjax.datastores import Datastore, load_datastore, save_datastore
-from specjax.decoding import Decoder
+from specjax.decoding import Decoder, Logprobs, eos_of_rows
 from specjax.drafters import (
     Drafter,
     MedusaAdapter,
@@ -20,9 +22,7 @@ from specjax.drafters import (
     make_drafter,
 )
 from specjax.files import load, load_drafter, load_medusa, save, save_drafter, save_medusa
-from specjax.folders import shipped
-from specjax.generate import Output, TextStream, generate
-from specjax.logprobs import Logprobs
+from specjax.generation import Output, Request, TextStream, generate, tune
 from specjax.models import (
     FAMILIES,
     LanguageModel,
@@ -32,9 +32,7 @@ from specjax.models import (
     quantise,
 )
 from specjax.parallel import make_mesh
-from specjax.prefilling import eos_of_rows
 from specjax.processors import Processors
-from specjax.programs import clear_programs, keep_programs
 from specjax.proposers import (
     PROPOSERS,
     Adaptive,
@@ -65,13 +63,11 @@ from specjax.proposers import (
     Universal,
     UniversalParams,
 )
-from specjax.request import Request
 from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
 from specjax.sampling import Sampling, make_key, warp
 from specjax.text import Translation, translate
 from specjax.tree import Tree
-from specjax.tune import Plan, step_costs
-from specjax.tuning import tune
+from specjax.tuning import Plan, step_costs
 from specjax.types import Block, DecodeState, ModelOutput, Params, Proposal, StepInfo, Verdict
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""`python -m specjax <command>` runs a command of `specjax.commands`."""
+"""`python -m specjax <command>` runs a command of `specjax.cli`."""
 
-from specjax.commands import main
+from specjax.cli import main
 
 if __name__ == "__main__":
     main()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.typing import ArrayLike
 
-from specjax.extras import install
+from specjax._internal.extras import install
 from specjax.types import ABSENT
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.arguments import each, is_count, items, number, per_row, shown, tokens_of
-from specjax.automata import Automata, Automaton
-from specjax.masks import keep_packed
+from specjax._internal.bit_masks import keep_packed
+from specjax._internal.checks import each, is_count, items, number, per_row, shown, tokens_of
+from specjax.constraints import Automata, Automaton
 from specjax.types import ABSENT, DecodeState
 
 _LARGEST = float(np.finfo(np.float32).max)

@@ -15,8 +15,8 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.arguments import is_count, per_row
-from specjax.platforms import on_cpu, on_tpu
+from specjax._internal.checks import is_count, per_row
+from specjax._internal.platforms import on_cpu, on_tpu
 
 _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 

@@ -19,7 +19,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.running import running_sum
+from specjax._internal.prefix_sums import running_sum
 from specjax.types import ABSENT
 
 

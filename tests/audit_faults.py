@@ -52,7 +52,7 @@ OTHERS = [name for name in ALONE if name not in TARGETS]
 @pytest.fixture
 def suspicions_are_cheap(monkeypatch):
     """As many fresh samples confirm one as raised it."""
-    monkeypatch.setattr(importlib.import_module("specjax.audit.auditing"), "_AGAIN", 1)
+    monkeypatch.setattr(importlib.import_module("specjax.auditing.auditing"), "_AGAIN", 1)
 
 
 def audit_together(case: Case, samples: int = ROWS) -> Report:

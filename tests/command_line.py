@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from specjax.commands import main
+from specjax.cli import main
 
 ROOT = pathlib.Path(__file__).parent.parent
 TINY = ROOT / "checkpoints" / "tiny"

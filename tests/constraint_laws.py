@@ -17,7 +17,8 @@ from over import over
 from processor_laws import log_softmax
 from toys import Toys
 
-from specjax import RULES, Decoder, FirstOf, Forced, Params, Processors, Sampling, metrics, warp
+from specjax import RULES, Decoder, FirstOf, Forced, Params, Processors, Sampling, warp
+from specjax.decoding import stats as metrics
 
 
 def processors(specs: Any = None, **settings: Any) -> Processors:

@@ -7,7 +7,7 @@ import re
 import jax.numpy as jnp
 from toys import Toys
 
-from specjax.decoding import _run
+from specjax.decoding.decoder import _run
 from specjax.parallel.sharding import layout
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from over import over
 from toys import TABLES as toys
 
-from specjax import RULES, Params, eos_of_rows, metrics
+from specjax import RULES, Params, eos_of_rows
+from specjax.decoding import stats as metrics
 
 PERFECT = Params(toys.weights(), toys.weights())
 GAMMA = 3  # num_drafts of "draft 3"

@@ -7,7 +7,7 @@ from typing import Any
 import language_models
 
 import specjax
-from specjax.generate import TextStream
+from specjax.generation.run import TextStream
 
 NEW = 40
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]

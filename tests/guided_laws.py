@@ -18,10 +18,10 @@ from over import over
 from toys import Toys
 
 from specjax import RULES, Processors
+from specjax._internal.bit_masks import FREE
 from specjax.constraints import Matchers
-from specjax.decoding import Decoder
-from specjax.guided import Guided
-from specjax.masks import FREE
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.host_grammar import Guided
 
 CLOSE = {0: 2, 1: 3}
 LEAST = [0, 0, 9, 0]

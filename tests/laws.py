@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from toys import Toys
 
-from specjax import RULES, Adaptive, metrics
+from specjax import RULES, Adaptive
+from specjax.decoding import stats as metrics
 
 SHARED = [name for name, rule in RULES.items() if rule.shared_noise and rule.exact]
 

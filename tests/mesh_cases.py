@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 import specjax
 from specjax.contract import Proposer
-from specjax.decoding import Decoder
+from specjax.decoding.decoder import Decoder
 from specjax.drafters import PublishedDrafter
 from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads

@@ -31,7 +31,7 @@ from mesh_cases import FAMILIES, MESHES, Case, mesh_of
 
 import specjax
 from specjax.caches import prefill
-from specjax.decoding import _run
+from specjax.decoding.decoder import _run
 from specjax.parallel.sharding import layout
 from specjax.types import DecodeState, Params
 

@@ -29,9 +29,10 @@ import numpy as np
 from toys import TRANSFORMERS as toys
 
 import specjax
-from specjax.commands import main as command
-from specjax.parallel import Overlapped, lay, make_mesh
-from specjax.parallel.outcomes import hit_rate
+from specjax.cli import main as command
+from specjax.overlap import Overlapped
+from specjax.overlap.outcomes import hit_rate
+from specjax.parallel import lay, make_mesh
 
 DEFAULT = (
     ("draft tree", "match", "1 + 3"),

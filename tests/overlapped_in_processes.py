@@ -23,8 +23,9 @@ import pytest
 from toys import TRANSFORMERS as toys
 
 import specjax
-from specjax.commands import main as command
-from specjax.parallel import Overlapped, make_mesh
+from specjax.cli import main as command
+from specjax.overlap import Overlapped
+from specjax.parallel import make_mesh
 
 
 def laws():

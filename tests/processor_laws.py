@@ -20,7 +20,8 @@ from over import over
 from reference import OFF, no_repeated_pair, no_repeated_pair_reference, reference
 from toys import Toys
 
-from specjax import RULES, Decoder, Params, Processors, metrics
+from specjax import RULES, Decoder, Params, Processors
+from specjax.decoding import stats as metrics
 from specjax.proposers import Chain, DraftSource
 
 WORDS = [[4], [18, 11], [25, 21, 24], [1, 2, 3, 4, 5, 6, 7]]

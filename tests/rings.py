@@ -14,8 +14,8 @@ from toys import TRANSFORMERS as toys
 
 import specjax
 from specjax.caches import prefill
-from specjax.caches.ring import WindowedCache
-from specjax.decoding import _run
+from specjax.caches.sliding_window import WindowedCache
+from specjax.decoding.decoder import _run
 from specjax.parallel.sharding import layout
 from specjax.proposers import DynamicTree, EarlyExitSource
 

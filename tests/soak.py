@@ -32,9 +32,9 @@ import jax
 import numpy as np
 
 import specjax
-from specjax.decoding import _run
-from specjax.generate import prepared
-from specjax.prefilling import _begin, _read_prompts
+from specjax.decoding.decoder import _run
+from specjax.decoding.prefill import _begin, _read_prompts
+from specjax.generation.run import prepared
 
 TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
 PROPOSERS = (

@@ -16,7 +16,7 @@ from bench.tpu.sizes import config_of, shapes_of
 from specjax import Decoder, Params
 from specjax.measure import Sample, Timed, take_turns
 from specjax.models import SharedParams
-from specjax.tune import step_seconds
+from specjax.tuning import step_seconds
 from specjax.types import Arrays
 
 _STEPS, _ROUNDS = 8, 5

@@ -21,10 +21,10 @@ from bench.tpu.chips import Chip, slice_of
 from specjax import Decoder, LinenModel, Params, Sampling, Transformer
 from specjax.caches import KVCache
 from specjax.contract import Proposer
+from specjax.decoding import eos_of_rows, start
 from specjax.drafters import PublishedSource, own_shardings
 from specjax.models import Int8, SharedParams
 from specjax.parallel import by_row, device_bytes, is_split, shardings
-from specjax.prefilling import eos_of_rows, start
 from specjax.proposers import BestFirst, ChoiceTree, Shape
 from specjax.types import Arrays, DecodeState
 

@@ -4,7 +4,7 @@ from specjax.caches.branches import BranchCache, Memory
 from specjax.caches.kv import SPARE_SLOTS, KVCache, stage, visible_slots
 from specjax.caches.prefill import CHUNK, empty_cache, in_chunks, read_prompt
 from specjax.caches.recurrent import RecurrentCache
-from specjax.caches.ring import WindowedCache
+from specjax.caches.sliding_window import WindowedCache
 
 __all__ = [
     "CHUNK",

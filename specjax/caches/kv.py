@@ -27,9 +27,9 @@ from jax import Array
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
+from specjax._internal.platforms import on_cpu
 from specjax.contract import Cache
 from specjax.kernels import MOST_TOKENS
-from specjax.platforms import on_cpu
 
 _UNROLLED_ROWS = 16
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from specjax.automata import ENDLESS, fewest_steps
-from specjax.extras import install
+from specjax._internal.extras import install
+from specjax.constraints.automaton import ENDLESS, fewest_steps
 from specjax.text import ask
 from specjax.types import ABSENT
 

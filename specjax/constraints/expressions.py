@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax.arguments import flag, items, shown
+from specjax._internal.checks import flag, items, shown
 from specjax.constraints import byte_automaton, schemas
 from specjax.constraints.byte_automaton import Bytes
 

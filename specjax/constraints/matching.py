@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specjax.masks import FREE
+from specjax._internal.bit_masks import FREE
 from specjax.types import ABSENT
 
 

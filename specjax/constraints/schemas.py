@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from specjax.arguments import shown, whole
+from specjax._internal.checks import shown, whole
 from specjax.constraints import byte_automaton, json_texts, patterns
 from specjax.constraints.byte_automaton import Bytes
 from specjax.constraints.references import References, is_old

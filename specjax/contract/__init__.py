@@ -12,12 +12,12 @@ To *read* tokens means to run a forward pass over them.  A pass *stages* the key
 tokens in the cache, after the committed ones; `Cache.commit` then keeps some of them.
 """
 
-from specjax.contract.caches import Cache, refuse_path, refuse_taps
-from specjax.contract.models import Loaded, Model
-from specjax.contract.parts import Part
-from specjax.contract.proposing import Context, Proposer
-from specjax.contract.rules import Rule
-from specjax.contract.sources import BlockSource, Lookahead, Source
+from specjax.contract.cache import Cache, refuse_path, refuse_taps
+from specjax.contract.declared import Part
+from specjax.contract.model import Loaded, Model
+from specjax.contract.proposer import Context, Proposer
+from specjax.contract.rule import Rule
+from specjax.contract.source import BlockSource, Lookahead, Source
 from specjax.types import Arrays, Corrected, Draw, Warp
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from tqdm import tqdm
 
-from specjax.arguments import items, number, shown
+from specjax._internal.checks import items, number, shown
 from specjax.datastores.sorting import SEPARATORS, bytes_to_build, token_dtype
 from specjax.parallel import devices_of, require
 from specjax.proposers import DEPTH

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from specjax.arguments import items, shown, whole
+from specjax._internal.checks import items, shown, whole
 from specjax.datastores.drafter import DatastoreDrafter
 from specjax.datastores.inputs import Entry, check_fits, predict_size, read_tokens
 from specjax.datastores.sorting import SEPARATORS, sort_places

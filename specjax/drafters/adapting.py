@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN
 from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays

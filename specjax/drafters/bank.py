@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.arguments import each, shown
+from specjax._internal.checks import each, shown
 from specjax.contract import Arrays, Proposer
 from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
 from specjax.models import LanguageModel, MedusaHeads, head_matrix, initial_medusa

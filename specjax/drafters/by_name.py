@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.contract import Proposer
 from specjax.drafters.adapting import adaptive
 from specjax.drafters.arranging import CHAIN

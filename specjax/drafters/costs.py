@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.contract import Proposer
 from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
 from specjax.models import LanguageModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.contract import Arrays, Proposer
 from specjax.models import LanguageModel
 from specjax.parallel import beside, mesh_of

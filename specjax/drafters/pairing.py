@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import tokenizers
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.contract import Arrays, Proposer, Source
 from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
 from specjax.models import LanguageModel, quantise, quantised_form

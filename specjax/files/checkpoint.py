@@ -21,7 +21,8 @@ import tokenizers
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from specjax.arguments import items, shown, whole
+from specjax._internal.checks import items, shown, whole
+from specjax._internal.platforms import default_platform
 from specjax.files.config import read_config
 from specjax.files.folder import CONFIG, SINGLE, named, read_bytes, read_json, replacing
 from specjax.files.hub import TOKENIZER, find_folder
@@ -44,7 +45,6 @@ from specjax.models import (
     dot_general,
 )
 from specjax.parallel import RULES, Rules, fitted, leader, shardings
-from specjax.platforms import default_platform
 from specjax.types import Arrays
 
 _DTYPES = (jnp.dtype("float32"), jnp.dtype("bfloat16"), jnp.dtype("float16"))

@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 import warnings
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.files.folder import CONFIG, INDEX, SINGLE, named, read_json, weight_files
 from specjax.files.headers import equal, open_tensors
 from specjax.files.tensors import rows_of

@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.contract import Proposer
 from specjax.drafters import Drafter, MedusaAdapter, PublishedDrafter
 from specjax.files.checkpoint import check_dtype

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 
-from specjax.arguments import shown
-from specjax.extras import install
+from specjax._internal.checks import shown
+from specjax._internal.extras import install
 from specjax.files.folder import INDEX, SINGLE, check_links, shard_names
 
 TOKENIZER = (

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.files.folder import listed, named, read_json
 from specjax.files.headers import KINDS, Stored, open_tensors
 from specjax.files.hub import ADAPTER_CONFIG, ADAPTER_WEIGHTS, find_folder

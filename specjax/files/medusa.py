@@ -22,7 +22,7 @@ import safetensors.numpy
 from jax import Array
 from jax.typing import DTypeLike
 
-from specjax.arguments import items, number, shown, whole
+from specjax._internal.checks import items, number, shown, whole
 from specjax.drafters import MedusaAdapter
 from specjax.files.folder import check_links, listed, named, read_json
 from specjax.files.headers import KINDS, Stored, read_header

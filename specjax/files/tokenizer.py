@@ -23,7 +23,7 @@ from typing import Any
 
 import tokenizers
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.files.folder import named, parse_json, read_bytes, read_json
 from specjax.files.hub import SLOW_TOKENIZER
 from specjax.models import Config

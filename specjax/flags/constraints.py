@@ -7,7 +7,7 @@ import pathlib
 from typing import Any, TypeVar
 
 from specjax.constraints import Choice, Constraint, Grammar, JSONSchema, Regex
-from specjax.prompts import read_text
+from specjax.generation import read_text
 
 Made = TypeVar("Made", Grammar, JSONSchema)
 

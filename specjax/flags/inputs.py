@@ -13,9 +13,8 @@ from specjax.flags.speculation import (
     add_numbers_of_rules,
     numbers_given,
 )
+from specjax.generation import Options, read_file
 from specjax.parallel import add_process_arguments, parse_mesh
-from specjax.prompts import read_file
-from specjax.request import Options
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
@@ -242,7 +241,7 @@ def read_prompts(arguments: argparse.Namespace) -> list[str]:
     """The prompts on the command line or in `--prompt-file`.
 
     Raises:
-      ValueError, OSError: both or neither were given, or as `specjax.prompts.read_file`.
+      ValueError, OSError: both or neither were given, or as `specjax.generation.prompts.read_file`.
     """
     if bool(arguments.prompt) == bool(arguments.prompt_file):
         raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, cast
 import specjax
 from specjax.contract import Rule
 from specjax.drafters import adaptive, arrange, as_chain, drafter_by_name
-from specjax.request import Options
+from specjax.generation import Options
 
 DRAFTERS = {"datastore": None, "drafter": "eagle3", "medusa": "medusa"}
 """The kinds whose arrays are in a folder of their own, `--drafter`, with the folder that comes with

@@ -8,8 +8,8 @@ from typing import Self
 
 import numpy as np
 
+from specjax.decoding import Summary
 from specjax.measure.intervals import Interval, interval
-from specjax.metrics import Summary
 
 
 @dataclasses.dataclass(frozen=True)

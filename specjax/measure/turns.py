@@ -17,9 +17,9 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from specjax._internal.jit_cache import keep_programs
 from specjax.measure.meter import Meter
 from specjax.parallel import leader
-from specjax.programs import keep_programs
 
 _BUSY = 0.1
 """A sample is dropped if other processes used a larger share of the cores than this."""

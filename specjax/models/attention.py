@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import kernels
+from specjax._internal.platforms import by_platform, on_cpu
 from specjax.models.products import float32_dot_general
-from specjax.platforms import by_platform, on_cpu
 
 _CAUSAL_BLOCK = 64
 BLOCK_SLOTS = 512

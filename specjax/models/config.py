@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from specjax.arguments import number, shown, whole
+from specjax._internal.checks import number, shown, whole
 from specjax.models.rope import Rope
 
 NORM_ORDERS = ("pre", "post", "sandwich", "after", "parallel")

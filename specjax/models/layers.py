@@ -12,9 +12,9 @@ from flax import linen as nn
 from jax import Array
 from jax.nn.initializers import Initializer
 
+from specjax._internal.platforms import on_cpu
 from specjax.models.config import TransformerConfig
 from specjax.models.products import dot_general
-from specjax.platforms import on_cpu
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": nn.silu,

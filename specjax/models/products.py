@@ -16,7 +16,7 @@ from jax import Array
 from jax.lax import DotDimensionNumbers
 
 from specjax import kernels
-from specjax.platforms import on_cpu
+from specjax._internal.platforms import on_cpu
 
 
 def dot_general(x: Array, kernel: Array, dimensions: DotDimensionNumbers) -> Array:

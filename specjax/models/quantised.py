@@ -27,12 +27,12 @@ from jax import Array
 from jax.lax import DotDimensionNumbers
 
 from specjax import kernels
+from specjax._internal.platforms import on_cpu
 from specjax.models.attention import attend
 from specjax.models.base import LinenModel
 from specjax.models.language_model import LanguageModel
 from specjax.models.products import cpu_dot_general, dot_general
 from specjax.models.transformer import Transformer
-from specjax.platforms import on_cpu
 from specjax.types import Arrays
 
 _LARGEST = 127

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.arguments import number, shown
-from specjax.platforms import on_cpu
+from specjax._internal.checks import number, shown
+from specjax._internal.platforms import on_cpu
 
 _GREATEST = 3.4e38  # of float32
 _NUMBERS = (

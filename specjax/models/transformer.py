@@ -17,13 +17,13 @@ from flax import linen as nn
 from jax import Array
 from jax.typing import DTypeLike
 
+from specjax._internal.platforms import on_cpu
 from specjax.caches import KVCache, Memory, WindowedCache
 from specjax.models.attention import attend, causal_attend, cpu_attend
 from specjax.models.config import TransformerConfig
 from specjax.models.layers import MLP, Dense, Experts, Norm, look_up, named_param, residual_scale
 from specjax.models.products import dot_general
 from specjax.models.rope import rotate
-from specjax.platforms import on_cpu
 from specjax.types import Arrays, ModelOutput
 
 _Rotations = tuple[Array, Array] | None

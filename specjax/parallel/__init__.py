@@ -2,9 +2,6 @@
 
 from specjax.parallel.memory import check_memory, device_bytes, devices_of, mesh_holding, require
 from specjax.parallel.meshes import alike, described, make_mesh, parse_mesh
-from specjax.parallel.outcomes import Foresight
-from specjax.parallel.overlap import Overlapped, check_meshes, overlapped
-from specjax.parallel.overlap_steps import OverlapState
 from specjax.parallel.processes import add_process_arguments, join_from, leaving
 from specjax.parallel.sharding import (
     RULES,
@@ -28,23 +25,17 @@ from specjax.parallel.sharding import (
     spread,
     to_host,
 )
-from specjax.parallel.sides import UnreadCache
 
 __all__ = [
     "RULES",
     "TRAINING_RULES",
-    "Foresight",
     "Indivisible",
-    "OverlapState",
-    "Overlapped",
     "Rules",
-    "UnreadCache",
     "add_process_arguments",
     "alike",
     "beside",
     "by_row",
     "check_memory",
-    "check_meshes",
     "described",
     "device_bytes",
     "devices_of",
@@ -61,7 +52,6 @@ __all__ = [
     "mesh_of",
     "module_shardings",
     "named_shardings",
-    "overlapped",
     "parse_mesh",
     "put",
     "require",

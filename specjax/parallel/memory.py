@@ -15,11 +15,11 @@ from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
+from specjax._internal.platforms import Device, default_devices
 from specjax.caches import KVCache
 from specjax.contract import Model, Proposer
 from specjax.parallel.meshes import make_mesh
 from specjax.parallel.sharding import by_row, mesh_of, row_parts
-from specjax.platforms import Device, default_devices
 from specjax.types import Arrays, DecodeState, Params
 
 _Placed = tuple[Mesh | None, bool, bool]  # the mesh; is the target split over it; is the proposer
@@ -28,7 +28,7 @@ _MEMINFO = pathlib.Path("/proc/meminfo")
 
 
 class _Decoder(Protocol):
-    """The fields of `specjax.decoding.Decoder` that are used here.
+    """The fields of `specjax.decoding.decoder.Decoder` that are used here.
 
     This package cannot import that class, since the class's module imports this package.
     """

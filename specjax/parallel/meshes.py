@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import AxisType, Mesh
 
-from specjax.platforms import Device
+from specjax._internal.platforms import Device
 
 _AXES = ("data", "fsdp", "model", "kv_copies")
 

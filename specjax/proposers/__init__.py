@@ -10,26 +10,25 @@ from collections.abc import Callable
 from specjax.contract import Proposer
 from specjax.proposers.adaptive import PAUSE, Adaptive
 from specjax.proposers.adaptive_state import MEASURED, AdaptiveParams, AdaptiveState
-from specjax.proposers.best_first import BestFirst
-from specjax.proposers.chain import Chain
-from specjax.proposers.choice_tree import ChoiceTree
-from specjax.proposers.choices import (
+from specjax.proposers.combine import CostAware, CostAwareParams, FirstOf
+from specjax.proposers.datastore import DatastoreLookup
+from specjax.proposers.forced import Forced
+from specjax.proposers.ngram import NGram
+from specjax.proposers.plain import NoProposer
+from specjax.proposers.rates import Rates
+from specjax.proposers.shapes import (
+    BestFirst,
+    Chain,
     Choices,
+    ChoiceTree,
+    DynamicTree,
+    Shape,
+    StaticTree,
     best_tree,
     expected_length,
     measure_ranks,
     node_acceptance,
 )
-from specjax.proposers.cost_aware import CostAware, CostAwareParams
-from specjax.proposers.datastore import DatastoreLookup
-from specjax.proposers.dynamic_tree import DynamicTree
-from specjax.proposers.first_of import FirstOf
-from specjax.proposers.forced import Forced
-from specjax.proposers.named import DraftModel, DraftTree, EarlyExit, Medusa, Universal
-from specjax.proposers.ngram import NGram
-from specjax.proposers.none import NoProposer
-from specjax.proposers.rates import Rates
-from specjax.proposers.shape import Shape
 from specjax.proposers.sources import (
     AT_ONCE,
     DEPTH,
@@ -46,7 +45,7 @@ from specjax.proposers.sources import (
     TranslatedSource,
     look_up,
 )
-from specjax.proposers.static_tree import StaticTree
+from specjax.proposers.table import DraftModel, DraftTree, EarlyExit, Medusa, Universal
 
 PROPOSERS: dict[str, Callable[..., Proposer]] = {
     "none": NoProposer,

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import tree
+from specjax._internal.control_flow import apply_if
 from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
-from specjax.looping import apply_if
 from specjax.proposers.adaptive_state import (
     MEASURED,
     AdaptiveParams,
@@ -21,7 +21,7 @@ from specjax.proposers.adaptive_state import (
     rates_after,
 )
 from specjax.proposers.choosing import Part, choose
-from specjax.proposers.first_of import with_logits
+from specjax.proposers.combine import with_logits
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.rates import Rates
 from specjax.proposers.sources import AT_ONCE

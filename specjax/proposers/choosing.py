@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax._internal.prefix_sums import running_sum
 from specjax.proposers.trials import Trials
-from specjax.running import running_sum
 
 _MARGIN = 0.01
 """Drafts have to promise so much more than plain decoding: rates and times are estimates."""

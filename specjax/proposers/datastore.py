@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from specjax.proposers.chain import Chain
+from specjax.proposers.shapes import Chain, StaticTree
 from specjax.proposers.sources import DatastoreSource
-from specjax.proposers.static_tree import StaticTree
 
 
 def DatastoreLookup(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from specjax import tree
 from specjax.contract import Arrays, Context, Proposer
-from specjax.proposers.chain import check_num_drafts
+from specjax.proposers.shapes import check_num_drafts
 from specjax.types import ABSENT, Block, Proposal
 
 _WIDTHS = (1, 3, 5)

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax import tree
-from specjax.arguments import counts, flag
+from specjax._internal.checks import counts, flag
+from specjax._internal.prefix_sums import leading
 from specjax.contract import Arrays, Context, Proposer
-from specjax.proposers.chain import check_num_drafts
 from specjax.proposers.own_text import OwnText
-from specjax.running import leading
+from specjax.proposers.shapes import check_num_drafts
 from specjax.types import ABSENT, Block, Proposal
 
 

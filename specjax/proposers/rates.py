@@ -7,7 +7,7 @@ import numpy as np
 from flax import struct
 from jax import Array
 
-from specjax.running import running_product, running_sum
+from specjax._internal.prefix_sums import running_product, running_sum
 
 _WINDOWS = np.array([8.0, 32.0, 128.0, 512.0], np.float32)
 """About so many of the last drafts count in a rate.  The short windows follow a text that changes,

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from specjax import sampling
-from specjax.arguments import number, shown
+from specjax._internal.checks import number, shown
 from specjax.contract import Draw
 from specjax.tree import Tree
 from specjax.types import ABSENT, Proposal, Verdict

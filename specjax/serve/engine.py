@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specjax.arguments import items, shown, whole
+from specjax._internal.checks import items, shown, whole
 from specjax.decoding import Decoder
 from specjax.drafters import Drafter
+from specjax.generation import Request
 from specjax.models import LanguageModel
 from specjax.parallel import described, mesh_of, row_parts
-from specjax.request import Request
 from specjax.rules import Match
-from specjax.serve.asked import BOTH, NONE, Loaded, Shop, load_all
-from specjax.serve.device import Device
+from specjax.serve.admission import BOTH, NONE, Loaded, Shop, load_all
+from specjax.serve.batch import Device
 from specjax.serve.handle import Handle
 from specjax.serve.scheduler import Admission, Load, Scheduler
 from specjax.serve.several import PLAIN, Several

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from specjax.logprobs import Logprobs
+from specjax.decoding import Logprobs
 from specjax.serve.several import unpack
 from specjax.text import Texts
 

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable
 
-from specjax.extras import install
+from specjax._internal.extras import install
 from specjax.serve.engine import Engine
 
 _PACKAGES = ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client")

@@ -21,8 +21,8 @@ from jax import Array
 
 from specjax.caches import KVCache, WindowedCache, empty_cache
 from specjax.contract import Arrays, Cache, Model, Proposer
+from specjax.decoding import slots_ahead
 from specjax.models import stage_context
-from specjax.prefilling import slots_ahead
 from specjax.proposers import (
     BestFirst,
     BlockDraftSource,

@@ -14,9 +14,9 @@ import time
 
 import numpy as np
 
-from specjax.call import Call
-from specjax.logprobs import Logprobs
-from specjax.serve.device import MOST_STEPS, Device, News, Row, prompt_passes
+from specjax.decoding import Logprobs
+from specjax.generation import Call
+from specjax.serve.batch import MOST_STEPS, Device, News, Row, prompt_passes
 from specjax.serve.handle import Busy, Closed, End, Handle
 from specjax.serve.reading import Reading
 

@@ -11,7 +11,7 @@ from flax import struct
 from jax import Array
 
 from specjax.contract import Arrays, Context, Proposer, Rule
-from specjax.emission import write
+from specjax.decoding import write
 from specjax.tree import Tree
 from specjax.types import ABSENT, Block, Proposal
 

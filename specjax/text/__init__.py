@@ -3,7 +3,7 @@
 from specjax.text.chat import SPECIAL_TOKENS, Messages, render
 from specjax.text.rust import no_panic
 from specjax.text.sandbox import ask
-from specjax.text.stops import Texts
+from specjax.text.stop_strings import Texts
 from specjax.text.vocabulary import Translation, token_bytes, translate, vocabulary_digest
 from specjax.text.words import Words
 

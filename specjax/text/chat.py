@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specjax.arguments import items, number, shown
-from specjax.extras import install
+from specjax._internal.checks import items, number, shown
+from specjax._internal.extras import install
 from specjax.text.confined import LONGEST
 from specjax.text.sandbox import ask
 

@@ -26,7 +26,7 @@ from flax import struct
 from jax import Array
 from tqdm import tqdm
 
-from specjax.arguments import items, shown, whole
+from specjax._internal.checks import items, shown, whole
 from specjax.text.rust import no_panic
 from specjax.text.words import CHARACTER, SPACE, Words, is_fallback
 

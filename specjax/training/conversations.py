@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
+from specjax.generation import text_ids
 from specjax.models import LanguageModel
-from specjax.prompts import text_ids
 from specjax.text import render
 from specjax.training.rows import column_of, parsed, read_rows
 

@@ -28,9 +28,9 @@ import tokenizers
 from jax import Array
 from tqdm import tqdm
 
-from specjax.call import pad_rows
 from specjax.decoding import Decoder
 from specjax.files import TOKENIZER, find_folder, read_json
+from specjax.generation import pad_rows
 from specjax.parallel import leader, mesh_of, row_parts, to_host
 from specjax.sampling import Sampling, make_key
 from specjax.training.conversations import Row

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from specjax._internal.platforms import on_cpu
 from specjax.models import float32_dot_general
-from specjax.platforms import on_cpu
 
 Dimensions = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 """The `dimension_numbers` of `jax.lax.dot_general`."""

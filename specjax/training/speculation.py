@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from specjax.call import check_length
 from specjax.decoding import Decoder
 from specjax.flags import KINDS, NUMBERS, choose, load_models, make_drafter
+from specjax.generation import check_length
 from specjax.models import LanguageModel
 from specjax.rules import RULES
 from specjax.sampling import Sampling

@@ -8,10 +8,10 @@ from typing import TypeVar
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from specjax._internal.platforms import default_platform
 from specjax.files import find_folder, load
 from specjax.models import LanguageModel, LinenModel, attend, quantise, quantised_form
 from specjax.parallel import TRAINING_RULES
-from specjax.platforms import default_platform
 from specjax.training.options import REQUIRED, Options, option
 from specjax.training.precision import mixed_dot_general
 

@@ -11,9 +11,9 @@ from toys import TABLES as toys
 
 import specjax
 from specjax import NGram
-from specjax.generate import learned_of, prepared
+from specjax.generation.run import learned_of, prepared
 from specjax.proposers import PAUSE, Adaptive, Chain
-from specjax.tune import Learned
+from specjax.tuning import Learned
 
 
 @pytest.fixture(scope="module")

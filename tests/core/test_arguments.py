@@ -19,8 +19,8 @@ import pytest
 from argument_meanings import MEANINGS, REFUSED, prompts
 
 import specjax
-from specjax.arguments import items, number, shown
-from specjax.generate import prepared
+from specjax._internal.checks import items, number, shown
+from specjax.generation.run import prepared
 
 DEFAULTS = {name: p.default for name, p in inspect.signature(specjax.generate).parameters.items()}
 

@@ -14,10 +14,10 @@ import reference
 from toys import TABLES as toys
 
 from specjax import Sampling, make_key, sampling
-from specjax.audit.distribution import Cells, cells_of, judge
-from specjax.audit.reference import Reader, Rounding, noise, precision
-from specjax.audit.samples import GREEDY, batch, kinds_beside
-from specjax.audit.warping import Processing, Settings, softmax, warp
+from specjax.auditing.distribution import Cells, cells_of, judge
+from specjax.auditing.reference import Reader, Rounding, noise, precision
+from specjax.auditing.samples import GREEDY, batch, kinds_beside
+from specjax.auditing.warping import Processing, Settings, softmax, warp
 
 VOCAB, EOS = 29, (22,)
 

@@ -13,7 +13,7 @@ import scipy.stats
 from audit_campaign import CAPACITY, CHAIN, CLEAN, EOS, NET, NEW, PROMPTS, VOCAB, Case
 
 from specjax import Decoder, Match, Params, Typical, audit
-from specjax.audit import POWER, Check, Distribution, Report, chisquare
+from specjax.auditing import POWER, Check, Distribution, Report, chisquare
 
 SIZES = {"samples": 4096}
 
@@ -44,7 +44,7 @@ def test_a_suspicion_is_confirmed_by_fresh_samples(monkeypatch):
         return [Distribution("distribution", True, p_value >= 1e-3, "", p_value=p_value)]
 
     # `specjax.audit` is the function, so the module is found by its full name.
-    work = importlib.import_module("specjax.audit.auditing")._Audit
+    work = importlib.import_module("specjax.auditing.auditing")._Audit
     monkeypatch.setattr(work, "_sampled", first_unlucky)
     monkeypatch.setattr(work, "texts", lambda self: [])
     for p_values, passed, runs in (

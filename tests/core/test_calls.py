@@ -15,9 +15,9 @@ import pytest
 import table_pair
 
 import specjax
-from specjax.call import WARM_STEPS
-from specjax.commands import main
-from specjax.generate import decode, prepared
+from specjax.cli import main
+from specjax.generation.call import WARM_STEPS
+from specjax.generation.run import decode, prepared
 
 PROMPTS = [[5, 6], [7], [5, 6, 7]]
 TINY = pathlib.Path(__file__).parents[2] / "checkpoints" / "tiny"

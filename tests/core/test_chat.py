@@ -17,7 +17,7 @@ import table_pair
 from chats import CHATS, SPECIAL, TEMPLATES
 
 import specjax
-from specjax.commands import main
+from specjax.cli import main
 from specjax.text.chat import render
 
 

@@ -17,9 +17,9 @@ from command_line import PAIR as BOTH
 from command_line import SHORT, TINY, run
 
 import specjax
-from specjax.commands import COMMANDS, colours, main
+from specjax.cli import COMMANDS, colours, main
 from specjax.flags import load_models, make_drafter
-from specjax.generate import decode, prepared
+from specjax.generation.run import decode, prepared
 
 PAIR = [*BOTH, "--proposer", "draft", "--num-drafts", 2]
 PLAIN = {"max_new_tokens": 24, "proposer": "none"}

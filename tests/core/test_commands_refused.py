@@ -7,8 +7,8 @@ import json
 import pytest
 from command_line import PAIR, TINY, failure
 
-from specjax import folders
-from specjax.prompts import read_file
+from specjax._internal import paths as folders
+from specjax.generation.prompts import read_file
 
 
 @pytest.mark.parametrize(

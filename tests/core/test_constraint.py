@@ -16,8 +16,9 @@ from command_line import PAIR, TINY, failure, run
 
 import specjax
 from specjax import Automaton, Choice, JSONSchema, Regex
-from specjax.constraints import automaton_of, compiling
-from specjax.generate import prepared
+from specjax.constraints import automaton_of
+from specjax.constraints import compile as compiling
+from specjax.generation.run import prepared
 from specjax.text import sandbox, token_bytes
 
 EXPRESSIONS = [

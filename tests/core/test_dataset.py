@@ -20,8 +20,8 @@ from command_line import TINY
 from toys import TABLES as toys
 
 import specjax
+from specjax.generation.prompts import encode_file
 from specjax.measure import interval
-from specjax.prompts import encode_file
 from specjax.training import dataset, sources
 from specjax.training.jobs import distill, evaluate, generate
 from specjax.training.written import Written

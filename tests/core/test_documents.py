@@ -11,7 +11,7 @@ from toys import TABLES as toys
 
 import specjax
 from specjax.files.tokenizer import read_tokenizer
-from specjax.prompts import documents_of
+from specjax.generation.prompts import documents_of
 from specjax.types import ABSENT
 
 PROMPT = [5, 9, 3]

@@ -9,7 +9,7 @@ import pytest
 import table_pair
 
 import specjax
-from specjax.commands import main
+from specjax.cli import main
 from specjax.drafters import drafter_by_name, own_drafter
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from specjax import extras
+from specjax._internal import extras
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = (".py", ".md", ".ipynb", ".toml", ".cff")

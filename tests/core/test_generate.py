@@ -10,7 +10,7 @@ import pytest
 from generated import NEW, PROMPTS, drain, generate
 
 import specjax
-from specjax.prompts import padded_length
+from specjax.generation.prompts import padded_length
 
 CIRCLE = "A日b語cédQ🙂RST"  # 20 tokens, most of them a part of a character
 LINE = "Zthe cat sat.NUMBERS"  # 11 tokens after the first, some of several characters

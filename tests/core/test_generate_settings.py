@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import drafting
-from specjax.generate import prepared
+from specjax.generation import choose_drafter as drafting
+from specjax.generation.run import prepared
 
 NEW = 40
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]

@@ -11,8 +11,8 @@ from over import pytest_generate_tests  # noqa: F401 - pytest calls it
 from table_sources import TableSource
 from toys import TABLES as toys
 
+from specjax._internal.bit_masks import FREE
 from specjax.constraints import Matchers
-from specjax.masks import FREE
 from specjax.proposers import StaticTree
 
 

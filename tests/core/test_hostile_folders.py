@@ -13,8 +13,8 @@ from tokenizers import normalizers
 
 import specjax
 from specjax.files import read_tokenizer
+from specjax.generation.prompts import encode
 from specjax.models import Rope, TransformerConfig
-from specjax.prompts import encode
 from tests.fuzz import bases
 
 DEEP = b"[" * 100_000 + b"]" * 100_000

@@ -13,7 +13,7 @@ from toy_models import transformer
 from toys import TABLES as toys
 
 import specjax
-from specjax.commands import main
+from specjax.cli import main
 from specjax.parallel import memory
 
 

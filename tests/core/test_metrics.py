@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from specjax.metrics import (
+from specjax.decoding.stats import (
     Summary,
     acceptance_rate,
     expected_accepted_length,

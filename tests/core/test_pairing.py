@@ -10,7 +10,7 @@ import tokenizers
 from test_vocabulary import sentencepiece
 
 import specjax
-from specjax.commands import main
+from specjax.cli import main
 from specjax.drafters import pairing
 
 pytestmark = pytest.mark.filterwarnings("ignore:the draft .* uses other tokens")

@@ -11,7 +11,8 @@ from toy_models import transformer
 from toys import TABLES as toys
 
 import specjax
-from specjax import platforms, sampling
+from specjax import sampling
+from specjax._internal import platforms
 from specjax.caches import KVCache, stage
 from specjax.models import quantise
 from specjax.models.layers import look_up

@@ -10,10 +10,10 @@ import pytest
 from toys import TABLES as toys
 
 import specjax
-from specjax.decoding import _run
-from specjax.generate import _compiled
-from specjax.prefilling import _begin, _read_prompts
-from specjax.programs import Recent, clear_programs, keep_programs, programs
+from specjax._internal.jit_cache import Recent, clear_programs, keep_programs, programs
+from specjax.decoding.decoder import _run
+from specjax.decoding.prefill import _begin, _read_prompts
+from specjax.generation.run import _compiled
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from specjax.proposers.sources.translated import spell
 from specjax.text import Translation, translate
-from specjax.text.stops import Texts
+from specjax.text.stop_strings import Texts
 
 BYTE_LEVEL, PIECES = "byte level", "sentencepiece"
 ALPHABET = "ab é"

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import specjax
-from specjax import folders
+from specjax._internal import paths as folders
 
 ROOT = pathlib.Path(__file__).parents[2]
 POLICY = (ROOT / "CHANGELOG.md").read_text()

@@ -10,7 +10,7 @@ from toys import TRANSFORMERS as toys
 
 import specjax
 from specjax import Decoder, DraftModel, LanguageModel, Match, Params
-from specjax.generate import prepared
+from specjax.generation.run import prepared
 from specjax.models.quantised import Int8, int8_dot_general, quantise
 
 

@@ -9,11 +9,11 @@ import language_models
 import pytest
 
 import specjax
-from specjax.call import check
-from specjax.commands import main
-from specjax.generate import prepared
-from specjax.programs import Recent
-from specjax.request import OTHER_WORDS, Options, Request, make_request
+from specjax._internal.jit_cache import Recent
+from specjax.cli import main
+from specjax.generation.call import check
+from specjax.generation.request import OTHER_WORDS, Options, Request, make_request
+from specjax.generation.run import prepared
 
 
 @pytest.fixture(scope="module")

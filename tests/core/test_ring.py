@@ -10,7 +10,7 @@ import rings
 from toys import TRANSFORMERS as toys
 
 from specjax.caches import prefill
-from specjax.caches.ring import WindowedCache
+from specjax.caches.sliding_window import WindowedCache
 
 
 def test_the_text_is_that_of_a_full_cache(monkeypatch):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.running import leading, running_product, running_sum
+from specjax._internal.prefix_sums import leading, running_product, running_sum
 
 SUM, PRODUCT, LEADING = map(jax.jit, (running_sum, running_product, leading))
 

@@ -21,7 +21,7 @@ from command_line import ROOT
 from serving import events, post, running, send
 
 import specjax
-from specjax.extras import install
+from specjax._internal.extras import install
 from specjax.text import Texts
 
 for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
@@ -600,7 +600,7 @@ def test_500_clients_at_once(port, monkeypatch):
 
 
 def test_refused_options(capsys, monkeypatch):
-    from specjax.commands import main
+    from specjax.cli import main
 
     table_pair.stand_in(monkeypatch, TINY)
     for words, message in [

@@ -91,7 +91,7 @@ def test_the_reference_has_every_public_name_once(monkeypatch):
     for module in reference.PAGES.values():
         for name in reference.public(module):
             assert reference.settled(f"{module}.{name}") in shown, (module, name)
-    assert shown["specjax.generate.generate"] == "index"
+    assert shown["specjax.generation.run.generate"] == "index"
     (overlapped,) = (page for name, page in shown.items() if name.endswith(".Overlapped"))
     assert overlapped == "parallel"
 

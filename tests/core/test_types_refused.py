@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.generate import prepared
+from specjax.generation.run import prepared
 from tests.fuzz import bases
 
 TARGET = bases.model("llama", num_layers=2)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_properties_text import BEFORE, FALLBACK, WRITER
 
-from specjax.logprobs import Logprobs
+from specjax.decoding.logprobs import Logprobs
 from specjax.serve.handle import End, Handle
 from specjax.text import Texts, Words
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import specjax
-from specjax.call import Call
-from specjax.generate import prepared
+from specjax.generation.call import Call
+from specjax.generation.run import prepared
 from specjax.models import Rope
 from tests.fuzz import bases, values
 from tests.fuzz.law import Case

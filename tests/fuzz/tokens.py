@@ -11,7 +11,7 @@ from typing import Any
 
 import specjax
 from specjax.files import read_tokenizer
-from specjax.prompts import text_ids
+from specjax.generation.prompts import text_ids
 from tests.fuzz import bases, values
 from tests.fuzz.law import Case
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax.audit import Endpoint, Plan, audit_endpoint
-from specjax.audit.foreign import cells_of, two_samples
+from specjax.auditing import Endpoint, Plan, audit_endpoint
+from specjax.auditing.foreign import cells_of, two_samples
 
 PROMPTS = ["def ", "import os\n", "class Stack:\n", "The "]
 TINY = command_line.TINY / "target"

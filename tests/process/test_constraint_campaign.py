@@ -9,7 +9,7 @@ import constrained
 import pytest
 
 import specjax
-from specjax.decoding import Decoder
+from specjax.decoding.decoder import Decoder
 
 SEEDS = (12, 36, 42)
 """Cases of different proposers and kinds of constraints."""

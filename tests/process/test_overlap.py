@@ -20,9 +20,10 @@ from test_sharding import on_eight
 from toys import TRANSFORMERS as toys
 
 import specjax
-from specjax.commands import main
-from specjax.parallel import Foresight, Overlapped, make_mesh
-from specjax.parallel.pace import FIRST, Pace
+from specjax.cli import main
+from specjax.overlap import Foresight, Overlapped
+from specjax.overlap.pace import FIRST, Pace
+from specjax.parallel import make_mesh
 from specjax.tree import Tree
 from specjax.types import Verdict
 

@@ -16,7 +16,7 @@ import pytest
 from toys import TRANSFORMERS as toys
 
 import specjax
-from specjax.commands import main
+from specjax.cli import main
 from specjax.files.orbax import restore_params, save_params
 from specjax.parallel import make_mesh, shardings
 
@@ -27,8 +27,8 @@ import contextlib, dataclasses, io, json, pathlib, sys
 import jax, numpy as np
 import specjax
 from specjax.parallel import memory
-from specjax.commands import main
-from specjax.decoding import _run
+from specjax.cli import main
+from specjax.decoding.decoder import _run
 from specjax.files.orbax import restore_params, save_params
 from specjax.models.quantised import quantise
 from specjax.parallel import RULES, TRAINING_RULES, fitted, make_mesh, shardings

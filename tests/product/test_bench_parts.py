@@ -28,7 +28,7 @@ from bench import (
     weights,
 )
 from bench.contestants import ours, theirs
-from specjax.metrics import expected_accepted_length
+from specjax.decoding.stats import expected_accepted_length
 
 ROOT = pathlib.Path(__file__).parents[2]
 TINY = ROOT / "checkpoints" / "tiny"

@@ -10,7 +10,7 @@ import pytest
 from command_line import PAIR, SHORT, TINY, failure, run
 
 import specjax
-from specjax import folders
+from specjax._internal import paths as folders
 
 
 def test_early_exit(capsys):

@@ -28,7 +28,7 @@ from eagle3_cases import (
 import specjax
 from specjax import Chain, DynamicTree, StaticTree
 from specjax.caches import prefill
-from specjax.prefilling import _read_prompts
+from specjax.decoding.prefill import _read_prompts
 
 
 @pytest.mark.parametrize("layout", eagle3_folders.LAYOUTS)

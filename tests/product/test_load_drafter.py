@@ -22,7 +22,7 @@ from removals import check_removals
 
 import specjax
 from specjax import Chain
-from specjax.commands import main
+from specjax.cli import main
 
 PYCODE = TINY.parent.parent / "pycode"
 

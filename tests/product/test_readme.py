@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import specjax
-from specjax.tune import costs
+from specjax.tuning import costs
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = {

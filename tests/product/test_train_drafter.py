@@ -20,7 +20,7 @@ from trained import metrics
 
 import specjax
 from specjax.contract import Context, Lookahead
-from specjax.decoding import Decoder
+from specjax.decoding.decoder import Decoder
 from specjax.models import SharedParams, dot_general, head_matrix
 from specjax.proposers import Eagle3Source
 from specjax.rules import Match

@@ -11,12 +11,21 @@ import numpy as np
 import pytest
 
 import specjax
-from specjax import tuning
-from specjax.commands import main, serve
+from specjax.cli import main, serve
 from specjax.flags import drafting
-from specjax.generate import compile_first, learned_of, prepared
+from specjax.generation import tuning
+from specjax.generation.run import compile_first, learned_of, prepared
 from specjax.proposers import Adaptive, CostAware
-from specjax.tune import Candidate, Learned, Plan, Tree, about, fastest_tree, read_plan, saved_plan
+from specjax.tuning import (
+    Candidate,
+    Learned,
+    Plan,
+    Tree,
+    about,
+    fastest_tree,
+    read_plan,
+    saved_plan,
+)
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +330,7 @@ def test_a_tree_is_measured_with_its_chains(target, tree, monkeypatch):
         judged.extend([plain.name, auto.name, *(one.name for _, one in trees)])
         return trees[-1][0]
 
-    monkeypatch.setattr(sys.modules["specjax.tuning"], "fastest_tree", last)
+    monkeypatch.setattr(sys.modules["specjax.generation.tuning"], "fastest_tree", last)
     plan = specjax.tune(target, tree, PROMPTS[:1], max_new_tokens=8, rounds=1)
     name = f"DynamicTree of {tree.name}"
     assert [one.name for one in plan.candidates] == [

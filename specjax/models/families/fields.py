@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from specjax.arguments import shown
+from specjax._internal.checks import shown
 from specjax.models.config import MOST
 from specjax.models.families.family import Config
 

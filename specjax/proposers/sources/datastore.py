@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-from specjax.arguments import counts, number, shown
+from specjax._internal.checks import counts, number, shown
 from specjax.contract import Arrays, Context, Loaded, Lookahead, Source
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.sources.lookup import DEPTH, NONE, DatastoreParams, look_up

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
+from specjax._internal.control_flow import apply_if
+from specjax._internal.prefix_sums import leading
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
-from specjax.looping import apply_if
 from specjax.proposers.sources.catch_up import AT_ONCE, remember, then_pending
-from specjax.running import leading
 from specjax.types import ABSENT, Block, Proposal
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.arguments import counts
+from specjax._internal.checks import counts
 from specjax.caches import KVCache
 from specjax.contract import Arrays, Context, Loaded, Lookahead, Model, Source
 from specjax.models import LinenModel, TransformerConfig

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specjax.constraints import JSONSchema
-from specjax.prompts import conversations, encode
-from specjax.request import Request
+from specjax.generation import Request, conversations, encode
 from specjax.serve.engine import Engine
 from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Speculation, Tokenize
 from specjax.serve.http.problems import Problem

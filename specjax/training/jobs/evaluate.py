@@ -21,10 +21,10 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import ArrayLike
 
+from specjax.generation import encode_file
 from specjax.measure import interval
 from specjax.models import LanguageModel
 from specjax.parallel import leader
-from specjax.prompts import encode_file
 from specjax.training.curves import pyplot
 from specjax.training.dataset import model_hashes
 from specjax.training.measure import Measured, measure

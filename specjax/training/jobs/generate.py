@@ -11,9 +11,9 @@ import hashlib
 import json
 import pathlib
 
+from specjax.generation import encode_file
 from specjax.models import LanguageModel
 from specjax.parallel import leader
-from specjax.prompts import encode_file
 from specjax.rules import RULES
 from specjax.training import dataset
 from specjax.training.corpus import TextOptions

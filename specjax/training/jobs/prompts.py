@@ -13,7 +13,7 @@ import pathlib
 import re
 from collections.abc import Iterator
 
-from specjax.prompts import read_lines
+from specjax.generation import read_lines
 from specjax.training.corpus import TextOptions, held_out_texts, read_documents, too_few
 from specjax.training.options import REQUIRED, at_least, option, parse, run
 

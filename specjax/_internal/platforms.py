@@ -1,0 +1,92 @@
+"""The one place where a choice depends on the platform, "cpu", "gpu" or "tpu".
+
+What XLA:CPU needs in order to be fast can cost an accelerator time, so both forms exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+import jax
+import numpy as np
+
+from specjax._internal.checks import shown
+from specjax.types import Arrays
+
+PLATFORMS = ("cpu", "gpu", "cuda", "rocm", "tpu")
+"""A program can be lowered for each of these; "gpu" is "cuda", or "rocm" where such a GPU is."""
+
+_T = TypeVar("_T")
+
+
+class Device(Protocol):
+    """The attributes of a `jax.Device` that are used here.
+
+    Type checkers take `jax.Device` for a variable, so it cannot be an annotation.
+    """
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def process_index(self) -> int: ...
+
+    def memory_stats(self) -> Mapping[str, int] | None: ...
+
+
+def by_platform(
+    forms: Mapping[str, Callable[..., _T]], other: Callable[..., _T], *operands: Arrays
+) -> _T:
+    """`forms[name](*operands)` in a program for the platform `name`, `other(*operands)` elsewhere.
+
+    Every form is traced, and the choice is made where the program is lowered.  So it is right in a
+    process with several platforms, and for a program that is compiled for absent chips.
+    """
+    return jax.lax.platform_dependent(*operands, default=other, **forms)
+
+
+def lowering_platforms(platform: str | None) -> tuple[str, ...] | None:
+    """JAX's name of a platform to lower a program for, which need not be present.
+
+    Args:
+      platform: "cpu", "tpu", "cuda", "rocm", or "gpu" for the kind of GPU in this process, which is
+        "cuda" if there is none; None: the platform of the arrays.
+
+    Raises:
+      ValueError: another name.  JAX would lower a program for it as well.
+    """
+    if platform is None:
+        return None
+    if not isinstance(platform, str) or platform not in PLATFORMS:
+        raise ValueError(f"platform={shown(platform)}; pass one of {', '.join(PLATFORMS)}")
+    if platform == "gpu":
+        platform = "rocm" if _has_rocm() else "cuda"
+    return (platform,)
+
+
+def _has_rocm() -> bool:
+    try:
+        return bool(jax.devices("rocm"))
+    except RuntimeError:  # it is not present
+        return False
+
+
+def on_cpu(cpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
+    """`cpu(*operands)` in a program for a CPU, `other(*operands)` in any other program."""
+    return by_platform({"cpu": cpu}, other, *operands)
+
+
+def on_tpu(tpu: Callable[..., _T], other: Callable[..., _T], *operands: Arrays) -> _T:
+    """As `on_cpu`, for a TPU."""
+    return by_platform({"tpu": tpu}, other, *operands)
+
+
+def default_devices() -> set[Device]:
+    """The device on which JAX puts an array that names none (`jax.default_device`)."""
+    return jax.device_put(np.zeros(())).devices()  # jnp.zeros would compile a program
+
+
+def default_platform() -> str:
+    """The platform of `default_devices`."""
+    return next(iter(default_devices())).platform

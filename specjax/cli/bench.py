@@ -1,0 +1,271 @@
+"""`specjax bench`: compare proposers, numbers of draft tokens and rules with plain decoding."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import pathlib
+import statistics
+from collections.abc import Mapping
+
+import specjax
+from specjax import plot
+from specjax.cli.report import Facts, Measured, Row, label, print_report
+from specjax.contract import Rule
+from specjax.flags import (
+    DRAFTED,
+    KINDS,
+    add_device_arguments,
+    add_model_arguments,
+    add_numbers_of_proposers,
+    add_numbers_of_rules,
+    add_processor_arguments,
+    add_prompt_arguments,
+    add_sampling_arguments,
+    load_models,
+    make_drafter,
+    make_rule,
+    number_of,
+    processing,
+    read_prompts,
+    reads,
+    sampling,
+)
+from specjax.generation import Options, check_length, encode
+from specjax.measure import (
+    PromptCounts,
+    Sample,
+    Timed,
+    alpha_and_tau,
+    describe,
+    first_calls,
+    interval,
+    medians,
+    take_turns,
+)
+from specjax.parallel import leader
+
+HELP = "measure the acceptance and the speed of proposers, numbers of draft tokens and rules"
+
+_LOOKAHEADS = (1, 2, 4, 6, 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Drafts:
+    """A drafter, the name of its proposer, and the branching of its tree if it has one."""
+
+    kind: str
+    drafter: specjax.Drafter
+    branching: list[int] | None
+
+    def facts(self, name: str, rule: Rule, temperature: float) -> Facts:
+        proposer = self.drafter.proposer
+        facts: Facts = {
+            "proposer": self.kind,
+            "num_drafts": proposer.max_depth,
+            "drafted": proposer.num_nodes - 1,
+            "rule": name,
+            "exact": rule.exact,
+            "temperature": temperature,
+        }
+        if self.branching is not None:
+            facts["branching"] = self.branching
+        return facts
+
+
+class _Entry(Timed):
+    """A row to be measured: `generate` with these options, on each prompt."""
+
+    def __init__(
+        self, target: specjax.LanguageModel, prompts: list[str], options: Options, facts: Facts
+    ) -> None:
+        super().__init__(f"{label(facts)} with {facts['rule']}", len(prompts))
+        self.facts, self.outputs = facts, dict[int, specjax.Output]()
+        self._target, self._prompts, self._options = target, prompts, options
+
+    def run(self, item: int) -> Sample:
+        output = specjax.generate(self._target, self._prompts[item], **self._options)
+        self.outputs[item] = output
+        return Sample(output.stats.seconds, output.stats.compile_seconds)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_prompt_arguments(parser)
+    add_model_arguments(parser)
+    speculation = parser.add_argument_group("speculation")
+    speculation.add_argument(
+        "--proposers", "--proposer", nargs="+", choices=KINDS, default=["draft", "ngram"],
+        help="proposers to compare; plain decoding is always measured",
+    )  # fmt: skip
+    add_numbers_of_proposers(speculation, _LOOKAHEADS)
+    rules = sorted(specjax.RULES)
+    speculation.add_argument(
+        "--rules", "--rule", nargs="+", choices=rules, default=["match"], help="rules to compare"
+    )
+    add_numbers_of_rules(speculation)
+    add_sampling_arguments(parser, several=True)
+    add_processor_arguments(parser)
+    add_device_arguments(parser, processes=True)
+    parser.add_argument(
+        "--rounds", type=int, default=5,
+        help="measured rounds, after one round that compiles; 0 measures acceptance only",
+    )  # fmt: skip
+    parser.add_argument(
+        "--limit-prompts", type=int, default=0, help="use at most this many prompts; 0 uses all"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+    parser.add_argument("--save", metavar="FILE", help="write that JSON object to this file")
+    parser.add_argument("--plot", metavar="FILE", help="draw alpha, tau and speed-up to this file")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.rounds < 0 or arguments.limit_prompts < 0:
+        raise ValueError(
+            f"--rounds {arguments.rounds} and --limit-prompts {arguments.limit_prompts}: "
+            "both must be 0 or more"
+        )
+    if arguments.plot:
+        plot.new_figure()  # without matplotlib this raises before the measurement, not after it
+    prompts = read_prompts(arguments)
+    prompts = prompts[: arguments.limit_prompts or len(prompts)]
+    # As for `generate`, `auto` has a draft model only if one is passed.
+    drafted = DRAFTED if arguments.draft is None else (*DRAFTED, "auto")
+    target, draft = load_models(arguments, arguments.proposers, arguments.rules)
+    models = {kind: draft for kind in drafted}
+    entries, impossible = _entries(arguments, target, models, prompts)
+    report = {
+        **describe(),
+        "dtype": target.model.dtype.name,
+        "prompts": len(prompts),
+        "max_new_tokens": arguments.max_new_tokens,
+        "impossible": impossible,
+    }
+    measured = _measure(entries, arguments.rounds)
+    if arguments.save and leader():
+        text = json.dumps({**report, **measured}, indent=1)
+        pathlib.Path(arguments.save).write_text(text + "\n")
+    if arguments.plot and leader():
+        plot.bench(measured).savefig(arguments.plot)
+    if arguments.json:
+        print(json.dumps({**report, **measured}))
+    else:
+        print_report(report, impossible, measured)
+
+
+def _entries(
+    arguments: argparse.Namespace,
+    target: specjax.LanguageModel,
+    models: Mapping[str, specjax.LanguageModel | None],
+    prompts: list[str],
+) -> tuple[list[_Entry], list[tuple[str, str]]]:
+    """The rows to measure, and the pairs (proposer, rule) that cannot be combined.
+
+    The first row of each temperature is plain decoding.  `models` are the draft models by kind.
+
+    Raises:
+      ValueError: the target, the draft, the proposers, the rules and the prompts do not fit
+        together; raised before anything is compiled.
+    """
+    drafts, ids = [], encode(target, prompts)
+    check_length("target", target, ids, arguments.max_new_tokens)
+    for kind in dict.fromkeys(arguments.proposers):
+        for asked, branching in _variants(arguments, kind):
+            gamma = number_of(asked, "num_drafts")
+            if isinstance(gamma, int) and gamma < 1:
+                raise ValueError(
+                    f"num_drafts={gamma}; it must be at least 1: plain decoding is measured anyway"
+                )
+            drafter = make_drafter(asked, kind, target, models.get(kind))
+            if drafter.reader is not None:
+                check_length("draft", drafter.reader, ids, arguments.max_new_tokens)
+            drafts.append(_Drafts(kind, drafter, branching))
+
+    entries: list[_Entry] = []
+    impossible: dict[tuple[str, str], None] = {}  # a set that keeps its order
+    rules = {name: make_rule(arguments, name) for name in dict.fromkeys(arguments.rules)}
+    plain = _Drafts("none", specjax.Drafter(specjax.NoProposer()), None)
+    for temperature in arguments.temperature:
+        asked = argparse.Namespace(**{**vars(arguments), "temperature": temperature})
+        options: Options = {**sampling(asked, target), **processing(asked, target)}
+        used = target.settings(temperature=temperature)["temperature"]
+        facts = plain.facts("match", specjax.Match(), used)
+        undrafted: Options = {**options, "drafter": plain.drafter}
+        entries.append(_Entry(target, prompts, undrafted, facts))
+        for (name, rule), each in itertools.product(rules.items(), drafts):
+            facts = each.facts(name, rule, used)
+            if rule.chain_only and not each.drafter.proposer.is_chain:
+                impossible[label(facts), name] = None
+            elif (each.kind, name) != ("none", "match"):
+                how: Options = {**options, "drafter": each.drafter, "rule": rule}
+                entries.append(_Entry(target, prompts, how, facts))
+    if len(entries) == len(arguments.temperature) and impossible:
+        raise ValueError(
+            f"--rules {' '.join(rules)} supports chains only, and --proposers "
+            f"{' '.join(arguments.proposers)} proposes trees: use another rule, such as match, "
+            "or a proposer of chains, such as draft"
+        )
+    return entries, list(impossible)
+
+
+def _variants(
+    arguments: argparse.Namespace, kind: str
+) -> list[tuple[argparse.Namespace, list[int] | None]]:
+    """The arguments for each number of draft tokens, or for each tree, with its branching."""
+
+    def variant(**numbers: object) -> argparse.Namespace:
+        return argparse.Namespace(**{**vars(arguments), **numbers})
+
+    if reads(kind, "num_drafts"):
+        lookaheads = getattr(arguments, "num_drafts", _LOOKAHEADS)
+        return [(variant(num_drafts=n), None) for n in lookaheads]
+    default = number_of(argparse.Namespace(), "num_drafts")
+    if reads(kind, "branching"):
+        trees = getattr(arguments, "branching", [number_of(argparse.Namespace(), "branching")])
+        return [(variant(num_drafts=default, branching=[*t]), [*t]) for t in trees]
+    return [(variant(num_drafts=default), None)]
+
+
+def _measure(entries: list[_Entry], rounds: int) -> Measured:
+    first_calls(entries)
+    take_turns(entries, rounds)
+    rows, plain = [], entries[0]
+    for entry in entries:
+        if not entry.facts["drafted"] and entry.facts["rule"] == "match":
+            plain = entry
+        rows.append(_row(entry, plain))
+    return {
+        "samples": sum(len(each) for entry in entries for each in entry.seconds),
+        "dropped": sum(entry.dropped for entry in entries),
+        "rows": rows,
+    }
+
+
+def _row(entry: _Entry, plain: _Entry) -> Row:
+    outputs = [entry.outputs[item] for item in sorted(entry.outputs)]
+    # Speeds are compared on the prompts for which both rows have an undisturbed sample.
+    clean = [n for n in range(len(outputs)) if entry.seconds[n] and plain.seconds[n]]
+    seconds, before = (medians([e.seconds[n] for n in clean]) for e in (entry, plain))
+    rate = interval([outputs[n].stats.tokens for n in clean], seconds)
+    speedup = interval(before, seconds)
+    # Above temperature 0 only `match` promises the same tokens.
+    comparable = entry.facts["rule"] == "match" or entry.facts["temperature"] == 0
+    same = sum(output.tokens == plain.outputs[n].tokens for n, output in enumerate(outputs))
+    figures = alpha_and_tau(PromptCounts.from_summaries(output.stats for output in outputs))
+    return {
+        **entry.facts,
+        "alpha": figures["alpha"],
+        "tau": figures["tau"],
+        "tokens_per_second": rate and rate[0],
+        "tokens_per_second_interval": rate and rate[1:],
+        "speedup": speedup and speedup[0],
+        "speedup_interval": speedup and speedup[1:],
+        "speedup_median": statistics.median(b / s for b, s in zip(before, seconds, strict=True))
+        if clean
+        else None,
+        "first_call_seconds": entry.first,
+        "same_tokens": same if comparable else None,
+    }

@@ -1,0 +1,178 @@
+"""`specjax demo`: what speculation does, on the shipped models, in less than a minute."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+
+import numpy as np
+
+import specjax
+from specjax.cli.colours import LEGEND, depths_of, painted
+from specjax.flags import (
+    DRAFTED,
+    add_device_arguments,
+    add_model_arguments,
+    add_prompt_arguments,
+    load_models,
+    make_drafter,
+    progress,
+    read_prompts,
+)
+from specjax.generation import Call, compile_first, decode, prepared
+from specjax.measure import Sample, Timed, medians, take_turns
+
+HELP = "show the text, the speed, and that no proposer changes a token, on the shipped models"
+
+KINDS = ("none", "auto", "ngram", "draft", "tree", "early-exit", "medusa")
+"""The proposers of the second table."""
+
+_ROUNDS = 3
+
+
+class _Way(Timed):
+    """Decoding one prompt in one way."""
+
+    def __init__(self, name: str, call: Call) -> None:
+        super().__init__(name, 1)
+        self.call = call
+        self.output: specjax.Output | None = None
+
+    def run(self, item: int) -> Sample:
+        output = decode(self.call)
+        assert isinstance(output, specjax.Output)
+        self.output = output
+        return Sample(output.stats.seconds, output.stats.compile_seconds)
+
+    @property
+    def tokens(self) -> list[int]:
+        assert self.output is not None
+        return self.output.tokens[0]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the token ids as int32, little endian."""
+        return hashlib.sha256(np.array(self.tokens, "<i4").tobytes()).hexdigest()[:16]
+
+    @property
+    def disturbed(self) -> bool:
+        """Did other processes disturb every sample?"""
+        return not all(self.seconds)
+
+    @property
+    def rate(self) -> float:
+        """Median tokens/s of the undisturbed samples, or of the last one if there is none."""
+        assert self.output is not None
+        last = self.output.stats.seconds
+        return len(self.tokens) / (last if self.disturbed else medians(self.seconds)[0])
+
+    @property
+    def passes(self) -> int:
+        assert self.output is not None
+        return self.output.stats.target_passes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Ways that are compared with the first of them."""
+
+    temperature: float
+    ways: list[_Way]
+
+    @property
+    def same(self) -> bool:
+        return len({way.digest for way in self.ways}) == 1
+
+    def rows(self) -> list[dict[str, object]]:
+        return [
+            {
+                "proposer": way.name,
+                "temperature": self.temperature,
+                "tokens_per_second": way.rate,
+                "disturbed": way.disturbed,
+                "target_passes": way.passes,
+                "tokens": len(way.tokens),
+                "sha256": way.digest,
+            }
+            for way in self.ways
+        ]
+
+    def table(self) -> str:
+        """The rows as text."""
+        lines = [f"  {'':<16} tokens/s  speed-up  passes  tokens  sha256 of the tokens"]
+        plain = self.ways[0].rate
+        for way in self.ways:
+            about = "~" if way.disturbed else ""
+            lines.append(
+                f"  {way.name:<16} {about + format(way.rate, '.0f'):>8}  {way.rate / plain:>6.2f} x"
+                f"  {way.passes:>6}  {len(way.tokens):>6}  {way.digest}"
+            )
+        return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_prompt_arguments(parser)
+    add_model_arguments(parser)
+    add_device_arguments(parser)
+    parser.add_argument("--max-new-tokens", type=int, default=96, help="length of the texts")
+    parser.add_argument("--seed", type=int, default=1, help="of the texts at temperature 1")
+    parser.add_argument(
+        "--no-colour", "--no-color", action="store_true", help="print the text without colours"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    # With a target of one's own, a proposer whose weights are not given is left out.
+    missing = [] if arguments.draft is not None or arguments.target is None else [*DRAFTED]
+    if arguments.drafter is None and arguments.target is not None:
+        missing.append("medusa")
+    kinds = [kind for kind in KINDS if kind not in missing]
+    target, draft = load_models(arguments, kinds)
+    if not arguments.prompt and not arguments.prompt_file:
+        arguments.prompt_file = specjax.shipped("pycode/prompt.txt")
+    prompt = read_prompts(arguments)[0]
+
+    def way(kind: str, temperature: float) -> _Way:
+        drafter = make_drafter(arguments, kind, target, draft if kind in DRAFTED else None)
+        call = prepared(
+            target, prompt, drafter=drafter, temperature=temperature, seed=arguments.seed,
+            max_new_tokens=arguments.max_new_tokens,
+        )  # fmt: skip
+        return _Way(kind, call)
+
+    first = _Part(0.0, [way("none", 0.0), way("auto", 0.0)])
+    others = _Part(1.0, [way(kind, 1.0) for kind in kinds])
+    ways = [*first.ways, *others.ways]
+    with progress(f"compiling {len(ways)} programs"):
+        for each in ways:
+            compile_first(each.call)
+            each.run(0)
+    with progress("measuring"):
+        take_turns(ways, _ROUNDS)
+    if arguments.json:
+        rows = first.rows() + others.rows()
+        print(json.dumps({"same_tokens": first.same and others.same, "rows": rows}))
+        return
+    auto = first.ways[1]
+    assert auto.output is not None
+    text = auto.output.text[0]
+    if not arguments.no_colour:
+        text = painted(auto.call, 0, auto.tokens, depths_of(auto.call)[0])
+    print(f"{prompt}{text}\n")
+    if not arguments.no_colour:
+        print(f"{LEGEND}\n")
+    print("Temperature 0: plain decoding, and the default, which drafts where it pays.\n")
+    print(first.table())
+    seed = arguments.seed
+    print(f"\nTemperature 1, seed {seed}: every proposer writes the same tokens. With a target as")
+    print("small as the shipped one, a model that drafts costs more time than it saves.\n")
+    print(others.table())
+    same = first.same and others.same
+    print(f"\nThe same tokens in every row of a table: {'yes' if same else 'NO'}")
+    if any(each.disturbed for each in ways):
+        print("~ other processes were busy in every turn, so this speed is a rough one")

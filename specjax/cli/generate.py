@@ -1,0 +1,225 @@
+"""`specjax generate "prompt"`: generate with speculation, and compare with plain decoding."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import jax
+
+import specjax
+from specjax import plot, tree
+from specjax.cli.colours import LEGEND, depths_of, painted
+from specjax.flags import (
+    add_constraint_arguments,
+    add_device_arguments,
+    add_model_arguments,
+    add_processor_arguments,
+    add_prompt_arguments,
+    add_proposer_arguments,
+    add_rule_arguments,
+    add_sampling_arguments,
+    choose,
+    constraint,
+    drafting,
+    load_models,
+    make_rule,
+    processing,
+    progress,
+    read_prompts,
+    sampling,
+)
+from specjax.generation import Call, Options, compile_first, decode, prepared
+from specjax.parallel import leader, mesh_of
+
+HELP = "continue a prompt with speculation, and compare with plain decoding"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    prompts = add_prompt_arguments(parser)
+    prompts.add_argument(
+        "--chat",
+        action="store_true",
+        help="treat each prompt as a user's message, and apply the target's chat template",
+    )
+    add_model_arguments(parser)
+    add_proposer_arguments(parser)
+    add_rule_arguments(parser)
+    add_sampling_arguments(parser)
+    add_processor_arguments(parser)
+    add_constraint_arguments(parser)
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--logprobs",
+        type=int,
+        metavar="N",
+        help="with --json: print the log-probability of each token and of the N most probable ones",
+    )
+    output.add_argument(
+        "--no-compare", action="store_true", help="skip the comparison with plain decoding"
+    )
+    output.add_argument(
+        "--plot", help="draw the tree of the Medusa heads and its measured acceptance to this file"
+    )
+    output.add_argument(
+        "--colour", "--color", action="store_true",
+        help="colour the tokens that were accepted drafts, by depth; this decodes once more",
+    )  # fmt: skip
+    output.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+    add_device_arguments(parser, draft_mesh=True, processes=True)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    prompts = read_prompts(arguments)
+    if arguments.logprobs is not None and not arguments.json:
+        raise ValueError("--logprobs is printed as JSON; add --json")
+    if arguments.colour and (arguments.json or arguments.stop):
+        raise ValueError("--colour colours a text up to its end: leave --json and --stop out")
+    kind = choose(arguments, arguments.rule)
+    target, draft = load_models(arguments, [kind], [arguments.rule])
+    settings = sampling(arguments, target)
+    options: Options = {
+        **settings,
+        **processing(arguments, target),
+        "constraint": constraint(arguments),
+        "logprobs": arguments.logprobs,
+        "rule": make_rule(arguments, arguments.rule),
+    }
+    if arguments.chat:
+        options["messages"] = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    asked = None if arguments.chat else prompts
+    # A comparison does not stream, since the time for reading the text every few steps would count
+    # as decoding time.
+    stream = (
+        not arguments.json and not arguments.colour and len(prompts) == 1 and arguments.no_compare
+    )
+    drafted: Options = {**options, **drafting(arguments, kind, target, draft)}
+    draft_mesh = mesh_of(draft.params) if arguments.draft_mesh and draft is not None else None
+    call = prepared(target, asked, stream=stream, draft_mesh=draft_mesh, **drafted)
+    undrafted: Options = {**options, "proposer": "none"}
+    # A process of the draft alone has no part of the target to decode with.
+    apart = draft_mesh is not None and jax.process_count() > 1
+    compares = not (arguments.no_compare or apart)
+    plain = prepared(target, asked, stream=stream, **undrafted) if compares else None
+    if arguments.plot:
+        _plot(drafted.get("drafter"), arguments.plot)
+    # Compile first, so that each call decodes once and its figures do not include compilation.
+    with progress("compiling"):
+        compile_first(call)
+    output = _show(call, prompts, arguments)
+    baseline = None
+    if plain is not None:
+        with progress("plain decoding, for comparison"):
+            compile_first(plain)
+            baseline = _whole(decode(plain))
+
+    stats = output.stats.to_json()
+    stats["baseline_tokens_per_second"] = stats["speedup"] = stats["same_tokens"] = None
+    if baseline is not None:
+        stats["baseline_tokens_per_second"] = baseline.stats.tokens_per_second
+        stats["speedup"] = output.stats.tokens_per_second / baseline.stats.tokens_per_second
+        stats["same_tokens"] = output.tokens == baseline.tokens
+    if arguments.json:
+        result = {
+            "text": output.text,
+            "tokens": output.tokens,
+            "finish": output.finish,
+            "exact": output.exact,
+        }
+        if output.logprobs is not None:
+            names = ("raw", "warped", "top_ids", "top")
+            result["logprobs"] = [
+                {name: getattr(row, name).tolist() for name in names} for row in output.logprobs
+            ]
+        print(json.dumps({**result, "stats": stats}))
+    else:
+        _print_table(output, baseline, arguments.rule, settings["temperature"])
+
+
+def _plot(drafter: specjax.Drafter | None, path: str) -> None:
+    if not isinstance(drafter, specjax.MedusaAdapter):
+        raise ValueError("--plot draws the tree of Medusa heads: use it with --proposer medusa")
+    choices = drafter.proposer.choices
+    figure = plot.tree(
+        tree.from_choices(choices),
+        (1.0, *drafter.acceptance) if drafter.acceptance else None,
+        ["pending", *(f"{choice[-1] + 1}" for choice in choices)],
+    )
+    if leader():
+        figure.savefig(path)
+
+
+def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
+    """Decode, and without --json print the texts; a streamed text is printed as it grows."""
+    gap = "\n\n" if arguments.chat else ""  # an answer does not continue the question
+    if call.stream:
+        print(prompts[0], end=gap, flush=True)
+        stream = decode(call)
+        assert isinstance(stream, specjax.TextStream)
+        for (piece,) in stream:
+            print(piece, end="", flush=True)
+        print()
+        return _whole(stream)
+    with progress("generating"):
+        output = _whole(decode(call))
+    if not arguments.json:
+        end = f"\n{'-' * 80}" if len(prompts) > 1 else ""
+        texts = output.text
+        if arguments.colour:
+            texts = [
+                painted(call, row, tokens, depths)
+                for row, (tokens, depths) in enumerate(
+                    zip(output.tokens, depths_of(call), strict=True)
+                )
+            ]
+        for prompt, text in zip(prompts, texts, strict=True):
+            print(f"{prompt}{gap}{text}{end}")
+        if arguments.colour:
+            print(f"\n{LEGEND}")
+    return output
+
+
+def _whole(decoded: specjax.Output | specjax.TextStream) -> specjax.Output:
+    """The output; a stream is read to its end."""
+    if isinstance(decoded, specjax.Output):
+        return decoded
+    for _ in decoded:
+        pass
+    assert decoded.output is not None
+    return decoded.output
+
+
+def _print_table(
+    output: specjax.Output, baseline: specjax.Output | None, rule: str, temperature: float
+) -> None:
+    stats = output.stats
+    rows = [("tokens/s with speculation", f"{stats.tokens_per_second:.1f}")]
+    if baseline is not None:
+        is_same = output.tokens == baseline.tokens
+        same = "yes" if is_same else "no"
+        if not is_same and not output.exact:
+            same += " (this rule changes the distribution)"
+        elif not is_same and rule != "match" and temperature > 0:
+            same += " (this rule keeps the distribution, not the tokens)"
+        rows = [
+            ("tokens/s without speculation", f"{baseline.stats.tokens_per_second:.1f}"),
+            *rows,
+            ("speed-up", f"{stats.tokens_per_second / baseline.stats.tokens_per_second:.2f} x"),
+            ("same tokens", same),
+        ]
+    alpha = stats.acceptance_rate
+    rows += [
+        ("acceptance rate (alpha)", "no drafts" if alpha is None else f"{alpha:.3f}"),
+        ("tokens per target pass (tau)", f"{stats.mean_accepted_length:.2f}"),
+        ("new tokens / target passes", f"{stats.tokens} / {stats.target_passes}"),
+        ("lossless rule", "yes" if output.exact else "no"),
+    ]
+    if stats.hit_rate is not None:
+        rows.append(("drafted in time (hit rate)", f"{stats.hit_rate:.3f}"))
+    if output.choices is not None:
+        rows.append(("chosen from, in every step", str(output.choices)))
+    print()
+    for name, value in rows:
+        print(f"  {name:<30} {value}")

@@ -1,0 +1,222 @@
+"""`specjax serve`: OpenAI's API over HTTP, with speculation that each request chooses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+from collections.abc import Sequence
+
+import specjax
+from specjax.drafters import BoundDrafter
+from specjax.flags import add_device_arguments, load_models, progress, say
+from specjax.generation import plan_of
+from specjax.serve import Engine, ServerOptions, check_packages, run_server
+
+HELP = "serve OpenAI's and LoRAX's API over HTTP; a text does not depend on load"
+
+_KEY = "SPECJAX_API_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    models = parser.add_argument_group("models")
+    models.add_argument(
+        "--target", help="folder of the target, or org/name on the Hub; default: the shipped target"
+    )
+    models.add_argument(
+        "--draft",
+        help='folder of a draft model, or org/name, for the drafter "draft"; default: the shipped '
+        "draft, with the shipped target",
+    )
+    models.add_argument(
+        "--drafter",
+        action="append",
+        default=[],
+        metavar="[NAME=]FOLDER",
+        help="folder of a drafter that was trained for the target (EAGLE-3, DFlash, ...); repeat "
+        "the option for more, each with a name",
+    )
+    models.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help='Medusa heads for the drafter "medusa", from which requests choose by name; repeat '
+        "the option for more of the same sizes",
+    )
+    models.add_argument("--dtype", help="float32, bfloat16 or float16; default: as for generate")
+    drafting = parser.add_argument_group("speculation")
+    drafting.add_argument(
+        "--num-drafts", "--num-speculative-tokens", type=int,
+        help='greatest depth of the drafts of "draft" and "lookup"; default: 4, or by the plan',
+    )  # fmt: skip
+    drafting.add_argument(
+        "--no-lookup", action="store_true", help='leave out prompt lookup, the drafter "lookup"'
+    )
+    drafting.add_argument(
+        "--default",
+        metavar="NAME",
+        help='drafter of requests that name none, or two as "lookup+draft"; "none" is plain '
+        'decoding, "auto" what a plan (specjax tune) says is fastest for so many slots, or plain '
+        "decoding without a plan. Default: auto; if drafters or their numbers are given, the first "
+        "of draft, those of --drafter, medusa, lookup",
+    )
+    add_device_arguments(parser)
+    room = parser.add_argument_group("room and limits")
+    room.add_argument("--slots", type=int, default=8, help="requests that decode at once")
+    room.add_argument(
+        "--capacity", type=int, default=2048, help="tokens of a prompt with its output"
+    )
+    room.add_argument("--waiting", type=int, default=64, help="requests that may wait for a slot")
+    room.add_argument(
+        "--chunk", type=int, default=128, help="tokens of a prompt that are read between two steps"
+    )
+    room.add_argument(
+        "--logprobs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="record log-probabilities, and those of the N most probable tokens; -1 records none",
+    )
+    room.add_argument(
+        "--constraint-size",
+        type=int,
+        nargs=2,
+        default=[512, 256],
+        metavar=("STATES", "CLASSES"),
+        help="room for the automaton of a request's JSON schema; 0 0 refuses schemas",
+    )
+    room.add_argument("--max-body", type=int, default=4 * 2**20, help="bytes of a request")
+    room.add_argument("--max-texts", type=int, default=16, help="texts of a request")
+    address = parser.add_argument_group("address")
+    address.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    address.add_argument("--port", type=int, default=8000, help="0 takes any free port")
+    address.add_argument(
+        "--api-key", help=f"requests have to send this key; default: the variable {_KEY}"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    drafters = [_named("drafter", text, "drafter") for text in arguments.drafter]
+    adapters = [_named("adapter", text, None) for text in arguments.adapter]
+    if not 0 <= arguments.port <= 65535:
+        raise ValueError(f"--port {arguments.port} is not allowed; it must be 0 to 65535")
+    names = [name for name, _ in drafters]
+    for name in names:
+        if names.count(name) > 1 or name in ("draft", "lookup", "medusa", "none", "auto"):
+            raise ValueError(f"--drafter {name}=... is taken: give each drafter another name")
+    numbers = {
+        "--max-body ": arguments.max_body, "--max-texts ": arguments.max_texts,
+        "--slots ": arguments.slots,
+    }  # fmt: skip
+    for option, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{option}{value} is not allowed; it must be at least 1")
+    check_packages()
+    drafted = arguments.draft is not None or arguments.target is None
+    # `load_models` also looks at options that this command does not have.
+    asked = argparse.Namespace(**{**vars(arguments), "drafter": None})
+    target, draft = load_models(asked, ["draft"] if drafted else ["ngram"])
+    first = arguments.default
+    numbered = arguments.num_drafts is not None  # 0 is a number, too
+    chosen = any((numbered, arguments.no_lookup, drafters, adapters))
+    if first == "auto" and chosen:
+        raise ValueError(
+            "--default auto chooses among lookup, a draft model and plain decoding, and how deep: "
+            "leave --drafter, --adapter, --no-lookup and --num-drafts out, or name a default"
+        )
+    if first == "auto" or (first is None and not chosen and arguments.draft is None):
+        loaded, first = by_plan(target, draft, arguments.slots)
+    else:
+        loaded = _given(arguments, target, draft, drafters, adapters)
+        words = [] if first in (None, "none") else first.split("+")
+        if not set(words) <= set(loaded):
+            raise ValueError(f"--default {first}: there are {', '.join(loaded)}, and none")
+        loaded = {word: loaded[word] for word in (*words, *loaded)}
+    size = arguments.constraint_size
+    with progress("compiling"):
+        engine = Engine(
+            target,
+            loaded,
+            slots=arguments.slots,
+            capacity=arguments.capacity,
+            waiting=arguments.waiting,
+            chunk=arguments.chunk,
+            logprobs=None if arguments.logprobs < 0 else arguments.logprobs,
+            default=first,
+            constraint_size=size if any(size) else None,
+        )
+    key = arguments.api_key or os.environ.get(_KEY) or None
+    if arguments.host not in ("127.0.0.1", "::1", "localhost") and key is None:
+        say(f"specjax serve: {arguments.host} may be open to others; --api-key sets a key")
+    options = ServerOptions(
+        arguments.host, arguments.port, key, arguments.max_body, arguments.max_texts
+    )
+    offered = ", ".join(["none", *loaded])
+    run_server(
+        engine,
+        options,
+        lambda host, port: print(
+            f"serving {target.name} with the drafters {offered} on http://{host}:{port}", flush=True
+        ),
+    )
+
+
+def _given(
+    arguments: argparse.Namespace,
+    target: specjax.LanguageModel,
+    draft: specjax.LanguageModel | None,
+    drafters: Sequence[tuple[str, pathlib.Path | str]],
+    adapters: Sequence[tuple[str, pathlib.Path | str]],
+) -> dict[str, specjax.Drafter]:
+    """The drafters of the options, by name."""
+    depth = 4 if arguments.num_drafts is None else arguments.num_drafts
+    loaded: dict[str, specjax.Drafter] = {}
+    if draft is not None:
+        loaded["draft"] = specjax.make_drafter(target, draft, num_drafts=depth)
+    for name, folder in drafters:
+        loaded[name] = specjax.load_drafter(folder, target)
+    if adapters:
+        heads = {name: specjax.load_medusa(folder, target) for name, folder in adapters}
+        loaded["medusa"] = specjax.MedusaBank.create(heads)
+    if not arguments.no_lookup:
+        loaded["lookup"] = BoundDrafter(specjax.NGram(depth))
+    return loaded
+
+
+def by_plan(
+    target: specjax.LanguageModel, draft: specjax.LanguageModel | None, slots: int
+) -> tuple[dict[str, specjax.Drafter], str | None]:
+    """The drafters and the default that a saved plan says are fastest.
+
+    There are none if drafts do not pay, or without a plan: a default must not be slower than doing
+    without, and every drafter of an engine makes all of its passes wider.
+    """
+    if not target.model.reads_trees:
+        return {}, None
+    temperature = target.defaults.get("temperature", 1.0)  # as for a request that names none
+    plan = plan_of(target, draft, batch=slots, temperature=temperature)
+    name, depth = ("plain", 0) if plan is None else plan.fixed()
+    if not depth:
+        known = "there is no plan for" if plan is None else "by the plan, drafts do not pay with"
+        tuning = f"specjax tune --batch {slots} --temperature {temperature:g} --prompt-file FILE"
+        say(
+            f"specjax serve: {known} {slots} slots here, so requests decode plainly. `{tuning}` "
+            "makes a plan from prompts like yours; --default lookup or draft drafts in any case"
+        )
+        return {}, None
+    loaded: dict[str, specjax.Drafter] = {"lookup": BoundDrafter(specjax.NGram(depth))}
+    if name == "lookup" or draft is None:
+        return loaded, "lookup"
+    loaded["draft"] = specjax.make_drafter(target, draft, num_drafts=depth)
+    return loaded, "lookup+draft"
+
+
+def _named(option: str, text: str, default: str | None) -> tuple[str, pathlib.Path | str]:
+    """The name and the folder of NAME=FOLDER."""
+    name, separator, folder = text.partition("=")
+    if not separator and default is not None:
+        return default, text
+    if not separator or not name or not folder:
+        raise ValueError(f"--{option} {text}; it must look like name=folder")
+    return name, folder

@@ -1,0 +1,66 @@
+"""`Model`: a language model as a pure function, and `Loaded`, one with its weights."""
+
+from __future__ import annotations
+
+import abc
+from typing import Protocol
+
+from jax import Array
+
+from specjax.contract.cache import Cache
+from specjax.contract.declared import Part
+from specjax.types import Arrays, ModelOutput
+
+
+class Model(Part):
+    """A causal language model."""
+
+    vocab_size: int
+    max_positions: int
+    reads_trees: bool  # True if `apply` applies `mask`, and the cache commits paths
+    num_taps: int = 0  # `taps` may hold 0 ... num_taps - 1; 0: the model offers no inner layers
+
+    @abc.abstractmethod
+    def init_cache(self, batch: int, size: int) -> Cache:
+        """An empty `Cache` for `batch` rows with `size` slots each."""
+
+    @abc.abstractmethod
+    def apply(
+        self,
+        params: Arrays,
+        tokens: Array,
+        positions: Array,
+        cache: Cache | None = None,
+        mask: Array | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> ModelOutput:
+        """Run one forward pass over `tokens` [B, N] at `positions` [B, N].
+
+        Token n attends to the committed tokens of its row, and to each of the N tokens m for which
+        `mask[b, n, m]` is True (None: causal).  The N tokens are staged in slots length ...
+        length + N - 1 of the cache, whose length does not change.
+
+        With `taps`, `ModelOutput.features` [B, N, sum E] holds the hidden states (the residual
+        stream) after those layers, concatenated in the order of `taps`: 0 is the embedding, 1 the
+        output of the first layer.  A `Transformer` of L layers also has L + 1: the output of the
+        last one after the final norm.
+        """
+
+
+class Loaded(Protocol):
+    """A loaded model, as `specjax.load` returns it."""
+
+    @property
+    def model(self) -> Model:
+        """The network without its weights."""
+        ...
+
+    @property
+    def params(self) -> Arrays:
+        """Its weights."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What messages and reports call it."""
+        ...

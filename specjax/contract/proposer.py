@@ -1,0 +1,127 @@
+"""`Proposer`: makes the drafts of a step, from a `Context`."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.contract.cache import Cache
+from specjax.contract.declared import Part
+from specjax.contract.model import Loaded
+from specjax.contract.rule import Rule
+from specjax.types import Arrays, Block, Draw, Proposal, Warp
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """The inputs of `Proposer.propose` for one step.  It exists only while a step is traced."""
+
+    pending: Array  # [B] int32; the last token of the text, not yet read by the target: the root
+    draw: Draw  # vmapped over rows
+    warp: Warp
+    shared_noise: bool  # proposer and rule draw with the same noise, keyed by position
+    wants_logits: bool  # sampled drafts must come with `Proposal.logits`
+    cache: Cache  # the target's cache, which a proposer may use but not change
+    # [B] int32: drafts of a row deeper than this are dropped; 0 for rows that are done; None: none
+    num_drafts: Array | None = None
+    # [] bool: False if every row is greedy, and then `noise` is 0; None if `draw` knows
+    sampled: Array | None = None
+    # The text is the same whatever is drafted: the rule is exact and shares its noise.
+    text_is_fixed: bool = False
+    # [B] int32: the most tokens that each row may still get; None: unknown
+    remaining: Array | None = None
+    # [] int32: a shape that can leaves out the passes for deeper drafts; None: it drafts max_depth
+    depth: Array | None = None
+    # D -> tokens [B, D] that the rows' constraints force next, and how many [B]; None: there are no
+    # constraints
+    forced: Callable[[int], tuple[Array, Array]] | None = None
+
+    def noise(self, node: Array, depth: Array) -> Array:
+        """[B, M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
+
+        def noise() -> Array:
+            return jax.vmap(lambda draw: draw.noise(node, depth))(self.draw)
+
+        if self.sampled is None:
+            return noise()
+        made = jax.eval_shape(noise)
+        return jax.lax.cond(self.sampled, noise, lambda: jnp.zeros(made.shape, made.dtype))
+
+
+class Proposer(Part):
+    """Makes drafts.  Everything that changes is in its state, whose leaves have the row as axis 0.
+
+    Its only randomness is `context.noise`.  Whether a node is present may depend on the text and on
+    nodes drawn before it, but not on its own token: that would bias `Rejection`.
+    If all drafts of a step are among the first w nodes, for a w in `narrower`, the target reads w
+    tokens of each row instead of `num_nodes`.
+    """
+
+    num_nodes: int  # N of its proposals, the root included
+    max_depth: int  # D
+    is_chain: bool
+    taps: tuple[int, ...] = ()  # layers of the target whose hidden states it gets, `Block.features`
+    narrower: tuple[int, ...] = ()  # ascending, below num_nodes; (1,) if it often has no draft
+    estimates: bool = False  # its proposals have a `chance`
+    shares_cache: bool = False  # it drafts in the target's cache: see `propose`
+    scratch: int = 0  # slots of the target's cache that `propose` writes, if more than num_nodes
+    point_mass: bool = False  # for a rule that wants logits, every draft is a function of the text
+    asks_draft: bool = False  # its parameters are those of a draft model
+    reads_documents: bool = False  # `init` uses `Block.documents`
+    resumes: bool = False  # it can be left out of steps: see `rest` and `resume`
+    # It drafts with a model of its own from committed tokens alone, and the first call of
+    # `context.warp` is for the logits after the pending token.
+    separable: bool = False
+
+    PROMISED: ClassVar = {"resumes": ("rest", "resume")}
+
+    def check(self, rule: Rule) -> None:
+        """Raises ValueError if it does not work with `rule`.  Building a decoder calls this."""
+        del rule
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        """The proposer's parameters, from the models that it was made for; by default None.
+
+        Raises:
+          ValueError: it was made for other models, needs a draft model, or has its own weights.
+        """
+        return None
+
+    @abc.abstractmethod
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        """The state after the prompt without its last token, which is pending."""
+
+    @abc.abstractmethod
+    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+        """A tree of drafts below `context.pending`, and the new state.
+
+        With `shares_cache`, the state is the target's cache.  The proposer may stage tokens in it
+        after the length, and returns it.
+        """
+
+    @abc.abstractmethod
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        """The state after `block` is committed.  Only store tokens here; read them in `propose`."""
+
+    def rest(self, state: Arrays) -> Arrays:
+        """The state in a step in which `propose` is not called; `observe` is."""
+        raise NotImplementedError  # building an object with resumes=True checks that it exists
+
+    def resume(
+        self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
+    ) -> Arrays:
+        """Read what was committed while it was left out; `propose` follows.
+
+        Args:
+          params, state: as in `propose`.
+          text: [B, L] int32, all committed tokens, without the pending one.
+          length: [B] int32, how many there are.
+          wanted: [B] bool, the rows that will have drafts.
+        """
+        raise NotImplementedError  # building an object with resumes=True checks that it exists

@@ -1,0 +1,167 @@
+"""`Source` and `BlockSource`: what predicts the drafts that a shape arranges."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+from jax import Array
+
+from specjax.contract.declared import Part
+from specjax.contract.model import Loaded
+from specjax.contract.proposer import Context
+from specjax.types import Arrays, Block, Corrected, Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookahead:
+    """The sizes of a shape that its source needs to allocate its state."""
+
+    depth: int  # drafts are at most this deep, so a step commits at most depth + 1 tokens
+    staged: int  # the most tokens that are staged at a time, the pending one included
+    is_chain: bool  # True if the shape calls only `extend`, False if only `read_tree`
+
+
+class Source(Part):
+    """Predicts the next token, one level after another.  A shape turns predictions into drafts.
+
+        propose = begin, then (extend or read_tree) for each level, then end
+
+    A *reading* is the value that these calls pass on within one `propose`: usually the source's
+    cache with the drafts of this step.
+    """
+
+    vocab_size: int  # the target's
+    taps: tuple[int, ...] = ()
+    shares_cache: bool = False
+    asks_draft: bool = False
+    may_abstain: bool = False  # `known` often leaves out all drafts
+    reads_documents: bool = False
+    resumes: bool = False  # `Proposer.rest` and `Proposer.resume` are `rest` and `resume` here
+
+    PROMISED: ClassVar = {"resumes": ("rest", "resume")}
+
+    @abc.abstractmethod
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        """The source's parameters, as in `Proposer.bind`."""
+
+    @abc.abstractmethod
+    def init(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> Arrays:
+        """The state after the prompt without its last token."""
+
+    @abc.abstractmethod
+    def begin(
+        self, params: Arrays, state: Arrays, context: Context
+    ) -> tuple[Arrays, Arrays, Array]:
+        """Read the tokens committed since the last step, and the pending token.
+
+        Returns:
+          The state without the pending token, the reading with it, and the logits [B, V] after it,
+          on the target's vocabulary.
+        """
+
+    @abc.abstractmethod
+    def extend(self, params: Arrays, reading: Arrays, tokens: Array) -> tuple[Arrays, Array]:
+        """Read one more token [B] of each row's chain.  Returns the reading and logits [B, V]."""
+
+    @abc.abstractmethod
+    def read_tree(
+        self, params: Arrays, reading: Arrays, tokens: Array, at: Array, depth: Array, mask: Array
+    ) -> tuple[Arrays, Array]:
+        """Read the nodes of a tree below the pending token: all levels so far, in one pass.
+
+        Args:
+          params, reading: as above.
+          tokens: [B, T] of all nodes but the root.
+          at: [B, M] indices among the T of the nodes of the newest level.
+          depth: [T] of each node, 0 for the children of the pending token.
+          mask: [B or 1, T, T] bool; node n attends to node m where mask[b, n, m] is True.
+
+        Returns:
+          The reading, and the logits [B, M, V] after the nodes `at`.
+        """
+
+    @abc.abstractmethod
+    def end(self, params: Arrays, state: Arrays, reading: Arrays, proposal: Proposal) -> Arrays:
+        """Remove the drafts: the state that `begin` returned, in the buffers of the reading."""
+
+    @abc.abstractmethod
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        """The state after `block` is committed."""
+
+    def known(self, params: Arrays, reading: Arrays, tokens: Array) -> Array | None:
+        """[B, N] bool: which nodes the source can read (node 0 is the pending token); None: all.
+
+        The shape drops the other nodes with their descendants.
+        """
+        return None
+
+    def rest(self, state: Arrays) -> Arrays:
+        """As `Proposer.rest`."""
+        raise NotImplementedError  # building an object with resumes=True checks that it exists
+
+    def resume(
+        self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
+    ) -> Arrays:
+        """As `Proposer.resume`."""
+        raise NotImplementedError  # building an object with resumes=True checks that it exists
+
+
+class BlockSource(Part):
+    """Predicts the next D tokens in one pass.
+
+    Without `corrects`, the prediction of a depth is the same whatever is drafted before it.  With
+    it, `correct` changes the logits of a depth for the drafts of a path: a network that is small
+    enough to run once a depth.
+
+        propose = marginals, then correct for each depth where the source corrects, then end
+    """
+
+    vocab_size: int  # the target's
+    depth: int  # D
+    taps: tuple[int, ...] = ()
+    corrects: bool = False
+
+    PROMISED: ClassVar = {"corrects": ("correct",)}
+
+    @abc.abstractmethod
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        """The source's parameters, as in `Proposer.bind`."""
+
+    @abc.abstractmethod
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        """The state after the prompt without its last token."""
+
+    @abc.abstractmethod
+    def marginals(
+        self, params: Arrays, state: Arrays, context: Context
+    ) -> tuple[Array, Array, Arrays]:
+        """Read the tokens committed since the last step, and the pending token.
+
+        Returns:
+          Logits [B, D, V] of the D tokens after the pending one, [B] bool whether the row has any
+          (its logits are not used otherwise), and the reading: the value that `correct` and `end`
+          get, by default the state.
+        """
+
+    def correct(
+        self, params: Arrays, reading: Arrays, depth: int, previous: Array, memory: Arrays
+    ) -> Corrected:
+        """The logits of the token at `depth`, from 0, after M paths of each row.
+
+        Args:
+          params, reading: as above.
+          depth: how many drafts each path has.
+          previous: [B, M] the last token of each path; at depth 0 the pending one.
+          memory: what the call for the depth before returned for each path; None at depth 0.
+        """
+        raise NotImplementedError  # building an object with corrects=True checks that it exists
+
+    def end(self, reading: Arrays) -> Arrays:
+        """The state after a reading."""
+        return reading
+
+    @abc.abstractmethod
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        """The state after `block` is committed."""

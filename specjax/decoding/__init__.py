@@ -1,0 +1,32 @@
+"""Decoding: prefill, then propose, verify and commit in a compiled loop."""
+
+from specjax.decoding.commit import write
+from specjax.decoding.decoder import Decoder
+from specjax.decoding.host_grammar import Guided
+from specjax.decoding.logprobs import Logprobs
+from specjax.decoding.prefill import begin, eos_of_rows, slots_ahead, start
+from specjax.decoding.stats import (
+    Summary,
+    acceptance_rate,
+    expected_accepted_length,
+    mean_accepted_length,
+    summarize,
+)
+from specjax.decoding.verify import Verification
+
+__all__ = [
+    "Decoder",
+    "Guided",
+    "Logprobs",
+    "Summary",
+    "Verification",
+    "acceptance_rate",
+    "begin",
+    "eos_of_rows",
+    "expected_accepted_length",
+    "mean_accepted_length",
+    "slots_ahead",
+    "start",
+    "summarize",
+    "write",
+]

@@ -1,0 +1,400 @@
+"""The decoder: functions over `(params, state)` that use the classes of `specjax.contract` only.
+
+    prompt - prefill -> DecodeState ->[ propose -> verify -> commit ]* -> output
+
+The last token of a row is always *pending*: it is part of the text, but the target has not read it
+yet.  Prefill commits the prompt without its last token and samples nothing.  Each step commits
+exactly as many tokens as it emits.
+
+    tokens   t h e _ c a t _ s a t            length 11      "t" at slot 10 is pending
+    cache    t h e _ c a t _ s a              length 10      always length - 1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Generator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+
+from specjax._internal.jit_cache import programs
+from specjax._internal.platforms import lowering_platforms
+from specjax.contract import Context, Draw, Model, Proposer, Rule
+from specjax.decoding.commit import count, emit, record, write
+from specjax.decoding.inputs import check_fit, check_function, check_given, check_slot
+from specjax.decoding.prefill import eos_of_rows, start
+from specjax.decoding.verify import Verification, verify_narrowly
+from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
+from specjax.processors import (
+    LogitsProcessor,
+    Processors,
+    forced_tokens,
+    process,
+)
+from specjax.sampling import (
+    IndependentDraw,
+    PositionDraw,
+    Sampling,
+    SharedDraw,
+    keys_of_rows,
+    warp,
+)
+from specjax.tree import Tree
+from specjax.types import (
+    ABSENT,
+    Block,
+    DecodeState,
+    Params,
+    Proposal,
+    StepInfo,
+    Verdict,
+)
+
+_Layout = tuple[NamedSharding | None, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A target, a proposer and a rule.
+
+    It is hashable, since it is a static argument of every jit.  The arrays are in `Params`.
+
+    Attributes:
+      target: the model whose text is decoded.
+      proposer: makes the drafts.
+      rule: decides which drafts are accepted.
+      eos: token ids that end a row (the ending token is part of the output).
+      capacity: the most tokens that a row can hold, prompt included.
+      logits_processor: a user's function: see `specjax.processors.LogitsProcessor`.
+      num_logprobs: record the log-probability of each emitted token, and of this many most probable
+        tokens; None records nothing.
+    """
+
+    target: Model
+    proposer: Proposer
+    rule: Rule = dataclasses.field(compare=False)  # `_rule_form` is compared instead
+    eos: tuple[int, ...] = ()
+    capacity: int = 512
+    logits_processor: LogitsProcessor | None = None
+    num_logprobs: int | None = None
+    # The rule without its numbers, which are traced.
+    _rule_form: object = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, part, kind in (
+            ("target", self.target, Model),
+            ("proposer", self.proposer, Proposer),
+            ("rule", self.rule, Rule),
+        ):
+            if not isinstance(part, kind):
+                called = (
+                    f"the class {part.__name__}"
+                    if isinstance(part, type)
+                    else f"a {type(part).__name__}"
+                )
+                raise ValueError(
+                    f"{name} is {called}; "
+                    f"pass an instance of a subclass of specjax.contract.{kind.__name__}"
+                )
+        has_numbers = not jax.tree_util.all_leaves([self.rule])
+        form = jax.tree.structure(self.rule) if has_numbers else self.rule
+        object.__setattr__(self, "_rule_form", form)
+        if self.capacity < 2:
+            raise ValueError(
+                f"capacity={self.capacity}; it must be at least 2, for a prompt token and a new one"
+            )
+        if self.proposer.num_nodes > self.capacity:
+            raise ValueError(
+                f"a proposal of {self.proposer.num_nodes} nodes is larger than the capacity of "
+                f"{self.capacity} tokens: propose fewer, or raise the capacity"
+            )
+        if self.num_logprobs is not None and not 0 <= self.num_logprobs <= self.target.vocab_size:
+            raise ValueError(
+                f"num_logprobs={self.num_logprobs} is not allowed; "
+                f"it must be in [0, {self.target.vocab_size}], or None"
+            )
+        if self.logits_processor is not None:
+            check_function(self.logits_processor, self.target.vocab_size, self.capacity)
+        check_fit(self.target, self.proposer, self.rule)
+
+    def prefill(
+        self,
+        params: Params,
+        prompt: Array | np.ndarray,
+        prompt_length: Array | np.ndarray,
+        *,
+        limit: Array | np.ndarray,
+        sampling: Sampling,
+        key: Array,
+        num_drafts: Array | np.ndarray | None = None,
+        processors: Processors | None = None,
+        eos: Array | np.ndarray | None = None,
+        documents: Array | np.ndarray | None = None,
+    ) -> DecodeState:
+        """Read the prompts.
+
+        Args:
+          params: arrays of the target and the proposer.  If they are on a mesh, the state will be
+            on it too, split by row.
+          prompt: [B, P] int32, right-padded; another P is another compilation.
+          prompt_length: [B] int32, at least 1.
+          limit: [B] int32; a row stops when prompt and output reach this length; at most
+            `capacity`, and one more than `target.max_positions`.
+          sampling: settings, one per row.
+          key: [B] PRNG keys, split from `specjax.make_key(seed)`.  Rows with equal keys, prompts
+            and settings give equal texts.
+          num_drafts: [B] int32; drafts deeper than this are dropped, and 0 is plain decoding; None
+            drops no drafts.
+          processors: penalties and similar settings, from `Processors.create`; None if all are off.
+          eos: [B, ids] int32, the EOS ids of each row (`eos_of_rows`); by default the decoder's.
+          documents: [B, X] int32, as in `Block.documents`; another X is another compilation.
+
+        Raises:
+          ValueError: a prompt or a limit does not fit, or the devices have too little free memory
+            (checked only for concrete arrays, before any compilation); a key is not of the
+            implementation "threefry2x32", or an array has another shape or type (checked for traced
+            arrays too).
+        """
+        check_given(self.target, self.capacity, prompt, prompt_length, limit, num_drafts)
+        key = keys_of_rows(key, len(prompt))
+        if num_drafts is None:
+            num_drafts = np.full(len(prompt), self.proposer.max_depth, np.int32)
+        mesh = mesh_of(params.target)
+        if len(prompt) % (parts := row_parts(mesh)):
+            raise ValueError(
+                f"{len(prompt)} rows do not divide among the {parts} devices along the mesh axis "
+                f"of rows: pad to {len(prompt) + -len(prompt) % parts} rows, where the limit of a "
+                "padding row is its prompt_length"
+            )
+        eos = eos_of_rows([self.eos] * len(prompt)) if eos is None else eos
+        rule = None
+        if not jax.tree_util.all_leaves([self.rule]):  # its numbers are traced, one per row
+            rule = jax.tree.map(lambda x: np.full(len(prompt), x, np.float32), self.rule)
+        inputs = (
+            prompt,
+            prompt_length,
+            limit,
+            num_drafts,
+            sampling,
+            key,
+            processors,
+            eos,
+            rule,
+            documents,
+        )
+        placed = mesh, is_split(params.target), is_split(params.proposer)
+        check_memory(start, self, placed, params, *inputs)
+        return start(self, placed, params, *inputs)
+
+    def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
+        """`propose`, `verify`, `commit`.  It is pure and not jitted, like each of them."""
+        # Once, since XLA would compute the same noise twice.  A proposer of several widths often
+        # needs none, and the verification of fewer nodes needs less.
+        draw = None if self.proposer.narrower else self._draw(state)
+        # The scopes name the parts of a step in profiles and in compiled programs.
+        with jax.named_scope("propose"):
+            proposal, state = self.propose(params, state, draw)
+        with jax.named_scope("verify"):
+            verified = self.verify(params, state, proposal, draw)
+        with jax.named_scope("commit"):
+            return self.commit(params, state, proposal, verified)
+
+    def propose(
+        self, params: Params, state: DecodeState, draw: Draw | None = None
+    ) -> tuple[Proposal, DecodeState]:
+        """Draft a tree of tokens below the pending token of each row.
+
+        Only `params.proposer` is used.
+        """
+        shared, sampled = self.rule.shared_noise, (state.sampling.temperature > 0).any()
+        if draw is None and shared:
+            draw = PositionDraw(state.key, state.length - 1, self.target.vocab_size)
+        else:
+            sampled = None
+        context = Context(
+            pending=_at(state.tokens, state.length - 1),
+            draw=self._draw(state) if draw is None else draw,
+            warp=functools.partial(self._warp, state),
+            shared_noise=shared,
+            wants_logits=self.rule.wants_logits,
+            cache=state.cache,
+            num_drafts=jnp.where(state.done, 0, state.num_drafts),
+            remaining=state.limit - state.length,
+            sampled=sampled,
+            text_is_fixed=self.rule.fixes_text(),
+            forced=forced_tokens(state),
+        )
+        if self.proposer.shares_cache:
+            proposal, cache = self.proposer.propose(params.proposer, state.cache, context)
+            return proposal, dataclasses.replace(state, cache=cache)
+        proposal, after = self.proposer.propose(params.proposer, state.proposer, context)
+        return proposal, dataclasses.replace(state, proposer=after)
+
+    def verify(
+        self, params: Params, state: DecodeState, proposal: Proposal, draw: Draw | None = None
+    ) -> Verification:
+        """Read the proposal in one pass of the target, and apply the rule.
+
+        The proposal need not come from `propose`: the text is exact for any proposal that is as
+        `Proposal` says.  Drafts deeper than a row's `num_drafts` are dropped.
+        """
+        is_chain, max_depth = self.proposer.is_chain, self.proposer.max_depth
+        tree = jax.vmap(lambda parent: Tree.of(parent, max_depth, is_chain))(proposal.parent)
+        # Descendants are deeper than their node, so the remaining nodes still form a tree.
+        allowed = tree.depth <= state.num_drafts[:, None]
+        tree = dataclasses.replace(tree, parent=jnp.where(allowed, tree.parent, ABSENT))
+        proposal = dataclasses.replace(proposal, parent=tree.parent)
+
+        def judge(proposal: Proposal, tree: Tree, logits: Array) -> tuple[Verdict, Array]:
+            paths = state.processors and jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
+            logits = self._warp(state, logits, paths)
+            width = proposal.tokens.shape[1]
+            row = (self._draw(state, width) if draw is None else draw, proposal, tree, logits)
+            if state.rule is None:
+                return jax.vmap(self.rule)(*row), logits
+            return jax.vmap(lambda rule, *row: rule(*row))(state.rule, *row), logits
+
+        return verify_narrowly(
+            self.target, self.proposer, params.target, state.cache, proposal, tree, judge
+        )
+
+    def commit(
+        self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification
+    ) -> tuple[DecodeState, StepInfo]:
+        """Commit the accepted drafts and the next token, up to an EOS or the row's limit."""
+        verdict, tree, out = verification.verdict, verification.tree, verification.output
+        proposal = dataclasses.replace(proposal, parent=tree.parent)
+        path, num_accepted = _at(tree.path, verdict.node), _at(tree.depth, verdict.node)
+        # The root, then the accepted drafts.
+        accepted = jnp.take_along_axis(proposal.tokens, path, axis=1)
+        emitted, new, done = emit(state, accepted, num_accepted, verdict.next_token)
+        # The root and all emitted tokens but the last are committed; the last one is pending now.
+        cache = out.cache.commit(new) if self.proposer.is_chain else out.cache.commit(new, path)
+        at = path[..., None]
+        hidden = jnp.take_along_axis(out.hidden, at, axis=1)
+        features = None if out.features is None else jnp.take_along_axis(out.features, at, axis=1)
+        block = Block(accepted, hidden, new, features)
+        processors: Processors | None = state.processors
+        logprobs = record(state, path, emitted, out.logits, verification.logits, self.num_logprobs)
+        info = StepInfo(emitted, new, num_accepted, path, proposal, verdict, verification.logits)
+        after = dataclasses.replace(
+            state,
+            tokens=write(state.tokens, emitted, state.length),
+            length=state.length + new,
+            done=done,
+            cache=cache,
+            proposer=self.proposer.observe(params.proposer, state.proposer, block),
+            processors=None if processors is None else processors.observe(emitted, new),
+            logprobs=logprobs,
+            stats=count(state.stats, info, ~state.done),
+        )
+        return after, info
+
+    def run(
+        self, params: Params, state: DecodeState, max_steps: int | Array = 2**31 - 1
+    ) -> DecodeState:
+        """Step until every row is done, or `max_steps` times, in one XLA program.
+
+        The state is donated: its buffers are reused, and the state passed in cannot be used again.
+        """
+        return _run(self, layout(state), params, state, jnp.asarray(max_steps, jnp.int32))
+
+    def lower(
+        self, params: Params, state: DecodeState, platform: str | None = None
+    ) -> jax.stages.Lowered:
+        """The program of `run`, to be compiled ahead of time, as by `lower(...).compile()`.
+
+        Args:
+          params, state: arrays, or a `jax.ShapeDtypeStruct` for each, with its sharding.
+          platform: one of `specjax._internal.platforms.PLATFORMS`, present or not; by default the arrays'.
+        """
+        names, steps = lowering_platforms(platform), jax.ShapeDtypeStruct((), jnp.int32)
+        return _run.trace(self, layout(state), params, state, steps).lower(lowering_platforms=names)
+
+    def stream(
+        self, params: Params, state: DecodeState, steps_per_chunk: int = 8
+    ) -> Generator[DecodeState, Array | np.ndarray | None, None]:
+        """`run` a few steps at a time, and yield the state after each until all rows are done.
+
+        Use a yielded state before you resume the generator: resuming donates it.  `send` a bool [B]
+        to stop rows.
+        """
+        if steps_per_chunk < 1:
+            raise ValueError(f"steps_per_chunk={steps_per_chunk}; it must be at least 1")
+        while not to_host(state.done).all():
+            state = self.run(params, state, steps_per_chunk)
+            stop = yield state
+            if stop is not None:
+                state = dataclasses.replace(state, done=state.done | jnp.asarray(stop))
+
+    def insert(self, state: DecodeState, slot: int | Array, row: DecodeState) -> DecodeState:
+        """Put `row`, a state of one row, into `slot` of `state` (continuous batching).
+
+        `state` is donated.
+
+        Raises:
+          ValueError: `state` and `row` differ in kinds of settings or in shapes; `row` has several
+            rows; or `slot` is not a row of `state`.  A traced slot is not checked: a slot out of
+            bounds inserts nothing.
+        """
+        check_slot(slot, len(state.tokens), len(row.tokens))
+
+        def shape(x: DecodeState) -> tuple[object, list[tuple[int, ...]]]:
+            return jax.tree.structure(x), [leaf.shape[1:] for leaf in jax.tree.leaves(x)]
+
+        if shape(state) != shape(row):
+            raise ValueError(
+                "the row and the batch are of different shapes: prefill both with the same "
+                "decoder, and both without processors or both with "
+                "Processors.create(..., every=True) and one constraint_size"
+            )
+        return _insert(layout(state), state, jnp.asarray(slot), row)
+
+    def _draw(self, state: DecodeState, width: int | None = None) -> SharedDraw | IndependentDraw:
+        """The randomness of a step, of the kind that the rule needs, or that of so many nodes."""
+        size, position = self.target.vocab_size, state.length - 1
+        if self.rule.shared_noise:
+            sampled = (state.sampling.temperature > 0).any()
+            depth = self.proposer.max_depth
+            depth = depth if width is None else min(depth, width - 1)
+            return SharedDraw.create(state.key, position, depth, size, sampled)
+        return IndependentDraw.create(state.key, position, size, self.proposer.num_nodes)
+
+    def _warp(self, state: DecodeState, logits: Array, path: Array | None = None) -> Array:
+        """Logits [B, M, V] after each `path` [B, M, D] -> logits of the sampled distribution."""
+        # A draft model with its own vocabulary cannot use settings about the target's tokens.
+        if state.processors is not None and logits.shape[-1] == self.target.vocab_size:
+            logits = process(state, logits, path, self.logits_processor, self.capacity)
+        return warp(logits, state.sampling)
+
+
+def _kind(_: object, state: DecodeState, steps: object) -> tuple[object, ...]:
+    return state.tokens.shape, state.eos.shape, jax.tree.structure(state.processors)
+
+
+@programs(static=2, shape=_kind, donate=(3,))
+def _run(
+    decoder: Decoder, layout: _Layout, params: Params, state: DecodeState, max_steps: Array
+) -> DecodeState:
+    def go_on(carry: tuple[Array, DecodeState]) -> Array:
+        return (carry[0] < max_steps) & ~carry[1].done.all()
+
+    def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
+        return carry[0] + 1, hold(decoder.step(params, carry[1])[0], layout)
+
+    return hold(jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1], layout)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _insert(layout: _Layout, state: DecodeState, slot: Array, row: DecodeState) -> DecodeState:
+    return hold(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
+
+
+def _at(x: Array, index: Array) -> Array:
+    """[B, N, ...], [B] -> [B, ...]"""
+    return jax.vmap(lambda row, n: row[n])(x, index)

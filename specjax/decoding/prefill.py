@@ -1,0 +1,217 @@
+"""Prefilling: one program reads the prompts, and a second one makes the decoder's state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh
+
+from specjax._internal.jit_cache import programs
+from specjax.caches import empty_cache, read_prompt
+from specjax.contract import Cache, Model, Proposer, Rule
+from specjax.decoding.logprobs import Logprobs
+from specjax.parallel import spread
+from specjax.processors import LogitsProcessor, Processors
+from specjax.sampling import Sampling
+from specjax.types import ABSENT, Arrays, Block, DecodeState, Params, Stats
+
+Placed = tuple[Mesh | None, bool, bool]
+"""The mesh, and whether the parameters of the target and of the proposer are split along it."""
+
+
+class Parts(Protocol):
+    """The fields of a `Decoder` that prefilling needs."""
+
+    @property
+    def target(self) -> Model: ...
+
+    @property
+    def proposer(self) -> Proposer: ...
+
+    @property
+    def capacity(self) -> int: ...
+
+    @property
+    def logits_processor(self) -> LogitsProcessor | None: ...
+
+    @property
+    def num_logprobs(self) -> int | None: ...
+
+
+def slots_ahead(proposer: Proposer) -> int:
+    """How many slots of the target's cache a step may write after the committed tokens."""
+    return max(proposer.num_nodes, proposer.scratch)
+
+
+def eos_of_rows(ids: Iterable[Iterable[int]]) -> np.ndarray:
+    """The token ids that end each row, as [B, ids] int32 padded with ABSENT.
+
+    The number of ids is rounded up to a multiple of four, so that few shapes are compiled.
+    """
+    rows = [sorted(set(row)) for row in ids]
+    width = -(-max(4, *map(len, rows)) // 4) * 4
+    return np.array([[*row, *[ABSENT] * (width - len(row))] for row in rows], np.int32)
+
+
+def start(
+    decoder: Parts,
+    placed: Placed,
+    params: Params,
+    prompt: Array | np.ndarray,
+    prompt_length: Array | np.ndarray,
+    limit: Array | np.ndarray,
+    num_drafts: Array | np.ndarray,
+    sampling: Sampling,
+    key: Array,
+    processors: Processors | None,
+    eos: Array | np.ndarray,
+    rule: Rule | None,
+    documents: Array | np.ndarray | None = None,
+) -> DecodeState:
+    """Run both programs; the arguments are those of `Decoder.prefill`.
+
+    The first program is the same for every proposer without taps.
+    """
+    mesh, split_target, _ = placed
+    sizes, taps = (decoder.capacity, slots_ahead(decoder.proposer)), decoder.proposer.taps
+    target_placed = mesh, split_target
+    *states, cache = _read_prompts(
+        decoder.target, (sizes, taps), target_placed, params.target, prompt, prompt_length
+    )
+    settings = limit, num_drafts, sampling, key, processors, eos, rule, documents
+    return _begin(decoder, placed, cache, params.proposer, states, prompt, prompt_length, *settings)
+
+
+@programs(static=3, shape=lambda params, prompt, length: prompt.shape)
+def _read_prompts(
+    target: Model,
+    shape: tuple[tuple[int, int], tuple[int, ...]],
+    placed: tuple[Mesh | None, bool],
+    params: Arrays,
+    prompt: Array,
+    prompt_length: Array,
+) -> tuple[Array, Array | None, Cache]:
+    """Read the prompts without their last tokens.
+
+    Args:
+      shape: ((capacity, slots for staged tokens), taps).
+      placed: the mesh, and whether the parameters are split along it.
+
+    Returns:
+      The last hidden states [B, P, E], those after the layers in `taps` [B, P, sum E] or None, and
+      the cache.  The last hidden states are returned even if no proposer reads them.  Otherwise XLA
+      would leave out operations that only they need, and the rest of the last layer would round
+      differently.
+    """
+    (sizes, taps), (mesh, split) = shape, placed
+    prompt = spread(prompt, mesh, False)
+    # The slots after the committed ones are for a staged proposal, or for the padded prompt.
+    cache = spread(empty_cache(target, len(prompt), *sizes), mesh, split)
+    hidden, features, cache = read_prompt(target, params, prompt, prompt_length - 1, cache, taps)
+    return spread(hidden, mesh, False), spread(features, mesh, False), spread(cache, mesh, split)
+
+
+def begin(
+    decoder: Parts,
+    cache: Cache,
+    states: list[Array | None],
+    proposer: Arrays,
+    prompt: Array,
+    prompt_length: Array,
+    **settings: Arrays,
+) -> DecodeState:
+    """The state of rows whose prompts have been read elsewhere, on one device.
+
+    Args:
+      decoder: its proposer makes its state from the parameters `proposer`.
+      cache: of the target, with the prompts but their last tokens committed.
+      states: the last hidden states [B, W, E], and those after the proposer's taps, or None.
+      prompt, prompt_length: as for `Decoder.prefill`, whose other arguments are `settings`.
+    """
+    names = "limit", "num_drafts", "sampling", "key", "processors", "eos", "rule", "documents"
+    more = [settings.get(name) for name in names]
+    return _begin(
+        decoder, (None, False, False), cache, proposer, states, prompt, prompt_length, *more
+    )
+
+
+def _kind(
+    cache: object,
+    params: object,
+    states: object,
+    prompt: Array | np.ndarray,
+    length: object,
+    limit: object,
+    num_drafts: object,
+    sampling: object,
+    key: object,
+    processors: Processors | None,
+    eos: Array | np.ndarray,
+    rule: object,
+    documents: Array | np.ndarray | None,
+) -> tuple[object, ...]:
+    looked_up = None if documents is None else documents.shape
+    return prompt.shape, eos.shape, jax.tree.structure(processors), looked_up
+
+
+@programs(static=2, shape=_kind, donate=(2,))
+def _begin(
+    decoder: Parts,
+    placed: Placed,
+    cache: Cache,
+    params: Arrays,
+    states: list[Array | None],
+    prompt: Array,
+    prompt_length: Array,
+    limit: Array,
+    num_drafts: Array,
+    sampling: Sampling,
+    key: Array,
+    processors: Processors | None,
+    eos: Array,
+    rule: Rule | None,
+    documents: Array | None,
+) -> DecodeState:
+    """The state of rows whose prompts the target has read.
+
+    `params` are the proposer's.  `states` are the hidden states that `_read_prompts` returns.
+    """
+    hidden, features = states
+    assert hidden is not None
+    rows, width = prompt.shape
+    mesh, split_target, split_proposer = placed
+    prompt = spread(prompt, mesh, False)
+    tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
+    zero = jnp.zeros(rows, jnp.int32)
+    counted, size = decoder.logits_processor is not None, decoder.target.vocab_size
+    if counted or processors is not None:
+        processors = processors or Processors()
+        processors = processors.begin(prompt, prompt_length, size, counted, eos)
+    top = decoder.num_logprobs
+    state = DecodeState(
+        tokens=tokens.at[:, :width].set(prompt),
+        length=prompt_length,
+        limit=limit,
+        num_drafts=num_drafts,
+        done=prompt_length >= limit,
+        cache=cache,
+        proposer=None,
+        rule=rule,
+        key=key,
+        sampling=sampling,
+        eos=eos,
+        processors=processors,
+        logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
+        stats=Stats(zero, zero, zero, zero, zero),
+    )
+    documents = None if documents is None else spread(documents, mesh, False)
+    block = Block(prompt, hidden, prompt_length - 1, features, documents)
+    begun = decoder.proposer.init(params, block, decoder.capacity)
+    state, begun = spread(state, mesh, split_target), spread(begun, mesh, split_proposer)
+    return dataclasses.replace(state, proposer=begun)

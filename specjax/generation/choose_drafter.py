@@ -1,0 +1,291 @@
+"""Chooses the drafter of a request from its drafter, draft, proposer or speculative_config."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from specjax._internal.checks import each, hashable, items, shown, whole
+from specjax.contract import Proposer, Rule
+from specjax.decoding import Decoder
+from specjax.drafters import (
+    BoundDrafter,
+    Drafter,
+    adaptive,
+    arrange,
+    as_chain,
+    drafter_by_name,
+    make_drafter,
+    with_draft,
+)
+from specjax.files import FORMATS, load, load_drafter
+from specjax.generation.request import Request
+from specjax.models import LanguageModel, for_several_devices
+from specjax.parallel import alike, mesh_of
+from specjax.proposers import NGram, NoProposer
+from specjax.rules import Match
+from specjax.tuning import about, saved_plan
+
+DEPTH = 4
+"""The default number of drafts of a draft model."""
+
+
+def choose_drafter(
+    target: LanguageModel, request: Request, rule: Rule, temperature: np.ndarray, mesh: Mesh | None
+) -> tuple[Drafter, np.ndarray | None]:
+    """The drafter, and the greatest depth of each row's drafts [B]; None sets no limit.
+
+    `temperature` [B] is that of each row.
+
+    Raises:
+      ValueError: parts that do not fit each other or the target; the message has the fix.
+    """
+    request = _in_our_words(target, request)
+    depth, drafts = drafts_of(target, request.num_drafts, len(temperature))
+    draft = _draft(request.draft, mesh)
+    beside = f"with draft={draft and draft.name}"
+    kind = request.draft_dtype
+    if kind is not None and (draft is None or not isinstance(kind, str) or kind != "int8"):
+        raise ValueError(
+            f'draft_dtype={shown(request.draft_dtype)} {beside}; pass "int8" together with draft='
+        )
+    on = None if draft is None else mesh_of(draft.params)
+    if on is not None and draft is not None and (mesh is None or not alike(on, mesh)):
+        raise ValueError(
+            f"the draft {draft.name!r} is on another mesh than {target.name!r}: "
+            "load both with the same mesh="
+        )
+    drafter = _drafter(target, request, rule, draft, max(depth, 1), temperature)
+    if depth == 0:
+        return BoundDrafter(NoProposer()), drafts
+    return drafter, drafts
+
+
+def _by_plan(
+    target: LanguageModel, auto: Drafter, trees: Drafter, temperature: np.ndarray
+) -> Drafter:
+    """`auto`, or what a saved plan says is faster than it and was made from the drafter `trees`."""
+    decoder = Decoder(target.model, auto.proposer, Match())
+    plan = saved_plan(about(decoder, len(temperature), bool((temperature > 0).any())))
+    faster = None if plan is None or plan.tree is None else plan.tree.made_from(trees)
+    return auto if faster is None else faster
+
+
+def drafts_of(
+    target: LanguageModel, num_drafts: object, rows: int
+) -> tuple[int, np.ndarray | None]:
+    """The depth for a draft model, and the greatest depth of each row's drafts (None: no limit)."""
+    if num_drafts is None:
+        return DEPTH, None
+    most = target.model.max_positions
+    wanted = (
+        f"a whole number, 0 (plain) or greater, and at most {most}, the positions of {target.name}"
+    )
+    depths = [
+        whole("num_drafts", value, 0, most, wanted)
+        for value in each("num_drafts", num_drafts, rows)
+    ]
+    # A single 0 selects the program of plain decoding.  A 0 in a list is for its own row only, and
+    # the program still drafts.
+    depth = depths[0] if items(num_drafts) is None else max([1, *depths])
+    return depth, np.array(depths, np.int32)
+
+
+def _auto(
+    target: LanguageModel,
+    request: Request,
+    rule: Rule,
+    drafts: LanguageModel | Drafter | None,
+    depth: int,
+    temperature: np.ndarray,
+) -> Drafter:
+    """The drafter of `proposer="auto"`, and of a request that names none.
+
+    `drafts` is a draft model, or the drafter that was passed with `proposer="auto"`.
+
+    Its choices follow measured times, so a seed gives one text only if the text does not depend on
+    the drafts.  Elsewhere the default is the draft, or else plain decoding.
+    """
+    named, numbered, why = request.proposer is not None, request.num_drafts is not None, None
+    if not rule.fixes_text():
+        why = f"the rule {type(rule).__name__}, under which a text would depend on measured times"
+    elif not target.model.reads_trees:
+        why = f"{target.name!r}, since every pass over its cache must have one width"
+    elif jax.process_count() > 1:
+        why = "several processes, since each would measure other times"
+    if named and why is not None:
+        raise ValueError(
+            f'proposer="auto" cannot be used with {why}; pass proposer="ngram", or leave it out'
+        )
+    if isinstance(drafts, Drafter):
+        # Rows of a chain drop the drafts beyond `num_drafts`.
+        trees = not drafts.proposer.is_chain
+        chosen = adaptive(as_chain(drafts, depth if numbered and trees else None))
+        # The tree of a plan has all of its drafts, and none of them is from a document.
+        follows = trees and not numbered and request.documents is None
+        return _by_plan(target, chosen, drafts, temperature) if follows else chosen
+    kind, draft = request.draft_dtype, drafts
+    if why is None and (named or draft is None or not numbered):
+        numbers = {"num_drafts": depth} if numbered else {}
+        return drafter_by_name("auto", target, draft, kind, **numbers)
+    if draft is None:
+        return BoundDrafter(NoProposer())
+    return make_drafter(target, draft, num_drafts=depth, dtype=kind)
+
+
+def _drafter(
+    target: LanguageModel,
+    request: Request,
+    rule: Rule,
+    draft: LanguageModel | None,
+    depth: int,
+    temperature: np.ndarray,
+) -> Drafter:
+    asked = request.proposer if request.drafter is None else request.drafter
+    if asked is None or (isinstance(asked, str) and asked == "auto"):
+        return _auto(target, request, rule, draft, depth, temperature)
+    if request.drafter is not None:
+        is_auto = isinstance(request.proposer, str) and request.proposer == "auto"
+        if is_auto and isinstance(request.drafter, Drafter) and draft is None:
+            return _auto(target, request, rule, request.drafter, depth, temperature)
+        fields = {"draft": request.draft, "proposer": request.proposer}
+        others = [name for name, value in fields.items() if value is not None]
+        if others:
+            raise ValueError(
+                f"drafter= comes with its proposer and weights: leave {' and '.join(others)}= out"
+                ' (or pass it with proposer="auto" alone)'
+            )
+        if not isinstance(request.drafter, Drafter):
+            raise ValueError(
+                f"drafter={shown(asked)} is not a drafter; "
+                "pass what a loader such as load_drafter returns"
+            )
+    if isinstance(asked, str):
+        numbers = {} if request.num_drafts is None else {"num_drafts": depth}
+        return drafter_by_name(asked, target, draft, request.draft_dtype, **numbers)
+    if isinstance(asked, Drafter):
+        if draft is not None:
+            raise ValueError(
+                f"a {type(asked).__name__} uses no draft model: "
+                "pass either draft= or proposer=, not both"
+            )
+        return asked
+    if isinstance(asked, type):
+        raise ValueError(
+            f"proposer={shown(asked)} is a class; "
+            f"pass one of its objects, such as {asked.__name__}(...)"
+        )
+    if not isinstance(asked, Proposer):
+        raise ValueError(
+            f"proposer={shown(asked)} is not a proposer; "
+            'pass one such as NGram(), or a name such as "ngram"'
+        )
+    hashable("proposer", asked)
+    return (
+        BoundDrafter(asked)
+        if draft is None
+        else with_draft(target, draft, asked, request.draft_dtype)
+    )
+
+
+def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
+    if draft is None:
+        return draft
+    if isinstance(draft, LanguageModel):
+        several = mesh is not None and mesh.size > 1
+        return for_several_devices(draft) if several else draft
+    if isinstance(draft, str):
+        try:
+            os.fsencode(draft)
+            return _loaded(draft, _content(draft), mesh)
+        except (OSError, ImportError, UnicodeError) as error:
+            raise ValueError(f"draft={shown(draft)} cannot be loaded: {error}") from None
+    raise ValueError(
+        f"draft is a {type(draft).__name__}; "
+        "pass what specjax.load(folder) returns, a folder, or org/name"
+    )
+
+
+def _content(name: str) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a draft's folder becomes another one, or its files others."""
+    folder = pathlib.Path(name)
+    if "\0" in name:
+        raise FileNotFoundError("no folder has such a name; pass a folder, or org/name")
+    found = ((path.name, path.stat()) for path in sorted(folder.glob("*")))
+    files = ((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
+    return ((str(folder.resolve()), 0, 0), *files)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(name: str, content: object, mesh: Mesh | None) -> LanguageModel:
+    """The draft that was named last, so that each call with this name does not read it again."""
+    # Without rules, every device holds the whole draft.
+    return load(name, mesh=mesh, rules={})
+
+
+_METHODS = ("ngram", "draft_model", *FORMATS)
+_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+
+
+def _in_our_words(target: LanguageModel, request: Request) -> Request:
+    """`request` with its `speculative_config` turned into drafter, draft, proposer, num_drafts."""
+    config = request.speculative_config
+    if config is None:
+        return request
+    name = "speculative_config"
+    if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
+        raise ValueError(
+            f"{name}={shown(config)}; pass a dict such as "
+            '{"method": "ngram", "num_speculative_tokens": 4}'
+        )
+    ours = {
+        "drafter": request.drafter,
+        "draft": request.draft,
+        "proposer": request.proposer,
+        "num_drafts": request.num_drafts,
+    }
+    taken = [field for field, value in ours.items() if value is not None]
+    if taken:
+        raise ValueError(
+            f"{name}= and {', '.join(taken)}= say the same thing: leave one of them out"
+        )
+    for key in config:
+        if key not in _KEYS:
+            raise ValueError(f"{name} has the key {key!r}; it takes {', '.join(_KEYS)}")
+    method = config.get("method", "draft_model" if "model" in config else None)
+    if method not in _METHODS:
+        raise ValueError(f"{name} has the method {method!r}; it takes {', '.join(_METHODS)}")
+    if (method == "ngram") == ("model" in config):
+        verb = "takes no" if method == "ngram" else "needs a"
+        raise ValueError(f'{name} with the method {method!r} {verb} "model"')
+    drafts = config.get("num_speculative_tokens", DEPTH)
+    whole(
+        f"{name}['num_speculative_tokens']",
+        drafts,
+        0,
+        2**31 - 1,
+        "a whole number, 0 (plain) or greater",
+    )
+    request = dataclasses.replace(request, speculative_config=None, num_drafts=drafts)
+    if method == "ngram":
+        for key in ("prompt_lookup_max", "prompt_lookup_min"):
+            if key in config:
+                whole(f"{name}[{key!r}]", config[key], 1, 2**31 - 1, "a whole number, at least 1")
+        most = config.get("prompt_lookup_max", NGram.max_ngram)
+        least = config.get("prompt_lookup_min", min(NGram.min_ngram, most))
+        return dataclasses.replace(request, proposer=NGram(max(drafts, 1), most, least))
+    if method in FORMATS:
+        drafter = load_drafter(config["model"], target)
+        asked = "num_speculative_tokens" in config
+        if method == "medusa" or drafts == 0:  # the tree of the heads is in their folder
+            return dataclasses.replace(request, drafter=drafter)
+        drafter = arrange(drafter, drafts if asked else None)
+        return dataclasses.replace(request, drafter=drafter, num_drafts=None)
+    return dataclasses.replace(request, draft=config["model"])

@@ -1,0 +1,314 @@
+"""Prompts as token ids, from texts, lists of ids, conversations, or files of them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specjax._internal.checks import items, number, shown, tokens_of, whole
+from specjax.contract import Proposer
+from specjax.generation.request import Prompts
+from specjax.models import LanguageModel
+from specjax.processors import word_list
+from specjax.text import no_panic, render
+from specjax.types import ABSENT
+
+_JSON_LINES = (".jsonl", ".json", ".ndjson")
+_FEWEST, _MOST = 16, 2**20
+"""Tokens of a row's documents, which are padded to a power of two: few shapes are compiled."""
+
+_SHORTEST = 16
+
+Conversation = list[Mapping[str, Any]]
+"""Turns like {"role": "user", "content": "..."}."""
+
+
+def read_text(path: pathlib.Path) -> str:
+    """A text file, without the mark that some editors put before UTF-8.
+
+    Raises:
+      ValueError: the file is not UTF-8.
+      OSError: the file does not exist or cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
+
+
+def read_lines(path: pathlib.Path) -> list[tuple[int, str]]:
+    """The lines of a text file that are not blank, with their numbers from 1.
+
+    Only a newline ends a line: JSON texts may hold other characters that separate lines.
+
+    Raises:
+      ValueError, OSError: as `read_text`.
+    """
+    lines = enumerate(read_text(path).split("\n"), start=1)
+    return [(number, line) for number, line in lines if line.strip()]
+
+
+def read_file(path: pathlib.Path) -> list[str | Conversation]:
+    """The prompts of a file.
+
+    A `.jsonl`, `.ndjson` or `.json` file has one JSON object per line, with a text `prompt` or a
+    conversation `messages`.  Any other file is one prompt.
+
+    Raises:
+      ValueError: the file is not UTF-8, has no prompt, or a line has neither field.
+      OSError: the file does not exist or cannot be read.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"the prompt file {path} does not exist")
+    if path.is_dir():
+        raise IsADirectoryError(f"the prompt file {path} is a folder; pass a file")
+    if path.suffix not in _JSON_LINES:
+        text = read_text(path)
+        if not text:
+            raise ValueError(f"{path} is empty; a prompt needs at least one character")
+        return [text]
+    prompts: list[str | Conversation] = []
+    for line_number, line in read_lines(path):
+        try:
+            fields = json.loads(line)
+            prompt = fields["messages"] if "messages" in fields else fields["prompt"]
+            if not isinstance(prompt, list if "messages" in fields else str):
+                raise TypeError(f"it holds {shown(prompt)}")
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path}, line {line_number}: it must be an object like "
+                f'{{"prompt": "..."}} or {{"messages": [...]}} ({error!r})'
+            ) from None
+        prompts.append(prompt)
+    if not prompts:
+        raise ValueError(f"{path} holds no prompt")
+    return prompts
+
+
+def encode_file(target: LanguageModel, path: pathlib.Path) -> list[list[int]]:
+    """The token ids of each prompt and conversation of a file.
+
+    Raises:
+      ValueError, OSError: as `read_file`, `encode` and `conversations`.
+    """
+    return [
+        ids
+        for prompt in read_file(path)
+        for ids in (
+            encode(target, [prompt])
+            if isinstance(prompt, str)
+            else conversations(target, None, [prompt])
+        )
+    ]
+
+
+def encode(target: LanguageModel, prompts: Prompts, called: str = "prompt") -> list[list[int]]:
+    """The token ids of each prompt, or of each text that is `called` something else.
+
+    Raises:
+      ValueError: an empty prompt, ids outside the vocabulary, or a text without a tokenizer.
+    """
+    rows = [prompts] if isinstance(prompts, str) else items(prompts)
+    kinds = "pass a text, a list of texts, or a list of lists of token ids"
+    if rows is None:
+        raise ValueError(f"{called}s={shown(prompts)} is not allowed; {kinds}")
+    if not rows:
+        raise ValueError("prompts is empty; pass at least one prompt, or messages=")
+    encoded = []
+    for index, row in enumerate(rows):
+        if isinstance(row, str):
+            if target.tokenizer is None:
+                raise ValueError(
+                    f"{target.name} has no tokenizer.json; "
+                    f"pass token ids in {called}s instead of text"
+                )
+            row = text_ids(f"{called} {index}", target, row, special=True) if row else []
+        tokens = items(row)
+        if tokens is None:
+            raise ValueError(f"{called}s holds {shown(row)}; {kinds}")
+        if not tokens:
+            raise ValueError(f"{called} {index} is empty; a {called} needs at least one token")
+        ids = []
+        for token in tokens:
+            value = number(token)
+            if not isinstance(value, int):
+                raise ValueError(
+                    f"{called} {index} holds {shown(token)}; token ids are whole numbers: {kinds}"
+                )
+            ids.append(value)
+        if not 0 <= min(ids) <= max(ids) < target.model.vocab_size:
+            raise ValueError(
+                f"{called} {index} holds token ids from {shown(min(ids))} to {shown(max(ids))}; "
+                f"the vocabulary of {target.name} has {target.model.vocab_size}"
+            )
+        encoded.append(ids)
+    return encoded
+
+
+def padded_length(longest: int) -> int:
+    """The width of an array for prompts of up to `longest` tokens: 16, 24, 32, 48, 64, 96, ...
+
+    Prompts of similar lengths share a program, and less than a third of what the target reads is
+    padding.
+    """
+    width = _SHORTEST
+    while width < longest:
+        width = width * 3 // 2 if width & (width - 1) == 0 else width * 4 // 3
+    return width
+
+
+def documents_of(
+    target: LanguageModel, documents: object, rows: int, proposer: Proposer
+) -> np.ndarray | None:
+    """The documents of each row [B, X] int32, as in `Block.documents`; X is a power of two.
+
+    Args:
+      target: the model whose tokenizer is used.
+      documents: one list of documents for all rows, a list of such lists, or None.
+      rows: B.
+      proposer: the one that will look up in them.
+
+    Raises:
+      ValueError: the proposer does not use documents, or one of them is neither a text nor a list
+        of token ids.
+    """
+    if documents is None:
+        return None
+    if not proposer.reads_documents:
+        raise ValueError(
+            f"documents= is not used by a {type(proposer).__name__}: pass proposer=NGram(), or a "
+            "datastore's drafter"
+        )
+    listed = items(documents)
+    if listed is None:
+        raise ValueError(f"documents={shown(documents)}; pass a list of texts or token-id lists")
+    nested = [None if isinstance(entry, str) else items(entry) for entry in listed]
+    is_each = bool(listed) and all(
+        entry is not None and all(isinstance(x, str) or items(x) is not None for x in entry)
+        for entry in nested
+    )
+    if is_each and len(listed) != rows:
+        raise ValueError(
+            f"documents has {len(listed)} lists for {rows} prompts; pass one list of documents, or "
+            "one per prompt"
+        )
+    each = [entry or [] for entry in nested] if is_each else [listed] * rows
+    width, made = _FEWEST, []
+    for entries in each:
+        tokens = [ABSENT]
+        try:
+            encoded = encode(target, entries, "document") if entries else []
+        except ValueError as error:
+            raise ValueError(f"documents: {error}") from None
+        for ids in encoded:
+            tokens += [*ids, ABSENT]
+        if len(tokens) > _MOST:
+            raise ValueError(
+                f"the documents of a prompt have {len(tokens)} tokens, and may have {_MOST}: build "
+                "a specjax.Datastore of them"
+            )
+        made.append(tokens)
+        while width < len(tokens):
+            width *= 2
+    return np.array([[ABSENT] * (width - len(tokens)) + tokens for tokens in made], np.int32)
+
+
+def text_ids(name: str, target: LanguageModel, text: str, special: bool) -> list[int]:
+    """The tokens of a text.  With `special` the tokenizer adds its special tokens, such as BOS.
+
+    Raises:
+      ValueError: the text cannot be encoded; for example half of a surrogate pair has no bytes.
+    """
+    assert target.tokenizer is not None
+    try:
+        with no_panic(f"{name} is the text {shown(text)}"):
+            return target.tokenizer.encode(text, add_special_tokens=special).ids
+    except (TypeError, UnicodeError) as error:
+        raise ValueError(
+            f"{name} is the text {shown(text)}, which cannot be encoded ({error}); correct it"
+        ) from None
+
+
+def conversations(
+    target: LanguageModel,
+    prompts: Prompts | None,
+    messages: object,
+    more: Mapping[str, Any] | None = None,
+) -> list[list[int]]:
+    """The token ids of each conversation; `more` are variables for the chat template.
+
+    The template writes the special tokens itself, so the tokenizer adds none.
+    """
+    if prompts is not None:
+        raise ValueError("pass either prompts or messages=, not both")
+    turns = items(messages)
+    if turns is None:
+        raise ValueError(
+            f"messages={shown(messages)}; pass a list like "
+            '[{"role": "user", "content": "..."}], or a list of such lists'
+        )
+    if not turns:
+        raise ValueError('messages is empty; pass at least one turn, {"role": "user", ...}')
+    if target.tokenizer is None:
+        raise ValueError(f"messages= needs a tokenizer, and {target.name} has none")
+    chats = [turns] if turns and isinstance(turns[0], Mapping) else turns
+    try:
+        texts = [render(target.files, chat, **(more or {})) for chat in chats]
+    except ValueError as error:
+        raise ValueError(f"{target.name}: {error}") from None
+    ids = [text_ids("messages", target, text, special=False) for text in texts]
+    if [] in ids:
+        raise ValueError(
+            f"conversation {ids.index([])} of messages= is rendered to a text without tokens by "
+            f"the chat template of {target.name}; give it a turn with some text"
+        )
+    return ids
+
+
+def ends_of(target: LanguageModel, eos: object, rows: int) -> list[list[int]]:
+    """The token ids that end each row."""
+    if eos is None:
+        return [list(target.eos)] * rows
+    entries = items(eos)
+    entries = [eos] if entries is None else entries
+    nested = [items(entry) for entry in entries]
+    ends = nested if entries and None not in nested else [entries] * rows
+    if len(ends) != rows:
+        raise ValueError(
+            f"eos has {len(ends)} lists for {rows} prompts; pass one list of ids, or one per prompt"
+        )
+    last = target.model.vocab_size - 1
+    wanted = f"a token id, or a list of them; the vocabulary of {target.name} has 0 to {last}"
+    return [[whole("eos", token, 0, last, wanted) for token in row or ()] for row in ends]
+
+
+def bad_word_ids(
+    target: LanguageModel, words: object, ends: list[list[int]]
+) -> list[Sequence[int]]:
+    """The banned token sequences; a text is banned as it is and with a space before it."""
+    banned: list[Sequence[int]] = []
+    for word in word_list(words):
+        if not isinstance(word, str):
+            banned.append(tokens_of("bad_words", word, target.model.vocab_size))
+            continue
+        if target.tokenizer is None:
+            raise ValueError(
+                f"bad_words holds {word!r}, but {target.name} has no tokenizer; pass token-id lists"
+            )
+        if not word.strip():
+            raise ValueError(
+                f"bad_words holds the empty text {word!r}; remove it, or pass token ids"
+            )
+        for text in (word, " " + word):
+            banned.append(text_ids("bad_words", target, text, special=False))
+    for word in banned:
+        if len(word) == 1 and any(word[0] in row for row in ends):
+            raise ValueError(
+                f"bad_words bans {word[0]}, which ends a text; "
+                "pass min_new_tokens, or eos=[] for texts without an end"
+            )
+    return banned

@@ -1,0 +1,334 @@
+"""`generate`: from prompts to text, all at once or streamed piece by piece."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import time
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from typing import Any, Literal, Unpack, overload
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from specjax._internal.jit_cache import Recent
+from specjax.decoding import Logprobs, Summary, summarize
+from specjax.generation.call import Call, check
+from specjax.generation.request import Options, Prompts, Request, make_request
+from specjax.models import LanguageModel
+from specjax.overlap import OverlapState
+from specjax.parallel import to_host
+from specjax.proposers import Adaptive
+from specjax.tuning import Learned, about, option_seconds, read_plan
+from specjax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """What an adaptive drafter chose from."""
+
+    options: tuple[tuple[str, int], ...]  # as `Adaptive.options`
+    seconds: np.ndarray  # [O] of a step with each of them
+    spent: float  # seconds of the measurement, in the first call of the structure
+
+    def __str__(self) -> str:
+        each = (
+            f"{name} of {depth}: {1e3 * seconds:.2f} ms" if depth else f"{1e3 * seconds:.2f} ms"
+            for (name, depth), seconds in zip(self.options, self.seconds, strict=True)
+        )
+        return f"plain {', '.join(each)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """The new text of each row."""
+
+    text: list[str]  # empty strings if the target has no tokenizer
+    tokens: list[list[int]]  # the new tokens, an EOS included
+    finish: list[str]  # "eos", "stop" or "limit"
+    stats: Summary
+    exact: bool  # True if the rule keeps the target's distribution
+    logprobs: list[Logprobs] | None = None  # of `tokens`, one per row, if they were requested
+    choices: Choices | None = None  # of a drafter that was adaptive by measured times
+
+    def __str__(self) -> str:
+        """The texts, and lines of figures."""
+        law = "lossless" if self.exact else "this rule changes the distribution"
+        rows = self.text if any(self.text) else list(map(str, self.tokens))
+        more = [] if self.choices is None else [f"[steps chosen from {self.choices}]"]
+        return "\n".join([*rows, f"[{self.stats}; {law}]", *more])
+
+
+class TextStream:
+    """An iterator over pieces of text; `output` holds the complete result once it is exhausted.
+
+    For a single prompt a piece is a string; for a list of prompts, a list with one string per row.
+    """
+
+    def __init__(self, pieces: Generator[list[str], None, Output], single: bool):
+        self._pieces, self._single = pieces, single
+        self.output: Output | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            piece = next(self._pieces)
+        except StopIteration as end:
+            self.output = end.value if end.value is not None else self.output
+            raise StopIteration from None
+        return piece[0] if self._single else piece
+
+
+@overload
+def generate(
+    target: LanguageModel,
+    prompts: Prompts | None = None,
+    *,
+    stream: Literal[False] = False,
+    mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
+    **options: Unpack[Options],
+) -> Output: ...
+
+
+@overload
+def generate(
+    target: LanguageModel,
+    prompts: Prompts | None = None,
+    *,
+    stream: Literal[True],
+    mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
+    **options: Unpack[Options],
+) -> TextStream: ...
+
+
+def generate(
+    target: LanguageModel,
+    prompts: Prompts | None = None,
+    *,
+    stream: bool = False,
+    mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
+    **options: Any,
+) -> Output | TextStream:
+    """Continue each prompt with the text that `target` alone would generate, but faster.
+
+    Args:
+      target: from `specjax.load`.
+      prompts: a text, a list of texts, or a list of token-id lists; they may differ in length.
+      stream: return a `TextStream` instead of an `Output`.
+      mesh: decode on its devices: rows are split along `data`, and the target's parameters
+        along `model`.  A target that was loaded with a mesh needs no mesh here; any other target is
+        moved in every call.  The draft is split as it was loaded, or else copied onto each device.
+      draft_mesh: devices of the draft model alone, which drafts on them while the target verifies
+        (see `specjax.parallel.Overlapped`).  The text is the same.
+      **options: the fields of `specjax.Request`: how to draft (`draft`, `drafter`, `proposer`,
+        `num_drafts`), how to draw tokens (`temperature`, `seed`, ...), and where rows end.
+
+    Returns:
+      An `Output`, or a `TextStream` with `stream=True`.
+
+    Raises:
+      ValueError: an argument cannot be used.  The message has its name, its value and the fix, and
+        comes before anything is compiled.
+    """
+    return decode(
+        prepared(target, prompts, stream=stream, mesh=mesh, draft_mesh=draft_mesh, **options)
+    )
+
+
+def prepared(
+    target: LanguageModel,
+    prompts: Any = None,
+    *,
+    stream: bool = False,
+    mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
+    **options: Any,
+) -> Call:
+    """The checked call of `generate` with these arguments, for `decode`."""
+    return check(target, make_request(prompts, options), stream, mesh, draft_mesh)
+
+
+def _signature() -> inspect.Signature:
+    """The signature of `generate` with every option by name, for `help` and editors."""
+    own = list(inspect.signature(generate).parameters.values())[:-1]
+    more = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+        )
+        for field in dataclasses.fields(Request)
+        if field.name != "prompts"
+    ]
+    return inspect.Signature([*own, *more], return_annotation=Output | TextStream)
+
+
+generate.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def decode(call: Call) -> Output | TextStream:
+    """Decode: returns an `Output`, or a `TextStream` if the call has `stream=True`."""
+    if call.stream or call.texts.stops:
+        pieces = _stream(call)
+        return TextStream(pieces, call.single) if call.stream else _exhaust(pieces)
+    compiled = compile_first(call)
+    params, learned = _params(call)
+    started = time.perf_counter()
+    state = jax.block_until_ready(call.runner.run(params, call.prefill(params)))
+    return _output(call, state, time.perf_counter() - started, compiled, learned)
+
+
+_compiled: Recent[Any, Learned | None] = Recent()
+"""The structures that were compiled, and what was learned of those that draft adaptively."""
+
+_LEAST_BUDGET, _SHARE = 2.0, 0.05
+"""The seconds that the first call may measure what its options cost: at least, and as a share of
+the time for which it compiled."""
+
+
+def _kind(call: Call) -> Hashable:
+    """What tells the compiled programs of calls apart."""
+    inputs = (
+        call.prompt, call.sampling, call.processors, call.eos, call.num_drafts, call.documents,
+    )  # fmt: skip
+    leaves, structure = jax.tree.flatten(inputs)
+    shapes = tuple((x.shape, x.dtype.name) for x in leaves)
+    # Sampling needs noise for every draft, so a step with drafts has another price.
+    samples = call.learns and _samples(call)
+    hosted = call.matchers is not None
+    return (
+        call.decoder, call.mesh, call.overlapped, hosted, call.learns, samples, structure, shapes,
+    )  # fmt: skip
+
+
+def _samples(call: Call) -> bool:
+    return bool(np.any(to_host(call.sampling.temperature) > 0))
+
+
+def compile_first(call: Call) -> float:
+    """Compile what decoding will run, unless a call with the same decoder and shapes came before.
+
+    For a drafter that is adaptive, this measures what its options cost.
+
+    Returns:
+      The seconds that this took; 0.0 if there was such a call.
+    """
+    kind = _kind(call)
+    if kind in _compiled:
+        _compiled.get(kind, lambda: None)  # used last, as its programs are
+        return 0.0
+    started = time.perf_counter()
+    call.compile()
+    learned = None
+    if call.learns:
+        learned = read_plan(about(call.decoder, len(call.lengths), _samples(call)))
+    if call.learns and learned is None:
+        measuring = time.perf_counter()
+        budget = max(_LEAST_BUDGET, _SHARE * (measuring - started))
+        # Of a call with grammars, the programs without the host.
+        prefill = functools.partial(call.prefill, call.params, endless=True)
+        seconds = option_seconds(call.decoder, call.params, prefill, budget)
+        prior = np.array(call.params.proposer.prior)
+        learned = Learned(seconds, prior, time.perf_counter() - measuring)
+    _compiled.get(kind, lambda: learned)
+    return time.perf_counter() - started
+
+
+def learned_of(call: Call) -> Learned | None:
+    """What was learned of a structure that was compiled, if its drafter is adaptive."""
+    return _compiled.get(_kind(call), lambda: None)
+
+
+def params_of(call: Call) -> Params:
+    """The weights that decoding uses, with what was learned of a structure that was compiled."""
+    return _params(call)[0]
+
+
+def _params(call: Call) -> tuple[Params, Learned | None]:
+    """The weights, and for an adaptive drafter what was learned of this structure."""
+    learned = learned_of(call)
+    return call.params if learned is None else learned.put(call.params), learned
+
+
+def _output(
+    call: Call,
+    state: Any,
+    seconds: float,
+    compiled: float,
+    learned: Learned | None,
+    searched: Sequence[int] = (),
+) -> Output:
+    """The result; the first `searched` tokens of each row have no stop string."""
+    choices = None
+    if learned is not None:
+        learned.learn(state)
+        assert isinstance(call.decoder.proposer, Adaptive)
+        choices = Choices(call.decoder.proposer.options, learned.seconds.copy(), learned.spent)
+    text, tokens, finish, ends, lengths = [], [], [], to_host(state.eos), call.lengths
+    for row, new in enumerate(_new_tokens(state, lengths)):
+        kept, written, stopped = call.texts.cut(row, new, searched[row] if searched else 0)
+        text.append(written)
+        tokens.append(kept)
+        finish.append("stop" if stopped else "eos" if kept and kept[-1] in ends[row] else "limit")
+    stats = summarize(to_host(state.stats), sum(map(len, tokens)), seconds, compiled)
+    if isinstance(state, OverlapState):
+        assert call.overlapped is not None
+        hits, expected = call.overlapped.hit_rates(state)
+        stats = dataclasses.replace(stats, hit_rate=hits, expected_hit_rate=expected)
+    recorded = to_host(state.logprobs)
+    logprobs = recorded and [
+        recorded.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)
+    ]
+    return Output(text, tokens, finish, stats, call.decoder.rule.exact, logprobs, choices)
+
+
+def _new_tokens(state: Any, lengths: np.ndarray) -> list[list[int]]:
+    tokens, ends = to_host((state.tokens, state.length))
+    return [tokens[row, lengths[row] : ends[row]].tolist() for row in range(len(lengths))]
+
+
+def _stream(call: Call) -> Generator[list[str], None, Output]:
+    """Pieces of text as they become certain; the Output is the generator's return value."""
+    texts, sent = call.texts, [0] * len(call.lengths)
+    searched = [0] * len(call.lengths)
+    compiled = compile_first(call)
+    params, learned = _params(call)
+    seconds, started = 0.0, time.perf_counter()
+    state = call.prefill(params)
+    states = call.runner.stream(params, state)
+    stopped = None
+    while True:
+        try:
+            state = states.send(stopped)
+        except StopIteration:
+            break
+        done = to_host(state.done)
+        stopped = np.zeros_like(done)
+        pieces = []
+        for row, new in enumerate(_new_tokens(state, call.lengths)):
+            kept, text, stopped[row] = texts.cut(row, new, searched[row])
+            searched[row] = len(kept) - bool(stopped[row])
+            if not (done[row] or stopped[row]):
+                text = texts.certain(row, new)
+            pieces.append(text[sent[row] :])
+            sent[row] = max(sent[row], len(text))
+        if any(pieces):
+            # The time that the caller spends with a piece does not count as decoding.
+            seconds += time.perf_counter() - started
+            yield pieces
+            started = time.perf_counter()
+    seconds += time.perf_counter() - started
+    return _output(call, state, seconds, compiled, learned, searched)
+
+
+def _exhaust(pieces: Generator[list[str], None, Output]) -> Output:
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            return end.value

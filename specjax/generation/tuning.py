@@ -1,0 +1,365 @@
+"""`tune`: which way to decode is fastest here, measured on prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax._internal.checks import shown
+from specjax.decoding import Decoder
+from specjax.drafters import (
+    AdaptiveDrafter,
+    Drafter,
+    adaptive,
+    as_chain,
+    drafter_by_name,
+    make_drafter,
+    widths_of,
+)
+from specjax.generation.call import Call
+from specjax.generation.request import Prompts
+from specjax.generation.run import compile_first, learned_of, prepared
+from specjax.measure import Sample, Timed, first_calls, medians, take_turns
+from specjax.models import LanguageModel
+from specjax.parallel import to_host
+from specjax.proposers import Adaptive, AdaptiveState
+from specjax.rules import Match
+from specjax.tuning import (
+    Candidate,
+    Learned,
+    OptionClock,
+    Plan,
+    Tree,
+    about,
+    fastest_tree,
+    saved_plan,
+    seconds_of,
+    step_costs,
+)
+from specjax.types import Params
+
+_OWN_PROMPTS, _OWN_TOKENS, _COST_ROUNDS = 4, 32, 3
+
+_FIRST = 32
+"""Steps within which the processor's caches have what decoding needs."""
+
+
+class _Way(Timed):
+    """Decoding of every batch of prompts with the same arrays of the proposer."""
+
+    def __init__(self, name: str, calls: Sequence[Call], learned: Learned | None) -> None:
+        super().__init__(name, len(calls))
+        self.tokens, self.passes = np.zeros(len(calls)), np.zeros(len(calls))
+        self.judged = np.zeros((2, 2))  # drafts of lookup and drafter, and those accepted
+        self.steps: Counter[int] = Counter()  # by option
+        self.lengths = np.zeros(len(calls), int)  # steps of each batch of prompts
+        self._calls, self._learned = calls, learned
+
+    def run(self, item: int) -> Sample:
+        call, params, state = self._begin(item)
+        started = time.perf_counter()
+        jax.block_until_ready(call.decoder.run(params, state))
+        return Sample(time.perf_counter() - started)
+
+    def run_first(self) -> None:
+        """Compile, and count what the steps do.
+
+        Later runs write the same text by the same steps, since nothing is learned between them.
+        """
+        super().run_first()
+        for item in range(len(self._calls)):
+            call, params, state = self._begin(item)
+            proposer = call.decoder.proposer
+            if isinstance(proposer, Adaptive):
+                while not to_host(state.done).all():
+                    state = call.decoder.run(params, state, 1)
+                    self.steps[_option(proposer, state.proposer)] += 1
+                    self.lengths[item] += 1
+                for part, rates in state.proposer.rates_by_part().items():
+                    self.judged[part] += to_host(rates.slow).sum(0)
+            else:
+                state = call.decoder.run(params, state)
+            stats = to_host(state.stats)
+            self.tokens[item], self.passes[item] = stats.emitted.sum(), stats.target_passes.sum()
+
+    def _begin(self, item: int) -> tuple[Call, Params, Any]:
+        call = self._calls[item]
+        params: Params = call.params if self._learned is None else self._learned.put(call.params)
+        return call, params, jax.block_until_ready(call.prefill(params))
+
+    def candidate(self, seconds: np.ndarray, start: float) -> Candidate:
+        """Its speeds, with the seconds [O] of a step with each option, and those before a text."""
+        predicted = rate = None
+        if self.steps:
+            spent = sum(number * seconds[option] for option, number in self.steps.items())
+            spent += start * len(self._calls)
+            predicted = float(self.tokens.sum() / spent)
+        if all(self.seconds):
+            rate = float(self.tokens.sum() / medians(self.seconds).sum())
+        tau = float(self.tokens.sum() / max(self.passes.sum(), 1))
+        return Candidate(self.name, tau, predicted, rate)
+
+
+class _Step(Timed):
+    """Steps with an option, timed as often as a way decodes batches of prompts."""
+
+    def __init__(self, option: int, clock: OptionClock, items: int) -> None:
+        self.options = clock.options
+        super().__init__("{} {}".format(*self.options[option]), items)
+        self._option, self._clock = option, clock
+
+    def run(self, item: int) -> Sample:
+        self._clock.restart()
+        return Sample(self._clock.sample(self._option))
+
+
+class _Beginning(_Way):
+    """The first steps of plain decoding, which find the processor's caches full of the prompt."""
+
+    def run(self, item: int) -> Sample:
+        call, params, state = self._begin(item)
+        started = time.perf_counter()
+        jax.block_until_ready(call.decoder.run(params, state, _FIRST))
+        return Sample(time.perf_counter() - started)
+
+    def start(self, seconds: float) -> float:
+        """What a text costs besides its steps, which take `seconds` without drafts."""
+        rests = [
+            sample - min(_FIRST, length) * seconds
+            for length, samples in zip(self.lengths, self.seconds, strict=True)
+            for sample in samples
+        ]
+        return max(statistics.median(rests), 0.0) if rests else 0.0
+
+
+def tune(
+    target: LanguageModel,
+    drafters: LanguageModel | Drafter | Sequence[LanguageModel | Drafter] = (),
+    prompts: Prompts | None = None,
+    *,
+    batch: int = 1,
+    temperature: float = 0.0,
+    max_new_tokens: int = 64,
+    rounds: int = 5,
+    save: bool = True,
+) -> Plan:
+    """Measure what a step costs and what drafts gain, and write a plan that "auto" starts from.
+
+    Plain decoding, prompt lookup and the chains of the first drafter run in one program, which is
+    compiled once, each with several numbers of drafts.  Trees and other drafters have programs of
+    their own.  Trees with estimates are measured twice: as they are, and as `cost_aware` cuts them.
+    All take turns on the same prompts; samples that other processes disturbed are dropped.
+
+    Where a tree of the first drafter is faster than all of that, `generate` with `proposer="auto"`
+    and this drafter decodes with the tree.
+
+    Args:
+      target: from `specjax.load`.
+      drafters: draft models, or what `load_drafter`, `make_drafter` and other loaders return.  The
+        first that has chains is the one that the plan is for.
+      prompts: texts or token-id lists like those that will be decoded; by default texts that the
+        target writes itself.
+      batch: rows that are decoded together.
+      temperature: of all rows.
+      max_new_tokens: of each prompt.
+      rounds: measured turns.
+      save: write the plan to the cache directory.  `generate` with the same models, rows, device
+        and versions then measures nothing.
+
+    Returns:
+      The plan; print it to see the table and what to do.
+
+    Raises:
+      ValueError: no prompts, or a drafter that does not fit the target.
+    """
+    if not isinstance(target, LanguageModel):
+        raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+    for name, number in (("batch", batch), ("rounds", rounds), ("max_new_tokens", max_new_tokens)):
+        if not isinstance(number, int) or number < 1:
+            raise ValueError(f"{name}={shown(number)}; it must be a whole number of at least 1")
+    given = [drafters] if isinstance(drafters, LanguageModel | Drafter) else list(drafters)
+    for one in given:
+        if not isinstance(one, LanguageModel | Drafter):
+            raise ValueError(
+                f"drafters holds {shown(one)}; pass models from specjax.load, or drafters"
+            )
+    settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
+    rows = _batches(_own_text(target) if prompts is None else prompts, batch)
+    if not target.model.reads_trees:
+        raise ValueError(
+            f"the passes of {target.name!r} all have one width, so its decoding cannot be tuned: "
+            "compare proposers with specjax bench"
+        )
+    together, inside = _together(target, given)
+    calls = [prepared(target, each, drafter=together, **settings) for each in rows]
+    compile_first(calls[0])
+    learned = learned_of(calls[0])
+    proposer = together.proposer
+    assert learned is not None
+    ways = [
+        _Way("plain" if not depth else f"{name} of {depth}", calls, _only(learned, index))
+        for index, (name, depth) in enumerate(proposer.options)
+    ]
+    trees: list[tuple[Tree, _Way]] = []  # those of the drafter inside
+    for one in given:
+        drafter = make_drafter(target, one) if isinstance(one, LanguageModel) else one
+        if one is inside and drafter.proposer.is_chain:
+            continue
+        for tree in _measured(target, drafter, batch, temperature):
+            made = tree.made_from(drafter)
+            own = [prepared(target, each, drafter=made, **settings) for each in rows]
+            ways.append(_Way(tree.name, own, None))
+            if one is inside:
+                trees.append((tree, ways[-1]))
+    first_calls(ways)
+    for option, way in zip(proposer.options, ways, strict=False):
+        _learn(learned, way, option)
+    clock = OptionClock(
+        calls[0].decoder,
+        calls[0].params,
+        functools.partial(calls[0].prefill, calls[0].params, endless=True),
+    )
+    steps = [_Step(option, clock, len(calls)) for option in range(len(proposer.options))]
+    take_turns(steps, 1)
+    learned.seconds = _seconds(steps, learned)
+    auto = _Way("auto", calls, dataclasses.replace(learned, seconds=learned.seconds.copy()))
+    beginning = _Beginning("beginning", calls, _only(learned, 0))
+    first_calls([auto, beginning])
+    take_turns([*ways, auto, beginning, *steps], rounds)
+    learned.seconds = _seconds(steps, learned)
+    start = beginning.start(learned.seconds[0])
+    candidates = [way.candidate(learned.seconds, start) for way in (*ways, auto)]
+    own_trees = [(tree, candidates[ways.index(way)]) for tree, way in trees]
+    plan = Plan(
+        about(calls[0].decoder, batch, temperature > 0),
+        tuple(learned.seconds.tolist()),
+        (float(learned.prior[0]), float(learned.prior[1])),
+        tuple(candidates),
+        fastest_tree(candidates[0], candidates[-1], own_trees),
+    )
+    if save:
+        plan.save()
+    return plan
+
+
+def plan_of(
+    target: LanguageModel, draft: LanguageModel | None, *, batch: int, temperature: float
+) -> Plan | None:
+    """The plan that `tune` saved for these models, rows and device, or None."""
+    proposer = _together(target, [] if draft is None else [draft])[0].proposer
+    return saved_plan(about(Decoder(target.model, proposer, Match()), batch, temperature > 0))
+
+
+_Passed = LanguageModel | Drafter
+
+
+def _together(
+    target: LanguageModel, given: Sequence[_Passed]
+) -> tuple[AdaptiveDrafter, _Passed | None]:
+    """The drafter "auto", and the first of those given whose chains it has.
+
+    A draft model with other tokens is left out: it has to read every token, so it cannot be left
+    out of steps.
+    """
+    for one in given:
+        if isinstance(one, LanguageModel):
+            made = drafter_by_name("auto", target, one)
+        else:
+            try:
+                made = adaptive(as_chain(one))
+            except ValueError:  # it has no chains, or none that can be left out of steps
+                continue
+        if isinstance(made, AdaptiveDrafter):
+            return made, one
+    made = drafter_by_name("auto", target)
+    assert isinstance(made, AdaptiveDrafter)
+    return made, None
+
+
+def _measured(
+    target: LanguageModel, drafter: Drafter, batch: int, temperature: float
+) -> list[Tree]:
+    """A drafter as it is, and cut to what pays by the seconds of its steps, if it can be cut."""
+    proposer = drafter.proposer
+    made = [Tree.of(drafter)]
+    if proposer.estimates and not proposer.is_chain:
+        widths = widths_of(proposer.num_nodes - 1)
+        costs = step_costs(
+            target, drafter, widths, batch=batch, rounds=_COST_ROUNDS, temperature=temperature
+        )
+        made.append(Tree.of(drafter, costs))
+    return made
+
+
+def _only(learned: Learned, option: int) -> Learned:
+    """Figures with which every step takes one option, or plain decoding without its drafts.
+
+    Any other option is so dear that not even a trial of it could be paid.
+    """
+    seconds = np.full_like(learned.seconds, 1e9)
+    seconds[0], seconds[option] = 1e3, 1.0
+    return Learned(seconds, learned.prior.copy(), 0.0)
+
+
+def _option(proposer: Adaptive, state: AdaptiveState) -> int:
+    """The option whose width the last step of all rows had."""
+    offered = to_host(state.offered)
+    deepest = int(offered.max())
+    if deepest == 0:
+        return 0
+    drafted = to_host(state.drafted) & (offered > 0)
+    name = "drafter" if drafted.any() else "lookup"
+    width = next(width for width in proposer.widths if width > deepest)
+    return proposer.options.index((name, width - 1))
+
+
+def _seconds(steps: Sequence[_Step], learned: Learned) -> np.ndarray:
+    """The median seconds of a step with each option; as before where all samples were disturbed."""
+    samples = [list(itertools.chain(*step.seconds)) for step in steps]
+    if not all(samples):
+        return learned.seconds
+    return seconds_of(steps[0].options, samples)
+
+
+def _learn(learned: Learned, way: _Way, option: tuple[str, int]) -> None:
+    """Take the rate of a part's first drafts from its shallowest option.
+
+    Rows of that option may have had drafts of the lookup, which do not count for the drafter.
+    """
+    name, depth = option
+    if 0 < depth <= 2:
+        index = ("lookup", "drafter").index(name)
+        judged, accepted = way.judged[index]
+        if judged:
+            learned.prior[index], learned.judged[index] = accepted / judged, judged
+
+
+def _batches(prompts: Any, batch: int) -> list[list[Any]]:
+    """Lists of `batch` prompts; the last is filled with the first ones."""
+    listed = [prompts] if isinstance(prompts, str) else list(prompts)
+    if not listed:
+        raise ValueError("prompts is empty; pass texts like those that will be decoded, or None")
+    short = -len(listed) % batch
+    filled = [*listed, *(listed * (short // len(listed) + 1))[:short]]
+    return [filled[start : start + batch] for start in range(0, len(filled), batch)]
+
+
+def _own_text(target: LanguageModel) -> list[list[int]]:
+    """Beginnings of texts that the target writes, each after one token."""
+    first = np.random.default_rng(0).integers(0, target.model.vocab_size, _OWN_PROMPTS)
+    out = prepared(
+        target, [[int(token)] for token in first], proposer="none", temperature=1.0, eos=[],
+        max_new_tokens=min(_OWN_TOKENS, target.model.max_positions // 4),
+    )  # fmt: skip
+    state = out.decoder.run(out.params, out.prefill(out.params))
+    tokens, length = to_host((state.tokens, state.length))
+    return [row[:end].tolist() for row, end in zip(tokens, length, strict=True)]

@@ -1,0 +1,237 @@
+"""A decoder in two halves: one drafts on its own devices, the other verifies on others.
+
+    draft's half      propose ---- proposal --->  verify, commit      target's half
+                      commit  <---- verdict ----
+
+Both halves are decoders.  The target's half has a proposer that only stands for the other half,
+and the draft's half has a target that reads nothing.  An accepted node and the next token are all
+that the draft's half has to know to commit the same tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax import sampling
+from specjax.contract import Cache, Context, Model, Proposer, Rule
+from specjax.decoding import Verification
+from specjax.tree import Tree
+from specjax.types import (
+    ABSENT,
+    Arrays,
+    Block,
+    DecodeState,
+    ModelOutput,
+    Params,
+    Proposal,
+    StepInfo,
+    Verdict,
+)
+
+
+@runtime_checkable
+class DecoderLike(Protocol):
+    """What is used here of `specjax.decoding.decoder.Decoder`, whose module imports this package."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    @property
+    def target(self) -> Model: ...
+    @property
+    def proposer(self) -> Proposer: ...
+    @property
+    def rule(self) -> Rule: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def num_logprobs(self) -> int | None: ...
+    @property
+    def prefill(self) -> Any: ...
+    @property
+    def run(self) -> Any: ...
+    @property
+    def stream(self) -> Any: ...
+    @property
+    def insert(self) -> Any: ...
+
+    def propose(self, params: Params, state: DecodeState) -> tuple[Proposal, DecodeState]: ...
+
+    def verify(self, params: Params, state: DecodeState, proposal: Proposal) -> Verification: ...
+
+    def commit(
+        self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification
+    ) -> tuple[DecodeState, StepInfo]: ...
+
+
+_D = TypeVar("_D", bound=DecoderLike)
+
+
+def check_separable(proposer: Proposer) -> None:
+    """Raises ValueError if a proposer cannot draft on other devices than the target's."""
+    name, cure = type(proposer).__name__, "use a chain or a tree over a draft model"
+    source = type(vars(proposer).get("source")).__name__
+    name = name if source == "NoneType" else f"{name} over {source}"
+    if proposer.shares_cache:
+        raise ValueError(
+            f"{name} drafts with the target's own layers, in the target's cache, so it cannot be "
+            f"separated from the target: {cure}"
+        )
+    if proposer.taps:
+        raise ValueError(
+            f"{name} reads the target's hidden states of the tokens that are being verified, so "
+            f"it cannot draft before the verification ends: {cure}"
+        )
+    if not proposer.separable:
+        raise ValueError(
+            f"{name} has no draft model whose passes could run beside those of the target: {cure}"
+        )
+
+
+def target_half(decoder: _D) -> _D:
+    """The decoder that verifies the proposals of the other half."""
+    proposer = decoder.proposer
+    remote = Remote(
+        proposer.num_nodes, proposer.max_depth, proposer.is_chain, narrower=proposer.narrower
+    )
+    return dataclasses.replace(decoder, proposer=remote)
+
+
+def draft_half(decoder: _D) -> _D:
+    """The decoder that drafts.  Its state has all but the target's cache and log-probabilities."""
+    unread = Unread(decoder.target.vocab_size, decoder.target.max_positions)
+    return dataclasses.replace(decoder, target=unread, num_logprobs=None)
+
+
+def commit_by(
+    decoder: DecoderLike, params: Params, state: DecodeState, proposal: Proposal, verdict: Verdict
+) -> DecodeState:
+    """The state of the draft's half after a proposal of which the target accepted `verdict` [B]."""
+    rows, nodes = proposal.tokens.shape
+    tree = tree_of(decoder, state, proposal)
+    output = ModelOutput(jnp.zeros(()), jnp.zeros((rows, nodes, 0)), state.cache)
+    verification = Verification(verdict, tree, output, jnp.zeros(()))
+    return decoder.commit(params, state, proposal, verification)[0]
+
+
+def tree_of(decoder: DecoderLike, state: DecodeState, proposal: Proposal) -> Tree:
+    """The trees of all rows, without drafts that are deeper than a row's `num_drafts`."""
+    depth, is_chain = decoder.proposer.max_depth, decoder.proposer.is_chain
+    tree = jax.vmap(lambda parent: Tree.of(parent, depth, is_chain))(proposal.parent)
+    allowed = tree.depth <= state.num_drafts[:, None]
+    return dataclasses.replace(tree, parent=jnp.where(allowed, tree.parent, ABSENT))
+
+
+@struct.dataclass
+class UnreadCache(Cache):
+    """The cache of a target that reads nothing: the number of committed tokens."""
+
+    length: Array  # [B] int32
+
+    commits_paths = True
+    keeps_scratch = True
+
+    def commit(self, count: Array, path: Array | None = None) -> Self:
+        del path
+        return dataclasses.replace(self, length=self.length + count)
+
+    def rewind(self, to: Cache) -> Self:
+        return dataclasses.replace(self, length=to.length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Unread(Model):
+    """Stands for the target on the devices of the draft."""
+
+    vocab_size: int
+    max_positions: int
+    reads_trees = True
+
+    def init_cache(self, batch: int, size: int) -> UnreadCache:
+        del size
+        return UnreadCache(jnp.zeros(batch, jnp.int32))
+
+    def apply(
+        self,
+        params: Arrays,
+        tokens: Array,
+        positions: Array,
+        cache: Cache | None = None,
+        mask: Array | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> ModelOutput:
+        del params, positions, mask, taps
+        nothing = jnp.zeros((*tokens.shape, 0))
+        return ModelOutput(nothing, nothing, cache)
+
+
+@dataclasses.dataclass(frozen=True)
+class Remote(Proposer):
+    """Stands for the draft on the devices of the target."""
+
+    num_nodes: int
+    max_depth: int
+    is_chain: bool
+    narrower: tuple[int, ...] = ()
+
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> tuple[()]:
+        return ()
+
+    def propose(
+        self, params: Arrays, state: tuple[()], context: Context
+    ) -> tuple[Proposal, tuple[()]]:
+        raise TypeError("the proposals of this half come from the other one")
+
+    def observe(self, params: Arrays, state: tuple[()], block: Block) -> tuple[()]:
+        return state
+
+
+@dataclasses.dataclass(frozen=True)
+class NextToken(Proposer):
+    """Proposes the `count` likeliest next tokens, by the first pass of another proposer.
+
+    Likeliest by its logits plus the noise with which the target will draw that token, if `coupled`:
+    under shared noise that of the position, and else that of the residual.  The state is the other
+    proposer's.  The later passes of that proposer have no effect, so XLA leaves them out.
+    """
+
+    proposer: Proposer
+    count: int
+    coupled: bool
+    # Its proposals are never verified.  Said to be chains, they pass for rules of chains, too.
+    is_chain = True
+
+    def __post_init__(self) -> None:
+        self.declare(num_nodes=self.count + 1, max_depth=self.count)
+
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        return self.proposer.init(params, prompt, capacity)
+
+    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+        seen: list[tuple[Array, Array]] = []
+
+        def warp(logits: Array, path: Array | None = None) -> Array:
+            warped = context.warp(logits, path)
+            seen.append((logits, warped))
+            return warped
+
+        self.proposer.propose(params, state, dataclasses.replace(context, warp=warp))
+        # Every shape warps the logits after the pending token first.
+        logits, warped = (x[:, 0].astype(jnp.float32) for x in seen[0])
+        noise: Array | float = 0.0
+        if self.coupled and context.shared_noise:
+            root = jnp.zeros(1, jnp.int32)
+            noise = context.noise(root, root)[:, 0]
+        elif self.coupled:
+            noise = jax.vmap(lambda draw: draw.residual())(context.draw)
+        _, best = sampling.top_k(sampling.scores(logits, warped, noise), self.count)
+        tokens = jnp.concatenate([context.pending[:, None], best.astype(jnp.int32)], axis=1)
+        return Proposal(tokens, jnp.zeros_like(tokens).at[:, 0].set(ABSENT)), state
+
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return self.proposer.observe(params, state, block)

@@ -1,0 +1,113 @@
+"""`CostAware`: leaves out drafts that would cost more time than they are expected to save."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax._internal.prefix_sums import running_sum
+from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
+from specjax.types import ABSENT, Block, Proposal
+
+
+@struct.dataclass
+class CostAwareParams:
+    """Parameters of a `CostAware` proposer."""
+
+    inner: Arrays
+    seconds: Array  # [W] of a step at each of `widths`, in any unit
+
+
+@dataclasses.dataclass(frozen=True)
+class CostAware(Proposer):
+    """The best drafts of `inner`, as many as give the most tokens a second.
+
+    A step with w nodes is expected to emit 1 + the sum of the chances of its w - 1 drafts, and
+    takes `seconds` of that width.  Each row keeps the best nodes of the width at which the quotient
+    is greatest.  The target then reads the narrowest width that holds the drafts of all rows.
+
+    The chances are those of `Proposal.chance`, as the drafter estimates them.  They depend on the
+    row alone, so a row's text does not depend on the rest of its batch.
+
+    Attributes:
+      inner: a proposer of trees that estimates chances, such as `BestFirst` or `DynamicTree`.
+      widths: ascending numbers of nodes, the root included; the last is `inner.num_nodes`.
+    """
+
+    inner: Proposer
+    widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        inner, widths = self.inner, self.widths
+        if not inner.estimates:
+            raise ValueError(
+                f"a {type(inner).__name__} does not estimate the chances of its drafts: pass a "
+                "BestFirst or a DynamicTree"
+            )
+        if list(widths) != sorted({*widths, inner.num_nodes}) or widths[0] < 1:
+            raise ValueError(
+                f"widths={widths}; pass ascending numbers of nodes from 1, the last of which is "
+                f"{inner.num_nodes}, the nodes of the proposer"
+            )
+        self.declare(
+            num_nodes=inner.num_nodes,
+            max_depth=inner.max_depth,
+            is_chain=False,
+            taps=inner.taps,
+            narrower=widths[:-1],
+            shares_cache=inner.shares_cache,
+            scratch=inner.scratch,
+            point_mass=inner.point_mass,
+            asks_draft=inner.asks_draft,
+        )
+
+    def check(self, rule: Rule) -> None:
+        self.inner.check(rule)
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        raise ValueError(
+            "a CostAware has costs of its own: pass specjax.cost_aware(...) as drafter="
+        )
+
+    def init(self, params: CostAwareParams, prompt: Block, capacity: int) -> Arrays:
+        return self.inner.init(params.inner, prompt, capacity)
+
+    def observe(self, params: CostAwareParams, state: Arrays, block: Block) -> Arrays:
+        return self.inner.observe(params.inner, state, block)
+
+    def propose(
+        self, params: CostAwareParams, state: Arrays, context: Context
+    ) -> tuple[Proposal, Arrays]:
+        proposal, state = self.inner.propose(params.inner, state, context)
+        assert proposal.chance is not None  # `estimates`
+        parent = proposal.parent
+        chance = jnp.where(parent == ABSENT, 0.0, proposal.chance).at[:, 0].set(jnp.inf)
+        # A parent comes before its children and has at least their chance, and so has a better
+        # sibling, so the best nodes are a tree.
+        order = jnp.argsort(-chance, axis=1)
+        best = jnp.take_along_axis(chance, order, axis=1).at[:, 0].set(1.0)
+        gained = running_sum(best)[:, jnp.array(self.widths) - 1]
+        width = jnp.array(self.widths)[jnp.argmax(gained / params.seconds, axis=1)]
+        place = jnp.argsort(order, axis=1)
+        kept = (place < width[:, None]) & (chance > 0)
+        # In their old order, and before those that are left out.
+        moved = jnp.argsort(~kept, axis=1, stable=True)
+        index = jnp.argsort(moved, axis=1).astype(jnp.int32)
+        up = jnp.take_along_axis(index, jnp.maximum(parent, 0), axis=1)
+        up = jnp.where(kept & (parent != ABSENT), up, ABSENT)
+
+        def take(x: Array) -> Array:
+            return jax.vmap(lambda row, at: row[at])(x, moved)
+
+        made = dataclasses.replace(
+            proposal,
+            tokens=take(proposal.tokens),
+            parent=take(up),
+            logits=None if proposal.logits is None else take(proposal.logits),
+            chance=take(proposal.chance),
+        )
+        return made, state

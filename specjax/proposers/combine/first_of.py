@@ -1,0 +1,140 @@
+"""`FirstOf`: a proposer, and a second one for rows in which the first has no draft."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
+from specjax.proposers.shapes import Shape
+from specjax.types import ABSENT, Block, Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class FirstOf(Proposer):
+    """For each row the proposal of `first` if it has a draft, else that of `second`.
+
+    An example is prompt lookup for rows that repeat themselves, and a draft model for the others.
+    Both run on the whole batch, and each row takes one of the two proposals.  Parameters are a
+    pair, and so is the state.
+
+    If only one of the two returns logits, the drafts of the other are point masses.  They get
+    logits that put all mass on one token.
+    """
+
+    first: Proposer
+    second: Proposer
+
+    def __post_init__(self) -> None:
+        for part in (self.first, self.second):
+            if not isinstance(part, Proposer):
+                raise ValueError(
+                    f"FirstOf takes two proposers, and one part is a {type(part).__name__}; if "
+                    "a part has weights, pass specjax.first_of(first, second) as drafter="
+                )
+        if self.first.max_depth != self.second.max_depth:
+            raise ValueError(
+                f"the first proposer drafts {self.first.max_depth} deep and the second "
+                f"{self.second.max_depth}; give both the same depth "
+                "(num_drafts, or the number of levels)"
+            )
+        parts = (self.first, self.second)
+        for part in parts:
+            if part.shares_cache:
+                raise ValueError(
+                    f"{_called(part)} drafts in the target's cache and can only be used alone"
+                )
+        if self.first.taps and self.second.taps and self.first.taps != self.second.taps:
+            raise ValueError(
+                f"the proposers read the layers {self.first.taps} and {self.second.taps} of the "
+                "target; give both the same taps"
+            )
+        self.declare(
+            num_nodes=max(part.num_nodes for part in parts),
+            max_depth=self.first.max_depth,
+            is_chain=all(part.is_chain for part in parts),
+            taps=self.first.taps or self.second.taps,
+            point_mass=all(part.point_mass for part in parts),
+            asks_draft=any(part.asks_draft for part in parts),
+            narrower=tuple(sorted(set(self.first.narrower) & set(self.second.narrower))),
+            reads_documents=any(part.reads_documents for part in parts),
+        )
+
+    def check(self, rule: Rule) -> None:
+        for part, other in ((self.first, self.second), (self.second, self.first)):
+            part.check(rule)
+            if rule.wants_logits and part.point_mass and not other.point_mass and not part.is_chain:
+                raise ValueError(
+                    f"{_called(part)} proposes siblings as point masses, which cannot be combined "
+                    "with sampled drafts; use the rule match, or two proposers that both sample"
+                )
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> tuple[Arrays, ...]:
+        return tuple(
+            part.bind(target, draft if part.asks_draft else None)
+            for part in (self.first, self.second)
+        )
+
+    def init(
+        self, params: tuple[Arrays, ...], prompt: Block, capacity: int
+    ) -> tuple[Arrays, Arrays]:
+        return self.first.init(params[0], prompt, capacity), self.second.init(
+            params[1], prompt, capacity
+        )
+
+    def observe(
+        self, params: tuple[Arrays, ...], state: tuple[Arrays, Arrays], block: Block
+    ) -> tuple[Arrays, Arrays]:
+        return self.first.observe(params[0], state[0], block), self.second.observe(
+            params[1], state[1], block
+        )
+
+    def propose(
+        self, params: tuple[Arrays, ...], state: tuple[Arrays, Arrays], context: Context
+    ) -> tuple[Proposal, tuple[Arrays, Arrays]]:
+        one, state_one = self.first.propose(params[0], state[0], context)
+        two, state_two = self.second.propose(params[1], state[1], context)
+        if one.point_mass and two.logits is not None:
+            one = with_logits(one, two.logits.shape[-1])
+        elif two.point_mass and one.logits is not None:
+            two = with_logits(two, one.logits.shape[-1])
+        one, two = self._padded(one), self._padded(two)
+        takes_first = (one.parent != ABSENT).any(1)
+
+        def choose(a: Array, b: Array) -> Array:
+            return jnp.where(takes_first.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+        logits = (
+            None if one.logits is None or two.logits is None else choose(one.logits, two.logits)
+        )
+        tokens, parent = choose(one.tokens, two.tokens), choose(one.parent, two.parent)
+        point_mass = one.point_mass and two.point_mass
+        return Proposal(tokens, parent, logits, point_mass), (state_one, state_two)
+
+    def _padded(self, proposal: Proposal) -> Proposal:
+        """`proposal` with `num_nodes` nodes: absent ones are added."""
+        extra = self.num_nodes - proposal.tokens.shape[1]
+
+        def pad(x: Array, value: float) -> Array:
+            return jnp.pad(
+                x, ((0, 0), (0, extra)) + ((0, 0),) * (x.ndim - 2), constant_values=value
+            )
+
+        logits = None if proposal.logits is None else pad(proposal.logits, 0.0)
+        tokens, parent = pad(proposal.tokens, 0), pad(proposal.parent, ABSENT)
+        return Proposal(tokens, parent, logits, proposal.point_mass)
+
+
+def _called(part: Proposer) -> str:
+    """A short name for messages: the `repr` of a proposer contains the whole model."""
+    kind = type(part).__name__
+    return f"{kind} over {type(part.source).__name__}" if isinstance(part, Shape) else kind
+
+
+def with_logits(proposal: Proposal, size: int) -> Proposal:
+    """The point masses of a chain as logits: each node's only child is the next token."""
+    below = jnp.roll(proposal.tokens, -1, axis=1)[..., None] == jnp.arange(size)
+    logits = jnp.where(below, 0.0, -jnp.inf).astype(jnp.float32)
+    return dataclasses.replace(proposal, logits=logits, point_mass=False)

@@ -1,0 +1,30 @@
+"""Shapes arrange the drafts of a source: a chain, trees, choices."""
+
+from specjax.proposers.shapes.base import Shape
+from specjax.proposers.shapes.best_first import BestFirst
+from specjax.proposers.shapes.chain import Chain, check_num_drafts
+from specjax.proposers.shapes.choice_tree import ChoiceTree
+from specjax.proposers.shapes.choices import (
+    Choices,
+    best_tree,
+    expected_length,
+    measure_ranks,
+    node_acceptance,
+)
+from specjax.proposers.shapes.dynamic_tree import DynamicTree
+from specjax.proposers.shapes.static_tree import StaticTree
+
+__all__ = [
+    "BestFirst",
+    "Chain",
+    "ChoiceTree",
+    "Choices",
+    "DynamicTree",
+    "Shape",
+    "StaticTree",
+    "best_tree",
+    "check_num_drafts",
+    "expected_length",
+    "measure_ranks",
+    "node_acceptance",
+]

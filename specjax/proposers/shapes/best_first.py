@@ -1,0 +1,194 @@
+"""`BestFirst`: the tree of the best paths through the predictions of one pass."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import sampling
+from specjax.contract import Arrays, BlockSource, Context, Loaded, Proposer
+from specjax.proposers.shapes.choice_tree import check_block_source
+from specjax.types import ABSENT, Block, Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class BestFirst(Proposer):
+    """The `num_nodes` paths of greatest value, where a value is a product of probabilities.
+
+    Parents are traced: every row and step has a tree of its own, in one compiled program.
+
+    Siblings are the tokens of greatest logit + noise, at temperature 0 the most probable tokens.
+    What the values are depends on the rule's noise:
+
+    - Under shared noise all nodes of a depth share the noise of their position, and a node's value
+      has the probabilities of the drafts on its path after that noise is added.
+    - Under independent draws the drafts are samples without replacement.  A node that is the r-th
+      child of its parent then counts with the r-th greatest probability after the parent, not with
+      that of its own token.  So whether a node is present depends on the text and on drafts of
+      other parents, but not on its own token, nor on its siblings': `rejection` stays exact.
+
+    If the source does not correct, one noise serves all parents of a depth: a rule judges the
+    children of one parent for each depth, and the tree is then a function of the text alone.  If it
+    corrects, each parent has its own noise, since its tree depends on what was drawn elsewhere.
+
+    Reference: the tree of DDTree, arXiv 2604.12989, and of JetSpec, arXiv 2606.18394.
+
+    Attributes:
+      source: predicts D tokens in one pass.
+      num_nodes: N, the root included.
+      width: the most children of a node.  If the source corrects, this is also the most nodes of
+        a depth that get children.
+    """
+
+    source: BlockSource
+    num_nodes: int = 16
+    width: int = 4
+    is_chain = False
+
+    def __post_init__(self) -> None:
+        check_block_source(self.source)
+        size = self.source.vocab_size
+        if not 1 <= self.width <= size:
+            raise ValueError(
+                f"width={self.width}; it must lie in [1, {size}], the size of the vocabulary"
+            )
+        if self.num_nodes < 2:
+            raise ValueError(
+                f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 2"
+            )
+        depth = min(self.source.depth, self.num_nodes - 1)
+        self.declare(max_depth=depth, taps=self.source.taps, estimates=True)
+        most = 1 + sum(kept for _, kept in self._levels)
+        if self.num_nodes > most:
+            raise ValueError(
+                f"num_nodes={self.num_nodes}; {self.source.depth} drafts a block and "
+                f"width={self.width} make {most} candidates, the root included: pass at most "
+                f"num_nodes={most}, or a greater width"
+            )
+
+    @property
+    def _levels(self) -> list[tuple[int, int]]:
+        """For each depth, how many nodes get children, and how many of all children are kept.
+
+        A node's value is at most its parent's, so only the best N - 1 of a depth can be proposed.
+        """
+        most = self.num_nodes - 1
+        limit = min(most, self.width) if self.source.corrects else most
+        levels, expanded = [], 1
+        for _ in range(self.max_depth):
+            kept = min(most, expanded * self.width)
+            levels.append((expanded, kept))
+            expanded = min(kept, limit)
+        return levels
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        return self.source.bind(target, draft)
+
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        return self.source.init(params, prompt, capacity)
+
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return self.source.observe(params, state, block)
+
+    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
+        source, rows, width = self.source, len(context.pending), self.width
+        marginals, known, reading = source.marginals(params, state, context)
+        zero = jnp.zeros((rows, 1), jnp.int32)
+        # Candidates of all depths.
+        tokens, parent = context.pending[:, None], zero + ABSENT
+        value = jnp.zeros((rows, 1), jnp.float32)
+        # Those that get children: indices of candidates, their values, and their paths.
+        frontier, worth = zero, value
+        paths = jnp.zeros((rows, 1, 0), jnp.int32)
+        memory, drawn, numbered = None, [], 0
+        for depth, (expanded, kept) in enumerate(self._levels):
+            if source.corrects:
+                previous = _take(tokens, frontier)
+                made = source.correct(params, reading, depth, previous, memory)
+                logits, memory, goes_on = made.logits, made.memory, made.goes_on
+                padded = jnp.pad(
+                    paths, ((0, 0), (0, 0), (0, self.max_depth - depth)), constant_values=ABSENT
+                )
+                warped = context.warp(logits, padded)
+            else:
+                logits, goes_on = marginals[:, depth, None], None
+                warped = context.warp(logits)
+            drawn.append(warped)
+            # A parent has the noise of its depth, or its own.
+            parents = 1 if context.shared_noise else logits.shape[1]
+            node = jnp.arange(numbered, numbered + parents)
+            numbered += parents
+            noise = context.noise(node, jnp.full(parents, depth))
+            chance, best = _offer(logits, warped, noise, width, context.shared_noise)
+            if goes_on is not None:
+                chance = jnp.where(goes_on[..., None], chance, -jnp.inf)
+            new = (worth[..., None] + chance).reshape(rows, -1)
+            best = jnp.broadcast_to(best, (rows, expanded, width)).reshape(rows, -1)
+
+            worth, at = jax.lax.top_k(new, kept)
+            up = at // width
+            first = tokens.shape[1]
+            tokens = jnp.concatenate([tokens, _take(best, at)], axis=1)
+            parent = jnp.concatenate([parent, _take(frontier, up)], axis=1)
+            value = jnp.concatenate([value, worth], axis=1)
+            if depth + 1 == self.max_depth:
+                continue
+            count = self._levels[depth + 1][0]
+            frontier = jnp.broadcast_to(jnp.arange(first, first + count), (rows, count))
+            worth, up, at = worth[:, :count], up[:, :count], at[:, :count]
+            memory = jax.tree.map(lambda leaf, up=up: jax.vmap(_rows)(leaf, up), memory)
+            paths = jnp.concatenate(
+                [jax.vmap(_rows)(paths, up), _take(best, at)[..., None]], axis=2
+            )
+
+        # A parent's value is at least that of its child, and it comes first (top_k breaks ties by
+        # index), so the best candidates form a tree.  Those of value -inf stand for no token.
+        _, chosen = jax.lax.top_k(value, self.num_nodes)
+        chosen = jnp.sort(chosen, axis=1)
+        parents = jax.vmap(jnp.searchsorted)(chosen, _take(parent, chosen)).astype(jnp.int32)
+        present = known[:, None] & (_take(value, chosen) > -jnp.inf)
+        parents = jnp.where(present, parents, ABSENT).at[:, 0].set(ABSENT)
+        logits = self._drawn_from(drawn, chosen) if context.wants_logits else None
+        chance = jnp.exp(_take(value, chosen))
+        proposal = Proposal(_take(tokens, chosen), parents, logits, chance=chance)
+        return proposal, source.end(reading)
+
+    def _drawn_from(self, drawn: list[Array], chosen: Array) -> Array:
+        """[B, N, V] the logits from which the children of each chosen candidate were drawn.
+
+        Candidates without children get any row.
+        """
+        first, at = 0, [np.zeros(1, np.int32)]
+        for warped, (_, kept), (below, _) in zip(
+            drawn, self._levels, [*self._levels[1:], (1, 0)], strict=True
+        ):
+            first += warped.shape[1]
+            index = np.minimum(np.arange(kept), below - 1) if self.source.corrects else 0
+            at.append(np.broadcast_to(first + index, (kept,)))
+        every = jnp.concatenate(drawn, axis=1)
+        row_of = np.minimum(np.concatenate(at), every.shape[1] - 1)
+        return jax.vmap(_rows)(every, jnp.asarray(row_of)[chosen])
+
+
+def _offer(
+    logits: Array, warped: Array, noise: Array, width: int, shared_noise: bool
+) -> tuple[Array, Array]:
+    """The children [B, M, width] of each parent, and the logarithms of their chances."""
+    score = sampling.scores(logits, warped, noise)
+    if shared_noise:
+        return sampling.top_k(jax.nn.log_softmax(score), width)
+    # By rank and not by token: a value must not depend on what was drawn.
+    ranked = jax.nn.log_softmax(sampling.scores(logits, warped, 0.0))
+    return sampling.top_k(ranked, width)[0], sampling.top_k(score, width)[1]
+
+
+def _take(x: Array, index: Array) -> Array:
+    return jnp.take_along_axis(x, index, axis=1)
+
+
+def _rows(x: Array, index: Array) -> Array:
+    return x[index]

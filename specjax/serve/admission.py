@@ -1,0 +1,275 @@
+"""From a `Request` to the numbers of a row, with every check before the request waits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from specjax._internal.checks import shown, whole
+from specjax.constraints import Grammar, constraints_of
+from specjax.drafters import AdaptiveDrafter, Drafter, MedusaAdapter, MedusaBank
+from specjax.generation import Call, Request, bad_word_ids, check, ends_of
+from specjax.models import LanguageModel
+from specjax.processors import Processors
+from specjax.proposers import Adaptive, FirstOf, NoProposer
+from specjax.serve.batch import Row
+from specjax.serve.several import PLAIN
+
+NONE = "none"
+"""The name of plain decoding among the drafters of an engine."""
+
+BOTH = "+"
+"""Stands between two drafters of a request."""
+
+_REFUSED = {
+    "drafter": "proposer= with the name of a drafter that the engine was made with",
+    "draft": "drafters= of the engine, with specjax.make_drafter(target, draft)",
+    "draft_dtype": "drafters= of the engine, with specjax.make_drafter(..., dtype=)",
+    "speculative_config": "proposer= and num_drafts=",
+    "documents": "a datastore among the drafters of the engine",
+    "rule": "nothing: an engine decodes with match, so that a text depends on its seed alone",
+    "logits_processor": "logit_bias=: a function would be compiled while others wait",
+}
+"""Fields of a request that an engine cannot honour, and what to pass instead."""
+
+_HONOURED = {
+    "prompts", "messages", "chat_template_kwargs", "proposer", "adapter", "num_drafts",
+    "max_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "min_new_tokens", "eos",
+    "seed", "stop", "logprobs", "constraint",
+}  # fmt: skip
+"""All other fields are refused unless they have their default: none is dropped silently."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A drafter of an engine."""
+
+    name: str
+    drafter: Drafter
+    adapters: tuple[str, ...]  # in the order of their slots; () if it has none
+
+
+def load_all(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Loaded, ...]:
+    """The drafters by name, each checked.
+
+    Raises:
+      ValueError: a name or a drafter that an engine cannot use.
+    """
+    loaded = []
+    for name, drafter in drafters.items():
+        if not isinstance(name, str) or not name or name == NONE or BOTH in name:
+            raise ValueError(
+                f"drafters has the name {shown(name)}; pass a text without {BOTH!r}, and not "
+                f"{NONE!r}, which is plain decoding"
+            )
+        if not isinstance(drafter, Drafter):
+            raise ValueError(
+                f"drafters[{name!r}] is a {type(drafter).__name__}; pass what make_drafter, "
+                "load_drafter or drafter_by_name returns"
+            )
+        proposer = drafter.proposer
+        if isinstance(drafter, AdaptiveDrafter) or isinstance(proposer, Adaptive | FirstOf):
+            raise ValueError(
+                f"drafters[{name!r}] chooses between drafters for a whole batch: pass its parts "
+                f"under names of their own, and name both in a request, as 'lookup{BOTH}draft'"
+            )
+        if proposer.shares_cache:
+            raise ValueError(
+                f"drafters[{name!r}] drafts in the target's cache and can only be used alone, "
+                "with generate: leave it out"
+            )
+        if isinstance(proposer, NoProposer):
+            raise ValueError(f"drafters[{name!r}] drafts nothing: leave it out; {NONE!r} is known")
+        drafter.check(target)
+        adapters: tuple[str, ...] = ()
+        if isinstance(drafter, MedusaBank):
+            adapters = tuple(drafter.adapters)
+        elif isinstance(drafter, MedusaAdapter):
+            adapters = (drafter.name,)
+        elif drafter.has_adapters:
+            raise ValueError(
+                f"drafters[{name!r}] arranges Medusa heads in another shape than their tree: pass "
+                "the heads, or a MedusaBank"
+            )
+        loaded.append(Loaded(name, drafter, adapters))
+    return tuple(loaded)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shop:
+    """What an engine offers: the checks of requests."""
+
+    target: LanguageModel
+    loaded: tuple[Loaded, ...]
+    room: int  # the most tokens of prompt and output
+    logprobs: int | None
+    num_eos: int  # the most ids that end a text
+    default: str | None  # the drafter of requests that name none; None: the first one
+    constraint_size: tuple[int, int] | None  # states and classes of an automaton; None: no room
+
+    def row(self, request: Request, index: int) -> tuple[Row, Call]:
+        """The numbers of a row, and the checked call of `generate` that gives the same text.
+
+        Raises:
+          ValueError: a field that cannot be used.
+        """
+        if not isinstance(request, Request):
+            raise ValueError(f"request is a {type(request).__name__}; pass a specjax.Request")
+        for field in dataclasses.fields(Request):
+            if field.name not in _HONOURED and getattr(request, field.name) is not field.default:
+                cure = _REFUSED.get(field.name, "it to generate")
+                raise ValueError(f"{field.name}= is not used by an engine: pass {cure}")
+        hosted = isinstance(request.constraint, Grammar)  # refused below, whatever the room
+        if request.constraint is not None and self.constraint_size is None and not hosted:
+            raise ValueError(
+                f"constraint={shown(request.constraint)}, and this engine has no room for one: "
+                "make it with constraint_size=(512, 256)"
+            )
+        index = whole("index", index, 0, 2**31 - 1, "a whole number, 0 or greater")
+        parts, adapter = self._parts(request.proposer, request.adapter)
+        most = min((part.drafter.proposer.max_depth for part in parts), default=0)
+        drafts = most
+        if request.num_drafts is not None:
+            named = f"{BOTH}".join(part.name for part in parts) or NONE
+            drafts = whole(
+                "num_drafts", request.num_drafts, 0, most,
+                f"a whole number in [0, {most}], since {named} drafts {most} tokens",
+            )  # fmt: skip
+        asks = {"proposer": NONE, "num_drafts": None, "adapter": None}
+        call = check(self.target, dataclasses.replace(request, **asks))
+        if len(call.lengths) != 1:
+            raise ValueError(
+                f"the request has {len(call.lengths)} prompts; submit each one on its own"
+            )
+        count = int(call.lengths[0])
+        self._check_length(count, call.new, parts)
+        if request.logprobs is not None and request.logprobs > (
+            -1 if self.logprobs is None else self.logprobs
+        ):
+            known = "none" if self.logprobs is None else f"at most {self.logprobs}"
+            raise ValueError(
+                f"logprobs={request.logprobs}, and this engine records {known}: make it with "
+                f"logprobs={request.logprobs}"
+            )
+        ends = call.eos[0][call.eos[0] >= 0]
+        if len(ends) > self.num_eos:
+            raise ValueError(f"eos has {len(ends)} ids; an engine takes at most {self.num_eos}")
+        eos = np.full((1, self.num_eos), -1, np.int32)
+        eos[0, : len(ends)] = ends
+        choice = [self.loaded.index(part) for part in parts]
+        choice += [PLAIN] * (2 - len(choice))
+        row = Row(
+            tokens=call.prompt[0, :count],
+            limit=count + call.new,
+            num_drafts=drafts,
+            sampling=jax.tree.map(np.asarray, call.sampling),
+            seed=int(call.seeds[0][0]),
+            index=index,
+            processors=self._processors(request, call.new),
+            eos=eos,
+            choice=(choice[0], choice[1]),
+            adapter=adapter,
+        )
+        return row, call
+
+    def _check_length(self, count: int, new: int, parts: list[Loaded]) -> None:
+        rooms = [(self.room, "a slot of this engine")]
+        for part in parts:
+            if part.drafter.reader is not None:
+                most = part.drafter.reader.model.max_positions
+                rooms.append((most, f"the draft of {part.name!r}"))
+        room, who = min(rooms)
+        if count + new > room:
+            cure = f"pass max_new_tokens={room - count} or less" if count < room else "shorten it"
+            raise ValueError(
+                f"the prompt has {count} tokens, and max_new_tokens={new} make {count + new}, but "
+                f"{who} holds {room}: {cure}"
+            )
+
+    def _parts(self, names: object, adapter: object) -> tuple[list[Loaded], int]:
+        """The drafters of a request, and the slot of its adapter."""
+        known = {part.name: part for part in self.loaded}
+        if names is None:
+            names = self._usual(adapter)
+        if names is None:
+            parts = list(self.loaded[:1])
+        elif names == NONE:
+            parts = []
+        else:
+            words = names.split(BOTH) if isinstance(names, str) else []
+            if (
+                not 1 <= len(words) <= 2
+                or not set(words) <= set(known)
+                or len(set(words)) < len(words)
+            ):
+                listed = ", ".join([NONE, *known])
+                raise ValueError(
+                    f"proposer={shown(names)} is none of the drafters of this engine: pass one of "
+                    f"{listed}, or two of them as first{BOTH}second"
+                )
+            parts = [known[word] for word in words]
+        banks = [part for part in parts if part.adapters]
+        if adapter is None:
+            several = [part for part in banks if len(part.adapters) > 1]
+            if several:
+                raise ValueError(
+                    f"the drafter {several[0].name!r} has several adapters: pass adapter= with one "
+                    f"of {', '.join(several[0].adapters)}"
+                )
+            return parts, 0 if banks else -1
+        owners = [part for part in banks if adapter in part.adapters]
+        if not owners:
+            offered = [name for part in banks for name in part.adapters]
+            have = f"they have {', '.join(offered)}" if offered else "they have none"
+            others = [f"{part.name!r} has {', '.join(part.adapters)}"
+                      for part in self.loaded if part.adapters and part not in parts]  # fmt: skip
+            have = "; ".join([have, *others])
+            raise ValueError(
+                f"there is no adapter {shown(adapter)} in the drafters of this request; {have}"
+            )
+        return parts, owners[0].adapters.index(str(adapter))
+
+    def _usual(self, adapter: object) -> str | None:
+        """The drafters of a request that names none: those by default, or the one that has the
+        adapter which the request names."""
+        known = {part.name: part for part in self.loaded}
+        usual = self.default.split(BOTH) if self.default else list(known)[:1]
+        if adapter is not None and not any(
+            name in known and adapter in known[name].adapters for name in usual
+        ):
+            owners = [part.name for part in self.loaded if adapter in part.adapters]
+            return owners[0] if owners else self.default
+        return self.default
+
+    def _processors(self, request: Request, new: int) -> Processors | None:
+        target = self.target
+        ends = ends_of(target, request.eos, 1)
+        made = Processors.create(
+            1,
+            target.model.vocab_size,
+            repetition_penalty=target.settings(repetition_penalty=request.repetition_penalty)[
+                "repetition_penalty"
+            ],
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            logit_bias=request.logit_bias,
+            bad_words=bad_word_ids(target, request.bad_words, ends),
+            min_new_tokens=request.min_new_tokens,
+            constraint=constraints_of(target, request.constraint, ends, new),
+            constraint_size=self.constraint_size,
+            every=True,
+        )
+        assert made is not None
+        usual = Processors.create(1, target.model.vocab_size, every=True)
+        assert usual is not None and made.phrases is not None and usual.phrases is not None
+        if made.phrases.shape != usual.phrases.shape:
+            _, most, length = usual.phrases.shape
+            raise ValueError(
+                f"bad_words has more than {most} phrases, or one of more than {length} tokens: an "
+                "engine takes no more (words of one token do not count)"
+            )
+        return made

@@ -1,0 +1,324 @@
+"""The compiled programs of an engine, and the batch that they work on.
+
+    read        a chunk of a prompt, into a row of its own
+    begin       that row as a state of the decoder
+    insert      the row, into a slot of the batch
+    run         a few steps of the batch
+    peek        what is new in every slot, as one small array for the host
+    copy        the first tokens of a slot, as a row to read on from
+
+Every program has one shape (`read` has one for each width), and all of them run once when the
+engine starts.  So nothing is compiled while requests wait.
+
+On a mesh the batch is split by row and its caches by head, too, as in `generate`.  A row of its own
+is held by all devices, and split by head only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import time
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.contract import Arrays
+from specjax.decoding import Decoder, Logprobs, begin
+from specjax.parallel import device_bytes, devices_of, require, row_parts
+from specjax.processors import Processors
+from specjax.proposers import MedusaSource
+from specjax.sampling import Sampling, make_key
+from specjax.serve.places import Places
+from specjax.serve.reading import Reader, Reading, passes, widths
+from specjax.serve.several import PLAIN, Begun, Several, SeveralState
+from specjax.types import DecodeState, Params, Stats
+
+MOST_STEPS = 32
+"""The most steps of a turn."""
+
+_EMPTY_TURNS = 9
+"""So many are timed."""
+
+_COUNTS = len(dataclasses.fields(Stats))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Row:
+    """What `begin` needs of a request: numbers, all of them data of one program."""
+
+    tokens: np.ndarray  # [n] int32, the prompt
+    limit: int  # of prompt and output
+    num_drafts: int
+    sampling: Sampling  # [1]
+    seed: int
+    index: int  # is folded into the key
+    processors: Processors | None  # [1]
+    eos: np.ndarray  # [1, ids] int32
+    choice: tuple[int, int]  # as in `SeveralState`
+    adapter: int  # of a part with Medusa heads; -1 without one
+
+    @property
+    def uses(self) -> frozenset[int]:
+        """The parts that this row drafts with."""
+        return frozenset(self.choice) - {PLAIN}
+
+
+@dataclasses.dataclass(frozen=True)
+class News:
+    """What `peek` says about one slot."""
+
+    length: int
+    done: bool
+    tokens: list[int]
+    origin: list[int]
+    counts: tuple[int, ...]  # the fields of `Stats`, in their order
+
+
+class Device:
+    """The arrays of an engine and its programs.  One thread uses it."""
+
+    def __init__(self, decoder: Decoder, params: Params, slots: int, chunk: int) -> None:
+        several = decoder.proposer
+        assert isinstance(several, Several)
+        self.decoder, self.params, self.slots, self.chunk = decoder, params, slots, chunk
+        self.several = several
+        self._reader = Reader(decoder.target, several, decoder.capacity)
+        self._places = Places.of(params)
+        self._empty = jax.jit(lambda params: self._places.reading(self._reader.empty(params)))
+        self._read = jax.jit(self._read_on, donate_argnums=1)
+        self._begin = jax.jit(self._begun)
+        self._peek = jax.jit(functools.partial(_peek, MOST_STEPS * (several.max_depth + 1)))
+        self._recorded = jax.jit(_recorded)
+        self._copy = jax.jit(self._copied)
+        self._end = jax.jit(lambda done, ended: self._places.rows(done | ended))
+        self._tile = jax.jit(lambda row: self._places.batch(_tiled(slots, row)))
+        self.state: DecodeState | None = None
+        self.turn_seconds = 0.0  # of a turn without a step: what its programs cost to start
+
+    @functools.cached_property
+    def copies(self) -> bool:
+        """Can the first tokens of a slot be copied instead of read again?"""
+        return self._reader.copies(jax.eval_shape(self._reader.empty, self.params).cache)
+
+    def start(self, row: Row) -> None:
+        """Make the batch, and compile every program, with `row` as an example of a request."""
+        reading = self.empty()
+        for width in widths(self.chunk):
+            reading = self.read(reading, np.zeros(width, np.int32), 0, width, frozenset())
+        one = self.begin(reading, row)
+        self.state = self._tile(one)
+        if self.copies:
+            self.copy(0, 0)
+        # Twice on a mesh: XLA may write the shardings of its first results in another way.
+        for _ in range(1 if self._places.mesh is None else 2):
+            self.insert(0, one)
+            self.end(np.ones(self.slots, bool))
+            self.run(1)
+        nothing = np.zeros(self.slots, np.int32)
+        self.peek(nothing, nothing)
+        self.recorded(0)
+        taken = []
+        for _ in range(_EMPTY_TURNS):
+            began = time.perf_counter()
+            self.run(1)  # all rows are done
+            self.peek(nothing, nothing)
+            taken.append(time.perf_counter() - began)
+        self.turn_seconds = statistics.median(taken)
+
+    def empty(self) -> Reading:
+        return self._empty(self.params)
+
+    def read(
+        self, reading: Reading, tokens: np.ndarray, start: int, width: int, uses: frozenset[int]
+    ) -> Reading:
+        """One pass over `tokens`, of which the first is at `start`, padded to `width`."""
+        padded = np.zeros((1, width), np.int32)
+        padded[0, : len(tokens)] = tokens
+        at = np.int32(start), np.int32(len(tokens))
+        return self._read(self.params, reading, padded, *at, self._flags(uses))
+
+    def copy(self, slot: int, count: int) -> Reading:
+        """The first `count` tokens of the prompt of a slot, as a row to read on from."""
+        assert self.state is not None
+        own = self.state.proposer.own
+        return self._copy(self.state.cache, own, np.int32(slot), np.int32(count))
+
+    def begin(self, reading: Reading, row: Row) -> DecodeState:
+        """The state of a row whose prompt is read."""
+        return self._begin(self.params, reading, *self._inputs(row))
+
+    def check_memory(self, row: Row) -> None:
+        """Refuse a batch that cannot fit, before anything is compiled.
+
+        The bytes needed are those of the batch, of a row outside of it and of the prompt that is
+        read next, and of the logits of one step.  The parameters are already allocated.
+
+        Args:
+          row: an example of a request.
+
+        Raises:
+          ValueError: with the bytes that are needed on a device, the bytes free, and the cure.
+        """
+        # The programs reuse these traces.
+        reading = self._empty.eval_shape(self.params)
+        one = self._begin.eval_shape(self.params, reading, *self._inputs(row))
+        batch = self._tile.eval_shape(one)
+        mesh, several = self._places.mesh, self.several
+        logits = self.slots * several.num_nodes * self.decoder.target.vocab_size * 4
+        logits //= 1 if mesh is None else mesh.size if self._places.target else row_parts(mesh)
+        needed = device_bytes(batch, mesh) + device_bytes((one, reading), None) + logits
+        what = f"{self.slots} slots with a capacity of {self.decoder.capacity} tokens"
+        cure = (
+            "make the engine with fewer slots=, a smaller capacity= or fewer drafters, load the "
+            "models in bfloat16, or split them over several devices with mesh="
+        )
+        require(needed, devices_of(self.params.target), what, cure)
+
+    def _inputs(self, row: Row) -> tuple[Any, ...]:
+        prompt = np.zeros((1, self.decoder.capacity), np.int32)
+        prompt[0, : len(row.tokens)] = row.tokens
+        numbers = (len(row.tokens), row.limit, row.num_drafts, row.index, row.adapter)
+        return (
+            prompt,
+            np.array(numbers, np.int32),
+            np.uint32(row.seed),
+            np.array([row.choice], np.int32),
+            (row.sampling, row.processors, row.eos),
+        )
+
+    def insert(self, slot: int, row: DecodeState) -> None:
+        assert self.state is not None
+        # The caches of a row name its own sharding, and those of the batch another one.
+        alike = jax.tree.unflatten(jax.tree.structure(self.state), jax.tree.leaves(row))
+        self.state = self.decoder.insert(self.state, slot, alike)
+
+    def end(self, ended: np.ndarray) -> None:
+        """Stop the rows where `ended` [slots] is True."""
+        assert self.state is not None
+        self.state = dataclasses.replace(self.state, done=self._end(self.state.done, ended))
+
+    def run(self, steps: int) -> None:
+        assert self.state is not None
+        self.state = self.decoder.run(self.params, self.state, steps)
+
+    def peek(self, length: np.ndarray, written: np.ndarray) -> list[News]:
+        """What is new in each slot since it had so many tokens, of which so many were new.
+
+        It waits until the device has finished.
+        """
+        state = self.state
+        assert state is not None
+        packed = self._peek(
+            (state.tokens, state.length, state.done, state.stats, state.proposer), length, written
+        )
+        news = []
+        for before, line in zip(length.tolist(), np.asarray(packed).tolist(), strict=True):
+            counts, (now, done), window = line[:_COUNTS], line[_COUNTS:][:2], line[_COUNTS + 2 :]
+            new, half = now - before, len(window) // 2
+            tokens, origin = window[:half][:new], window[half:][:new]
+            news.append(News(now, bool(done), tokens, origin, tuple(counts)))
+        return news
+
+    def recorded(self, slot: int) -> Logprobs | None:
+        """The log-probabilities of every token of a slot, on the host; None: they are not kept."""
+        assert self.state is not None
+        if self.state.logprobs is None:
+            return None
+        return jax.device_get(self._recorded(self.state.logprobs, np.int32(slot)))
+
+    def compiled(self) -> int:
+        """How many programs were compiled for this engine so far, those of `run` excepted."""
+        programs = (
+            self._empty, self._read, self._begin, self._peek, self._recorded, self._copy,
+            self._end, self._tile,
+        )  # fmt: skip
+        return sum(cast(Any, program)._cache_size() for program in programs)
+
+    def _flags(self, uses: frozenset[int]) -> np.ndarray:
+        return np.array([n in uses for n in range(len(self.several.parts))], bool)
+
+    def _copied(self, cache: Arrays, own: tuple[Arrays, ...], slot: Array, count: Array) -> Reading:
+        def cut(x: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, slot, 1, axis=0)
+
+        first = self._reader.first(jax.tree.map(cut, cache), jax.tree.map(cut, own), count)
+        return self._places.reading(first)
+
+    def _read_on(self, params: Params, reading: Reading, *chunk: Array) -> Reading:
+        return self._places.reading(self._reader.read(params, reading, *chunk))
+
+    def _begun(
+        self,
+        params: Params,
+        reading: Reading,
+        prompt: Array,
+        numbers: Array,
+        seed: Array,
+        choice: Array,
+        settings: tuple[Sampling, Processors | None, Array],
+    ) -> DecodeState:
+        length, limit, num_drafts, index, adapter = numbers
+        sampling, processors, eos = settings
+        wanted = jnp.array([(choice == n).any() for n in range(len(self.several.parts))], bool)
+        own = self._reader.finish(params, reading, prompt, length - 1, wanted)
+        own = tuple(
+            dataclasses.replace(part, adapter=adapter[None]) if kind is MedusaSource else part
+            for part, kind in zip(own, self._reader.kinds, strict=True)
+        )
+        several = self.several.state(own, 1, self.decoder.capacity)
+        several = dataclasses.replace(several, choice=choice)
+        state = begin(
+            dataclasses.replace(self.decoder, proposer=Begun.of(self.several)),
+            reading.cache,
+            [jnp.zeros((1, 1, 1)), None],
+            several,
+            prompt,
+            length[None],
+            limit=limit[None],
+            num_drafts=num_drafts[None],
+            sampling=sampling,
+            key=jax.random.fold_in(make_key(seed), index)[None],
+            processors=processors,
+            eos=eos,
+        )
+        return self._places.row(state)
+
+
+def prompt_passes(start: int, tokens: np.ndarray, chunk: int) -> list[tuple[int, np.ndarray, int]]:
+    """The passes over a prompt from `start` on, without its last token: start, tokens, width."""
+    return [
+        (at, tokens[at : at + count], width)
+        for at, count, width in passes(start, len(tokens) - 1, chunk)
+    ]
+
+
+def _tiled(slots: int, row: DecodeState) -> DecodeState:
+    """A batch of copies of `row`, all of which are done."""
+    state = jax.tree.map(lambda x: x[jnp.zeros(slots, jnp.int32)], row)
+    return dataclasses.replace(state, done=jnp.ones(slots, bool))
+
+
+def _peek(
+    window: int,
+    state: tuple[Array, Array, Array, Stats, SeveralState],
+    length: Array,
+    written: Array,
+) -> Array:
+    tokens, now, done, stats, several = state
+
+    def cut(buffer: Array, start: Array) -> Array:
+        at = jnp.minimum(start[:, None] + jnp.arange(window), buffer.shape[1] - 1)
+        return jnp.take_along_axis(buffer, at, axis=1)
+
+    numbers = jnp.stack([*jax.tree.leaves(stats), now, done.astype(jnp.int32)], axis=1)
+    news = [numbers, cut(tokens, length), cut(several.origin, written)]
+    return jnp.concatenate(news, axis=1)
+
+
+def _recorded(logprobs: Logprobs | None, slot: Array) -> Logprobs | None:
+    return jax.tree.map(lambda leaf: leaf[slot], logprobs)

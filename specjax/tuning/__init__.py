@@ -1,0 +1,21 @@
+"""What speculation costs on this device, measured; plans of what to use."""
+
+from specjax.tuning.calibrate import Learned, OptionClock, option_seconds, seconds_of
+from specjax.tuning.costs import step_costs, step_seconds
+from specjax.tuning.plan import Candidate, Plan, Tree, about, fastest_tree, read_plan, saved_plan
+
+__all__ = [
+    "Candidate",
+    "Learned",
+    "OptionClock",
+    "Plan",
+    "Tree",
+    "about",
+    "fastest_tree",
+    "option_seconds",
+    "read_plan",
+    "saved_plan",
+    "seconds_of",
+    "step_costs",
+    "step_seconds",
+]

@@ -1,0 +1,253 @@
+"""`Plan`: what `specjax.tune` measured, as a table, and as a file that later calls read."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from specjax import kernels
+from specjax._internal.paths import cache_folder
+from specjax.decoding import Decoder
+from specjax.drafters import Drafter, cost_aware
+from specjax.proposers import Adaptive
+from specjax.tuning.calibrate import Learned
+
+_MARGIN = 0.05
+
+_LEAD = 0.03
+"""A drafter with a program of its own has to be so much faster than `auto` and plain decoding:
+those choose anew in every step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A way to decode the prompts."""
+
+    name: str
+    tokens_per_pass: float
+    predicted: float | None  # tokens/s, by the seconds of its steps
+    measured: float | None  # tokens/s; None if other processes disturbed every sample
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """A drafter of trees, so that it can be found and made again, without its weights."""
+
+    name: str  # as in `Plan.candidates`
+    structure: str  # of the drafter as it was passed to `tune`
+    # The seconds of a step by the number of nodes, ascending, for `cost_aware`; None: as it is.
+    seconds: tuple[tuple[int, float], ...] | None
+
+    @classmethod
+    def of(cls, drafter: Drafter, seconds: dict[int, float] | None = None) -> Tree:
+        """Of a drafter, or with `seconds` of what `cost_aware` makes of it."""
+        name = f"{type(drafter.proposer).__name__} of {drafter.name}"
+        pairs = None if seconds is None else tuple(seconds.items())
+        name = name if seconds is None else f"cost-aware {name}"
+        return cls(name, _digest(drafter.proposer), pairs)
+
+    def made_from(self, drafter: Drafter) -> Drafter | None:
+        """The drafter that was measured; None if that was made from another one."""
+        proposer = drafter.proposer
+        if _digest(proposer) != self.structure:
+            return None
+        if self.seconds is None:
+            return drafter
+        if not proposer.estimates or self.seconds[-1][0] != proposer.num_nodes:
+            return None
+        return cost_aware(drafter, dict(self.seconds))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The seconds of a step with each option, and what they and the prompts say."""
+
+    about: dict[str, Any]  # the models' structures, device, versions, rows; the key of the file
+    seconds: tuple[float, ...]  # of a step with each of `Adaptive.options`
+    prior: tuple[float, float]  # acceptance rates of lookup and drafter
+    candidates: tuple[Candidate, ...]  # plain decoding first, then the others, "auto" last
+    tree: Tree | None = None  # what "auto" stands for where the same drafter is passed
+
+    @property
+    def best(self) -> Candidate:
+        """The fastest by measurement, or by prediction where nothing was measured."""
+        return max(self.candidates, key=lambda one: one.measured or one.predicted or 0.0)
+
+    def fixed(self) -> tuple[str, int]:
+        """The option, as in `Adaptive.options`, that is fastest where every step has its width.
+
+        An engine is such a place: its passes have one width, also for rows without drafts.  If
+        drafts gain less than `_MARGIN`, it is plain decoding, since estimates err.
+        """
+        options = [(str(name), int(depth)) for name, depth in self.about["options"]]
+        speeds = [
+            one.tokens_per_pass / seconds
+            for one, seconds in zip(self.candidates, self.seconds, strict=False)
+        ]
+        best = max(range(len(options)), key=speeds.__getitem__)
+        return options[best] if speeds[best] > (1 + _MARGIN) * speeds[0] else options[0]
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Where `save` writes it."""
+        text = json.dumps(self.about, sort_keys=True)
+        return cache_folder("plans") / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+    def save(self) -> pathlib.Path:
+        """Write it to the cache directory, where calls of `generate` on this device find it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+        partial = self.path.with_suffix(f".{os.getpid()}")
+        partial.write_text(whole)
+        partial.replace(self.path)
+        return self.path
+
+    def __str__(self) -> str:
+        """A table, and what to do."""
+        plain = self.candidates[0].measured
+        wide = max(28, *(len(one.name) for one in self.candidates))
+        lines = [
+            f"{'':<{wide}} tokens a pass  predicted   measured      off  speed-up",
+        ]
+        for one in self.candidates:
+            off = gain = ""
+            if one.predicted and one.measured:
+                off = f"{100 * (one.predicted / one.measured - 1):+.0f} %"
+            if one.measured and plain:
+                gain = f"{one.measured / plain:.2f} x"
+            predicted, measured = (
+                "" if rate is None else f"{rate:.0f}" for rate in (one.predicted, one.measured)
+            )
+            lines.append(
+                f"{one.name:<{wide}} {one.tokens_per_pass:>13.2f} {predicted:>10} {measured:>10} "
+                f"{off:>8} {gain:>9}"
+            )
+        if any(one.measured is None for one in self.candidates):
+            lines.append("(where no speed is measured, other processes disturbed every sample)")
+        head = "tokens/s of all rows".rjust(wide + 28)
+        return "\n".join([head, *lines, "", self.advice()])
+
+    def advice(self) -> str:
+        """One sentence: what to pass to `generate`."""
+        plain, best = self.candidates[0], self.best
+        if self.tree is not None:
+            return (
+                f'The fastest is {self.tree.name}. proposer="auto" with the same drafter decodes '
+                "with it."
+            )
+        if best.name == plain.name:
+            return (
+                "Nothing was faster than plain decoding here: leave the draft out, or train one "
+                '(specjax train distill). proposer="auto" will not draft on such texts.'
+            )
+        others = self.candidates[len(self.seconds) : -1]
+        if self.seconds and best in others:
+            return (
+                f'The fastest is {best.name}, and proposer="auto" does not take it: it takes '
+                f"trees of the first of the drafters only, if they are {100 * _LEAD:.0f} % faster. "
+                "Pass this drafter as drafter= without proposer=."
+            )
+        return f'The fastest is {best.name}. proposer="auto" starts from these figures.'
+
+
+def about(decoder: Decoder, rows: int, samples: bool) -> dict[str, Any]:
+    """What the seconds of a step depend on, without the weights."""
+    assert isinstance(decoder.proposer, Adaptive)
+    device = jax.devices()[0]
+    return {
+        "structure": _digest((decoder.target, decoder.proposer)),
+        "options": [list(option) for option in decoder.proposer.options],
+        "rows": 1 << (rows - 1).bit_length(),
+        "samples": samples,
+        "device": f"{device.platform} {device.device_kind}",
+        "cores": os.cpu_count(),
+        "jax": jax.__version__,
+        "kernels": device.platform == "cpu" and kernels.usable(),
+    }
+
+
+def _digest(structure: object) -> str:
+    return hashlib.sha256(repr(structure).encode()).hexdigest()
+
+
+def fastest_tree(
+    plain: Candidate, auto: Candidate, trees: Sequence[tuple[Tree, Candidate]]
+) -> Tree | None:
+    """The fastest of these trees, if it is faster by `_LEAD` than "auto" and plain decoding.
+
+    Where a speed is not measured, nothing is taken instead of "auto".
+    """
+    if plain.measured is None or auto.measured is None:
+        return None
+    known = [(one.measured, tree) for tree, one in trees if one.measured is not None]
+    least = (1 + _LEAD) * max(plain.measured, auto.measured)
+    speed, tree = max(known, key=lambda pair: pair[0], default=(0.0, None))
+    return tree if speed > least else None
+
+
+def saved_plan(about: dict[str, Any]) -> Plan | None:
+    """The saved plan for the same structure, device and versions, or None.
+
+    A file that is damaged is told once, and counts as none: the plan is made anew.
+    """
+    path = Plan(about, (), (0.0, 0.0), ()).path
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text())
+        seconds, prior = (np.array(found[name], float) for name in ("seconds", "prior"))
+        fits = found["about"] == about and len(seconds) == len(about["options"])
+        if not fits or prior.shape != (2,) or not (np.isfinite(seconds) & (seconds > 0)).all():
+            raise ValueError("its figures are not those of this model")
+        candidates = tuple(Candidate(**one) for one in found["candidates"])
+        tree = _tree_of(found.get("tree"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        told = f"the plan {path} cannot be used ({error}); a new one is made"
+        if told not in _told:  # one call may look for the plan more than once
+            _told.add(told)
+            warnings.warn(told, stacklevel=2)
+        return None
+    rates = float(prior[0]), float(prior[1])
+    return Plan(about, tuple(seconds.tolist()), rates, candidates, tree)
+
+
+_told: set[str] = set()
+
+
+def _tree_of(found: Any) -> Tree | None:
+    """The tree of a saved plan; a plan of an earlier version has none.
+
+    Raises:
+      ValueError, TypeError: it is damaged.
+    """
+    if found is None:
+        return None
+    tree = Tree(**found)
+    seconds = tree.seconds
+    if seconds is not None:
+        seconds = tuple((int(nodes), float(cost)) for nodes, cost in seconds)
+        nodes = [each for each, _ in seconds]
+        costs = np.array([cost for _, cost in seconds])
+        ascending = nodes == sorted(set(nodes)) and nodes[:1] > [0]
+        if not ascending or not (np.isfinite(costs) & (costs > 0)).all():
+            raise ValueError("the seconds of its tree cannot be")
+    if not isinstance(tree.name, str) or not isinstance(tree.structure, str):
+        raise ValueError("its tree has no name or no structure")
+    return dataclasses.replace(tree, seconds=seconds)
+
+
+def read_plan(about: dict[str, Any]) -> Learned | None:
+    """What decoding starts with by a saved plan, or None."""
+    plan = saved_plan(about)
+    if plan is None:
+        return None
+    return Learned(np.array(plan.seconds), np.array(plan.prior), 0.0, judged=np.full(2, np.inf))
