@@ -13,11 +13,12 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).parent.parent / "specjax"
 
-_FILES = ("logprobs", "metrics", "plot", "processors", "sampling", "tree", "types")
+_FILES = ("plot", "processors", "sampling", "tree", "types")
 """Rooms that are files and have names for users; other files serve the library itself."""
 
-_INTERNAL = ("specjax.cli", "specjax.flags")
-"""Rooms of the command line, which `specjax <command> --help` documents."""
+_INTERNAL = ("specjax._internal", "specjax.cli", "specjax.flags")
+"""What serves the library itself, and the command line, which `specjax <command> --help`
+documents."""
 
 
 def public(module: str) -> list[str]:

@@ -24,8 +24,7 @@ import coverage
 ROOT = pathlib.Path(__file__).parents[1]
 DATA = ROOT / ".coverage"
 ROOMS = (
-    "decoding", "verification", "emission", "given", "prefilling", "guided", "rules", "caches",
-    "proposers", "sampling", "tree", "processors", "automata", "constraints",
+    "decoding", "rules", "caches", "proposers", "sampling", "tree", "processors", "constraints",
 )  # fmt: skip
 """Files and folders of specjax/."""
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import pathlib
 import re
 
-_ROOT = pathlib.Path(__file__).parent.parent
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 def install(extra: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 
-_HOME = pathlib.Path(__file__).parent
+_HOME = pathlib.Path(__file__).parents[1]
 
 
 def cache_folder(name: str) -> pathlib.Path:

@@ -27,7 +27,8 @@ CHUNK = 512
 def empty_cache(model: Model, rows: int, text: int, ahead: int) -> Cache:
     """A cache of `model` for texts of up to `text` tokens, with room for `ahead` staged tokens.
 
-    A layer with sliding-window attention may keep only its window: see `specjax.caches.sliding_window`.
+    A layer with sliding-window attention may keep only its window: see
+    `specjax.caches.sliding_window`.
     """
     cache = model.init_cache(rows, text + ahead)
     # CHUNK and not the width of this prompt, so that rows with any prompts fit into one batch.

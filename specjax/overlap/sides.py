@@ -37,7 +37,7 @@ from specjax.types import (
 
 @runtime_checkable
 class DecoderLike(Protocol):
-    """What is used here of `specjax.decoding.decoder.Decoder`, whose module imports this package."""
+    """The fields and methods of `specjax.Decoder` that this room uses."""
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 

@@ -93,7 +93,7 @@ def test_the_reference_has_every_public_name_once(monkeypatch):
             assert reference.settled(f"{module}.{name}") in shown, (module, name)
     assert shown["specjax.generation.run.generate"] == "index"
     (overlapped,) = (page for name, page in shown.items() if name.endswith(".Overlapped"))
-    assert overlapped == "parallel"
+    assert overlapped == "overlap"
 
 
 def test_what_the_front_exports_is_documented():

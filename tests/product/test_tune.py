@@ -41,7 +41,7 @@ def draft():
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / "cache"))
-    sys.modules["specjax.generate"]._compiled.clear()
+    sys.modules["specjax.generation.run"]._compiled.clear()
     return tmp_path / "cache" / "plans"
 
 
@@ -64,7 +64,7 @@ def test_a_plan_is_told_and_saved_and_read(target, draft, cache, monkeypatch):
     saved = json.loads(plan.path.read_text())
     assert saved["about"]["jax"] and saved["seconds"] == list(plan.seconds)
 
-    module = sys.modules["specjax.generate"]
+    module = sys.modules["specjax.generation.run"]
     module._compiled.clear()
     monkeypatch.setattr(module, "option_seconds", None)  # nothing is measured now
     out = specjax.generate(target, PROMPTS[:1], draft=draft, max_new_tokens=12)
