@@ -17,7 +17,7 @@ from specjax.decoding.decoder import Decoder
 from specjax.drafters import PublishedDrafter
 from specjax.models import Rope
 from specjax.models.medusa import MedusaHeads
-from specjax.parallel import beside, lay, make_mesh
+from specjax.parallel import make_mesh, replicate, shard_params
 from specjax.proposers import (
     DatastoreParams,
     DraftSource,
@@ -101,7 +101,7 @@ class Case:
 
     def on(self, mesh: Any) -> Params:
         """The arrays on a mesh, laid out as `specjax.load` and `pair` do it."""
-        target = lay(self.decoder.target, self.params.target, mesh)
+        target = shard_params(self.decoder.target, self.params.target, mesh)
         if self.drafter is not None:
             model = specjax.LanguageModel(self.decoder.target, target)
             return Params(target, self.drafter.arrays(model, ROWS))
@@ -114,11 +114,12 @@ class Case:
                 return target
             if isinstance(source, TranslatedSource):
                 return TranslatedParams(
-                    lay(source.model, params.model, mesh), beside(params.translation, mesh)
+                    shard_params(source.model, params.model, mesh),
+                    replicate(params.translation, mesh),
                 )
             if isinstance(source, DraftSource) and self.split_draft:
-                return lay(source.model, params, mesh)
-            return beside(params, mesh)
+                return shard_params(source.model, params, mesh)
+            return replicate(params, mesh)
 
         return Params(target, place(self.decoder.proposer, self.params.proposer))
 

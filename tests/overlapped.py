@@ -32,7 +32,7 @@ import specjax
 from specjax.cli import main as command
 from specjax.overlap import Overlapped
 from specjax.overlap.outcomes import hit_rate
-from specjax.parallel import lay, make_mesh
+from specjax.parallel import make_mesh, shard_params
 
 DEFAULT = (
     ("draft tree", "match", "1 + 3"),
@@ -74,7 +74,7 @@ def check(case, rule, name):
     params = toys.params(case)
     if case.startswith("draft") and draft_mesh.shape["model"] > 1:  # and not copied onto each
         source = made.decoder.proposer.source
-        params = params.replace(proposer=lay(source.model, params.proposer, draft_mesh))
+        params = params.replace(proposer=shard_params(source.model, params.proposer, draft_mesh))
     params = made.place(params)
 
     # The same key gives the same tokens, and the same figures: every proposal is the same.

@@ -29,7 +29,15 @@ from specjax.decoding.commit import count, emit, record, write
 from specjax.decoding.inputs import check_fit, check_function, check_given, check_slot
 from specjax.decoding.prefill import eos_of_rows, start
 from specjax.decoding.verify import Verification, verify_narrowly
-from specjax.parallel import check_memory, hold, is_split, layout, mesh_of, row_parts, to_host
+from specjax.parallel import (
+    check_memory,
+    constrain_like,
+    is_split,
+    layout,
+    mesh_of,
+    row_parts,
+    to_host,
+)
 from specjax.processors import (
     LogitsProcessor,
     Processors,
@@ -386,14 +394,14 @@ def _run(
         return (carry[0] < max_steps) & ~carry[1].done.all()
 
     def body(carry: tuple[Array, DecodeState]) -> tuple[Array, DecodeState]:
-        return carry[0] + 1, hold(decoder.step(params, carry[1])[0], layout)
+        return carry[0] + 1, constrain_like(decoder.step(params, carry[1])[0], layout)
 
-    return hold(jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1], layout)
+    return constrain_like(jax.lax.while_loop(go_on, body, (jnp.int32(0), state))[1], layout)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _insert(layout: _Layout, state: DecodeState, slot: Array, row: DecodeState) -> DecodeState:
-    return hold(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
+    return constrain_like(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
 
 
 def _at(x: Array, index: Array) -> Array:

@@ -26,7 +26,7 @@ from specjax._internal.bit_masks import words_of
 from specjax._internal.jit_cache import programs
 from specjax.constraints import Matcher, Matchers
 from specjax.decoding.decoder import Decoder
-from specjax.parallel import hold, layout, to_host
+from specjax.parallel import constrain_like, layout, to_host
 from specjax.processors import Processors
 from specjax.types import DecodeState, Params, Proposal
 
@@ -111,7 +111,7 @@ def _propose(
     decoder: Decoder, layout: _Layout, params: Params, state: DecodeState
 ) -> tuple[Proposal, DecodeState]:
     proposal, state = decoder.propose(params, state)
-    return proposal, hold(state, layout)
+    return proposal, constrain_like(state, layout)
 
 
 @programs(static=2, shape=_kind, donate=(3,))
@@ -133,6 +133,6 @@ def _verify(
     processors = None
     if state.processors is not None:
         processors = dataclasses.replace(after.processors, masks=None)
-    after = hold(dataclasses.replace(after, processors=processors), layout)
+    after = constrain_like(dataclasses.replace(after, processors=processors), layout)
     # Copies, since the next program reuses the buffers of the state.
     return after, (info.tokens, info.count, after.done | False)

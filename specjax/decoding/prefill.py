@@ -16,7 +16,7 @@ from specjax._internal.jit_cache import programs
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Cache, Model, Proposer, Rule
 from specjax.decoding.logprobs import Logprobs
-from specjax.parallel import spread
+from specjax.parallel import shard_state
 from specjax.processors import LogitsProcessor, Processors
 from specjax.sampling import Sampling
 from specjax.types import ABSENT, Arrays, Block, DecodeState, Params, Stats
@@ -110,11 +110,15 @@ def _read_prompts(
       differently.
     """
     (sizes, taps), (mesh, split) = shape, placed
-    prompt = spread(prompt, mesh, False)
+    prompt = shard_state(prompt, mesh, False)
     # The slots after the committed ones are for a staged proposal, or for the padded prompt.
-    cache = spread(empty_cache(target, len(prompt), *sizes), mesh, split)
+    cache = shard_state(empty_cache(target, len(prompt), *sizes), mesh, split)
     hidden, features, cache = read_prompt(target, params, prompt, prompt_length - 1, cache, taps)
-    return spread(hidden, mesh, False), spread(features, mesh, False), spread(cache, mesh, split)
+    return (
+        shard_state(hidden, mesh, False),
+        shard_state(features, mesh, False),
+        shard_state(cache, mesh, split),
+    )
 
 
 def begin(
@@ -186,7 +190,7 @@ def _begin(
     assert hidden is not None
     rows, width = prompt.shape
     mesh, split_target, split_proposer = placed
-    prompt = spread(prompt, mesh, False)
+    prompt = shard_state(prompt, mesh, False)
     tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
     zero = jnp.zeros(rows, jnp.int32)
     counted, size = decoder.logits_processor is not None, decoder.target.vocab_size
@@ -210,8 +214,8 @@ def _begin(
         logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
         stats=Stats(zero, zero, zero, zero, zero),
     )
-    documents = None if documents is None else spread(documents, mesh, False)
+    documents = None if documents is None else shard_state(documents, mesh, False)
     block = Block(prompt, hidden, prompt_length - 1, features, documents)
     begun = decoder.proposer.init(params, block, decoder.capacity)
-    state, begun = spread(state, mesh, split_target), spread(begun, mesh, split_proposer)
+    state, begun = shard_state(state, mesh, split_target), shard_state(begun, mesh, split_proposer)
     return dataclasses.replace(state, proposer=begun)

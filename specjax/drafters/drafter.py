@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from specjax._internal.checks import shown
 from specjax.contract import Arrays, Proposer
 from specjax.models import LanguageModel
-from specjax.parallel import beside, mesh_of
+from specjax.parallel import mesh_of, replicate
 from specjax.proposers import FirstOf
 
 Adapter = str | Sequence[str | None] | None
@@ -75,7 +75,7 @@ class Drafter:
         Raises:
           ValueError: as `for_rows`.
         """
-        return beside(self.for_rows(target, adapter, rows)(target), mesh_of(target.params))
+        return replicate(self.for_rows(target, adapter, rows)(target), mesh_of(target.params))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from specjax.generation.prompts import (
 from specjax.generation.request import Request
 from specjax.models import LanguageModel, for_several_devices
 from specjax.overlap import Overlapped, overlapped
-from specjax.parallel import beside, lay, mesh_holding, mesh_of, row_parts
+from specjax.parallel import mesh_holding, mesh_of, replicate, row_parts, shard_params
 from specjax.processors import Processors
 from specjax.proposers import MedusaParams
 from specjax.rules import RULES, Match
@@ -89,8 +89,10 @@ class Call:
     def _together(self) -> Params:
         laid = self.target
         if self.mesh is not None:
-            laid = dataclasses.replace(laid, params=lay(laid.model, laid.params, self.mesh))
-        weights = beside(self.make_arrays(laid), self.mesh)
+            laid = dataclasses.replace(
+                laid, params=shard_params(laid.model, laid.params, self.mesh)
+            )
+        weights = replicate(self.make_arrays(laid), self.mesh)
 
         def pad(part: Arrays) -> Arrays:
             if not isinstance(part, MedusaParams):

@@ -43,7 +43,7 @@ from specjax.overlap.steps import (
     stopped,
     verify,
 )
-from specjax.parallel import beside, described, is_split, lay, layout, mesh_of, to_host
+from specjax.parallel import described, is_split, layout, mesh_of, replicate, shard_params, to_host
 from specjax.types import DecodeState, Params, Verdict
 
 _FOREVER = 2**31 - 1
@@ -127,15 +127,15 @@ class Overlapped:
     def place(self, params: Params) -> Params:
         """`params` on the two meshes, each half in the processes that need it.
 
-        The target's are split over its mesh by `lay`.  Those of the proposer stay as they are if
-        they are on the draft's mesh, and else are copied onto each of its devices.
+        The target's are split over its mesh by `shard_params`.  Those of the proposer stay as they
+        are if they are on the draft's mesh, and else are copied onto each of its devices.
         """
         if self.alone:
             return params
-        draft = beside(params.proposer, self.draft_mesh) if is_here(self.draft_mesh) else None
+        draft = replicate(params.proposer, self.draft_mesh) if is_here(self.draft_mesh) else None
         target = None
         if is_here(self.target_mesh):
-            target = lay(self.decoder.target, params.target, self.target_mesh)
+            target = shard_params(self.decoder.target, params.target, self.target_mesh)
         return Params(target, draft)
 
     def prefill(

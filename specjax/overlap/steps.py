@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from specjax._internal.jit_cache import programs
 from specjax.overlap.outcomes import Ahead, Fan, Foresight, draft, look_ahead, settle
 from specjax.overlap.sides import DecoderLike
-from specjax.parallel import hold, spread
+from specjax.parallel import constrain_like, shard_state
 from specjax.types import Arrays, DecodeState, Params, Proposal, Stats, Verdict
 
 RANKS = 4
@@ -108,8 +108,8 @@ def begin(
     rows, nodes = proposal.parent.shape
     blind = (state.sampling.temperature > 0) & (not coupled)
     foresight = Foresight.create(rows, nodes, RANKS, blind)
-    proposal, foresight = spread((proposal, foresight), mesh, False)
-    return Drafting(hold(state, layout), proposal, foresight)
+    proposal, foresight = shard_state((proposal, foresight), mesh, False)
+    return Drafting(constrain_like(state, layout), proposal, foresight)
 
 
 @programs(static=2, shape=lambda params, state, proposal: _kind(state), donate=(3,))
@@ -124,13 +124,13 @@ def verify(
             verification = decoder.verify(params, state, proposal)
         with jax.named_scope("commit"):
             state, info = decoder.commit(params, state, proposal, verification)
-        return jnp.zeros((), bool), hold(state, layout), info.verdict
+        return jnp.zeros((), bool), constrain_like(state, layout), info.verdict
 
     zero = jnp.zeros_like(state.length)
     # A loop of at most one iteration, because XLA copies the cache that a branch returns.
     carry: Any = (~state.done.all(), state, Verdict(zero, zero))
     _, state, verdict = jax.lax.while_loop(lambda carry: carry[0], turn, carry)
-    return hold(state, layout), verdict
+    return constrain_like(state, layout), verdict
 
 
 @programs(static=2, shape=lambda params, drafting: _kind(drafting.state))
@@ -142,7 +142,7 @@ def prepare(
         ahead = look_ahead(
             decoder, fan, params, drafting.state, drafting.proposal, drafting.foresight
         )
-    return spread(ahead, mesh, split)
+    return shard_state(ahead, mesh, split)
 
 
 @programs(
@@ -166,7 +166,7 @@ def conclude(
             verdict,
             ahead,
         )
-    return hold(Drafting(*made), layout)
+    return constrain_like(Drafting(*made), layout)
 
 
 def stopped(state: OverlapState, stop: Array) -> OverlapState:
@@ -182,4 +182,4 @@ def stopped(state: OverlapState, stop: Array) -> OverlapState:
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def put_row(layout: Layout, state: Any, slot: Array, row: Any) -> Any:
-    return hold(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
+    return constrain_like(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)

@@ -165,7 +165,7 @@ def named_shardings(
     )
 
 
-def lay(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES) -> Arrays:
+def shard_params(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES) -> Arrays:
     """`params` on the devices of `mesh`.
 
     Those of a `LinenModel` are sharded by `shardings`, on the mesh that `fitted` returns; those of
@@ -178,7 +178,7 @@ def lay(model: Model, params: Arrays, mesh: Mesh, rules: Rules = RULES) -> Array
     if on is not None and alike(on, mesh):
         return params
     if not isinstance(model, LinenModel):
-        return beside(params, mesh)
+        return replicate(params, mesh)
     at = shardings(model, fitted(mesh, model, rules), rules)
     if jax.tree.structure(at) != jax.tree.structure(params):
         raise ValueError(
@@ -198,7 +198,7 @@ def fitted(mesh: Mesh, model: LinenModel, rules: Rules = RULES) -> Mesh:
     return with_kv_copies(mesh, model.module.config.num_kv_heads)
 
 
-def beside(arrays: Arrays, mesh: Mesh | None) -> Arrays:
+def replicate(arrays: Arrays, mesh: Mesh | None) -> Arrays:
     """`arrays` on `mesh`: those that are not on it yet are replicated over its devices."""
     if mesh is None:
         return arrays
@@ -270,7 +270,7 @@ def by_row(mesh: Mesh, rules: Rules = RULES) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(_entry(rows)) if rows else PartitionSpec())
 
 
-def spread(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = RULES) -> _T:
+def shard_state(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = RULES) -> _T:
     """Inside a jitted function: shard a new state over a mesh.
 
     Every leaf is split by row, and the layers of a KV cache by head too.
@@ -303,12 +303,12 @@ def spread(state: _T, mesh: Mesh | None, split_heads: bool, rules: Rules = RULES
 
 
 def layout(state: Arrays) -> tuple[NamedSharding | None, ...] | None:
-    """The sharding of each leaf, hashable, for `hold`; None if no leaf is on a mesh."""
+    """The sharding of each leaf, hashable, for `constrain_like`; None if no leaf is on a mesh."""
     leaves = tuple(map(_named, jax.tree.leaves(state)))
     return leaves if any(leaves) else None
 
 
-def hold(state: _T, layout: tuple[NamedSharding | None, ...] | None) -> _T:
+def constrain_like(state: _T, layout: tuple[NamedSharding | None, ...] | None) -> _T:
     """Inside a jitted function: `state` with the shardings in `layout`.
 
     Without it XLA may choose another sharding, and then cannot reuse a donated buffer.

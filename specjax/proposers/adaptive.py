@@ -120,8 +120,8 @@ class Adaptive(Proposer):
             pause = self._first_pause(params, rates[-1], index)
             first = params.seconds[1 + index * self._lookups] / params.seconds[0] - 1
             late = self._late(params, pause) if index else 0.0
-            purse = jnp.where(params.pause[index] <= PAUSE, FIRST, first + late)
-            trials = Trials.start(pause, jnp.broadcast_to(purse, pause.shape))
+            budget = jnp.where(params.pause[index] <= PAUSE, FIRST, first + late)
+            trials = Trials.start(pause, jnp.broadcast_to(budget, pause.shape))
             return PartState(part.init(own, prompt, capacity), trials)
 
         text = None

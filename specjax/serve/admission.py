@@ -16,7 +16,7 @@ from specjax.models import LanguageModel
 from specjax.processors import Processors
 from specjax.proposers import Adaptive, FirstOf, NoProposer
 from specjax.serve.batch import Row
-from specjax.serve.several import PLAIN
+from specjax.serve.per_row import PLAIN
 
 NONE = "none"
 """The name of plain decoding among the drafters of an engine."""
@@ -100,7 +100,7 @@ def load_all(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Lo
 
 
 @dataclasses.dataclass(frozen=True)
-class Shop:
+class Checker:
     """What an engine offers: the checks of requests."""
 
     target: LanguageModel

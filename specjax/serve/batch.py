@@ -33,9 +33,9 @@ from specjax.parallel import device_bytes, devices_of, require, row_parts
 from specjax.processors import Processors
 from specjax.proposers import MedusaSource
 from specjax.sampling import Sampling, make_key
-from specjax.serve.places import Places
+from specjax.serve.per_row import PLAIN, Begun, PerRow, SeveralState
 from specjax.serve.reading import Reader, Reading, passes, widths
-from specjax.serve.several import PLAIN, Begun, Several, SeveralState
+from specjax.serve.shardings import Shardings
 from specjax.types import DecodeState, Params, Stats
 
 MOST_STEPS = 32
@@ -84,11 +84,11 @@ class Device:
 
     def __init__(self, decoder: Decoder, params: Params, slots: int, chunk: int) -> None:
         several = decoder.proposer
-        assert isinstance(several, Several)
+        assert isinstance(several, PerRow)
         self.decoder, self.params, self.slots, self.chunk = decoder, params, slots, chunk
         self.several = several
         self._reader = Reader(decoder.target, several, decoder.capacity)
-        self._places = Places.of(params)
+        self._places = Shardings.of(params)
         self._empty = jax.jit(lambda params: self._places.reading(self._reader.empty(params)))
         self._read = jax.jit(self._read_on, donate_argnums=1)
         self._begin = jax.jit(self._begun)

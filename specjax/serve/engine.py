@@ -21,11 +21,11 @@ from specjax.generation import Request
 from specjax.models import LanguageModel
 from specjax.parallel import described, mesh_of, row_parts
 from specjax.rules import Match
-from specjax.serve.admission import BOTH, NONE, Loaded, Shop, load_all
+from specjax.serve.admission import BOTH, NONE, Checker, Loaded, load_all
 from specjax.serve.batch import Device
 from specjax.serve.handle import Handle
+from specjax.serve.per_row import PLAIN, PerRow
 from specjax.serve.scheduler import Admission, Load, Scheduler
-from specjax.serve.several import PLAIN, Several
 from specjax.types import Params
 
 CHUNK = 128
@@ -99,15 +99,15 @@ class Engine:
                 f"default={shown(default)} is no drafter; pass one of {listed}, or two as "
                 f"first{BOTH}second"
             )
-        self.shop = Shop(target, loaded, room, logprobs, num_eos, default, size)
-        several = Several(tuple(part.drafter.proposer for part in loaded))
+        self.checker = Checker(target, loaded, room, logprobs, num_eos, default, size)
+        several = PerRow(tuple(part.drafter.proposer for part in loaded))
         decoder = Decoder(
             target.model, several, Match(), target.eos, -(-capacity // chunk) * chunk, None,
             logprobs,
         )  # fmt: skip
         params = Params(target.params, tuple(_arrays(part, target) for part in loaded))
         self._device = Device(decoder, params, slots, chunk)
-        example, _ = self.shop.row(
+        example, _ = self.checker.row(
             Request(prompts=[[0, 0]], max_new_tokens=1, proposer=NONE, eos=[]), 0
         )
         self._device.check_memory(example)
@@ -123,12 +123,12 @@ class Engine:
     @property
     def target(self) -> LanguageModel:
         """The model that is served."""
-        return self.shop.target
+        return self.checker.target
 
     @property
     def drafters(self) -> tuple[Loaded, ...]:
         """What requests may name."""
-        return self.shop.loaded
+        return self.checker.loaded
 
     @property
     def max_depth(self) -> int:
@@ -151,7 +151,7 @@ class Engine:
           Closed: the engine was closed.
         """
         self._scheduler.check_open()
-        row, call = self.shop.row(request, index)
+        row, call = self.checker.row(request, index)
         names = [None if part == PLAIN else self.drafters[part].name for part in row.choice]
         handle = Handle(call.texts, (names[0], names[1]), len(row.tokens), request.logprobs)
         self._scheduler.put(Admission(row, call, handle))

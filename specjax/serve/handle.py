@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from specjax.decoding import Logprobs
-from specjax.serve.several import unpack
+from specjax.serve.per_row import unpack
 from specjax.text import Texts
 
 

@@ -33,7 +33,7 @@ from specjax.proposers import (
     NGram,
     Shape,
 )
-from specjax.serve.several import Several
+from specjax.serve.per_row import PerRow
 from specjax.types import ABSENT, Block, Params
 
 _NARROWEST = 8
@@ -71,7 +71,7 @@ class Reader:
     """
 
     target: Model
-    several: Several
+    several: PerRow
     capacity: int
 
     @functools.cached_property

@@ -14,7 +14,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 from specjax.contract import Arrays
-from specjax.parallel import hold, layout
+from specjax.parallel import constrain_like, layout
 from specjax.training.mesh import gathered
 from specjax.training.optimizers import ADAMW, OPTIMIZERS, by_name, check_arguments, rates_of
 from specjax.training.options import Options, above, at_least, option, within
@@ -192,7 +192,7 @@ def _update(
     batch: Arrays,
 ) -> tuple[State, dict[str, Array]]:
     def loss_of(params: Arrays, frozen: Arrays, batch: Arrays) -> tuple[Array, dict[str, Array]]:
-        return job.loss(hold(params, read[0]), hold(frozen, read[1]), batch)
+        return job.loss(constrain_like(params, read[0]), constrain_like(frozen, read[1]), batch)
 
     loss, metrics, grads = gradient(loss_of, parts, state["params"], frozen, batch)
     changes, optimizer_state = optimizer.update(grads, state["optimizer"], state["params"])
@@ -202,7 +202,7 @@ def _update(
         after["ema"] = optax.incremental_update(params, state["ema"], 1 - ema)
     rates = rates_of(optimizer_state)
     metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **rates, **metrics}
-    return hold(after, layout), metrics
+    return constrain_like(after, layout), metrics
 
 
 def gradient(

@@ -184,17 +184,17 @@ def test_trials_that_fail_cost_what_they_may():
     assert len(target.widths) > 350
     assert wide[:5] == [0, 1, 2, 3, 4]
     extra = sum({1: 0.0, 2: 0.1, 4: 0.3}[width] for width in target.widths)
-    # Drafts that seem to pay, the first purse, and 1 % of the time.
+    # Drafts that seem to pay, the first budget, and 1 % of the time.
     assert extra < 5 * 0.3 + FIRST + 0.01 * 430
     late = [{1: 1.0, 2: 1.1, 4: 1.3}[width] for width in target.widths[250:]]
     assert len(late) + 0.1 <= sum(late) <= 1.01 * len(late)
 
 
-def resting(purse, quiet=0):
+def resting(budget, unused=0):
     """Trials of all rows with a pause of nine steps."""
     rows = toys.ROWS
-    return Trials(np.full(rows, quiet, np.int32), np.full(rows, 9, np.int32),
-                  np.full(rows, purse, np.float32))  # fmt: skip
+    return Trials(np.full(rows, unused, np.int32), np.full(rows, 9, np.int32),
+                  np.full(rows, budget, np.float32))  # fmt: skip
 
 
 def test_rows_of_a_batch_share_a_width_only_where_the_text_is_fixed():
@@ -239,7 +239,7 @@ def test_a_trial_of_the_drafter_uses_it():
     """Even where the lookup promises more: otherwise the trial would be repeated in every step."""
     params, state, propose = arrays((1.0, 1.1, 1.2, 1.3, 1.4)), after_steps(6), stages()[1]
     sure, unsure = (judged(np.full(toys.ROWS, each), together=True) for each in (99.0, 0.0))
-    trials, due = resting(8.0), resting(8.0, quiet=9)
+    trials, due = resting(8.0), resting(8.0, unused=9)
     own = dataclasses.replace(
         state.proposer,
         lookup=dataclasses.replace(state.proposer.lookup, trials=trials),
@@ -250,7 +250,7 @@ def test_a_trial_of_the_drafter_uses_it():
     state = dataclasses.replace(state, proposer=own, **left)
     after = jax.device_get(propose(params, state)[1].proposer)
     assert after.tried.all() and after.drafted.all()
-    assert not after.drafter.trials.quiet.any()
+    assert not after.drafter.trials.unused.any()
     rested = dataclasses.replace(state, proposer=dataclasses.replace(
         own, drafter=dataclasses.replace(own.drafter, trials=trials)
     ))  # fmt: skip

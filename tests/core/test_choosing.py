@@ -113,9 +113,9 @@ def test_rows_of_a_batch_teach_each_other():
         assert first == pytest.approx(0.5) if not together else first < 0.15
 
 
-def parts(rates, purse=0.0, rows=1, quiet=99):
+def parts(rates, budget=0.0, rows=1, unused=99):
     """Parts of the same acceptance at every depth."""
-    trials = Trials(np.full(rows, quiet), np.full(rows, 2), np.full(rows, purse, np.float32))
+    trials = Trials(np.full(rows, unused), np.full(rows, 2), np.full(rows, budget, np.float32))
     gains = [[sum(rate**at for at in range(width)) for width in WIDTHS] for rate in rates]
     return [
         Part(
@@ -134,13 +134,13 @@ def chosen(seconds, made, rows=1, remaining=512, together=True):
 def test_a_trial_is_one_that_can_be_paid():
     """Two drafts that are right one time in ten take 1.5 passes, and lose 0.39."""
     seconds = (1.0, 1.5, 2.0)
-    for purse, quiet, tried in ((0.3, 99, False), (0.4, 99, True), (0.4, 1, False)):
-        made = chosen(seconds, parts([0.1], purse, quiet=quiet))
+    for budget, unused, tried in ((0.3, 99, False), (0.4, 99, True), (0.4, 1, False)):
+        made = chosen(seconds, parts([0.1], budget, unused=unused))
         assert bool(made.tried[0]) == tried and int(made.option[0]) == tried
         assert float(made.time[0]) == pytest.approx(1.5 if tried else 1.0)
     # Drafts go on without a pause while sixteen more steps of them could be paid.
-    for purse, tried in ((6.0, False), (6.5, True)):
-        assert bool(chosen(seconds, parts([0.1], purse, quiet=0)).tried[0]) == tried
+    for budget, tried in ((6.0, False), (6.5, True)):
+        assert bool(chosen(seconds, parts([0.1], budget, unused=0)).tried[0]) == tried
 
 
 def test_a_trial_is_of_the_part_alone():
@@ -148,21 +148,21 @@ def test_a_trial_is_of_the_part_alone():
     seconds, rates = (1.0, 1.0, 1.0, 1.2, 1.4), (0.99, 0.1)
     worth = 1 / (1 + 0.99 + 0.99**2 + 0.99**3 + 0.99**4)
     loss = 1.2 - 1.11 * worth
-    for purse in (loss - 0.01, loss + 0.01):
-        made = chosen(seconds, parts(rates, purse))
-        assert int(made.option[0]) == (3 if purse > loss else 2)
+    for budget in (loss - 0.01, loss + 0.01):
+        made = chosen(seconds, parts(rates, budget))
+        assert int(made.option[0]) == (3 if budget > loss else 2)
     assert float(made.worth[0]) == pytest.approx(worth, rel=1e-3)
 
 
 def test_drafts_of_a_better_part_take_their_place_at_once():
     """Drafts of the last step go on as trials only where the step would have none otherwise."""
     seconds, rates = (1.0, 1.1, 1.2, 1.25, 1.45), (0.7, 0.69)  # the drafter pays, but less
-    lookup, drafter = parts(rates, 8.0, quiet=0)
+    lookup, drafter = parts(rates, 8.0, unused=0)
     made = chosen(seconds, [lookup, drafter])
     assert int(made.option[0]) == 2 and not made.tried[0]
     nothing = dataclasses.replace(lookup, gains=np.ones_like(lookup.gains), able=np.zeros(1, bool))
     assert int(chosen(seconds, [nothing, drafter]).option[0]) == 4
-    due = dataclasses.replace(drafter.trials, quiet=np.full(1, 2))
+    due = dataclasses.replace(drafter.trials, unused=np.full(1, 2))
     assert chosen(seconds, [lookup, dataclasses.replace(drafter, trials=due)]).tried[0]
 
 

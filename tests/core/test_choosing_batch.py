@@ -77,7 +77,7 @@ def after_trial(counts, drafts, worth=1.0, prior=0.5, together=True):
 def test_a_trial_is_charged_to_all_rows_that_waited(together, saved):
     """A row without drafts also takes the time of the batch's step with drafts."""
     before, after = after_trial([3, 1], [2, 0], together=together)
-    change = (after.purse - before.purse)[0]
+    change = (after.budget - before.budget)[0]
     assert float(change) == pytest.approx(0.01 * 1.8 + saved, abs=1e-5)
 
 

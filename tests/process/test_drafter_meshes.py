@@ -113,7 +113,7 @@ net = specjax.TransformerConfig(vocab_size=29, hidden_size=16, mlp_size=24, num_
                                 num_heads=2, num_kv_heads=1, head_dim=8, max_positions=64)
 model = specjax.LinenModel(specjax.Transformer(net))
 two = make_mesh(data=1, model=2, devices=jax.devices()[:2])
-params = specjax.parallel.sharding.lay(model, model.init(jax.random.key(0)), two)
+params = specjax.parallel.sharding.shard_params(model, model.init(jax.random.key(0)), two)
 target = specjax.LanguageModel(model, params)
 markov = specjax.load_drafter(block, target).params
 assert held(markov["draft"]["layer_0"]["mlp"]["down"]["kernel"]) == (12, 16)

@@ -16,7 +16,7 @@ from specjax.files.drafters.format import Tensors
 from specjax.files.folder import refuse_weights
 from specjax.files.tensors import read_rows, row_faults
 from specjax.models import LanguageModel, Tensor
-from specjax.parallel import Rules, beside, described, mesh_of
+from specjax.parallel import Rules, described, mesh_of, replicate
 from specjax.types import Arrays
 
 
@@ -63,5 +63,5 @@ def read_placed(
         placed = cast(dict[tuple[str, ...], NamedSharding], flatten_dict(at))
     own = read_rows(folder, rows, shapes, stored, dtype, placed)
     if to_draft is not None:
-        own["to_draft"] = beside(jnp.asarray(to_draft), mesh)
+        own["to_draft"] = replicate(jnp.asarray(to_draft), mesh)
     return own

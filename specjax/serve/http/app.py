@@ -83,7 +83,7 @@ class Service:
     async def tokenize(self, request: Request) -> Response:
         body = parse(Tokenize, await self._body(request))
         ids = await following.in_thread(requests.of_tokenize, self.engine, body)
-        answer = {"count": len(ids), "max_model_len": self.engine.shop.room, "tokens": ids}
+        answer = {"count": len(ids), "max_model_len": self.engine.checker.room, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = [self.words.written(token) for token in ids]
         return JSONResponse(answer)
@@ -98,7 +98,7 @@ class Service:
                 "owned_by": "specjax",
                 "root": root,
                 "parent": None if owner is None else root,
-                "max_model_len": self.engine.shop.room,
+                "max_model_len": self.engine.checker.room,
             }
             for name, owner in requests.models(self.engine).items()
         ]
@@ -161,7 +161,7 @@ class Service:
 
     def _most(self, asked: requests.Asked) -> int:
         """How deep the drafts of a request are."""
-        row, _ = self.engine.shop.row(asked.requests[0], 0)
+        row, _ = self.engine.checker.row(asked.requests[0], 0)
         return row.num_drafts
 
     async def _generate(
@@ -249,7 +249,7 @@ class Service:
         body = parse(Lorax, await self._body(request))
         is_root = streams is None
         streams = body.stream if is_root else streams
-        if body.parameters.details and self.engine.shop.logprobs is None:
+        if body.parameters.details and self.engine.checker.logprobs is None:
             raise Problem(
                 400, "details have log-probabilities, which this server does not record: leave "
                 "them out, or start it with --logprobs 0", "details",

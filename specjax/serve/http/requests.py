@@ -62,7 +62,7 @@ def of_chat(engine: Engine, body: Chat, most: int) -> Asked:
     new = body.max_completion_tokens
     new = body.max_tokens if new is None else new
     if new is None:
-        new = max(1, engine.shop.room - len(ids[0]))
+        new = max(1, engine.checker.room - len(ids[0]))
     if body.top_logprobs is not None and not body.logprobs:
         raise Problem(400, "top_logprobs needs logprobs: true", "top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -95,7 +95,7 @@ def of_lorax(engine: Engine, body: Lorax) -> Asked:
     )
     ids = encode(engine.target, [body.inputs])
     new = _LORAX_TOKENS if asked.max_new_tokens is None else asked.max_new_tokens
-    logprobs = None if engine.shop.logprobs is None else 0
+    logprobs = None if engine.checker.logprobs is None else 0
     return _asked(engine, sampled, ids, [new], logprobs, 1)
 
 
@@ -134,7 +134,7 @@ def _asked(
     model, owner = _owner(engine, body.model)
     drafter, adapter = _drafting(body.speculation, owner)
     _check_logprobs(engine, body, logprobs)
-    if constraint is not None and engine.shop.constraint_size is None:
+    if constraint is not None and engine.checker.constraint_size is None:
         raise Problem(
             400, "this server takes no schemas, since it was started with --constraint-size 0 0: "
             "leave response_format out", "response_format",
@@ -184,7 +184,7 @@ def _owner(engine: Engine, model: str | None) -> tuple[str, tuple[str, str] | No
 
 def _check_logprobs(engine: Engine, body: Sampled, logprobs: int | None) -> None:
     """The engine's own error would tell a client to make another engine."""
-    most, field = engine.shop.logprobs, body.called().get("logprobs", "logprobs")
+    most, field = engine.checker.logprobs, body.called().get("logprobs", "logprobs")
     if logprobs is None or (most is not None and logprobs <= most):
         return
     if most is None:

@@ -26,7 +26,15 @@ from specjax.models import (
     head_matrix,
     medusa_hidden,
 )
-from specjax.parallel import TRAINING_RULES, hold, layout, module_shardings, put, row_parts, to_host
+from specjax.parallel import (
+    TRAINING_RULES,
+    constrain_like,
+    layout,
+    module_shardings,
+    put,
+    row_parts,
+    to_host,
+)
 from specjax.proposers import (
     MedusaParams,
     NoProposer,
@@ -149,7 +157,7 @@ class TrainMedusa:
         if not self.joint:
             return params, frozen
         merged = merge(frozen, params["lora"], self.options.lora_alpha / self.options.lora_rank)
-        return params["heads"], hold(merged, layout(frozen))
+        return params["heads"], constrain_like(merged, layout(frozen))
 
     def hidden(self, target: Arrays, batch: Batch) -> Array:
         """The target's last hidden states [B * T, E]."""

@@ -14,9 +14,9 @@ from typing import TypeVar
 from jax.sharding import Mesh
 
 from specjax.contract import Arrays
-from specjax.parallel import RULES, Rules, is_split, mesh_of, spread
+from specjax.parallel import RULES, Rules, is_split, mesh_of, shard_state
+from specjax.serve.per_row import SeveralState
 from specjax.serve.reading import Reading
-from specjax.serve.several import SeveralState
 from specjax.types import DecodeState, Params
 
 _T = TypeVar("_T")
@@ -25,7 +25,7 @@ _ONE_ROW: Rules = {**RULES, "batch": None}
 
 
 @dataclasses.dataclass(frozen=True)
-class Places:
+class Shardings:
     """The shardings of an engine, for use inside of jitted functions.
 
     Attributes:
@@ -39,14 +39,14 @@ class Places:
     parts: tuple[bool, ...]
 
     @classmethod
-    def of(cls, params: Params) -> Places:
+    def of(cls, params: Params) -> Shardings:
         return cls(
             mesh_of(params.target), is_split(params.target), tuple(map(is_split, params.proposer))
         )
 
     def rows(self, arrays: _T) -> _T:
         """Arrays of the batch that are no caches."""
-        return spread(arrays, self.mesh, False)
+        return shard_state(arrays, self.mesh, False)
 
     def batch(self, state: DecodeState) -> DecodeState:
         return self._state(state, RULES)
@@ -56,21 +56,21 @@ class Places:
 
     def reading(self, reading: Reading) -> Reading:
         return dataclasses.replace(
-            spread(dataclasses.replace(reading, own=()), self.mesh, self.target, _ONE_ROW),
+            shard_state(dataclasses.replace(reading, own=()), self.mesh, self.target, _ONE_ROW),
             own=self._own(reading.own, _ONE_ROW),
         )
 
     def _state(self, state: DecodeState, rules: Rules) -> DecodeState:
         several = state.proposer
         assert isinstance(several, SeveralState)
-        choices = spread(dataclasses.replace(several, own=()), self.mesh, False, rules)
+        choices = shard_state(dataclasses.replace(several, own=()), self.mesh, False, rules)
         return dataclasses.replace(
-            spread(dataclasses.replace(state, proposer=None), self.mesh, self.target, rules),
+            shard_state(dataclasses.replace(state, proposer=None), self.mesh, self.target, rules),
             proposer=dataclasses.replace(choices, own=self._own(several.own, rules)),
         )
 
     def _own(self, own: tuple[Arrays, ...], rules: Rules) -> tuple[Arrays, ...]:
         return tuple(
-            spread(part, self.mesh, split, rules)
+            shard_state(part, self.mesh, split, rules)
             for part, split in zip(own, self.parts, strict=True)
         )

@@ -1,4 +1,4 @@
-"""`Several`: a proposer in which each row of a batch drafts with a proposer of its own."""
+"""`PerRow`: a proposer in which each row of a batch drafts with a proposer of its own."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SeveralState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Several(Proposer):
+class PerRow(Proposer):
     """For each row the drafts of the proposer that it chose, or of its second choice, or none.
 
     All parts run on the whole batch, but a part that no row chose is skipped with all its passes.
@@ -173,7 +173,7 @@ class Several(Proposer):
 
 @dataclasses.dataclass(frozen=True)
 class Begun(Proposer):
-    """Stands in for `Several` where a state is made from parts that have read the prompt.
+    """Stands in for `PerRow` where a state is made from parts that have read the prompt.
 
     Its parameters are that state.
     """
@@ -183,7 +183,7 @@ class Begun(Proposer):
     is_chain: bool
 
     @classmethod
-    def of(cls, several: Several) -> Begun:
+    def of(cls, several: PerRow) -> Begun:
         return cls(several.num_nodes, several.max_depth, several.is_chain)
 
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
