@@ -3,6 +3,7 @@
 from specjax.decoding.commit import write
 from specjax.decoding.decoder import Decoder
 from specjax.decoding.host_grammar import Guided
+from specjax.decoding.inputs import RowInputs
 from specjax.decoding.logprobs import Logprobs
 from specjax.decoding.prefill import begin, eos_of_rows, slots_ahead, start
 from specjax.decoding.stats import (
@@ -18,6 +19,7 @@ __all__ = [
     "Decoder",
     "Guided",
     "Logprobs",
+    "RowInputs",
     "Summary",
     "Verification",
     "acceptance_rate",

@@ -26,7 +26,13 @@ from specjax._internal.jit_cache import programs
 from specjax._internal.platforms import lowering_platforms
 from specjax.contract import Context, Draw, Model, Proposer, Rule
 from specjax.decoding.commit import count, emit, record, write
-from specjax.decoding.inputs import check_fit, check_function, check_given, check_slot
+from specjax.decoding.inputs import (
+    RowInputs,
+    check_fit,
+    check_function,
+    check_given,
+    check_slot,
+)
 from specjax.decoding.prefill import eos_of_rows, start
 from specjax.decoding.verify import Verification, verify_narrowly
 from specjax.parallel import (
@@ -183,21 +189,13 @@ class Decoder:
         rule = None
         if not jax.tree_util.all_leaves([self.rule]):  # its numbers are traced, one per row
             rule = jax.tree.map(lambda x: np.full(len(prompt), x, np.float32), self.rule)
-        inputs = (
-            prompt,
-            prompt_length,
-            limit,
-            num_drafts,
-            sampling,
-            key,
-            processors,
-            eos,
-            rule,
+        inputs = RowInputs(
+            prompt, prompt_length, limit, num_drafts, sampling, key, processors, eos, rule,
             documents,
-        )
+        )  # fmt: skip
         placed = mesh, is_split(params.target), is_split(params.proposer)
-        check_memory(start, self, placed, params, *inputs)
-        return start(self, placed, params, *inputs)
+        check_memory(start, self, placed, params, inputs, len(prompt))
+        return start(self, placed, params, inputs)
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
         """`propose`, `verify`, `commit`.  It is pure and not jitted, like each of them."""

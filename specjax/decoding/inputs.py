@@ -1,16 +1,38 @@
-"""Checks of a decoder's parts, and of the arguments of `prefill` and `insert`, before compiling."""
+"""`RowInputs`, and checks of a decoder's fields and of the arguments of `prefill` and `insert`."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array
 from jax.core import Tracer
 
 from specjax._internal.checks import hashable, shown
 from specjax.contract import Model, Proposer, Rule
-from specjax.processors import LogitsProcessor
+from specjax.processors import LogitsProcessor, Processors
+from specjax.sampling import Sampling
+
+
+@struct.dataclass
+class RowInputs:
+    """The inputs of a batch of B rows: their prompts and their settings.
+
+    `Decoder.prefill` describes each field.  `rule` has the numbers of the rule, [B] each, and is
+    None if the rule has none.
+    """
+
+    prompt: Array | np.ndarray  # [B, P] int32, padded on the right
+    prompt_length: Array | np.ndarray  # [B] int32
+    limit: Array | np.ndarray  # [B] int32
+    num_drafts: Array | np.ndarray  # [B] int32
+    sampling: Sampling
+    key: Array  # [B] PRNG keys
+    processors: Processors | None
+    eos: Array | np.ndarray  # [B, ids] int32, padded with ABSENT
+    rule: Rule | None = None
+    documents: Array | np.ndarray | None = None  # [B, X] int32
 
 
 def check_fit(target: Model, proposer: Proposer, rule: Rule) -> None:

@@ -14,11 +14,11 @@ from jax.sharding import Mesh
 
 from specjax._internal.jit_cache import programs
 from specjax.caches import empty_cache, read_prompt
-from specjax.contract import Cache, Model, Proposer, Rule
+from specjax.contract import Cache, Model, Proposer
+from specjax.decoding.inputs import RowInputs
 from specjax.decoding.logprobs import Logprobs
 from specjax.parallel import shard_state
 from specjax.processors import LogitsProcessor, Processors
-from specjax.sampling import Sampling
 from specjax.types import ABSENT, Arrays, Block, DecodeState, Params, Stats
 
 Placed = tuple[Mesh | None, bool, bool]
@@ -63,18 +63,9 @@ def start(
     decoder: Parts,
     placed: Placed,
     params: Params,
-    prompt: Array | np.ndarray,
-    prompt_length: Array | np.ndarray,
-    limit: Array | np.ndarray,
-    num_drafts: Array | np.ndarray,
-    sampling: Sampling,
-    key: Array,
-    processors: Processors | None,
-    eos: Array | np.ndarray,
-    rule: Rule | None,
-    documents: Array | np.ndarray | None = None,
+    inputs: RowInputs,
 ) -> DecodeState:
-    """Run both programs; the arguments are those of `Decoder.prefill`.
+    """Runs both programs.
 
     The first program is the same for every proposer without taps.
     """
@@ -82,10 +73,10 @@ def start(
     sizes, taps = (decoder.capacity, slots_ahead(decoder.proposer)), decoder.proposer.taps
     target_placed = mesh, split_target
     *states, cache = _read_prompts(
-        decoder.target, (sizes, taps), target_placed, params.target, prompt, prompt_length
-    )
-    settings = limit, num_drafts, sampling, key, processors, eos, rule, documents
-    return _begin(decoder, placed, cache, params.proposer, states, prompt, prompt_length, *settings)
+        decoder.target, (sizes, taps), target_placed, params.target, inputs.prompt,
+        inputs.prompt_length,
+    )  # fmt: skip
+    return _begin(decoder, placed, cache, params.proposer, states, inputs)
 
 
 @programs(static=3, shape=lambda params, prompt, length: prompt.shape)
@@ -126,9 +117,7 @@ def begin(
     cache: Cache,
     states: list[Array | None],
     proposer: Arrays,
-    prompt: Array,
-    prompt_length: Array,
-    **settings: Arrays,
+    inputs: RowInputs,
 ) -> DecodeState:
     """The state of rows whose prompts have been read elsewhere, on one device.
 
@@ -136,32 +125,15 @@ def begin(
       decoder: its proposer makes its state from the parameters `proposer`.
       cache: of the target, with the prompts but their last tokens committed.
       states: the last hidden states [B, W, E], and those after the proposer's taps, or None.
-      prompt, prompt_length: as for `Decoder.prefill`, whose other arguments are `settings`.
+      inputs: of the rows.
     """
-    names = "limit", "num_drafts", "sampling", "key", "processors", "eos", "rule", "documents"
-    more = [settings.get(name) for name in names]
-    return _begin(
-        decoder, (None, False, False), cache, proposer, states, prompt, prompt_length, *more
-    )
+    return _begin(decoder, (None, False, False), cache, proposer, states, inputs)
 
 
-def _kind(
-    cache: object,
-    params: object,
-    states: object,
-    prompt: Array | np.ndarray,
-    length: object,
-    limit: object,
-    num_drafts: object,
-    sampling: object,
-    key: object,
-    processors: Processors | None,
-    eos: Array | np.ndarray,
-    rule: object,
-    documents: Array | np.ndarray | None,
-) -> tuple[object, ...]:
-    looked_up = None if documents is None else documents.shape
-    return prompt.shape, eos.shape, jax.tree.structure(processors), looked_up
+def _kind(cache: object, params: object, states: object, inputs: RowInputs) -> tuple[object, ...]:
+    looked_up = None if inputs.documents is None else inputs.documents.shape
+    processors = jax.tree.structure(inputs.processors)
+    return inputs.prompt.shape, inputs.eos.shape, processors, looked_up
 
 
 @programs(static=2, shape=_kind, donate=(2,))
@@ -171,16 +143,7 @@ def _begin(
     cache: Cache,
     params: Arrays,
     states: list[Array | None],
-    prompt: Array,
-    prompt_length: Array,
-    limit: Array,
-    num_drafts: Array,
-    sampling: Sampling,
-    key: Array,
-    processors: Processors | None,
-    eos: Array,
-    rule: Rule | None,
-    documents: Array | None,
+    inputs: RowInputs,
 ) -> DecodeState:
     """The state of rows whose prompts the target has read.
 
@@ -188,28 +151,32 @@ def _begin(
     """
     hidden, features = states
     assert hidden is not None
-    rows, width = prompt.shape
+    rows, width = inputs.prompt.shape
     mesh, split_target, split_proposer = placed
-    prompt = shard_state(prompt, mesh, False)
+    prompt, prompt_length = (
+        shard_state(jnp.asarray(inputs.prompt), mesh, False),
+        inputs.prompt_length,
+    )
+    processors, documents = inputs.processors, inputs.documents
     tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
     zero = jnp.zeros(rows, jnp.int32)
     counted, size = decoder.logits_processor is not None, decoder.target.vocab_size
     if counted or processors is not None:
         processors = processors or Processors()
-        processors = processors.begin(prompt, prompt_length, size, counted, eos)
+        processors = processors.begin(prompt, prompt_length, size, counted, inputs.eos)
     top = decoder.num_logprobs
     state = DecodeState(
         tokens=tokens.at[:, :width].set(prompt),
         length=prompt_length,
-        limit=limit,
-        num_drafts=num_drafts,
-        done=prompt_length >= limit,
+        limit=inputs.limit,
+        num_drafts=inputs.num_drafts,
+        done=prompt_length >= inputs.limit,
         cache=cache,
         proposer=None,
-        rule=rule,
-        key=key,
-        sampling=sampling,
-        eos=eos,
+        rule=inputs.rule,
+        key=inputs.key,
+        sampling=inputs.sampling,
+        eos=inputs.eos,
         processors=processors,
         logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
         stats=Stats(zero, zero, zero, zero, zero),

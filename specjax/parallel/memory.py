@@ -48,8 +48,8 @@ def check_memory(
     decoder: _Decoder,
     placed: _Placed,
     params: Params,
-    prompt: Array | np.ndarray,
-    *inputs: Arrays,
+    inputs: Arrays,
+    rows: int,
 ) -> None:
     """Refuse a state that cannot fit.
 
@@ -59,18 +59,19 @@ def check_memory(
 
     Args:
       prefill: the decoder's; it is only traced.
-      decoder, placed, params, prompt, *inputs: arguments of `prefill`.  If one of them is traced,
+      decoder, placed, params, inputs: arguments of `prefill`.  If one of their arrays is traced,
         nothing is checked.
+      rows: the number of rows.
 
     Raises:
       ValueError: with the bytes that the state takes on a device, the bytes free, and the fix.
     """
-    leaves, structure = jax.tree.flatten((params, prompt, *inputs))
+    leaves, structure = jax.tree.flatten((params, inputs))
     if any(isinstance(leaf, Tracer) for leaf in leaves):
         return
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_on_a_mesh(x)) for x in leaves)
-    needed = _needed(prefill, decoder, placed, structure, shapes)
-    what = f"{len(prompt)} rows with a capacity of {decoder.capacity} tokens"
+    needed = _needed(prefill, decoder, placed, rows, structure, shapes)
+    what = f"{rows} rows with a capacity of {decoder.capacity} tokens"
     cure = (
         "decode fewer rows at once, pass a smaller max_new_tokens (below generate: capacity), load "
         "the models in bfloat16, or split them over several devices with mesh="
@@ -92,21 +93,22 @@ def _needed(
     prefill: Callable[..., DecodeState],
     decoder: _Decoder,
     placed: _Placed,
+    rows: int,
     structure: Hashable,  # a PyTreeDef
     shapes: tuple[jax.ShapeDtypeStruct, ...],
 ) -> int:
-    params, prompt, *inputs = jax.tree.unflatten(structure, shapes)
+    params, inputs = jax.tree.unflatten(structure, shapes)
     # The call of `prefill` that follows reuses this trace.
-    state = jax.eval_shape(functools.partial(prefill, decoder, placed), params, prompt, *inputs)
+    state = jax.eval_shape(functools.partial(prefill, decoder, placed), params, inputs)
     mesh, split_target, _ = placed
-    logits = prompt.shape[0] * decoder.proposer.num_nodes * decoder.target.vocab_size * 4
+    logits = rows * decoder.proposer.num_nodes * decoder.target.vocab_size * 4
     return device_bytes(state, mesh) + logits // (
         1 if mesh is None else mesh.size if split_target else row_parts(mesh)
     )
 
 
 def device_bytes(state: Arrays, mesh: Mesh | None) -> int:
-    """Bytes of a state (arrays or shapes) on each device, after `sharding.spread` on `mesh`."""
+    """Bytes of a state (arrays or shapes) on each device, after `shard_state` on `mesh`."""
 
     def held(leaf: Arrays) -> int:
         if isinstance(leaf, KVCache):

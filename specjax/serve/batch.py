@@ -28,7 +28,7 @@ import numpy as np
 from jax import Array
 
 from specjax.contract import Arrays
-from specjax.decoding import Decoder, Logprobs, begin
+from specjax.decoding import Decoder, Logprobs, RowInputs, begin
 from specjax.parallel import device_bytes, devices_of, require, row_parts
 from specjax.processors import Processors
 from specjax.proposers import MedusaSource
@@ -277,14 +277,16 @@ class Device:
             reading.cache,
             [jnp.zeros((1, 1, 1)), None],
             several,
-            prompt,
-            length[None],
-            limit=limit[None],
-            num_drafts=num_drafts[None],
-            sampling=sampling,
-            key=jax.random.fold_in(make_key(seed), index)[None],
-            processors=processors,
-            eos=eos,
+            RowInputs(
+                prompt,
+                length[None],
+                limit=limit[None],
+                num_drafts=num_drafts[None],
+                sampling=sampling,
+                key=jax.random.fold_in(make_key(seed), index)[None],
+                processors=processors,
+                eos=eos,
+            ),
         )
         return self._places.row(state)
 
