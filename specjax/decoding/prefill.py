@@ -153,10 +153,8 @@ def _begin(
     assert hidden is not None
     rows, width = inputs.prompt.shape
     mesh, split_target, split_proposer = placed
-    prompt, prompt_length = (
-        shard_state(jnp.asarray(inputs.prompt), mesh, False),
-        inputs.prompt_length,
-    )
+    prompt = shard_state(jnp.asarray(inputs.prompt), mesh, False)
+    prompt_length = inputs.prompt_length
     processors, documents = inputs.processors, inputs.documents
     tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
     zero = jnp.zeros(rows, jnp.int32)
