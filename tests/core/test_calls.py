@@ -162,7 +162,7 @@ def test_a_command_decodes_once(capsys, monkeypatch, passes, form, stop):
         ([], needed + warm + 24 + min(24, WARM_STEPS)),
     ):
         passes.clear()
-        sys.modules["specjax.generate"]._compiled.clear()  # as in a process of its own
+        sys.modules["specjax.generation.run"]._compiled.clear()  # as in a process of its own
         main([*arguments, *extra])
         assert sum(passes) == wanted
         printed = capsys.readouterr().out

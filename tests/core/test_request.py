@@ -137,7 +137,7 @@ def test_a_model_prints_a_line(target):
 def test_an_output_prints_its_text_and_its_figures(target, draft, monkeypatch):
     """Compilation is apart: a second call of a kind has none."""
     # Another test of this process may have made the same call.
-    monkeypatch.setattr(sys.modules["specjax.generate"], "_compiled", Recent())
+    monkeypatch.setattr(sys.modules["specjax.generation.run"], "_compiled", Recent())
     first, second = (
         specjax.generate(target, "the cat", proposer="draft", draft=draft, max_new_tokens=9)
         for _ in range(2)
