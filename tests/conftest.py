@@ -3,6 +3,9 @@
 The tests compile thousands of small programs once each, so optimising them would take longer than
 everything else. With SPECJAX_TEST_DEFAULT_FLAGS=1 XLA optimises as it does for a user; `.ci/run`
 tests the laws of decoding and a training that way.
+
+Compiled programs are kept in `.pytest_cache/jax`, where other workers, processes and later runs
+find them; `rm -r .pytest_cache` empties it.
 """
 
 import gc
@@ -18,6 +21,12 @@ if os.environ.get("SPECJAX_TEST_DEFAULT_FLAGS", "0") == "0":
         "--xla_cpu_parallel_codegen_split_count=1 --xla_disable_hlo_passes=hlo-verifier "
         + os.environ.get("XLA_FLAGS", "")
     )
+# In the environment, so that the processes that tests start find the programs, too.
+os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "jax")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "0")
 
 import jax
 import pytest

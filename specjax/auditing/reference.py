@@ -120,10 +120,7 @@ def _read(
 ) -> tuple[Array, Array | None]:
     """One pass over whole texts [R, W] without a cache; the logits [R, K, V] after tokens `at`."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    if taps:
-        out = model.apply(params, tokens, positions, taps=taps)
-    else:  # a model without taps may lack the parameter
-        out = model.apply(params, tokens, positions)
+    out = model.apply(params, tokens, positions, taps=taps)
     logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
     if not taps:
         return logits, None

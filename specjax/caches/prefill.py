@@ -58,10 +58,7 @@ def read_prompt(
         cache: Cache, start: Array | int, part: Array
     ) -> tuple[Cache, tuple[Array, Array | None]]:
         positions = jnp.broadcast_to(start + jnp.arange(part.shape[1]), part.shape)
-        if taps:
-            out = model.apply(params, part, positions, cache, taps=taps)
-        else:  # a model without taps may lack the parameter
-            out = model.apply(params, part, positions, cache)
+        out = model.apply(params, part, positions, cache, taps=taps)
         committed = out.cache.commit(jnp.clip(count - start, 0, part.shape[1]))
         return committed, (out.hidden, out.features)
 

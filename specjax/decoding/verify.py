@@ -58,10 +58,7 @@ def verify_narrowly(
         part = jax.tree.map(lambda x: x[:, :width], tree)
         part = part.replace(ancestors=part.ancestors[..., :width])
         seen = None if proposer.is_chain else part.ancestors
-        if taps:
-            out = target.apply(params, drafts.tokens, positions[:, :width], cache, seen, taps=taps)
-        else:  # a model without taps may lack the parameter
-            out = target.apply(params, drafts.tokens, positions[:, :width], cache, seen)
+        out = target.apply(params, drafts.tokens, positions[:, :width], cache, seen, taps=taps)
         verdict, logits = judge(drafts, part, out.logits)
         if width == num_nodes:
             return verdict, out, logits

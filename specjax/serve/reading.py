@@ -192,8 +192,6 @@ class Reader:
         return Reading(cut(cache), tuple(parts), None, None)
 
     def _apply(self, params: Params, tokens: Array, positions: Array, cache: Cache):
-        if not self.several.taps:  # a model without taps may lack the parameter
-            return self.target.apply(params.target, tokens, positions, cache)
         return self.target.apply(params.target, tokens, positions, cache, taps=self.several.taps)
 
     def _read_part(
