@@ -153,33 +153,38 @@ def _begin(
     assert hidden is not None
     rows, width = inputs.prompt.shape
     mesh, split_target, split_proposer = placed
-    prompt = shard_state(jnp.asarray(inputs.prompt), mesh, False)
-    prompt_length = inputs.prompt_length
-    processors, documents = inputs.processors, inputs.documents
+    prompt, prompt_length, limit, num_drafts, eos = map(
+        jnp.asarray,
+        (inputs.prompt, inputs.prompt_length, inputs.limit, inputs.num_drafts, inputs.eos),
+    )
+    prompt = shard_state(prompt, mesh, False)
+    processors = inputs.processors
     tokens = jnp.zeros((rows, decoder.capacity + decoder.proposer.max_depth + 1), jnp.int32)
     zero = jnp.zeros(rows, jnp.int32)
     counted, size = decoder.logits_processor is not None, decoder.target.vocab_size
     if counted or processors is not None:
         processors = processors or Processors()
-        processors = processors.begin(prompt, prompt_length, size, counted, inputs.eos)
+        processors = processors.begin(prompt, prompt_length, size, counted, eos)
     top = decoder.num_logprobs
     state = DecodeState(
         tokens=tokens.at[:, :width].set(prompt),
         length=prompt_length,
-        limit=inputs.limit,
-        num_drafts=inputs.num_drafts,
-        done=prompt_length >= inputs.limit,
+        limit=limit,
+        num_drafts=num_drafts,
+        done=prompt_length >= limit,
         cache=cache,
         proposer=None,
         rule=inputs.rule,
         key=inputs.key,
         sampling=inputs.sampling,
-        eos=inputs.eos,
+        eos=eos,
         processors=processors,
         logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
         stats=Stats(zero, zero, zero, zero, zero),
     )
-    documents = None if documents is None else shard_state(documents, mesh, False)
+    documents = None
+    if inputs.documents is not None:
+        documents = shard_state(jnp.asarray(inputs.documents), mesh, False)
     block = Block(prompt, hidden, prompt_length - 1, features, documents)
     begun = decoder.proposer.init(params, block, decoder.capacity)
     state, begun = shard_state(state, mesh, split_target), shard_state(begun, mesh, split_proposer)
