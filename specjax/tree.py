@@ -78,7 +78,7 @@ def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
 
 
 def ancestor_mask(parent: Array) -> Array:
-    """[N] -> [N, N] bool: is m an ancestor of n, or n itself?
+    """[N] -> [N, N] bool: whether m is an ancestor of n, or n itself.
 
     It is the transitive closure of (I | parent).  Repeated squaring adds paths of length 1, 2, 4,
     ..., so there is no loop over nodes.
@@ -124,7 +124,7 @@ def prune(parent: Array, known: Array) -> Array:
 
 
 def asked(parent: Array, way: Array, num_accepted: Array) -> Array:
-    """[D + 1] bool: did the rule judge a draft below the accepted node at each depth?
+    """[D + 1] bool: whether the rule judged a draft below the accepted node at each depth.
 
     It did if that node has a child.
 

@@ -22,7 +22,7 @@ def running_product(x: Array) -> Array:
 
 
 def leading(x: Array) -> Array:
-    """[..., n] bool -> [..., n] bool: are all up to here true, along the last axis?"""
+    """[..., n] bool -> [..., n] bool: whether all up to here are true, along the last axis."""
     return (x[..., None, :] | ~_up_to(x)).all(-1)
 
 

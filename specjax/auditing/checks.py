@@ -21,7 +21,7 @@ from specjax.types import Arrays, DecodeState
 
 
 def figures(texts: Texts) -> Check:
-    """Do the statistics agree with the texts?
+    """Checks that the statistics agree with the texts.
 
     Each pass emits one token more than it accepts; only a row's last pass may be cut short.
     """
@@ -44,7 +44,7 @@ def figures(texts: Texts) -> Check:
 
 
 def ends(texts: Texts, eos: tuple[int, ...]) -> Check:
-    """Does every row end at its first EOS or at its limit, with its prompt as it was?"""
+    """Checks that every row ends at its first EOS or at its limit, with its prompt unchanged."""
     right = 0
     for row, (text, new) in enumerate(zip(texts.texts, texts.new, strict=True)):
         prompt = list(texts.rows.prompts[texts.rows.prompt_of[row]])
@@ -160,7 +160,7 @@ def _judge(
 
 
 def layout(texts: Texts, other: Texts, order: np.ndarray, rounding: Rounding) -> Check:
-    """Does a text depend on the row's own key, prompt and settings only, not on its place?
+    """Checks that a text depends on the row's own key, prompt and settings, not on its place.
 
     Rounding may flip a draw of a number close to a probability.  The expected number of such flips
     is at most that of the tokens times the rounding of a logit.
@@ -193,7 +193,7 @@ def next_logits(target: Model, width: int, params: Arrays, state: DecodeState) -
 
 
 def same_bits(texts: Texts, plain: Texts, logits: np.ndarray, wanted: np.ndarray) -> Check:
-    """Do both KV caches give the same bits, on the rows with equal texts?"""
+    """Checks that both KV caches give the same bits, on the rows with equal texts."""
     same = np.array([a == b for a, b in zip(texts.texts, plain.texts, strict=True)])
     bits = np.array([a.tobytes() == b.tobytes() for a, b in zip(logits, wanted, strict=True)])
     detail = (
@@ -203,7 +203,7 @@ def same_bits(texts: Texts, plain: Texts, logits: np.ndarray, wanted: np.ndarray
 
 
 def widths(narrow: np.ndarray, wide: np.ndarray, width: int, eps: float) -> Check:
-    """Do a pass over one token and one over `width` tokens give the same logits up to rounding?"""
+    """Checks that passes over one and over `width` tokens give the same logits up to rounding."""
     apart = float(np.abs(np.where(np.isfinite(narrow), narrow - wide, 0)).max())
     size = float(np.abs(np.where(np.isfinite(narrow), narrow, 0)).max())
     bound = 64 * eps * max(size, 1.0)

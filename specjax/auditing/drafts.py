@@ -92,7 +92,7 @@ def width_of_features(reader: Reader, taps: tuple[int, ...]) -> int:
 
 
 def features(texts: Texts, reader: Reader, taps: tuple[int, ...], eps: float) -> Check:
-    """Are the hidden states that the proposer got those of the tokens it got them for?"""
+    """Checks that the proposer got the hidden states of the tokens that it got."""
     recorded = to_host(texts.state.proposer.features)
     total, wrong = 0, 0
     for numbers, _, seen in reader.after(texts.texts, texts.rows.width, 1, taps):
@@ -117,7 +117,7 @@ def with_itself(decoder: Decoder) -> Decoder | None:
 
 
 def acceptance(texts: Texts, rounding: Rounding) -> Check:
-    """Is every judged draft accepted, where the draft's distribution is the target's?
+    """Checks that every judged draft is accepted where the draft's distribution is the target's.
 
     An exact rule then has a residual of 0: min(1, p / q) = 1.  Only rounding may reject a draft.
     """

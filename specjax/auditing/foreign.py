@@ -108,7 +108,7 @@ def _repeat(same: Sequence[bool], concurrency: int) -> Check:
 
 
 def _greedy(texts: list[str], wanted: list[str], unstable: int, repeats: int) -> Check:
-    """Are the greedy texts those of the baseline, but for as many as change by themselves?"""
+    """Checks the greedy texts against the baseline, but for as many as change by themselves."""
     differ = [n for n, (a, b) in enumerate(zip(texts, wanted, strict=True)) if a != b]
     rate = unstable / repeats
     # With an unstable share of r, the baseline and the server differ in up to 2 r of the texts.
@@ -177,7 +177,7 @@ _SAMPLE = "switch sampling on in the server (transformers: do_sample in generati
 
 
 def _is_frozen(texts: Sequence[tuple[Any, ...]]) -> bool:
-    """Is there one text for each prompt, whatever the seed?"""
+    """Checks that each prompt has one text, whatever the seed."""
     return len(set(texts)) == len({text[0] for text in texts})
 
 

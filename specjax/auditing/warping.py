@@ -70,7 +70,7 @@ def warp(logits: np.ndarray, settings: Settings, slack: float) -> tuple[np.ndarr
 
 
 def _apart(x: np.ndarray, bound: np.ndarray, slack: float) -> np.ndarray:
-    """[M] bool: does no other logit [M, V] lie within `slack` below the smallest one kept [M, 1]?
+    """[M] bool: whether no other logit [M, V] is within `slack` below the smallest kept one [M, 1].
 
     A tie with it is kept by definition, but rounding could break the tie.
     """

@@ -1,4 +1,4 @@
-"""`specjax audit`: is decoding lossless with this target, this proposer and this rule?
+"""`specjax audit` checks that decoding is lossless with a target, a proposer and a rule.
 
 With `--url` it audits another server by its texts.
 """

@@ -58,7 +58,7 @@ class _Way(Timed):
 
     @property
     def disturbed(self) -> bool:
-        """Did other processes disturb every sample?"""
+        """Returns whether other processes disturbed every sample."""
         return not all(self.seconds)
 
     @property

@@ -317,7 +317,7 @@ class Automata:
         return keep(logits, kept > 0)
 
     def _ways(self, path: Array, length: Array, limit: Array, least: _Host | int) -> Array:
-        """[B, M, C] bool: may a token of each class follow each node?"""
+        """Returns [B, M, C] bool: whether a token of each class may follow each node."""
         ways = _rows(self.next, self.after(path))
         least = jnp.broadcast_to(least, length.shape)[:, None, None]
         to = jnp.maximum(ways, 0)

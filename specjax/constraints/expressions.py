@@ -162,7 +162,7 @@ class Grammar:
 
     @property
     def is_schema(self) -> bool:
-        """Is it a JSON schema?"""
+        """Whether the constraint is a JSON schema."""
         assert isinstance(self.grammar, str)
         return self.grammar.lstrip().startswith("{")
 

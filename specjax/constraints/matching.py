@@ -32,7 +32,7 @@ class Matcher(abc.ABC):
 
     @abc.abstractmethod
     def is_complete(self) -> bool:
-        """May the text end here?"""
+        """Returns whether the text may end here."""
 
     @abc.abstractmethod
     def push(self, token: int) -> bool:

@@ -293,7 +293,7 @@ def _listed(kinds: Any) -> list[Any]:
 
 
 def _is(kind: Any, value: object) -> bool:
-    """Is a value of JSON of this type?"""
+    """Returns whether a value of JSON has this type."""
     kinds: dict[Any, Any] = {
         "string": str, "boolean": bool, "null": type(None), "array": list, "object": dict,
         "integer": int, "number": int | float,

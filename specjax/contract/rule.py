@@ -32,7 +32,7 @@ class Rule(abc.ABC):
 
     @classmethod
     def fixes_text(cls) -> bool:
-        """Does a text depend on its key alone, and not on what is drafted?"""
+        """Returns whether a text depends on its key only, and not on the drafts."""
         return cls.exact and cls.shared_noise
 
     def __init_subclass__(cls, **named: object) -> None:

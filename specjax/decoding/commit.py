@@ -74,7 +74,7 @@ def write(buffer: Array, new: Array, start: Array) -> Array:
 
 
 def count(stats: Stats, info: StepInfo, live: Array) -> Stats:
-    """`stats` with a step added; `live` [B] bool: was the row not done before the step?"""
+    """Adds a step to `stats`; `live` [B] bool: whether the row was not done before the step."""
     asked = jax.vmap(tree.asked)(info.proposal.parent, info.path, info.num_accepted)
     tested = jnp.minimum(asked.sum(1, dtype=jnp.int32), info.count)
     proposed = (info.proposal.parent != ABSENT).sum(1, dtype=jnp.int32)

@@ -131,7 +131,7 @@ def check_given(
 
 
 def _is_held(value: Array | np.ndarray) -> bool:
-    """Can this process read all of `value`?"""
+    """Returns whether this process can read all of `value`."""
     if isinstance(value, Tracer):
         return False
     return isinstance(value, np.ndarray) or value.is_fully_addressable

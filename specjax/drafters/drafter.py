@@ -37,7 +37,7 @@ class Drafter:
 
     @property
     def has_adapters(self) -> bool:
-        """Can each row choose an adapter?"""
+        """Whether each row can choose an adapter."""
         return False
 
     def check(self, target: LanguageModel) -> None:

@@ -194,7 +194,7 @@ def shard_names(index: pathlib.Path) -> list[str]:
 
 
 def _is_shard(name: object) -> bool:
-    """Is it the name of a file, without a folder?"""
+    """Returns whether a name is that of a file, without a folder."""
     return (
         isinstance(name, str)
         and name == pathlib.Path(name).name

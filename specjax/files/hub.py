@@ -58,7 +58,7 @@ def find_folder(path: str | os.PathLike[str], revision: str | None = None) -> pa
 
 
 def _is_name(path: str) -> bool:
-    """Does it look like `org/name`?"""
+    """Returns whether a name looks like `org/name`."""
     return (
         path.count("/") == 1
         and not path.startswith((".", "/", "~"))

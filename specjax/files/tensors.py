@@ -175,7 +175,7 @@ def _read_leaves(
 
 
 def all_finite(numbers: np.ndarray) -> bool:
-    """Does a contiguous array of floats hold neither NaN nor infinity?
+    """Returns whether a contiguous array of floats holds neither NaN nor infinity.
 
     It compares the bits of the exponent, in pieces that fit into a core's cache.  That takes a
     fraction of the time to read the array; `isfinite` of bfloat16 takes many times as long.

@@ -158,7 +158,7 @@ def number_of(arguments: argparse.Namespace, name: str) -> Value:
 
 
 def reads(kind: str, name: str) -> bool:
-    """Does a proposer of this kind use that option?"""
+    """Returns whether a proposer of this kind uses an option."""
     return kind in NUMBERS[name].owners
 
 

@@ -220,7 +220,7 @@ class TransformerConfig:
         return self.windows[layer] if self.windows else None
 
     def is_sparse(self, layer: int) -> bool:
-        """Has a layer experts?"""
+        """Returns whether a layer has experts."""
         return self.num_experts > 0 and (not self.sparse or self.sparse[layer])
 
 

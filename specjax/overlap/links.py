@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def is_here(mesh: Mesh) -> bool:
-    """Does this process have devices of `mesh`?"""
+    """Returns whether this process has devices of `mesh`."""
     return any(device.process_index == jax.process_index() for device in mesh.devices.flat)
 
 

@@ -358,7 +358,7 @@ def check_meshes(draft_mesh: Mesh, target_mesh: Mesh) -> None:
 
 
 def _same_device(draft_mesh: Mesh, target_mesh: Mesh) -> bool:
-    """Are both meshes the only device that there is?"""
+    """Returns whether both meshes are the only device that there is."""
     return jax.device_count() == 1 and draft_mesh.size == target_mesh.size == 1
 
 

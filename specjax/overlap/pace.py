@@ -50,7 +50,7 @@ class Pace:
         return [min(seconds, most) for seconds in kept]
 
     def _faster(self, way: int) -> bool:
-        """Is a way faster than the chosen one, by more than the standard error of the two means?"""
+        """Whether an option is faster than the chosen one, by more than the standard error."""
         samples = self._counted(way), self._counted(self.chosen)
         variances = (statistics.variance(x) / len(x) if len(x) > 1 else 0.0 for x in samples)
         now = self.seconds(self.chosen)

@@ -95,7 +95,7 @@ def with_kv_copies(mesh: Mesh, num_kv_heads: int) -> Mesh:
 
 
 def alike(one: Mesh, other: Mesh) -> bool:
-    """Are they the same mesh, apart from `kv_copies`?"""
+    """Returns whether two meshes are the same, apart from `kv_copies`."""
     return one == other or (
         _merged(one) == _merged(other)
         and one.devices.flatten().tolist() == other.devices.flatten().tolist()

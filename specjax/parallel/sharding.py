@@ -220,7 +220,7 @@ def put(array: Array | np.ndarray, at: NamedSharding) -> Array:
 
 
 def leader() -> bool:
-    """Is this the process that prints, and that writes files?"""
+    """Returns whether this is the process that prints and writes files."""
     return jax.process_index() == 0
 
 
@@ -253,7 +253,7 @@ def mesh_of(arrays: Arrays) -> Mesh | None:
 
 
 def is_split(arrays: Arrays) -> bool:
-    """Is at least one of the arrays split over devices, and not replicated?"""
+    """Returns whether at least one of the arrays is split over devices, and not replicated."""
     return any(
         at is not None and not at.is_fully_replicated for at in map(_named, jax.tree.leaves(arrays))
     )

@@ -102,7 +102,7 @@ class Device:
 
     @functools.cached_property
     def copies(self) -> bool:
-        """Can the first tokens of a slot be copied instead of read again?"""
+        """Whether the first tokens of a slot can be copied instead of read again."""
         return self._reader.copies(jax.eval_shape(self._reader.empty, self.params).cache)
 
     def start(self, row: Row) -> None:

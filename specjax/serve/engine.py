@@ -163,7 +163,7 @@ class Engine:
 
     @property
     def healthy(self) -> bool:
-        """Does the engine still serve what it has accepted?"""
+        """Whether the engine still serves the requests that it has accepted."""
         return self._scheduler.healthy
 
     def compiled(self) -> int:

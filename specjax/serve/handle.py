@@ -154,7 +154,7 @@ class Handle:
         self.cancelled = True
 
     def done(self) -> bool:
-        """Has the whole text been written, or an error been reported?"""
+        """Whether the whole text has been written, or an error has been reported."""
         return self._served is not None or self._error is not None
 
     def result(self, timeout: float | None = None) -> Served:

@@ -67,7 +67,6 @@ class Reader:
 
     Attributes:
       capacity: slots for tokens, a multiple of the width of a chunk.
-      room: the most tokens of a text.
     """
 
     target: Model
@@ -80,7 +79,7 @@ class Reader:
         return tuple(map(_kind, self.several.parts))
 
     def copies(self, cache: Cache) -> bool:
-        """Can the first tokens of a row be copied into another one?"""
+        """Whether the first tokens of a row can be copied into another one."""
         rings = cache.rings if isinstance(cache, WindowedCache) else ()
         is_whole = isinstance(cache, KVCache) and not any(rings)
         return is_whole and None not in self.kinds and all(map(self._copies, self.several.parts))

@@ -113,7 +113,7 @@ class Scheduler:
 
     @property
     def healthy(self) -> bool:
-        """Does it still serve what it has accepted?"""
+        """Whether the thread still serves the requests that it has accepted."""
         return self._thread.is_alive() and self._error is None
 
     def close(self, finish: bool, timeout: float | None) -> None:
@@ -137,7 +137,7 @@ class Scheduler:
             raise Closed("the engine is stopping and takes no more requests")
 
     def _is_idle(self) -> bool:
-        """Will the next request begin at once?"""
+        """Whether the next request will begin at once."""
         is_free = any(slot.handle is None for slot in self._slots)
         return is_free and self._admission is None and not self._queue
 

@@ -44,7 +44,7 @@ class Words:
 
     @functools.cached_property
     def byte_level(self) -> bool:
-        """Are tokens written in GPT-2's alphabet of bytes?"""
+        """Whether tokens are written in GPT-2's alphabet of bytes."""
         return '"ByteLevel"' in self._parts
 
     @functools.cached_property

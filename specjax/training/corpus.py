@@ -176,7 +176,7 @@ def number_of(text: str) -> int:
 
 
 def holds_out(text: str) -> bool:
-    """Is a text one of the hundredth part that is held out?"""
+    """Returns whether a text is one of the hundredth part that is held out."""
     return number_of(text) % _HELD_OUT_OF == 0
 
 

@@ -64,7 +64,7 @@ def check_arguments(name: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def decays(name: str) -> bool:
-    """Has the optimizer a weight decay that can be kept to matrices?"""
+    """Returns whether the optimizer has a weight decay that can be kept to matrices."""
     parameters = inspect.signature(_made_by(name)).parameters
     return _DECAY[0] in parameters and any(mask in parameters for mask in _DECAY[1])
 
@@ -136,7 +136,7 @@ def _times(schedule: optax.Schedule, factor: float) -> optax.Schedule:
 
 
 def _is_matrix(path: tuple[Any, ...], leaf: Array) -> bool:
-    """Is it a matrix between hidden states?"""
+    """Returns whether a parameter is a matrix between hidden states."""
     names = jax.tree_util.keystr(path)
     return leaf.ndim == 2 and "embedding" not in names and "'head'" not in names
 

@@ -203,7 +203,7 @@ def read_layer_config(folder: pathlib.Path, fields: Fields, tensors: Tensors) ->
 
 
 def _read_causal(fields: Fields, layers: TransformerConfig) -> tuple[bool, ...]:
-    """By layer: does a slot attend only to slots before it?"""
+    """By layer: whether a slot attends only to slots before it."""
     count = layers.num_layers
     for name in ("is_causal", "causal", "causal_head"):
         value = fields.flag(name, None)

@@ -279,7 +279,7 @@ def _refuse_switches(folder: pathlib.Path, config: Config) -> None:
 
 
 def _feeds_normed(folder: pathlib.Path, config: Config) -> bool:
-    """`norm_output`: is the state of a draft fed back after the final norm?
+    """`norm_output`: whether the state of a draft is fed back after the final norm.
 
     So it is read by speculators, vLLM and SGLang, and by SpecForge since September 2026.  Before,
     SpecForge's training read it as "apply the norm before the head's matrix", with the default

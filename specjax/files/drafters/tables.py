@@ -46,7 +46,7 @@ def repeats(stored: Stored, part: str, target: LanguageModel) -> bool:
 
 
 def is_reduced(drafter: PublishedDrafter) -> bool:
-    """Can it propose only some of the target's tokens?"""
+    """Returns whether the drafter can propose only some of the target's tokens."""
     return "to_draft" in drafter.params
 
 

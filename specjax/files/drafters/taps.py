@@ -56,7 +56,7 @@ def write_taps(taps: tuple[int, ...], *, nested: bool) -> Config:
 
 
 def is_model_opt(config: Config) -> bool:
-    """Does it name its taps as ModelOpt alone does?"""
+    """Returns whether a configuration names its taps as only ModelOpt does."""
     return _OUTER in config and _INNER not in config
 
 

@@ -92,7 +92,7 @@ class BlockDraftConfig:
         return self.block_size - self.first_slot
 
     def is_causal(self, layer: int) -> bool:
-        """Does a slot of a block see the slots before it only, in this layer?"""
+        """Returns whether a slot of a block sees only the slots before it in this layer."""
         return bool(self.causal) and self.causal[layer]
 
     def mask(self, layer: int) -> Array:

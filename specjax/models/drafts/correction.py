@@ -68,7 +68,7 @@ class Correction(abc.ABC):
 
     @property
     def estimates(self) -> bool:
-        """Has it a `confidence`?"""
+        """Whether the correction has a `confidence`."""
         return False
 
     def confidence(self, params: Arrays, slot: Slot) -> Array:

@@ -1,4 +1,4 @@
-"""Sources: they look_up the next tokens, and a shape of `specjax.proposers` arranges the drafts."""
+"""Sources predict the next tokens, and a shape of `specjax.proposers` arranges the drafts."""
 
 from specjax.proposers.sources.block_draft import BlockDraftSource
 from specjax.proposers.sources.catch_up import AT_ONCE

@@ -146,7 +146,7 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
     in_range = jnp.arange(_SHORT - 1) <= jnp.tile(jnp.arange(_SHORT - 1), 2)[:, None]
 
     def compare(place: Array, weight: Array) -> Array:
-        """Is the context at each place before (< 0), equal to (0) or behind ours?"""
+        """Returns whether the context at each place is before (< 0), equal to (0) or after ours."""
         number = weight.shape[-1]
         back = jnp.arange(1, number + 1)  # the last tokens of all places in question are equal
         token = store.tokens[place[..., None] - back].astype(jnp.int32)

@@ -95,10 +95,10 @@ class Learner(abc.ABC):
 
     @property
     def trains_head(self) -> bool:
-        """Has `head` a gradient?"""
+        """Whether `head` has a gradient."""
         return self.own_head
 
     @property
     def estimates(self) -> bool:
-        """Have the guesses a `confidence`?"""
+        """Whether the guesses have a `confidence`."""
         return False
