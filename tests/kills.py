@@ -125,10 +125,10 @@ def arrays(out: pathlib.Path) -> dict[str, bytes]:
     folder = out / "state"
     step = max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     reader, path = ocp.PyTreeCheckpointer(), folder / str(step) / "default"
+    metadata = reader.metadata(path)
+    metadata = getattr(metadata, "item_metadata", metadata)  # it depends on Orbax's version
     # As NumPy arrays, since this process has not the devices of the run.
-    plain = jax.tree.map(
-        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), reader.metadata(path).item_metadata.tree
-    )
+    plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
     restored = reader.restore(path, restore_args=plain)
     leaves: dict[str, bytes] = {"step": str(step).encode()}
 

@@ -40,7 +40,7 @@ def text() -> pathlib.Path:
     """A folder with a few small Python files of the library."""
     folder = ROOT / "text"
     folder.mkdir()
-    for path in sorted((SOURCE / "specjax").rglob("*.py"))[:8]:
+    for path in sorted((SOURCE / "specjax" / "auditing").glob("*.py"))[:8]:
         (folder / f"{path.parent.name}-{path.name}").write_text(path.read_text())
     return folder
 

@@ -21,7 +21,7 @@ from bench.tpu.chips import Chip, slice_of
 from specjax import Decoder, LinenModel, Params, Sampling, Transformer
 from specjax.caches import KVCache
 from specjax.contract import Proposer
-from specjax.decoding import eos_of_rows, start
+from specjax.decoding import RowInputs, eos_of_rows, start
 from specjax.drafters import PublishedSource, own_shardings
 from specjax.models import Int8, SharedParams
 from specjax.parallel import by_row, device_bytes, is_split, shardings
@@ -185,8 +185,8 @@ def shape_of_state(decoder: Decoder, params: Params, rows: int, mesh: Mesh | Non
         lookahead = jnp.full(rows, decoder.proposer.max_depth, jnp.int32)
         sampling = Sampling.create(rows, temperature=0.7)
         ends = eos_of_rows([decoder.eos] * rows)
-        given = prompt, length, limit, lookahead, sampling, key, None, ends, None
-        return start(decoder, placed, params, *given)
+        inputs = RowInputs(prompt, length, limit, lookahead, sampling, key, None, ends)
+        return start(decoder, placed, params, inputs)
 
     prompt = jax.ShapeDtypeStruct((rows, min(_PROMPT, decoder.capacity)), jnp.int32)
     length = jax.ShapeDtypeStruct((rows,), jnp.int32)

@@ -131,7 +131,7 @@ REFUSED = {
         {"model_type": "deepseek_v3"}, keep, "model_type 'deepseek_v3' of a drafter's layers",
     ),
     "a rope": (
-        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, keep, "rope type 'dynamic'",
+        {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, keep, "rope type 'spiral'",
     ),
     "a switch that is a word": ({"norm_output": "yes"}, keep, "norm_output is 'yes'"),
     "a quantised head": ({"quantization_config": {}}, keep, "is quantised"),
@@ -297,7 +297,7 @@ def test_inspect_needs_headers_only(tmp_path, make, capsys):
     main(["inspect", str(folder), "--target", target_folder, "--json"])
     facts = json.loads(capsys.readouterr().out)
     tensors = head.tensors(0)
-    weights = sum(t.numel() for n, t in tensors.items() if n not in ("d2t", "t2d"))
+    weights = sum(t.size for n, t in tensors.items() if n not in ("d2t", "t2d"))
     assert facts["format"] == "eagle3" and facts["method"] == "EAGLE-3"
     assert facts["taps"] == [2, 3, 4] and facts["shares"] == ["embedding"]
     assert facts["num_drafts"] == {authors: 8, model_opt: 8, speculators: 3, deep_spec: 5}[make]

@@ -10,14 +10,13 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 BLOCK = re.compile(r"^```bash\n(.*?)^```", re.DOTALL | re.MULTILINE)
+INSTALLS = re.compile(r"^(?:python3 -m venv [^\n]*?)?pip install[^&\n]*(?:&& |\n)", re.MULTILINE)
 TRAINS = "python -m train."
 
 
 def commands(page: pathlib.Path) -> str:
     """The commands of a page.  What it installs is installed already, and not from a copy."""
-    blocks = BLOCK.findall(page.read_text())
-    lines = "".join(blocks).splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("pip install"))
+    return INSTALLS.sub("", "".join(BLOCK.findall(page.read_text())))
 
 
 PAGES = [str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")) if commands(p)]

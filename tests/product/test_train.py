@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys
 import trained
 from kills import same
+from toys import TRANSFORMERS as toys
 from trained import metrics
 
 import specjax
@@ -72,7 +72,7 @@ def test_too_little_held_out_text_is_refused_before_training(tmp_path):
     with pytest.raises(
         ValueError, match=r"held_out.bin has (\d+) tokens: .*more --data, or"
     ) as told:
-        run(tmp_path / "run", "--sequence-length", "200")
+        run(tmp_path / "run", "--sequence-length", "10000")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     longest = re.findall(r"at most (\d+)$", str(told.value))[0]
     with pytest.raises(ValueError, match=r"held_out.bin has"):
