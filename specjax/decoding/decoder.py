@@ -317,8 +317,8 @@ class Decoder:
 
         Args:
           params, state: arrays, or a `jax.ShapeDtypeStruct` for each, with its sharding.
-          platform: one of `specjax._internal.platforms.PLATFORMS`, present or not; by default
-            the platform of the arrays.
+          platform: "cpu", "gpu", "cuda", "rocm" or "tpu", present or not; by default the platform
+            of the arrays.
         """
         names, steps = lowering_platforms(platform), jax.ShapeDtypeStruct((), jnp.int32)
         return _run.trace(self, layout(state), params, state, steps).lower(lowering_platforms=names)

@@ -12,8 +12,8 @@ _SHARE = 0.01
 """The share of the decoding time that trials may cost."""
 
 _WON = 0.1
-"""The share of the time that a proposer's drafts saved which its trials may cost as well: drafts
-that paid once are likelier to pay again."""
+"""Drafts save time, and trials of the same proposer may also cost this share of the saved time:
+drafts that paid once are likelier to pay again."""
 
 _SAVED = 8.0
 """The largest budget, in steps of plain decoding: a text that changes needs a few trials, and
