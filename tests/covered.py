@@ -1,12 +1,13 @@
-"""How many lines of the rooms that decode does core run?
+"""Prints how many lines of the decoding rooms core runs.
 
     python -m tests.covered            # runs core, prints a line for each room, and writes the map
     python -m tests.covered --missed   # also the lines that no test ran
 
 The map says for each line which tests ran it, and `python -m tests.mutants` starts with these.  It
 stands in `.coverage`, which is not committed.  JAX traces a function once and keeps what it traced,
-so of several tests that share a program only the first runs its lines.  The exit status is 1 if the
-rooms together are below 95 %.
+so of several tests that share a program only the first runs its lines.  A map that is older than a
+file of the library or of core names wrong lines and tests, and is not used.  The exit status is 1
+if the rooms together are below 95 %.
 """
 
 from __future__ import annotations
@@ -40,6 +41,15 @@ def files() -> Iterator[tuple[str, pathlib.Path]]:
 
 
 @functools.cache
+def fresh() -> bool:
+    """Returns whether there is a map that is newer than the library and the tests of core."""
+    if not DATA.exists():
+        return False
+    sources = [*(ROOT / "specjax").rglob("*.py"), *(ROOT / "tests" / "core").glob("*.py")]
+    return DATA.stat().st_mtime > max(path.stat().st_mtime for path in sources)
+
+
+@functools.cache
 def starts(file: pathlib.Path) -> dict[int, int]:
     """The first line of the innermost statement that each line of a file belongs to."""
     first: dict[int, int] = {}
@@ -58,8 +68,8 @@ def _contexts(file: pathlib.Path) -> dict[int, list[str]]:
 
 
 def tests_of(file: pathlib.Path, line: int) -> list[str]:
-    """The tests that ran the statement of a line, as node ids; none without a map."""
-    if not DATA.exists():
+    """The tests that ran the statement of a line, as node ids; none without a fresh map."""
+    if not fresh():
         return []
     found = _contexts(file).get(starts(file).get(line, line), [])
     return sorted({context.partition("|")[0] for context in found if context})
@@ -67,8 +77,8 @@ def tests_of(file: pathlib.Path, line: int) -> list[str]:
 
 @functools.cache
 def measured() -> frozenset[str]:
-    """The files of tests that the map knows."""
-    if not DATA.exists():
+    """The files of tests that a fresh map knows."""
+    if not fresh():
         return frozenset()
     data = coverage.CoverageData(basename=str(DATA))
     data.read()

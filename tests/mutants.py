@@ -1,7 +1,7 @@
-"""Small faults, planted one after the other: does core find them?
+"""Plants small faults one after the other, and prints which test of core finds each.
 
     python -m tests.mutants --count 300 --seed 1
-    python -m tests.mutants --only specjax/rules/match.py:27
+    python -m tests.mutants --only specjax/rules/match.py:35
 
 A mutant is a change of one place in one file: a comparison, an operator, a number, a sign, a
 condition, or a line that is left out.  Each mutant has a process of its own, which runs tests until
@@ -375,6 +375,8 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         mutants = sorted(random.Random(chosen.seed).sample(every, min(chosen.count, len(every))))
     print(f"{len(mutants)} of {len(every)} mutants, seed {chosen.seed}", flush=True)
+    if not covered.fresh():
+        print("no map of the tests that ran a line, or an old one: run python -m tests.covered")
     if chosen.list:
         print("\n".join(mutant.name for mutant in mutants))
         return
