@@ -24,7 +24,7 @@ import numpy as np
 
 import specjax
 from bench.command import Report, run
-from specjax.drafters import BoundDrafter, Drafter, arrange
+from specjax.drafters import arrange
 from specjax.generation import check_length, encode_file
 from specjax.measure import (
     Sample,
@@ -36,6 +36,7 @@ from specjax.measure import (
     show,
     take_turns,
 )
+from specjax.methods import BoundDrafter, Drafter
 from specjax.proposers import NoProposer
 from specjax.training.measure import measure
 from specjax.types import Params

@@ -17,8 +17,7 @@ import specjax
 from bench.command import run
 from bench.imposed import Imposed, Script, coins
 from bench.weights import SIZES, random_folders
-from specjax.drafters import Drafter
-from specjax.proposers import DraftModel
+from specjax.methods import Drafter, DraftModel
 from specjax.tuning import Plan
 
 _DEPTH, _PROMPT = 8, 64

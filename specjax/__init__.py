@@ -9,20 +9,40 @@ from specjax._internal.paths import shipped
 from specjax.auditing import Report, audit
 from specjax.caches import KVCache, RecurrentCache
 from specjax.constraints import Automaton, Choice, Grammar, JSONSchema, Regex
-from specjax.datastores import Datastore, load_datastore, save_datastore
 from specjax.decoding import Decoder, Logprobs, eos_of_rows
-from specjax.drafters import (
+from specjax.drafters import adaptive, cost_aware, load_drafter, save_drafter
+from specjax.files import load, save
+from specjax.generation import Output, Request, TextStream, generate, tune
+from specjax.methods import (
+    PROPOSERS,
+    BlockDraftSource,
+    Datastore,
+    DatastoreLookup,
+    DatastoreSource,
     Drafter,
+    DraftModel,
+    DraftSource,
+    DraftTree,
+    Eagle3Source,
+    EarlyExit,
+    EarlyExitSource,
+    Medusa,
     MedusaAdapter,
     MedusaBank,
+    MedusaSource,
+    PEagleSource,
     PublishedDrafter,
-    adaptive,
-    cost_aware,
+    TranslatedParams,
+    TranslatedSource,
+    Universal,
+    UniversalParams,
     first_of,
+    load_datastore,
+    load_medusa,
     make_drafter,
+    save_datastore,
+    save_medusa,
 )
-from specjax.files import load, load_drafter, load_medusa, save, save_drafter, save_medusa
-from specjax.generation import Output, Request, TextStream, generate, tune
 from specjax.models import (
     FAMILIES,
     LanguageModel,
@@ -34,34 +54,17 @@ from specjax.models import (
 from specjax.parallel import make_mesh
 from specjax.processors import Processors
 from specjax.proposers import (
-    PROPOSERS,
     Adaptive,
     BestFirst,
-    BlockDraftSource,
     Chain,
     ChoiceTree,
     CostAware,
-    DatastoreLookup,
-    DatastoreSource,
-    DraftModel,
-    DraftSource,
-    DraftTree,
     DynamicTree,
-    Eagle3Source,
-    EarlyExit,
-    EarlyExitSource,
     FirstOf,
     Forced,
-    Medusa,
-    MedusaSource,
     NGram,
     NoProposer,
-    PEagleSource,
     StaticTree,
-    TranslatedParams,
-    TranslatedSource,
-    Universal,
-    UniversalParams,
 )
 from specjax.rules import RULES, BlockVerification, Match, Rejection, Threshold, Typical
 from specjax.sampling import Sampling, make_key, warp

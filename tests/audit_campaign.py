@@ -45,7 +45,8 @@ from specjax import (
     audit,
 )
 from specjax.contract import Model, Proposer, Rule
-from specjax.proposers import Chain, DraftSource, StaticTree
+from specjax.methods import DraftSource
+from specjax.proposers import Chain, StaticTree
 
 VOCAB, EOS, GAMMA, NEW = 5, 4, 2, 12
 PROMPTS = ((2, 0, 2, 0), (1, 3, 2))

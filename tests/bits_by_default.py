@@ -14,9 +14,9 @@ import numpy as np
 from toys import TRANSFORMERS as toys
 
 from specjax import Decoder, Match, Medusa, NoProposer, Params, Processors, Sampling
-from specjax.models.medusa import MedusaHeads, initial_medusa
+from specjax.methods import MedusaParams
+from specjax.methods.medusa.network import MedusaHeads, initial_medusa
 from specjax.processors import process
-from specjax.proposers import MedusaParams
 
 ROWS, WIDTH, NEW = 64, 64, 12
 

@@ -11,15 +11,15 @@ import numpy as np
 from toy_models import ROWS, VOCAB, ToyModels
 
 from specjax.contract import Context
-from specjax.models import (
+from specjax.methods import (
     BlockDraft,
     BlockDraftConfig,
+    BlockDraftSource,
     MarkovHead,
     SharedParams,
-    TransformerConfig,
     initial_block,
 )
-from specjax.proposers import BlockDraftSource
+from specjax.models import TransformerConfig
 from specjax.types import Block
 
 TAPS = (1, 2)

@@ -39,7 +39,8 @@ from specjax import (
     warp,
 )
 from specjax.contract import Source
-from specjax.proposers import Adaptive, Chain, DraftSource
+from specjax.methods import DraftSource
+from specjax.proposers import Adaptive, Chain
 from specjax.types import Stats
 
 VOCAB, NEW, EACH = 5, 3, 4000

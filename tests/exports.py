@@ -13,18 +13,19 @@ from flax.traverse_util import unflatten_dict
 from published_target import target
 
 from specjax import BlockDraftSource, Chain, ChoiceTree, Eagle3Source, PEagleSource
-from specjax.drafters import PublishedDrafter, sizes_of
-from specjax.files.drafters.block import shapes_of
-from specjax.files.drafters.eagle3_rows import network_shapes
-from specjax.models import (
+from specjax.methods import (
     BlockDraft,
     BlockDraftConfig,
     CandidateSelector,
     Eagle3Config,
     MarkovHead,
     PrefixGRU,
-    TransformerConfig,
+    PublishedDrafter,
+    sizes_of,
 )
+from specjax.methods.block.reader import shapes_of
+from specjax.methods.eagle3.rows import network_shapes
+from specjax.models import TransformerConfig
 from specjax.models.rope import Rope
 
 SIZE, VOCAB, REDUCED = published.HIDDEN, published.VOCAB, 12

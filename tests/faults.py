@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import struct
 
 from specjax import Decoder, Rejection, Sampling, sampling
-from specjax.proposers import Chain, DraftSource, StaticTree
+from specjax.methods import DraftSource
+from specjax.proposers import Chain, StaticTree
 from specjax.rules import rejection
 from specjax.types import ABSENT
 

@@ -17,7 +17,7 @@ import tokenizers
 from table_model import PLACES, WIDTH, TableModel, tables
 
 from specjax import LanguageModel, MedusaAdapter
-from specjax.models import MedusaHeads, initial_medusa
+from specjax.methods import MedusaHeads, initial_medusa
 
 SEED = 0
 """Of the target: greedy texts of the prompts of `test_generate.py` vary, and do not end."""

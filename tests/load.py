@@ -26,7 +26,7 @@ import jax
 import numpy as np
 
 import specjax
-from specjax.drafters import BoundDrafter
+from specjax.methods import BoundDrafter
 from specjax.parallel import parse_mesh
 from specjax.serve import Busy, Engine, Handle, Served
 

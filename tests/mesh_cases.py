@@ -14,19 +14,19 @@ from jax.sharding import Mesh
 import specjax
 from specjax.contract import Proposer
 from specjax.decoding.decoder import Decoder
-from specjax.drafters import PublishedDrafter
-from specjax.models import Rope
-from specjax.models.medusa import MedusaHeads
-from specjax.parallel import make_mesh, replicate, shard_params
-from specjax.proposers import (
+from specjax.methods import (
     DatastoreParams,
     DraftSource,
     EarlyExitSource,
     MedusaParams,
-    Shape,
+    PublishedDrafter,
     TranslatedParams,
     TranslatedSource,
 )
+from specjax.methods.medusa.network import MedusaHeads
+from specjax.models import Rope
+from specjax.parallel import make_mesh, replicate, shard_params
+from specjax.proposers import Shape
 from specjax.types import DecodeState, Params
 
 VOCAB, OTHER_VOCAB, ROWS, WIDTH, CAPACITY = 32, 36, 8, 8, 256

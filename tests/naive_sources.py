@@ -12,8 +12,7 @@ from block_reference import BlockReference
 from naive_eagle3 import NaiveEagle3
 from table_model import PLACES
 
-from specjax.models import Eagle3Config
-from specjax.proposers import BlockDraftSource
+from specjax.methods import BlockDraftSource, Eagle3Config
 
 
 class NaiveTable:

@@ -22,7 +22,8 @@ from toys import Toys
 
 from specjax import RULES, Decoder, Params, Processors
 from specjax.decoding import stats as metrics
-from specjax.proposers import Chain, DraftSource
+from specjax.methods import DraftSource
+from specjax.proposers import Chain
 
 WORDS = [[4], [18, 11], [25, 21, 24], [1, 2, 3, 4, 5, 6, 7]]
 SETTINGS: list[dict[str, Any]] = [

@@ -11,27 +11,24 @@ import numpy as np
 
 import specjax
 from specjax.contract import BlockSource
-from specjax.drafters import PublishedDrafter, PublishedSource, sizes_of
-from specjax.models import (
+from specjax.methods import (
     BlockDraft,
     BlockDraftConfig,
+    BlockDraftSource,
     CandidateSelector,
     Correction,
     Eagle3Config,
+    Eagle3Source,
     MarkovHead,
+    PEagleSource,
     PrefixGRU,
+    PublishedDrafter,
+    PublishedSource,
     eagle3_shapes,
     initial_block,
+    sizes_of,
 )
-from specjax.proposers import (
-    BestFirst,
-    BlockDraftSource,
-    Chain,
-    ChoiceTree,
-    DynamicTree,
-    Eagle3Source,
-    PEagleSource,
-)
+from specjax.proposers import BestFirst, Chain, ChoiceTree, DynamicTree
 
 TAPS, BLOCK, RANK = (1, 2), 4, 16
 

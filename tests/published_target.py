@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
 from specjax.contract import Context
-from specjax.files import load_drafter
+from specjax.drafters import load_drafter
 from specjax.sampling import SharedDraw
 from specjax.types import Block
 

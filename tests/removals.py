@@ -8,8 +8,8 @@ import re
 import pytest
 
 from specjax import LanguageModel
-from specjax.files.drafter import open_drafter, recognised
-from specjax.files.drafters import FORMATS
+from specjax.drafters.folder import open_drafter, recognised
+from specjax.methods import FORMATS
 from specjax.parallel import RULES
 
 TABLES = {"embed_tokens.weight": "embedding", "lm_head.weight": "head"}

@@ -16,8 +16,9 @@ import specjax
 from specjax.caches import prefill
 from specjax.caches.sliding_window import WindowedCache
 from specjax.decoding.decoder import _run
+from specjax.methods import EarlyExitSource
 from specjax.parallel.sharding import layout
-from specjax.proposers import DynamicTree, EarlyExitSource
+from specjax.proposers import DynamicTree
 
 WINDOW, CHUNK, CAPACITY, WIDTH = 16, 12, 160, 40
 LENGTHS = np.array([40, 3, 27, 13], np.int32)

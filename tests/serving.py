@@ -19,8 +19,7 @@ import numpy as np
 import table_pair
 
 import specjax
-from specjax.drafters import BoundDrafter
-from specjax.models import MedusaHeads, initial_medusa
+from specjax.methods import BoundDrafter, MedusaHeads, initial_medusa
 from specjax.serve import Engine
 
 TEMPLATE = b"{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"

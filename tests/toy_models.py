@@ -26,10 +26,7 @@ from specjax import (
     Translation,
 )
 from specjax.contract import Model
-from specjax.models import Eagle3, Eagle3Config, MedusaHeads, SharedParams
-from specjax.proposers import (
-    MedusaParams,
-)
+from specjax.methods import Eagle3, Eagle3Config, MedusaHeads, MedusaParams, SharedParams
 from specjax.types import ModelOutput
 
 VOCAB = 29

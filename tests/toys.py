@@ -21,10 +21,20 @@ from trees import SampledTree
 
 from specjax import RULES, Datastore, Decoder, Params, Sampling
 from specjax.contract import BlockSource, Proposer, Source
+from specjax.methods import (
+    PROPOSERS,
+    DatastoreSource,
+    DraftSource,
+    Eagle3Source,
+    EarlyExitSource,
+    MedusaSource,
+    PEagleSource,
+    TranslatedParams,
+    TranslatedSource,
+)
 from specjax.proposers import (
     MEASURED,
     PAUSE,
-    PROPOSERS,
     Adaptive,
     AdaptiveParams,
     BestFirst,
@@ -32,18 +42,10 @@ from specjax.proposers import (
     ChoiceTree,
     CostAware,
     CostAwareParams,
-    DatastoreSource,
-    DraftSource,
     DynamicTree,
-    Eagle3Source,
-    EarlyExitSource,
-    MedusaSource,
     NGram,
-    PEagleSource,
     Shape,
     StaticTree,
-    TranslatedParams,
-    TranslatedSource,
 )
 from specjax.types import DecodeState
 
@@ -105,7 +107,9 @@ def kind(proposer: Proposer) -> tuple[type, ...]:
 def shipped(base: type) -> list[type]:
     """The concrete classes for users that inherit from `base`."""
     below = [one for child in base.__subclasses__() for one in shipped(child)]
-    own = base.__module__.startswith("specjax.proposers.") and not inspect.isabstract(base)
+    own = base.__module__.startswith(
+        ("specjax.proposers.", "specjax.methods.")
+    ) and not inspect.isabstract(base)
     return [base, *below] if own else below
 
 

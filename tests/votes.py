@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from specjax.proposers.sources import lookup
+from specjax.methods.datastore import lookup
 
 Places = list[tuple[tuple[int, ...], int]]
 

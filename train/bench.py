@@ -32,9 +32,9 @@ from bench.contestants import Contestant
 from bench.timing import Timed, alternate
 from bench.weights import SIZES, random_folders
 from specjax.contract import Arrays
-from specjax.drafters import MedusaAdapter
 from specjax.files import load
 from specjax.measure import describe
+from specjax.methods import MedusaAdapter
 from specjax.models import LanguageModel, LinenModel, TransformerConfig, attend
 from specjax.training import accepted
 from specjax.training.divergences import forward_kl

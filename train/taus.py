@@ -12,8 +12,8 @@ import numpy as np
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.files import load, read_json
+from specjax.methods import DraftModel
 from specjax.models import LanguageModel, LinenModel
-from specjax.proposers import DraftModel
 from specjax.rules import Match
 from specjax.training.corpus import Tokens
 from specjax.training.material import held_out_prompts

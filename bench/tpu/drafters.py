@@ -11,19 +11,20 @@ import jax.numpy as jnp
 import specjax
 from bench.tpu.sizes import Shapes
 from specjax.contract import BlockSource, Proposer
-from specjax.models import (
+from specjax.methods import (
     BlockDraft,
     BlockDraftConfig,
+    BlockDraftSource,
     Correction,
     Eagle3Config,
-    LinenModel,
+    Eagle3Source,
     MarkovHead,
     SharedParams,
-    TransformerConfig,
     eagle3_shapes,
     initial_block,
 )
-from specjax.proposers import BestFirst, BlockDraftSource, Chain, ChoiceTree, Eagle3Source
+from specjax.models import LinenModel, TransformerConfig
+from specjax.proposers import BestFirst, Chain, ChoiceTree
 from specjax.types import Arrays
 
 _DRAFTED = 4

@@ -15,7 +15,7 @@ from bench.tpu.roofline import least_seconds
 from bench.tpu.sizes import config_of, shapes_of
 from specjax import Decoder, Params
 from specjax.measure import Sample, Timed, take_turns
-from specjax.models import SharedParams
+from specjax.methods import SharedParams
 from specjax.tuning import step_seconds
 from specjax.types import Arrays
 

@@ -22,8 +22,8 @@ from specjax import Decoder, LinenModel, Params, Sampling, Transformer
 from specjax.caches import KVCache
 from specjax.contract import Proposer
 from specjax.decoding import RowInputs, eos_of_rows, start
-from specjax.drafters import PublishedSource, own_shardings
-from specjax.models import Int8, SharedParams
+from specjax.methods import PublishedSource, SharedParams, own_shardings
+from specjax.models import Int8
 from specjax.parallel import by_row, device_bytes, is_split, shardings
 from specjax.proposers import BestFirst, ChoiceTree, Shape
 from specjax.types import Arrays, DecodeState

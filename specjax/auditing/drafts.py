@@ -23,8 +23,9 @@ from specjax.auditing.report import Check
 from specjax.auditing.samples import Texts
 from specjax.contract import Arrays, Context, Proposer
 from specjax.decoding import Decoder
+from specjax.methods import DraftSource
 from specjax.parallel import to_host
-from specjax.proposers import Chain, DraftSource, StaticTree
+from specjax.proposers import Chain, StaticTree
 from specjax.types import Block, Proposal
 
 

@@ -6,7 +6,9 @@ import argparse
 import json
 import pathlib
 
-from specjax.datastores import (
+from specjax.files import find_folder, read_tokenizer
+from specjax.flags import progress, say
+from specjax.methods import (
     Datastore,
     describe_datastore,
     load_datastore,
@@ -14,8 +16,6 @@ from specjax.datastores import (
     save_datastore,
     text_files,
 )
-from specjax.files import find_folder, read_tokenizer
-from specjax.flags import progress, say
 from specjax.text import vocabulary_digest
 
 HELP = "build a datastore of texts for the proposer datastore, or describe one"

@@ -8,7 +8,9 @@ import math
 
 import jax
 
-from specjax.files import FORMATS, find_folder, open_drafter, read_config
+from specjax.drafters import open_drafter
+from specjax.files import find_folder, read_config
+from specjax.methods import METHODS
 from specjax.models import LanguageModel, LinenModel, Transformer
 
 HELP = "describe a published drafter from its configuration and headers; reads no weights"
@@ -36,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = find_folder(arguments.folder)
     name, config, tensors = open_drafter(folder)
     target = None if arguments.target is None else _abstract(arguments.target)
-    found = FORMATS[name].describe(config, tensors, target)
+    found = METHODS[name].format.describe(config, tensors, target)
     weights = [tensor for tensor in tensors.values() if tensor.kind not in _TABLES]
     facts = {
         "format": name,

@@ -8,9 +8,9 @@ import pathlib
 from collections.abc import Sequence
 
 import specjax
-from specjax.drafters import BoundDrafter
 from specjax.flags import add_device_arguments, load_models, progress, say
 from specjax.generation import plan_of
+from specjax.methods import BoundDrafter
 from specjax.serve import Engine, ServerOptions, check_packages, run_server
 
 HELP = "serve OpenAI's and LoRAX's API over HTTP; a text does not depend on load"

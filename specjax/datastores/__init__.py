@@ -1,9 +1,18 @@
-"""Datastores: corpora in which a proposer looks up what followed the last tokens."""
+"""Datastores: corpora in which a proposer looks up what followed the last tokens.
 
-from specjax.datastores.drafter import DatastoreDrafter
-from specjax.datastores.folder import describe_datastore, load_datastore, save_datastore
-from specjax.datastores.inputs import Predicted, predict_size, text_files
-from specjax.datastores.record import Datastore
+The method is `specjax.methods.datastore`; this module names what makes, reads and writes one.
+"""
+
+from specjax.methods import (
+    Datastore,
+    DatastoreDrafter,
+    Predicted,
+    describe_datastore,
+    load_datastore,
+    predict_size,
+    save_datastore,
+    text_files,
+)
 
 __all__ = [
     "Datastore",

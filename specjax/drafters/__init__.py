@@ -2,17 +2,24 @@
 
 from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, widths_of
 from specjax.drafters.arranging import arrange, as_chain
-from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
 from specjax.drafters.costs import cost_aware
-from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays, first_of
-from specjax.drafters.pairing import make_drafter, with_draft
-from specjax.drafters.published import (
+from specjax.drafters.folder import load_drafter, open_drafter, save_drafter
+from specjax.methods import (
+    Adapter,
+    BoundDrafter,
+    Drafter,
+    MakeArrays,
+    MedusaAdapter,
+    MedusaBank,
     PublishedDrafter,
     PublishedSource,
     Sizes,
+    first_of,
+    make_drafter,
     own_shardings,
     sizes_of,
+    with_draft,
 )
 
 __all__ = [
@@ -35,9 +42,12 @@ __all__ = [
     "cost_aware",
     "drafter_by_name",
     "first_of",
+    "load_drafter",
     "make_drafter",
+    "open_drafter",
     "own_drafter",
     "own_shardings",
+    "save_drafter",
     "sizes_of",
     "widths_of",
     "with_draft",

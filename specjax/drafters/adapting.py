@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specjax._internal.checks import shown
 from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN
-from specjax.drafters.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
+from specjax.methods import Adapter, BoundDrafter, Drafter, MakeArrays
 from specjax.models import LanguageModel
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, NGram
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specjax.contract import BlockSource, Proposer, Source
-from specjax.drafters.drafter import Drafter
+from specjax.methods import Drafter
 from specjax.proposers import BestFirst, Chain, ChoiceTree, DynamicTree
 
 CHAIN = 8

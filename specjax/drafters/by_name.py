@@ -14,19 +14,9 @@ from specjax._internal.checks import shown
 from specjax.contract import Proposer
 from specjax.drafters.adapting import adaptive
 from specjax.drafters.arranging import CHAIN
-from specjax.drafters.drafter import BoundDrafter, Drafter, first_of
-from specjax.drafters.pairing import make_drafter
+from specjax.methods import PROPOSERS, BoundDrafter, Drafter, EarlyExit, first_of, make_drafter
 from specjax.models import LanguageModel
-from specjax.proposers import (
-    PROPOSERS,
-    Chain,
-    DynamicTree,
-    EarlyExit,
-    Forced,
-    NGram,
-    NoProposer,
-    StaticTree,
-)
+from specjax.proposers import Chain, DynamicTree, Forced, NGram, NoProposer, StaticTree
 
 SHAPES = {"draft": Chain, "universal": Chain, "tree": StaticTree, "dynamic-tree": DynamicTree}
 """The shapes of the proposers that need a draft model, by name."""

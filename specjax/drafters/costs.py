@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from specjax._internal.checks import shown
 from specjax.contract import Proposer
-from specjax.drafters.drafter import Adapter, Drafter, MakeArrays
+from specjax.methods import Adapter, Drafter, MakeArrays
 from specjax.models import LanguageModel
 from specjax.proposers import CostAware, CostAwareParams
 

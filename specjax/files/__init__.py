@@ -1,31 +1,52 @@
-"""Reading and writing files: model folders, Medusa folders, the Hub, Orbax."""
+"""Reading and writing files: model folders, the Hub, Orbax."""
 
-from specjax.files.checkpoint import Outline, load, read_outline, save
+from specjax.files.checkpoint import Outline, check_dtype, load, read_outline, save
 from specjax.files.config import read_config
-from specjax.files.drafter import load_drafter, open_drafter, save_drafter
-from specjax.files.drafters import FORMATS, Description
-from specjax.files.folder import SINGLE, read_json, weight_files
-from specjax.files.hub import TOKENIZER, find_folder
-from specjax.files.medusa import load_medusa, save_medusa
+from specjax.files.folder import (
+    CONFIG,
+    INDEX,
+    SINGLE,
+    check_links,
+    listed,
+    named,
+    read_json,
+    refuse_weights,
+    replacing,
+    weight_files,
+)
+from specjax.files.headers import KINDS, WHOLE, Stored, open_tensors, read_header
+from specjax.files.hub import MEDUSA_WEIGHTS, TOKENIZER, find_folder
+from specjax.files.tensors import all_finite, read_rows, row_faults, write_rows
 from specjax.files.tokenizer import read_tokenizer
 
 __all__ = [
-    "FORMATS",
+    "CONFIG",
+    "INDEX",
+    "KINDS",
+    "MEDUSA_WEIGHTS",
     "SINGLE",
     "TOKENIZER",
-    "Description",
+    "WHOLE",
     "Outline",
+    "Stored",
+    "all_finite",
+    "check_dtype",
+    "check_links",
     "find_folder",
+    "listed",
     "load",
-    "load_drafter",
-    "load_medusa",
-    "open_drafter",
+    "named",
+    "open_tensors",
     "read_config",
+    "read_header",
     "read_json",
     "read_outline",
+    "read_rows",
     "read_tokenizer",
+    "refuse_weights",
+    "replacing",
+    "row_faults",
     "save",
-    "save_drafter",
-    "save_medusa",
     "weight_files",
+    "write_rows",
 ]

@@ -18,7 +18,7 @@ from specjax.caches import SPARE_SLOTS
 from specjax.constraints import Matcher, check_least, constraints_of, matchers_of
 from specjax.contract import Arrays, Rule
 from specjax.decoding import Decoder, Guided, eos_of_rows, slots_ahead
-from specjax.drafters import AdaptiveDrafter, MakeArrays
+from specjax.drafters import AdaptiveDrafter
 from specjax.generation.choose_drafter import DEPTH, choose_drafter
 from specjax.generation.prompts import (
     bad_word_ids,
@@ -29,11 +29,11 @@ from specjax.generation.prompts import (
     padded_length,
 )
 from specjax.generation.request import Request
+from specjax.methods import MakeArrays, MedusaParams
 from specjax.models import LanguageModel, for_several_devices
 from specjax.overlap import Overlapped, overlapped
 from specjax.parallel import mesh_holding, mesh_of, replicate, row_parts, shard_params
 from specjax.processors import Processors
-from specjax.proposers import MedusaParams
 from specjax.rules import RULES, Match
 from specjax.sampling import Sampling, make_key, temperatures
 from specjax.text import Texts

@@ -15,18 +15,10 @@ from jax.sharding import Mesh
 from specjax._internal.checks import each, hashable, items, shown, whole
 from specjax.contract import Proposer, Rule
 from specjax.decoding import Decoder
-from specjax.drafters import (
-    BoundDrafter,
-    Drafter,
-    adaptive,
-    arrange,
-    as_chain,
-    drafter_by_name,
-    make_drafter,
-    with_draft,
-)
-from specjax.files import FORMATS, load, load_drafter
+from specjax.drafters import adaptive, arrange, as_chain, drafter_by_name, load_drafter
+from specjax.files import load
 from specjax.generation.request import Request
+from specjax.methods import METHODS, BoundDrafter, Drafter, make_drafter, with_draft
 from specjax.models import LanguageModel, for_several_devices
 from specjax.parallel import alike, mesh_of
 from specjax.proposers import NGram, NoProposer
@@ -230,7 +222,7 @@ def _loaded(name: str, content: object, mesh: Mesh | None) -> LanguageModel:
     return load(name, mesh=mesh, rules={})
 
 
-_METHODS = ("ngram", "draft_model", *FORMATS)
+_METHODS = ("ngram", "draft_model", *METHODS)
 _KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 
 
@@ -281,7 +273,7 @@ def _in_our_words(target: LanguageModel, request: Request) -> Request:
         most = config.get("prompt_lookup_max", NGram.max_ngram)
         least = config.get("prompt_lookup_min", min(NGram.min_ngram, most))
         return dataclasses.replace(request, proposer=NGram(max(drafts, 1), most, least))
-    if method in FORMATS:
+    if method in METHODS:
         drafter = load_drafter(config["model"], target)
         asked = "num_speculative_tokens" in config
         if method == "medusa" or drafts == 0:  # the tree of the heads is in their folder

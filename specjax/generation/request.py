@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from specjax.constraints import Constraint
 from specjax.contract import Proposer, Rule
-from specjax.drafters import Adapter, Drafter
+from specjax.methods import Adapter, Drafter
 from specjax.models import LanguageModel
 from specjax.processors import LogitsProcessor
 from specjax.text import Messages

@@ -16,19 +16,12 @@ import numpy as np
 
 from specjax._internal.checks import shown
 from specjax.decoding import Decoder
-from specjax.drafters import (
-    AdaptiveDrafter,
-    Drafter,
-    adaptive,
-    as_chain,
-    drafter_by_name,
-    make_drafter,
-    widths_of,
-)
+from specjax.drafters import AdaptiveDrafter, adaptive, as_chain, drafter_by_name, widths_of
 from specjax.generation.call import Call
 from specjax.generation.request import Prompts
 from specjax.generation.run import compile_first, learned_of, prepared
 from specjax.measure import Sample, Timed, first_calls, medians, take_turns
+from specjax.methods import Drafter, make_drafter
 from specjax.models import LanguageModel
 from specjax.parallel import to_host
 from specjax.proposers import Adaptive, AdaptiveState

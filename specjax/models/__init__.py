@@ -1,37 +1,14 @@
 """Models: one transformer, the model families that it covers, and adapters for your own models."""
 
+from specjax._internal.moved import forward
 from specjax.models.adapters import from_function, from_linen, from_nnx
 from specjax.models.attention import BLOCK_SLOTS, attend, cpu_attend
 from specjax.models.base import PRECISIONS, LinenModel
 from specjax.models.check import check_model
 from specjax.models.config import TransformerConfig
-from specjax.models.drafts import (
-    BlockDraft,
-    BlockDraftConfig,
-    CandidateSelector,
-    Correction,
-    Eagle3,
-    Eagle3Config,
-    MarkovHead,
-    PrefixGRU,
-    SharedParams,
-    Slot,
-    block_axes,
-    by_row,
-    draft_logits,
-    eagle3_axes,
-    eagle3_shapes,
-    embedding_of,
-    head_of,
-    initial_block,
-    on_target,
-    read_block,
-    stage_context,
-)
 from specjax.models.families import FAMILIES, Config, Family, Tensor, check_fields
 from specjax.models.language_model import OFF, LanguageModel
-from specjax.models.layers import look_up
-from specjax.models.medusa import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
+from specjax.models.layers import MLP, Dense, Norm, look_up, named_param, residual_scale
 from specjax.models.products import cpu_dot_general, dot_general, float32_dot_general
 from specjax.models.quantised import (
     Int8,
@@ -40,62 +17,58 @@ from specjax.models.quantised import (
     quantise,
     quantised_form,
 )
-from specjax.models.rope import Rope
-from specjax.models.transformer import Transformer, head_matrix
+from specjax.models.rope import Rope, rotate
+from specjax.models.transformer import Attention, Layer, Transformer, head_matrix
+from specjax.models.vocabulary import on_target
+
+__getattr__ = forward(
+    __name__,
+    methods=(
+        "BlockDraft", "BlockDraftConfig", "CandidateSelector", "Correction", "Eagle3",
+        "Eagle3Config", "MarkovHead", "MedusaHeads", "PrefixGRU", "SharedParams", "Slot",
+        "block_axes", "by_row", "draft_logits", "eagle3_axes", "eagle3_shapes", "embedding_of",
+        "head_of", "initial_block", "initial_medusa", "medusa_hidden", "medusa_logits",
+        "read_block", "stage_context",
+    ),
+)  # fmt: skip
 
 __all__ = [
     "BLOCK_SLOTS",
     "FAMILIES",
+    "MLP",
     "OFF",
     "PRECISIONS",
-    "BlockDraft",
-    "BlockDraftConfig",
-    "CandidateSelector",
+    "Attention",
     "Config",
-    "Correction",
-    "Eagle3",
-    "Eagle3Config",
+    "Dense",
     "Family",
     "Int8",
     "LanguageModel",
+    "Layer",
     "LinenModel",
-    "MarkovHead",
-    "MedusaHeads",
-    "PrefixGRU",
+    "Norm",
     "Rope",
-    "SharedParams",
-    "Slot",
     "Tensor",
     "Transformer",
     "TransformerConfig",
     "attend",
-    "block_axes",
-    "by_row",
     "check_fields",
     "check_model",
     "cpu_attend",
     "cpu_dot_general",
     "dot_general",
-    "draft_logits",
-    "eagle3_axes",
-    "eagle3_shapes",
-    "embedding_of",
     "float32_dot_general",
     "for_several_devices",
     "from_function",
     "from_linen",
     "from_nnx",
     "head_matrix",
-    "head_of",
-    "initial_block",
-    "initial_medusa",
     "int8_dot_general",
     "look_up",
-    "medusa_hidden",
-    "medusa_logits",
+    "named_param",
     "on_target",
     "quantise",
     "quantised_form",
-    "read_block",
-    "stage_context",
+    "residual_scale",
+    "rotate",
 ]

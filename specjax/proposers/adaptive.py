@@ -20,11 +20,11 @@ from specjax.proposers.adaptive_state import (
     gains_of_parts,
     rates_after,
 )
+from specjax.proposers.catch_up import AT_ONCE
 from specjax.proposers.choosing import Part, choose
 from specjax.proposers.combine import with_logits
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.rates import Rates
-from specjax.proposers.sources import AT_ONCE
 from specjax.proposers.trials import Trials
 from specjax.types import ABSENT, Block, Proposal
 

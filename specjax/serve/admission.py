@@ -10,8 +10,9 @@ import numpy as np
 
 from specjax._internal.checks import shown, whole
 from specjax.constraints import Grammar, constraints_of
-from specjax.drafters import AdaptiveDrafter, Drafter, MedusaAdapter, MedusaBank
+from specjax.drafters import AdaptiveDrafter
 from specjax.generation import Call, Request, bad_word_ids, check, ends_of
+from specjax.methods import Drafter, MedusaAdapter, MedusaBank
 from specjax.models import LanguageModel
 from specjax.processors import Processors
 from specjax.proposers import Adaptive, FirstOf, NoProposer

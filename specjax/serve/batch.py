@@ -29,9 +29,9 @@ from jax import Array
 
 from specjax.contract import Arrays
 from specjax.decoding import Decoder, Logprobs, RowInputs, begin
+from specjax.methods import MedusaSource
 from specjax.parallel import device_bytes, devices_of, require, row_parts
 from specjax.processors import Processors
-from specjax.proposers import MedusaSource
 from specjax.sampling import Sampling, make_key
 from specjax.serve.per_row import PLAIN, Begun, PerRow, SeveralState
 from specjax.serve.reading import Reader, Reading, passes, widths

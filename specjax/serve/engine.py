@@ -16,8 +16,8 @@ from collections.abc import Mapping
 
 from specjax._internal.checks import items, shown, whole
 from specjax.decoding import Decoder
-from specjax.drafters import Drafter
 from specjax.generation import Request
+from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.parallel import described, mesh_of, row_parts
 from specjax.rules import Match

@@ -22,17 +22,14 @@ from jax import Array
 from specjax.caches import KVCache, WindowedCache, empty_cache
 from specjax.contract import Arrays, Cache, Model, Proposer
 from specjax.decoding import slots_ahead
-from specjax.models import stage_context
-from specjax.proposers import (
-    BestFirst,
+from specjax.methods import (
     BlockDraftSource,
-    ChoiceTree,
     DatastoreSource,
     DraftSource,
     MedusaSource,
-    NGram,
-    Shape,
+    stage_context,
 )
+from specjax.proposers import BestFirst, ChoiceTree, NGram, Shape
 from specjax.serve.per_row import PerRow
 from specjax.types import ABSENT, Block, Params
 

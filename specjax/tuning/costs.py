@@ -12,8 +12,8 @@ import numpy as np
 from specjax._internal.checks import shown
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
-from specjax.drafters import Drafter
 from specjax.measure import Sample, Timed, medians, take_turns
+from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.parallel import mesh_of, row_parts
 from specjax.proposers import CostAware, CostAwareParams

@@ -17,7 +17,8 @@ import numpy as np
 from specjax import kernels
 from specjax._internal.paths import cache_folder
 from specjax.decoding import Decoder
-from specjax.drafters import Drafter, cost_aware
+from specjax.drafters import cost_aware
+from specjax.methods import Drafter
 from specjax.proposers import Adaptive
 from specjax.tuning.calibrate import Learned
 

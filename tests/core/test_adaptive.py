@@ -13,7 +13,8 @@ from watched import Watched
 
 import specjax
 from specjax import RULES, Decoder, NGram, Params
-from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain, DraftSource
+from specjax.methods import DraftSource
+from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain
 from specjax.proposers.adaptive import FIRST
 from specjax.proposers.trials import Trials
 from specjax.types import ABSENT, Proposal

@@ -19,8 +19,8 @@ from toys import TABLES as toys
 
 from specjax import sampling
 from specjax.contract import BlockSource, Context, Corrected
-from specjax.models import MedusaHeads
-from specjax.proposers import BestFirst, CostAware, CostAwareParams, MedusaSource
+from specjax.methods import MedusaHeads, MedusaSource
+from specjax.proposers import BestFirst, CostAware, CostAwareParams
 from specjax.proposers.shapes import best_first
 from specjax.types import ABSENT
 

@@ -10,7 +10,8 @@ from heads import HEAD, by_hand
 from toys import TABLES as toys
 
 from specjax import Medusa, tree
-from specjax.proposers import best_tree, expected_length, measure_ranks, node_acceptance
+from specjax.methods import measure_ranks
+from specjax.proposers import best_tree, expected_length, node_acceptance
 
 
 def brute_force(ranks, num_nodes):

@@ -12,14 +12,8 @@ from toys import TABLES as toys
 
 from specjax import RULES, Decoder, Match, NoProposer, Proposal, Rejection, Verdict
 from specjax.contract import BlockSource, Cache, Model, Proposer, Rule, Source
-from specjax.proposers import (
-    Chain,
-    ChoiceTree,
-    DraftSource,
-    DynamicTree,
-    MedusaSource,
-    StaticTree,
-)
+from specjax.methods import DraftSource, MedusaSource
+from specjax.proposers import Chain, ChoiceTree, DynamicTree, StaticTree
 from specjax.sampling import IndependentDraw
 from specjax.tree import Tree
 

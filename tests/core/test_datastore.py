@@ -16,9 +16,9 @@ from votes import agreed, contexts, mixed
 
 import specjax
 from specjax import Datastore, load_datastore, save_datastore
-from specjax.datastores.sorting import SEPARATORS, sort_places
-from specjax.proposers import DEPTH, DatastoreParams
-from specjax.proposers.sources import lookup
+from specjax.methods import DEPTH, DatastoreParams
+from specjax.methods.datastore import lookup
+from specjax.methods.datastore.sorting import SEPARATORS, sort_places
 
 VOCAB = 6
 

@@ -10,9 +10,9 @@ from exports import QWEN3_2
 from window_layouts import FULL, LAYERS, LAYOUTS, SLIDING, USED
 
 from specjax.caches import BranchCache, KVCache
-from specjax.files.drafters.block_config import Fields, read_config
 from specjax.files.headers import Stored
-from specjax.models import BlockDraftConfig
+from specjax.methods import BlockDraftConfig
+from specjax.methods.block.config import Fields, read_config
 
 
 def stored(name):

@@ -33,9 +33,10 @@ FLOORS = {
         "specjax.decoding",
     ],
     "drafters": [
-        "specjax.tuning",
-        "specjax.drafters",
         "specjax.files",
+        "specjax.methods",
+        "specjax.drafters",
+        "specjax.tuning",
         "specjax.measure",
     ],
     "uses": [
@@ -75,6 +76,8 @@ PATHS = {module_of(path): path for path in FILES}
 
 def room_of(module: str) -> str:
     top = module.split(".")[0]
+    if re.fullmatch(r"specjax\.methods\.\w+\.learner", module):
+        return "specjax.training"  # it stands in its method's folder
     return top if top in ("train", "bench") else ".".join(module.split(".")[:2])
 
 

@@ -12,7 +12,8 @@ from laws import SHARED, Laws, pytest_generate_tests  # noqa: F401 - pytest call
 from toys import KINDS, NOISE_KINDS, TABLES, kind
 
 from specjax import PROPOSERS, RULES
-from specjax.proposers import EarlyExitSource, Shape
+from specjax.methods import EarlyExitSource
+from specjax.proposers import Shape
 
 SHAPES = (
     "table chain",

@@ -14,8 +14,8 @@ from toys import TABLES as toys
 import specjax
 from specjax import RULES, Medusa, MedusaBank, Sampling, tree, warp
 from specjax.contract import Context
-from specjax.models import initial_medusa, medusa_logits
-from specjax.proposers.sources.medusa import MedusaState
+from specjax.methods import initial_medusa, medusa_logits
+from specjax.methods.medusa.source import MedusaState
 from specjax.sampling import IndependentDraw, SharedDraw
 from specjax.types import ABSENT, Block
 

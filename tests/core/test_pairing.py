@@ -11,7 +11,7 @@ from test_vocabulary import sentencepiece
 
 import specjax
 from specjax.cli import main
-from specjax.drafters import pairing
+from specjax.methods.draft_model import drafter as pairing
 
 pytestmark = pytest.mark.filterwarnings("ignore:the draft .* uses other tokens")
 

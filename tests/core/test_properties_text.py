@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from properties import law, seeds
 from tokenizers import decoders, models, pre_tokenizers
 
-from specjax.proposers.sources.translated import spell
+from specjax.methods.draft_model.translated import spell
 from specjax.text import Translation, translate
 from specjax.text.stop_strings import Texts
 

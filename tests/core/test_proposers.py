@@ -23,15 +23,8 @@ from specjax import (
     Proposal,
     Universal,
 )
-from specjax.proposers import (
-    Chain,
-    ChoiceTree,
-    DraftSource,
-    EarlyExitSource,
-    MedusaSource,
-    StaticTree,
-    TranslatedSource,
-)
+from specjax.methods import DraftSource, EarlyExitSource, MedusaSource, TranslatedSource
+from specjax.proposers import Chain, ChoiceTree, StaticTree
 
 NET = toys.model(num_layers=1)
 

@@ -19,9 +19,7 @@ from specjax import (
     NGram,
     NoProposer,
 )
-from specjax.proposers import (
-    DraftSource,
-)
+from specjax.methods import DraftSource
 
 NET = toys.model(num_layers=1)
 

@@ -67,10 +67,36 @@ def test_the_list_is_complete(room):
     module = importlib.import_module(room)
     assert len(set(module.__all__)) == len(module.__all__)
     source = pathlib.Path(inspect.getfile(module)).read_text()
-    pattern = rf"^from {re.escape(room)}\.\S+ import (?:\(([^)]*)\)|(.*))$"
+    home = rf"(?:{re.escape(room)}\.\S+|specjax\.methods)"
+    pattern = rf"^from {home} import (?:\(([^)]*)\)|(.*))$"
     imported = re.findall(pattern, source, re.MULTILINE)
     names = {n.strip() for a, b in imported for n in (a or b).split(",") if n.strip()}
     assert names and names <= set(module.__all__), sorted(names - set(module.__all__))
+
+
+PASSED_ON = {
+    "specjax.proposers": """
+        DEPTH PROPOSERS BlockDraftSource DatastoreLookup DatastoreParams DatastoreSource DraftModel
+        DraftSource DraftTree Eagle3Source EarlyExit EarlyExitSource Medusa MedusaParams
+        MedusaSource PEagleSource TranslatedParams TranslatedSource Universal UniversalParams
+        look_up measure_ranks""",
+    "specjax.models": """
+        BlockDraft BlockDraftConfig CandidateSelector Correction Eagle3 Eagle3Config MarkovHead
+        MedusaHeads PrefixGRU SharedParams Slot block_axes by_row draft_logits eagle3_axes
+        eagle3_shapes embedding_of head_of initial_block initial_medusa medusa_hidden medusa_logits
+        read_block stage_context""",
+}
+"""Names that were in these rooms before they moved to `specjax.methods`."""
+
+
+@pytest.mark.parametrize("room", PASSED_ON)
+def test_names_that_moved_are_passed_on(room):
+    module, methods = importlib.import_module(room), importlib.import_module("specjax.methods")
+    for name in PASSED_ON[room].split():
+        assert getattr(module, name) is getattr(methods, name)
+        assert inspect.getdoc(getattr(module, name))
+    with pytest.raises(AttributeError, match=f"module '{room}' has no attribute 'Eagle4'"):
+        _ = module.Eagle4
 
 
 def test_a_missing_docstring_is_found(monkeypatch):

@@ -6,7 +6,7 @@ from toys import TABLES as toys
 
 import specjax
 from specjax import Request
-from specjax.drafters import BoundDrafter
+from specjax.methods import BoundDrafter
 from specjax.models import LanguageModel
 from specjax.serve import Engine
 

@@ -29,30 +29,28 @@ from votes import contexts, mixed
 from specjax import Datastore
 from specjax.caches import RecurrentCache
 from specjax.contract import BlockSource, Context, Lookahead, Source
-from specjax.models import (
+from specjax.methods import (
     BlockDraft,
+    BlockDraftSource,
     CandidateSelector,
     Correction,
-    MarkovHead,
-    MedusaHeads,
-    PrefixGRU,
-    SharedParams,
-    eagle3_shapes,
-    from_function,
-    initial_block,
-)
-from specjax.proposers import (
-    BlockDraftSource,
     DatastoreSource,
     DraftSource,
     Eagle3Source,
     EarlyExitSource,
+    MarkovHead,
+    MedusaHeads,
     MedusaParams,
     MedusaSource,
     PEagleSource,
+    PrefixGRU,
+    SharedParams,
     TranslatedParams,
     TranslatedSource,
+    eagle3_shapes,
+    initial_block,
 )
+from specjax.models import from_function
 from specjax.types import ABSENT, Block, Proposal
 
 ROWS, CAPACITY, DEPTH, STEPS, NOISE = 4, 64, 3, 11, 50.0

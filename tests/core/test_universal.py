@@ -13,7 +13,7 @@ import pytest
 from toys import TABLES as toys
 
 from specjax import RULES, Decoder, Params, Universal, UniversalParams
-from specjax.proposers.sources.translated import spell
+from specjax.methods.draft_model.translated import spell
 from specjax.types import ABSENT, Block
 
 TABLES = toys.translation()

@@ -14,7 +14,7 @@ from published_target import block, context, load, target
 
 from specjax import RULES, Decoder, Drafter, NoProposer, Params, Sampling
 from specjax.caches import prefill
-from specjax.models import Slot
+from specjax.methods import Slot
 from specjax.proposers import BestFirst
 
 

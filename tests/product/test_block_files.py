@@ -13,11 +13,11 @@ import safetensors.numpy
 from published_target import context, load, target, write, write_fixture
 
 from specjax import LanguageModel, LinenModel, Transformer, TransformerConfig
-from specjax.files.drafter import load_drafter, open_drafter, save_drafter
-from specjax.files.drafters import FORMATS, dflash, dspark
-from specjax.files.drafters.block import plan_block_draft
+from specjax.drafters.folder import load_drafter, open_drafter, save_drafter
 from specjax.files.headers import Stored
-from specjax.models import SharedParams
+from specjax.methods import FORMATS, SharedParams
+from specjax.methods.block import dflash, dspark
+from specjax.methods.block.reader import plan_block_draft
 from specjax.types import Block
 
 KINDS = {

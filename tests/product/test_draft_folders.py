@@ -17,10 +17,10 @@ from removals import check_removals
 
 import specjax
 from specjax import LanguageModel, LinenModel, Transformer
-from specjax.files import medusa
-from specjax.files.drafter import open_drafter, recognised
-from specjax.files.drafters import FORMATS
-from specjax.files.drafters.target_sizes import check_target
+from specjax.drafters.folder import open_drafter, recognised
+from specjax.methods import FORMATS
+from specjax.methods.medusa import folder as medusa
+from specjax.methods.published.target_sizes import check_target
 from specjax.parallel import RULES
 
 _root = tempfile.TemporaryDirectory(prefix="specjax-tests-")

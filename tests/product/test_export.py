@@ -13,8 +13,8 @@ import safetensors.numpy
 from engines import OURS, config_of, heads_of, same_bits, vllm_reader
 
 import specjax
-from specjax.drafters.bank import target_marks
-from specjax.models.medusa import medusa_hidden, medusa_logits
+from specjax.methods.medusa.drafter import target_marks
+from specjax.methods.medusa.network import medusa_hidden, medusa_logits
 from specjax.models.transformer import head_matrix
 from specjax.training.formats import FORMATS
 from specjax.training.heads import write_heads

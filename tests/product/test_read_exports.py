@@ -21,7 +21,7 @@ from test_block_drafts import logits_along, pairs
 from test_eagle3_published import logits_at_once, logits_in_turn
 
 import specjax
-from specjax.files.drafters import FORMATS
+from specjax.methods import FORMATS
 
 sys.path.append(str(published.FIXTURES))
 

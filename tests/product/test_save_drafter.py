@@ -17,7 +17,7 @@ from published_target import target
 from test_block_drafts import decoder, start
 
 import specjax
-from specjax.files.drafters import FORMATS
+from specjax.methods import FORMATS
 
 CAN = {
     "eagle3": ("official", "speculators"),
@@ -265,7 +265,10 @@ def test_an_interrupted_save_leaves_no_mixture(at, tmp_path, monkeypatch):
     def stop(*args, **named):
         raise KeyboardInterrupt
 
-    where = {"write": "specjax.files.drafter.json.dumps", "move": "specjax.files.folder.os.replace"}
+    where = {
+        "write": "specjax.drafters.folder.json.dumps",
+        "move": "specjax.files.folder.os.replace",
+    }
     monkeypatch.setattr(where[at], stop)
     with pytest.raises(KeyboardInterrupt):
         specjax.save_drafter(tmp_path, make("dspark"), target())

@@ -21,8 +21,8 @@ from trained import metrics
 import specjax
 from specjax.contract import Context, Lookahead
 from specjax.decoding.decoder import Decoder
-from specjax.models import SharedParams, dot_general, head_matrix
-from specjax.proposers import Eagle3Source
+from specjax.methods import Eagle3Source, SharedParams
+from specjax.models import dot_general, head_matrix
 from specjax.rules import Match
 from specjax.sampling import Sampling
 from specjax.training import features

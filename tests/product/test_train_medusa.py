@@ -11,8 +11,8 @@ import pytest
 from toys import TRANSFORMERS as toys
 
 import specjax
+from specjax.methods import measure_ranks
 from specjax.models.transformer import head_matrix
-from specjax.proposers import measure_ranks
 from specjax.training import lora
 from specjax.training.corpus import Tokens
 from specjax.training.jobs import medusa

@@ -13,7 +13,7 @@ import trained
 from trained import metrics
 
 import specjax
-from specjax.files import load_drafter
+from specjax.drafters import load_drafter
 from specjax.training import tables
 from specjax.training.jobs import drafter, medusa, teacher
 from specjax.training.recorded import MANIFEST, STATES, Recorded

@@ -29,22 +29,19 @@ from specjax import (
     Medusa,
     UniversalParams,
 )
-from specjax.models import MedusaHeads, SharedParams
-from specjax.proposers import (
-    BestFirst,
-    Chain,
-    CostAware,
-    CostAwareParams,
+from specjax.methods import (
     DatastoreSource,
     DraftSource,
     Eagle3Source,
     EarlyExitSource,
+    MedusaHeads,
     MedusaParams,
     MedusaSource,
-    StaticTree,
+    SharedParams,
     TranslatedSource,
 )
-from specjax.proposers.sources import lookup
+from specjax.methods.datastore import lookup
+from specjax.proposers import BestFirst, Chain, CostAware, CostAwareParams, StaticTree
 
 TOYS = Distributions(TRANSFORMERS)
 NET, DEEPER, weights = TOYS.net(), TOYS.net(layers=2), TOYS.weights

@@ -8,7 +8,6 @@ from specjax.proposers.shapes.choices import (
     Choices,
     best_tree,
     expected_length,
-    measure_ranks,
     node_acceptance,
 )
 from specjax.proposers.shapes.dynamic_tree import DynamicTree
@@ -25,6 +24,5 @@ __all__ = [
     "best_tree",
     "check_num_drafts",
     "expected_length",
-    "measure_ranks",
     "node_acceptance",
 ]

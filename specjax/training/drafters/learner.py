@@ -10,8 +10,7 @@ from flax import struct
 from jax import Array
 
 from specjax.contract import Arrays
-from specjax.drafters import PublishedSource
-from specjax.models import SharedParams, head_of
+from specjax.methods import PublishedSource, SharedParams, head_of
 
 
 @struct.dataclass

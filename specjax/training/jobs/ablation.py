@@ -30,9 +30,9 @@ from specjax.decoding import Decoder
 from specjax.files import load, read_json
 from specjax.generation import encode_file
 from specjax.measure import interval
+from specjax.methods import DraftModel
 from specjax.models import LanguageModel
 from specjax.parallel import leader, mesh_of
-from specjax.proposers import DraftModel
 from specjax.rules import RULES
 from specjax.training.corpus import TextOptions, digest
 from specjax.training.divergences import DIVERGENCES

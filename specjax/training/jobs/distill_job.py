@@ -18,9 +18,10 @@ from jax.sharding import Mesh
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
 from specjax.files import TOKENIZER
+from specjax.methods import DraftModel
 from specjax.models import LanguageModel, LinenModel, head_matrix
 from specjax.parallel import row_parts, to_host
-from specjax.proposers import DraftModel, NoProposer
+from specjax.proposers import NoProposer
 from specjax.rules import Match
 from specjax.sampling import Sampling
 from specjax.training import accepted, online

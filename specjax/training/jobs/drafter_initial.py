@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.contract import Arrays
-from specjax.drafters import PublishedDrafter
-from specjax.files import load_drafter
+from specjax.drafters import load_drafter
+from specjax.methods import PublishedDrafter
 from specjax.models import LanguageModel
 from specjax.parallel import TRAINING_RULES
 from specjax.training.drafters import Learner

@@ -15,11 +15,11 @@ import tokenizers
 from jax import Array
 from jax.sharding import Mesh
 
-from specjax.contract import Arrays, BlockSource, Proposer
+from specjax.contract import Arrays, BlockSource, Proposer, Source
 from specjax.decoding import Decoder
-from specjax.drafters import PublishedDrafter, own_shardings, sizes_of
-from specjax.files import save_drafter
-from specjax.models import LanguageModel, SharedParams, head_matrix
+from specjax.drafters import save_drafter
+from specjax.methods import PublishedDrafter, SharedParams, own_shardings, sizes_of
+from specjax.models import LanguageModel, head_matrix
 from specjax.parallel import TRAINING_RULES, put, row_parts, to_host
 from specjax.proposers import Chain, ChoiceTree
 from specjax.rules import Match
@@ -237,11 +237,12 @@ class TrainDrafter:
         if self.to_draft is not None:
             own = {**own, "to_draft": jnp.asarray(self.to_draft)}
         source = self.learner.source
-        chain: Proposer = (
-            ChoiceTree(source)
-            if isinstance(source, BlockSource)
-            else Chain(source, self.options.num_drafts)
-        )
+        chain: Proposer
+        if isinstance(source, BlockSource):
+            chain = ChoiceTree(source)
+        else:
+            assert isinstance(source, Source)
+            chain = Chain(source, self.options.num_drafts)
         shares = ("embedding",) if self.learner.own_head else ("embedding", "head")
         return PublishedDrafter(
             proposer=chain,

@@ -17,9 +17,9 @@ import pathlib
 import numpy as np
 import safetensors
 
-from specjax.drafters import MedusaAdapter
 from specjax.files import SINGLE, find_folder, load, save, weight_files
-from specjax.models import LanguageModel, MedusaHeads, head_matrix
+from specjax.methods import MedusaAdapter, MedusaHeads
+from specjax.models import LanguageModel, head_matrix
 from specjax.text import vocabulary_digest
 from specjax.training.formats import FORMATS, Heads
 from specjax.training.heads import read_heads, write_heads

@@ -21,8 +21,7 @@ import jax
 from jax.sharding import Mesh
 
 from specjax.contract import Arrays
-from specjax.drafters import MedusaAdapter
-from specjax.files import load_medusa
+from specjax.methods import MedusaAdapter, load_medusa
 from specjax.models import LanguageModel
 from specjax.training.corpus import starts_of_documents
 from specjax.training.jobs.medusa_job import TrainMedusa

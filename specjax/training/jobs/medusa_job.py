@@ -16,16 +16,16 @@ from jax.sharding import Mesh
 
 from specjax.contract import Arrays
 from specjax.decoding import Decoder
-from specjax.drafters import MedusaAdapter
-from specjax.files import save, save_medusa
-from specjax.models import (
-    LanguageModel,
-    LinenModel,
+from specjax.files import save
+from specjax.methods import (
+    MedusaAdapter,
     MedusaHeads,
-    attend,
-    head_matrix,
+    MedusaParams,
+    measure_ranks,
     medusa_hidden,
+    save_medusa,
 )
+from specjax.models import LanguageModel, LinenModel, attend, head_matrix
 from specjax.parallel import (
     TRAINING_RULES,
     constrain_like,
@@ -35,14 +35,7 @@ from specjax.parallel import (
     row_parts,
     to_host,
 )
-from specjax.proposers import (
-    MedusaParams,
-    NoProposer,
-    best_tree,
-    expected_length,
-    measure_ranks,
-    node_acceptance,
-)
+from specjax.proposers import NoProposer, best_tree, expected_length, node_acceptance
 from specjax.rules import Match
 from specjax.sampling import Sampling, make_key
 from specjax.training.dataset import initial_hash

@@ -10,8 +10,8 @@ import numpy as np
 from jax import Array
 
 from specjax.contract import Arrays, Model
+from specjax.methods import measure_ranks
 from specjax.models import from_function, head_matrix
-from specjax.proposers import measure_ranks
 from specjax.training.jobs.medusa_job import Batch, TrainMedusa
 from specjax.training.recorded import STATES, Recorded
 

@@ -28,8 +28,8 @@ from bench.tpu.sizes import shapes_of
 from bench.tpu.traffic import host_transfers, traffic
 from specjax import RULES, Decoder, Params, TransformerConfig
 from specjax.caches import kv
+from specjax.methods.eagle3 import network as eagle3
 from specjax.models import transformer
-from specjax.models.drafts import eagle3
 from specjax.parallel import device_bytes
 
 CONFIG = TransformerConfig(

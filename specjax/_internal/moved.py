@@ -1,0 +1,29 @@
+"""Names that moved to another module stay importable where they were."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def forward(old: str, **new: Sequence[str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module whose names moved (PEP 562).
+
+    A name is looked up when it is used, so a module may forward to one that imports it.
+
+    Args:
+      old: the name of the module.
+      **new: the names that moved, by the part of `specjax` where they are now.
+
+    Returns:
+      A function that takes a name; it raises AttributeError for one that did not move.
+    """
+    home = {name: f"specjax.{module}" for module, names in new.items() for name in names}
+
+    def look(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {old!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(home[name]), name)
+
+    return look

@@ -1,0 +1,269 @@
+"""`load_drafter` and `save_drafter`: folders of drafters, whatever their format."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from typing import cast
+
+from flax.traverse_util import flatten_dict
+from jax import Array
+from jax.typing import DTypeLike
+
+from specjax._internal.checks import shown
+from specjax.contract import Proposer
+from specjax.files import (
+    CONFIG,
+    INDEX,
+    MEDUSA_WEIGHTS,
+    SINGLE,
+    check_dtype,
+    find_folder,
+    open_tensors,
+    read_json,
+    replacing,
+    weight_files,
+    write_rows,
+)
+from specjax.methods import (
+    METHODS,
+    Drafter,
+    Export,
+    Format,
+    MedusaAdapter,
+    PublishedDrafter,
+    Tensors,
+    save_medusa,
+)
+from specjax.models import Config, LanguageModel
+from specjax.parallel import RULES, Rules, leader
+
+_MEDUSA = "official"
+_INSIDE = ("mtp.", "mtp_layers.", "model.mtp.")
+
+
+def load_drafter(
+    path: str | os.PathLike[str],
+    target: LanguageModel,
+    shape: Callable[..., Proposer] | None = None,
+    *,
+    revision: str | None = None,
+    rules: Rules = RULES,
+    **numbers: object,
+) -> Drafter:
+    """Read a published drafter for `target`, in the dtype of the target's weights.
+
+    If the target is on a mesh, the drafter is split over it; Medusa heads are whole on each device.
+    The format is recognised by the names of the tensors: see `specjax.methods.METHODS`.
+
+    Args:
+      path: a folder with `config.json` and safetensors, or `org/name` on the Hugging Face Hub.
+      target: the model that the drafter was trained for.
+      shape: how the drafts are arranged, such as `Chain`, `StaticTree` or `DynamicTree`; by default
+        as the folder says, or else as the method's authors do.
+      revision: a branch, tag or commit on the Hub.
+      rules: as for `specjax.load`; {} keeps the whole drafter on each device.
+      **numbers: arguments of `shape`.
+
+    Raises:
+      ValueError: with everything that does not fit the configuration or the target, and the fix.
+      OSError: there is no such folder or model, or a file is missing or cannot be read.
+    """
+    if numbers and shape is None:
+        raise ValueError(
+            f"{', '.join(numbers)}= are arguments of a shape: pass the shape too, such as "
+            "specjax.Chain or specjax.DynamicTree"
+        )
+    folder = find_folder(path, revision)
+    name, config, tensors = open_drafter(folder)
+    drafter = METHODS[name].format.read(folder, config, tensors, target, rules)
+    drafter.check(target)
+    return drafter if shape is None else drafter.shaped(shape, **numbers)
+
+
+def save_drafter(
+    folder: str | os.PathLike[str],
+    drafter: PublishedDrafter | MedusaAdapter,
+    target: LanguageModel,
+    layout: str | None = None,
+    dtype: DTypeLike | None = None,
+) -> None:
+    """Write a folder that `load_drafter` and the libraries of a layout read.
+
+        EAGLE-3               "official" (the authors, SpecForge, SGLang, vLLM), "speculators"
+        P-EAGLE               "speculators", "specforge"
+        DFlash, DFlash-2      "z-lab", "speculators"
+        DSpark                "deepspec", "specforge", "speculators"
+        Domino                "specforge"
+        Medusa                "official"
+
+    The layers of the target are always named, in the key and the numbering of the layout.  Where
+    its library needs tables in the file that the drafter shares with its target, those of the
+    target are written: the head in EAGLE-3's "official", both in "deepspec", "speculators" and
+    P-EAGLE's "specforge".  `load_drafter` recognises them, and uses the target's.  The shape of the
+    drafts is written as a number of drafts where the layout has a field for it; a threshold of
+    confidence is not written.
+
+    An interrupted save leaves the old drafter, the new one, or a folder without config.json, which
+    cannot be loaded.  Of several processes only the first writes, but all must call.
+
+    Args:
+      folder: created if needed; a drafter in it is replaced, other files stay.
+      drafter: with its own parameters.
+      target: the model that the drafter was made for.
+      layout: a name of the table; by default the first of the drafter's row that can hold it.
+      dtype: of the weights, rounded to nearest; by default the dtype that they have.
+
+    Raises:
+      ValueError: another kind of drafter, another target, or a layout that cannot hold the drafter;
+        the message names those that can.  Or the folder holds something else than a drafter.
+    """
+    if not isinstance(drafter, PublishedDrafter | MedusaAdapter):
+        raise ValueError(
+            f"drafter={shown(drafter)}; pass a drafter with weights of its own, as "
+            "specjax.load_drafter returns it"
+        )
+    if not isinstance(target, LanguageModel):
+        raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")
+    drafter.check(target)
+    dtype, folder = None if dtype is None else check_dtype(dtype), pathlib.Path(folder)
+    if isinstance(drafter, MedusaAdapter):
+        if layout not in (None, _MEDUSA):
+            raise ValueError(f"layout={shown(layout)}; Medusa heads are written as {_MEDUSA!r}")
+        _refuse_others(folder)
+        if not leader():
+            return save_medusa(folder, drafter, target.name, dtype)
+        with replacing(folder, (MEDUSA_WEIGHTS,)) as new:
+            return save_medusa(new, drafter, target.name, dtype)
+    export = _plan(drafter, target, layout)
+    _check_shapes(drafter, export)
+    _refuse_others(folder)
+    written = export.rows, export.params, dtype, export.tables
+    if not leader():
+        write_rows(folder / SINGLE, *written)
+        return None
+    with replacing(folder, (MEDUSA_WEIGHTS,)) as new:
+        name = write_rows(new / SINGLE, *written).name
+        # The second is the older name, which transformers 4 reads.
+        config = {**export.config, "dtype": name, "torch_dtype": name}
+        (new / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    return None
+
+
+def _plan(drafter: PublishedDrafter, target: LanguageModel, layout: str | None) -> Export:
+    """What is written.  Raises ValueError if no layout of this name can hold the drafter."""
+    format: Format | None = next(
+        (m.format for m in METHODS.values() if m.format.makes(drafter)), None
+    )
+    if format is None:
+        raise ValueError(
+            f"the drafter {drafter.name} has a {type(drafter.source).__name__}, which no format "
+            f"of drafters has ({', '.join(METHODS)})"
+        )
+    faults = {name: known.faults(drafter, target) for name, known in format.layouts.items()}
+    able = [name for name in faults if not faults[name]]
+    cure = f"pass layout={' or '.join(map(repr, able))}" if able else "no layout can"
+    if layout is not None and layout not in list(faults):  # it may be of any type
+        raise ValueError(
+            f"layout={shown(layout)} is not one of {', '.join(map(repr, faults))}, which drafters "
+            f"of this kind have: {cure}"
+        )
+    if layout is not None and faults[layout]:
+        raise ValueError(
+            f"the layout {layout!r} cannot hold the drafter {drafter.name}, which "
+            f"{' and '.join(faults[layout])}: {cure}"
+        )
+    if not able:
+        lines = [f"{name!r}: it {' and '.join(found)}" for name, found in faults.items()]
+        raise ValueError(f"no layout can hold the drafter {drafter.name}:\n  " + "\n  ".join(lines))
+    return format.layouts[layout or able[0]].export(drafter, target)
+
+
+def _check_shapes(drafter: PublishedDrafter, export: Export) -> None:
+    """Raises ValueError unless each parameter that is written is there, in its shape."""
+    held = cast(dict[tuple[str, ...], Array], flatten_dict(export.params))
+    for path, shape in export.shapes.items():
+        turned = (*path[:-1], "weight")  # a kernel that is held as [out, in]
+        if path not in held and turned in held:
+            path, shape = turned, shape[::-1]
+        if path not in held or held[path].shape != shape:
+            found = f"has shape {list(held[path].shape)}" if path in held else "is missing"
+            raise ValueError(
+                f"the parameter {'/'.join(path)} of the drafter {drafter.name} {found}; its source "
+                f"needs {list(shape)}: pass the parameters that belong to the source"
+            )
+
+
+def _refuse_others(folder: pathlib.Path) -> None:
+    """Raises ValueError if the folder holds a model, which would be replaced."""
+    if not (folder / CONFIG).exists():
+        return
+    try:
+        open_drafter(folder)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"{folder} holds something else than a drafter, which would be replaced: pass another "
+            f"folder ({error})"
+        ) from None
+
+
+def open_drafter(folder: pathlib.Path) -> tuple[str, Config, Tensors]:
+    """The name of a folder's format, its configuration, and its tensors without a "model." prefix.
+
+    Only headers are read.
+
+    Raises:
+      ValueError, OSError: as `load_drafter`.
+    """
+    config = read_json(folder / "config.json")
+    if "quantization_config" in config:
+        raise ValueError(
+            f"{folder} is quantised (quantization_config); pass the unquantised drafter"
+        )
+    tensors, faults = open_tensors(_weights(folder))
+    if faults:
+        raise ValueError(f"the weights in {folder} are ambiguous:\n  " + "\n  ".join(faults))
+    tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    return recognised(folder, config, tensors), config, tensors
+
+
+def recognised(folder: pathlib.Path, config: Config, tensors: Tensors) -> str:
+    """The name of a folder's format.  Raises ValueError if it is none."""
+    for name, method in METHODS.items():
+        if method.format.matches(config, tensors):
+            return name
+    if any(name.startswith(_INSIDE) for name in tensors):
+        raise ValueError(
+            f"{folder} holds the layers of a multi-token prediction head (mtp.*), which belong to "
+            "targets of a family that specjax does not read; pass a drafter of another kind"
+        )
+    shown = ", ".join(sorted(tensors)[:4])
+    raise ValueError(
+        f"{folder} is no drafter of a format that specjax reads ({', '.join(METHODS)}); its "
+        f"tensors are {shown}, ...; a whole language model is loaded with specjax.load, and "
+        "passed as draft="
+    )
+
+
+def _weights(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files with the weights.  Raises ValueError or OSError that says what is missing."""
+    if (folder / MEDUSA_WEIGHTS).exists():
+        return [folder / MEDUSA_WEIGHTS]
+    pickled = sorted([*folder.glob("*.bin"), *folder.glob("*.pt*")])
+    if pickled and not any((folder / name).exists() for name in (SINGLE, INDEX)):
+        raise ValueError(
+            f"{folder} holds pickled weights ({pickled[0].name}) only, and reading those executes "
+            'what they contain; convert them: python -c "import torch, safetensors.torch as s; '
+            f"w = torch.load('{pickled[0]}', weights_only=True); "
+            "s.save_file({n: t.clone().contiguous() for n, t in w.items()}, "
+            f"'{folder / SINGLE}')\""
+        )
+    try:
+        return weight_files(folder)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{error}; if the drafter is published as pytorch_model.bin only, download and "
+            "convert it: docs/models.md has the command"
+        ) from None

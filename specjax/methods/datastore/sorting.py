@@ -1,0 +1,56 @@
+"""Sorts the places of a corpus by the tokens before them, read backwards."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specjax.methods.datastore.lookup import DEPTH
+
+SEPARATORS = {np.dtype(np.uint16): 2**16 - 1, np.dtype(np.uint32): 2**31 - 1}
+"""Stands between texts, and is greater than every token."""
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The type of a datastore's tokens.  2^16 - 1 is the separator, so it is not left for a token.
+
+    Raises:
+      ValueError: tokens that would be no int32.
+    """
+    if not 1 <= vocab_size < 2**31 - 1:
+        raise ValueError(f"vocab_size={vocab_size}; it must lie in [1, 2^31 - 2]")
+    return np.dtype(np.uint16 if vocab_size < 2**16 else np.uint32)
+
+
+def bytes_to_build(vocab_size: int) -> int:
+    """The greatest memory of `sort_places`, in bytes a token."""
+    dtype = token_dtype(vocab_size)
+    return dtype.itemsize * (DEPTH + 1) + 24
+
+
+def sort_places(tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The places of a corpus by their contexts.
+
+    Args:
+      tokens: [DEPTH + T] of the type `token_dtype(vocab_size)`; the first DEPTH are separators.
+      vocab_size: V.
+
+    Returns:
+      The places [P] int32, positions from 0 among the T: those with a token at and before them.
+      And the number of places [V + 1] int32 before those whose contexts end with each token.
+    """
+    separator = SEPARATORS[tokens.dtype]
+    size = len(tokens) - DEPTH
+    bits = np.uint64(8 * tokens.dtype.itemsize)
+    together = 8 // tokens.dtype.itemsize
+    keys = []
+    for first in range(1, DEPTH + 1, together):
+        key = np.zeros(size, np.uint64)
+        for back in range(first, first + together):
+            key = (key << bits) | tokens[DEPTH - back : DEPTH - back + size]
+        keys.append(key)
+    order = np.lexsort(keys[::-1])
+    del keys
+    before = tokens[DEPTH - 1 : -1][order]
+    is_place = (before != separator) & (tokens[DEPTH:][order] != separator)
+    starts = np.searchsorted(before[is_place], np.arange(vocab_size + 1, dtype=np.int64))
+    return order[is_place].astype(np.int32), starts.astype(np.int32)

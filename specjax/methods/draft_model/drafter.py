@@ -1,0 +1,201 @@
+"""Pairs a draft model with a target.  If their tokenizers differ, tables translate the tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import sys
+import warnings
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import tokenizers
+
+from specjax._internal.checks import shown
+from specjax.contract import Arrays, Proposer, Source
+from specjax.methods.draft_model.source import DraftSource
+from specjax.methods.draft_model.translated import TranslatedParams, TranslatedSource
+from specjax.methods.drafter import Adapter, BoundDrafter, Drafter, MakeArrays
+from specjax.models import LanguageModel, quantise, quantised_form
+from specjax.proposers import Chain
+from specjax.text import Translation, translate, vocabulary_digest
+
+_LEAST_SHARED = 0.01
+_LIBRARY = "specjax."
+_CURE = "use a draft of the same family, or proposer=NGram()"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DraftDrafter(Drafter):
+    """A shape over a draft model, whose tokens are translated if they differ from the target's."""
+
+    make: MakeArrays | None = None
+    source: Source | None = None
+    # None if its tokens are translated: then a text may be longer than the draft can read.
+    draft: LanguageModel | None = None
+
+    @property
+    def reader(self) -> LanguageModel | None:
+        return self.draft
+
+    def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
+        super().for_rows(target, adapter, rows)
+        assert self.make is not None
+        return self.make
+
+    def shaped(self, shape: Callable[..., Proposer], **numbers: object) -> DraftDrafter:
+        return dataclasses.replace(self, proposer=shape(self.source, **numbers))
+
+
+def make_drafter(
+    target: LanguageModel,
+    draft: LanguageModel,
+    shape: Callable[..., Proposer] = Chain,
+    *,
+    dtype: str | None = None,
+    **numbers: object,
+) -> Drafter:
+    """A shape over a draft model: `make_drafter(target, draft, StaticTree, branching=(3, 2))`.
+
+    If the tokenizers differ, the tables between them are made once and cached, and a warning says
+    how many tokens are in both vocabularies.  Nothing is compiled yet.
+
+    Args:
+      target, draft: as `specjax.load` returns them.
+      shape: `Chain`, `StaticTree` or `DynamicTree`.
+      dtype: "int8" quantises the draft.
+      **numbers: arguments of `shape`.
+
+    Raises:
+      ValueError: tokens that cannot be translated, or models that share fewer than 1 % of the
+        target's tokens.
+    """
+    for name, model in (("target", target), ("draft", draft)):
+        if not isinstance(model, LanguageModel):
+            raise ValueError(f"{name}={shown(model)}; pass what specjax.load(folder) returns")
+    if not isinstance(dtype, str | None) or dtype not in (None, "int8"):
+        raise ValueError(f"dtype={shown(dtype)}; pass None or 'int8'")
+    form = quantised_form(draft) if dtype == "int8" else draft
+    size, words = target.model.vocab_size, (_Words.of(target), _Words.of(form))
+    tables = _tables(*words)
+    if tables is not None:
+        _say(words, tables.num_shared)
+
+    def params(laid: LanguageModel) -> Arrays:
+        # A target that is its own draft is quantised from the parameters that are on its devices.
+        own = laid if draft is target else draft
+        return (quantise(own) if dtype == "int8" else own).params
+
+    if tables is None:
+        source: Source = DraftSource(form.model, size)
+        return DraftDrafter(
+            shape(source, **numbers), name=form.name, make=params, source=source, draft=form
+        )
+
+    def translated(laid: LanguageModel) -> TranslatedParams:
+        return TranslatedParams(params(laid), _on_device(*words))
+
+    source = TranslatedSource(form.model, size, tables.expansion)
+    return DraftDrafter(shape(source, **numbers), name=form.name, make=translated, source=source)
+
+
+def with_draft(
+    target: LanguageModel, draft: LanguageModel, proposer: Proposer, dtype: str | None
+) -> Drafter:
+    """A proposer that was made from `draft.model`, with the weights of `draft`.
+
+    Raises:
+      ValueError: the proposer needs no draft, or the draft has other tokens.
+    """
+    form = quantised_form(draft) if dtype == "int8" else draft
+    name = type(proposer).__name__
+    if not proposer.asks_draft:
+        raise ValueError(f"a {name} uses no draft model: pass either draft= or proposer=, not both")
+    if _tables(_Words.of(target), _Words.of(form)) is not None:
+        raise ValueError(
+            f"a {name} needs a draft with the tokens of {target.name!r}, but {form.name!r} has "
+            "other tokens: pass draft= alone, which translates them, or "
+            "drafter=specjax.make_drafter(target, draft, shape)"
+        )
+    make = (lambda laid: quantise(draft)) if dtype == "int8" else None
+    return BoundDrafter(proposer, name=form.name, draft=form, make_draft=make)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Words:
+    """The inputs of the tables, from one model.
+
+    It is the key of their cache; tokenizers compare by identity.
+    """
+
+    tokenizer: tokenizers.Tokenizer | None
+    size: int  # of the model's vocabulary
+    eos: tuple[int, ...]
+    name: str
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> _Words:
+        return cls(model.tokenizer, model.model.vocab_size, model.eos, model.name)
+
+    def __str__(self) -> str:
+        count = (
+            f"{self.tokenizer.get_vocab_size()} tokens"
+            if self.tokenizer
+            else f"{self.size} ids, no tokenizer"
+        )
+        return f"{self.name!r} ({count})"  # quoted, since many folders are called "draft"
+
+
+@functools.lru_cache(maxsize=8)
+def _on_device(target: _Words, draft: _Words) -> Translation:
+    return jax.tree.map(jnp.asarray, _tables(target, draft))
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(target: _Words, draft: _Words) -> Translation | None:
+    """The tables, on the host; None if equal ids mean equal tokens (padded sizes may differ)."""
+    ours, theirs = target.tokenizer, draft.tokenizer
+    if ours is None or theirs is None:
+        if ours is theirs and target.size == draft.size:
+            return None
+        raise ValueError(
+            f"without both tokenizers the draft {draft} cannot be translated for the target "
+            f"{target}; {_CURE}"
+        )
+    if vocabulary_digest(ours) == vocabulary_digest(theirs):
+        return None
+    ends = [(end, draft.eos[0]) for end in target.eos if draft.eos]
+    try:
+        tables = translate(ours, theirs, target.size, draft.size, ends)
+    except ValueError as error:
+        raise ValueError(
+            f"the draft {draft} uses other tokens than the target {target}: {error}; {_CURE}"
+        ) from None
+    shared, least = tables.num_shared, math.ceil(_LEAST_SHARED * ours.get_vocab_size())
+    if shared < least:
+        raise ValueError(
+            f"the draft {draft} shares {shared} tokens with the target {target}, but at least "
+            f"{least} are needed; {_CURE}"
+        )
+    return tables
+
+
+_said: set[str] = set()
+
+
+def _say(words: tuple[_Words, _Words], shared: int) -> None:
+    """Warn once of each pair, at the line outside of this library that brought it together."""
+    target, draft = words
+    message = (
+        f"the draft {draft} uses other tokens than the target {target}: it can propose the "
+        f"{shared} that both have"
+    )
+    if message in _said:
+        return
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARY):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
+    _said.add(message)

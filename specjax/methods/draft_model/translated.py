@@ -1,0 +1,220 @@
+"""`TranslatedSource`: a smaller language model with another tokenizer than the target's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax.caches import empty_cache, read_prompt
+from specjax.contract import Arrays, Cache, Context, Loaded, Lookahead, Model, Source
+from specjax.models import on_target
+from specjax.proposers import Chain, remember, then_pending
+from specjax.text import Translation
+from specjax.types import ABSENT, Block, Proposal
+
+
+@struct.dataclass
+class TranslatedParams:
+    """The parameters of a draft model with another tokenizer, and the translation between both."""
+
+    model: Arrays
+    translation: Translation
+
+
+@struct.dataclass
+class TranslatedState:
+    cache: Cache  # of the draft model, for draft tokens
+    fresh: Array  # [B, depth + 1] target tokens that are committed and the draft has not read
+    count: Array  # [B] the number of those tokens
+    room: Array  # [B] draft tokens that still fit; negative once the text no longer fits
+
+
+class _Reading(NamedTuple):
+    cache: Cache
+    readable: Array  # [B] bool: has the draft read the whole text up to the pending token?
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslatedSource(Source):
+    """A draft model whose tokens differ from the target's.
+
+    The draft model reads each committed token of the target as one or more draft tokens that spell
+    it.  Its logits are gathered onto the target's vocabulary, where they are warped and sampled.
+    Tokens that its vocabulary lacks are never proposed, so every draft is a single token in both
+    vocabularies.
+
+    A text may need more draft tokens than are reserved (`expansion` for each target token) or than
+    the draft model can read.  From then on its row has no drafts.  If the prompt alone is too long,
+    the draft model reads only the end of it.
+
+    Reference: Timor et al. 2025, arXiv 2502.05202, token-level intersection.
+    """
+
+    model: Model
+    vocab_size: int  # the target's
+    expansion: int = 2
+    asks_draft = True
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        raise ValueError(
+            "a proposer over a translated draft comes without its weights and tables: pass draft= "
+            "alone, or drafter= with what specjax.make_drafter(target, draft) returns"
+        )
+
+    def init(
+        self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead
+    ) -> TranslatedState:
+        rows, width = prompt.tokens.shape
+        depth, start = lookahead.depth, params.translation.start
+        catch_up, wanted = _most_pieces(params, depth), capacity * self.expansion + len(start)
+        room = min(wanted, self.model.max_positions - catch_up - depth)
+        # If the draft cannot read the whole text, keep half of the room for what follows the
+        # prompt.
+        width = min(
+            width * self.expansion, room - len(start) if room == wanted else room // 2 - len(start)
+        )
+        if width < 1:
+            raise ValueError(
+                f"the draft reads at most {self.model.max_positions} tokens, too few to propose "
+                f"{depth} and to read {catch_up} at once: pass a draft with more context, "
+                "or a smaller num_drafts"
+            )
+        tokens, count = spell(params.translation, prompt.tokens, prompt.count, width)
+        tokens = jnp.concatenate([jnp.broadcast_to(start, (rows, len(start))), tokens], axis=1)
+        cache = empty_cache(self.model, rows, room, catch_up + lookahead.staged - 1)
+        cache = read_prompt(self.model, params.model, tokens, count + len(start), cache)[-1]
+        fresh = jnp.zeros((rows, depth + 1), jnp.int32)
+        return TranslatedState(cache, fresh, jnp.zeros(rows, jnp.int32), room - cache.length)
+
+    def begin(
+        self, params: TranslatedParams, state: TranslatedState, context: Context
+    ) -> tuple[TranslatedState, _Reading, Array]:
+        translation, pending = params.translation, context.pending
+        # Catch up in one pass: the newly committed tokens, then the pending one.
+        unread = then_pending(state.fresh, state.count, pending)
+        most = _most_pieces(params, state.fresh.shape[1] - 1)
+        tokens, count = spell(translation, unread, state.count + 1, most)
+        keep = count - translation.count[pending]
+        room = state.room - keep
+        # If a text no longer fits, nothing more is committed: the draft's cache stays stale.
+        keep = jnp.where(room < 0, 0, keep)
+        staged, logits = self._read(params, state.cache, tokens, jnp.maximum(count - 1, 0)[:, None])
+        caught_up = TranslatedState(staged.commit(keep), state.fresh, jnp.zeros_like(keep), room)
+        return caught_up, _Reading(staged.commit(count), (room >= 0) & (count > 0)), logits[:, 0]
+
+    def extend(
+        self, params: TranslatedParams, reading: _Reading, tokens: Array
+    ) -> tuple[_Reading, Array]:
+        spelt = params.translation.to_draft[tokens][:, None]
+        cache, logits = self._read(params, reading.cache, spelt, jnp.zeros_like(spelt))
+        return reading._replace(cache=cache.commit(jnp.ones_like(tokens))), logits[:, 0]
+
+    def read_tree(
+        self,
+        params: TranslatedParams,
+        reading: _Reading,
+        tokens: Array,
+        at: Array,
+        depth: Array,
+        mask: Array,
+    ) -> tuple[_Reading, Array]:
+        spelt = params.translation.to_draft[tokens]
+        cache, logits = self._read(params, reading.cache, spelt, at, depth, mask)
+        return reading._replace(cache=cache), logits
+
+    def known(self, params: TranslatedParams, reading: _Reading, tokens: Array) -> Array:
+        """[B, N] bool: False for tokens that the draft model's vocabulary lacks.
+
+        The pending token is False if the draft model cannot read the text up to it.
+        """
+        return (params.translation.to_draft[tokens] >= 0).at[:, 0].set(reading.readable)
+
+    def end(
+        self,
+        params: TranslatedParams,
+        state: TranslatedState,
+        reading: _Reading,
+        proposal: Proposal,
+    ) -> TranslatedState:
+        return dataclasses.replace(state, cache=reading.cache.rewind(state.cache))
+
+    def observe(
+        self, params: TranslatedParams, state: TranslatedState, block: Block
+    ) -> TranslatedState:
+        fresh, count = remember(state.fresh, block)
+        return dataclasses.replace(state, fresh=fresh, count=count)
+
+    def _read(
+        self,
+        params: TranslatedParams,
+        cache: Cache,
+        tokens: Array,
+        at: Array,
+        depth: Array | None = None,
+        mask: Array | None = None,
+    ) -> tuple[Cache, Array]:
+        """Stage draft tokens [B, T]; return the cache, and logits [B, M, V] after those `at`."""
+        positions = cache.length[:, None] + (
+            jnp.arange(tokens.shape[1]) if depth is None else depth
+        )
+        out = self.model.apply(params.model, jnp.maximum(tokens, 0), positions, cache, mask)
+        logits = jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
+        return out.cache, on_target(
+            logits, self.vocab_size, jnp.asarray(params.translation.to_draft)
+        )
+
+
+def _most_pieces(params: TranslatedParams, depth: int) -> int:
+    """The most draft tokens that spell the unread tokens of one step, the pending one included.
+
+    Accepted drafts take one draft token each.  The tokens before and after them were chosen by the
+    target, and may take up to M draft tokens each.
+    """
+    return depth + 2 * params.translation.pieces.shape[1]
+
+
+def spell(translation: Translation, tokens: Array, count: Array, width: int) -> tuple[Array, Array]:
+    """Spell target tokens in draft tokens.
+
+    Args:
+      translation: the tables, with at most M pieces a token.
+      tokens: [B, T] target tokens.
+      count: [B] how many of them count; the others are padding.
+      width: of the result; a row that needs more keeps its last pieces.
+
+    Returns:
+      [B, width] draft tokens, right-padded with 0, and how many [B] there are.
+
+        the cat . .      count 2      pieces t he | c a t      ->     t he c a t 0 0 0      5
+    """
+    piece = jnp.arange(translation.pieces.shape[1])
+    each = jnp.where(jnp.arange(tokens.shape[1]) < count[:, None], translation.count[tokens], 0)
+    end = jnp.cumsum(each, axis=1, dtype=jnp.int32)
+    start = end - each - jnp.maximum(end[:, -1:] - width, 0)
+    slot = jnp.where(piece < each[..., None], start[..., None] + piece, ABSENT)
+    slot = jnp.where(slot >= 0, slot, width)  # out of bounds, so mode="drop" leaves it out
+    rows = jnp.arange(len(tokens))[:, None, None]
+    spelt = (
+        jnp.zeros((len(tokens), width), jnp.int32)
+        .at[rows, slot]
+        .set(translation.pieces[tokens], mode="drop")
+    )
+    return spelt, jnp.minimum(end[:, -1], width)
+
+
+def Universal(
+    model: Model,
+    vocab_size: int,
+    num_drafts: int = 4,
+    expansion: int = 2,
+    confidence_threshold: float = 0.0,
+) -> Chain:
+    """A chain from a model with another tokenizer: `Chain(TranslatedSource(...), ...)`."""
+    return Chain(TranslatedSource(model, vocab_size, expansion), num_drafts, confidence_threshold)
+
+
+UniversalParams = TranslatedParams

@@ -1,0 +1,77 @@
+"""EAGLE-3: network, source, the folders that it is published in, and its learner."""
+
+from specjax.methods.eagle3.network import (
+    Eagle3,
+    Eagle3Config,
+    draft_logits,
+    eagle3_axes,
+    eagle3_shapes,
+)
+from specjax.methods.eagle3.reader import (
+    EAGLE3,
+    Parts,
+    details_of,
+    is_parallel,
+    own_table,
+    packaging_of,
+    proposal_depth,
+    read_parts,
+    without_copies,
+)
+from specjax.methods.eagle3.rows import mask_row
+from specjax.methods.eagle3.source import (
+    Eagle3Source,
+    Eagle3State,
+    EagleSource,
+    begin_state,
+    check_taps,
+    features_of,
+    fuse,
+    logits_of,
+    observe_features,
+    read_pairs,
+)
+from specjax.methods.eagle3.writer import (
+    faults,
+    flat_config,
+    flat_faults,
+    source_of,
+    speculators_faults,
+    speculators_fields,
+    stacked,
+)
+
+__all__ = [
+    "EAGLE3",
+    "Eagle3",
+    "Eagle3Config",
+    "Eagle3Source",
+    "Eagle3State",
+    "EagleSource",
+    "Parts",
+    "begin_state",
+    "check_taps",
+    "details_of",
+    "draft_logits",
+    "eagle3_axes",
+    "eagle3_shapes",
+    "faults",
+    "features_of",
+    "flat_config",
+    "flat_faults",
+    "fuse",
+    "is_parallel",
+    "logits_of",
+    "mask_row",
+    "observe_features",
+    "own_table",
+    "packaging_of",
+    "proposal_depth",
+    "read_pairs",
+    "read_parts",
+    "source_of",
+    "speculators_faults",
+    "speculators_fields",
+    "stacked",
+    "without_copies",
+]

@@ -1,0 +1,194 @@
+"""The network of EAGLE-3 heads: a few decoder layers over a target's features and embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+from jax.typing import DTypeLike
+
+from specjax.caches import BranchCache, KVCache, Memory
+from specjax.models import (
+    MLP,
+    Attention,
+    Dense,
+    Layer,
+    Norm,
+    TransformerConfig,
+    dot_general,
+    on_target,
+)
+from specjax.types import Arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3Config:
+    """Sizes and switches in which published heads differ."""
+
+    layers: TransformerConfig  # of the decoder layers; its vocabulary is that of the drafts
+    num_taps: int  # n layers of the target are read
+    target_size: int  # hidden size of the target
+    norm_before_residual: bool = False  # the residual of the first layer is the normed feature
+    norm_before_fc: bool = False  # one norm over all taps together
+    fc_norm: bool = False  # one norm for each tap (EAGLE-3.1)
+    feeds_normed: bool = False  # the state of a draft is fed back after the final norm (EAGLE-3.1)
+
+
+class FirstLayer(nn.Module):
+    """A decoder layer whose attention reads an embedding and a feature side by side.
+
+    a = attention([norm(e), norm(f)]),    h = f + a,    output = h + mlp(norm(h))
+    """
+
+    config: Eagle3Config
+    dense: Callable[..., Dense]
+
+    @nn.compact
+    def __call__(
+        self,
+        embedded: Array,
+        features: Array,
+        rotations: tuple[Array, Array] | None,
+        memory: Memory | None,
+        visible: Array | None,
+    ) -> tuple[Array, Array, Array]:
+        c = self.config.layers
+        token = Norm(c, name="embedding_norm")(embedded)
+        feature = Norm(c, name="feature_norm")(features)
+        residual = feature if self.config.norm_before_residual else features
+        attention = Attention(c, c.window_of(0), self.dense, name="attention")
+        both = jnp.concatenate([token.astype(feature.dtype), feature], axis=-1)
+        mixed, keys, values = attention(both, rotations, memory, visible)
+        x = residual + mixed
+        return x + MLP(c, self.dense, name="mlp")(Norm(c, name="mlp_norm")(x)), keys, values
+
+
+class Eagle3(nn.Module):
+    """Pairs of a feature at position t and the token at t + 1 in, the token at t + 2 out.
+
+    `fuse` makes the feature of a token that the target has read.  The feature of a drafted token is
+    the head's own state, which `__call__` returns.
+
+    Reference: Li et al. 2025 (EAGLE-3), arXiv 2503.01840, section 3.
+    """
+
+    config: Eagle3Config
+    dot_general: Callable[..., Array] = dot_general
+
+    def setup(self) -> None:
+        c = self.config
+        dense = functools.partial(Dense, dot_general=self.dot_general)
+        self.fc = dense(c.layers.hidden_size, ("features", "embed"), False, c.layers.init_scale)
+        if c.norm_before_fc:
+            self.input_norm = Norm(c.layers, axis="features")
+        if c.fc_norm:
+            self.fc_norms = [Norm(c.layers) for _ in range(c.num_taps)]
+        others = [Layer(c.layers, i, dense) for i in range(1, c.layers.num_layers)]
+        self.layers = [FirstLayer(c, dense), *others]
+        self.norm = Norm(c.layers)
+
+    def fuse(self, features: Array) -> Array:
+        """The target's hidden states [..., n Et] at the taps -> features [..., E]."""
+        c = self.config
+        if c.norm_before_fc:
+            features = self.input_norm(features)
+        if c.fc_norm:
+            parts = jnp.split(features, c.num_taps, axis=-1)
+            normed = [norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)]
+            features = jnp.concatenate(normed, axis=-1)
+        return self.fc(features)
+
+    def __call__(
+        self,
+        embedded: Array,
+        features: Array,
+        positions: Array,
+        cache: KVCache | BranchCache | None = None,
+        mask: Array | None = None,
+    ) -> tuple[Array, Array, KVCache | BranchCache | None]:
+        """Run one pass over pairs.
+
+        Args:
+          embedded: [B, N, E] embeddings of the tokens.
+          features: [B, N, E] of the positions before them.
+          positions: [B, N] of the features.
+          cache, mask: as in `contract.Model.apply`; both None: causal attention, no cache.
+
+        Returns:
+          The features [B, N, E] of the drafted next tokens, the states [B, N, E] that the head's
+          matrix takes, and the cache with the pairs staged.
+        """
+        c = self.config.layers
+        ropes = {c.rope_of(i) for i in range(c.num_layers)}
+        rotations = {
+            rope: None if rope is None else rope.rotations(positions, c.head_dim) for rope in ropes
+        }
+        x, keys, values = features, [], []
+        for i, layer in enumerate(self.layers):
+            memory = visible = None
+            if cache is not None:
+                memory = cache.layer(i)
+                visible = memory.visible(positions, mask, c.window_of(i))
+            inputs = (embedded, x) if i == 0 else (x,)
+            x, k, v = layer(*inputs, rotations[c.rope_of(i)], memory, visible)
+            keys.append(k)
+            values.append(v)
+        if cache is not None:
+            cache = dataclasses.replace(cache, keys=tuple(keys), values=tuple(values))
+        normed = self.norm(x)
+        return normed if self.config.feeds_normed else x, normed, cache
+
+    def everything(self, features: Array, embedded: Array, positions: Array) -> Array:
+        """`fuse` and one pass, so that `init` makes every parameter."""
+        return self(embedded, self.fuse(features), positions)[1]
+
+    def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
+        """An empty cache of `size` slots for each of `batch` rows."""
+        c = self.config.layers
+        return KVCache.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)
+
+
+def eagle3_shapes(config: Eagle3Config) -> Arrays:
+    """The shape of every parameter of the network; nothing is computed."""
+    return nn.meta.unbox(_boxed(config))
+
+
+def eagle3_axes(config: Eagle3Config) -> Arrays:
+    """The logical axes of every parameter, for `parallel.named_shardings`."""
+    return nn.get_partition_spec(_boxed(config))
+
+
+def _boxed(config: Eagle3Config) -> Arrays:
+    size = config.layers.hidden_size
+    inputs = (
+        jax.ShapeDtypeStruct((1, 1, config.num_taps * config.target_size), jnp.float32),
+        jax.ShapeDtypeStruct((1, 1, size), jnp.float32),
+        jax.ShapeDtypeStruct((1, 1), jnp.int32),
+    )
+    init = functools.partial(Eagle3(config).init, method="everything")
+    return jax.eval_shape(init, jax.random.key(0), *inputs)["params"]
+
+
+def draft_logits(
+    states: Array, head: Array, vocab_size: int, to_draft: Array | None = None
+) -> Array:
+    """Logits on the target's vocabulary, -inf for tokens that a drafter never proposes.
+
+    Args:
+      states: [..., E].
+      head: [E, Vd].
+      vocab_size: V of the target.
+      to_draft: [V] the row of the head for each of the target's tokens, or a negative number where
+        there is none; None: equal ids mean equal tokens, and the padded sizes may differ.
+
+    Returns:
+      [..., V] float32.
+    """
+    dimensions = (((states.ndim - 1,), (0,)), ((), ()))
+    logits = dot_general(states, head.astype(states.dtype), dimensions).astype(jnp.float32)
+    return on_target(logits, vocab_size, to_draft)

@@ -1,0 +1,233 @@
+"""`Eagle3Source`: an EAGLE-3 head on hidden states of the target."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple, cast
+
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax.caches import KVCache, in_chunks
+from specjax.contract import Arrays, Context, Loaded, Lookahead, Source
+from specjax.methods.eagle3.network import Eagle3, Eagle3Config, draft_logits, eagle3_axes
+from specjax.methods.published import PublishedSource, SharedParams, by_row, embedding_of, head_of
+from specjax.models import TransformerConfig, look_up
+from specjax.proposers import remember, then_pending
+from specjax.types import Block, Proposal
+
+
+@struct.dataclass
+class Eagle3State:
+    cache: KVCache  # of the head; slot t holds the pair of the feature at t and the token at t + 1
+    fresh: Array  # [B, depth + 1] committed tokens whose features the head has not read
+    features: Array  # [B, depth + 1, sum E] those features, as the target gave them
+    count: Array  # [B] the number of those tokens
+
+
+class _Reading(NamedTuple):
+    cache: KVCache
+    root: Array  # [B, E] the feature of the token that was read last
+    nodes: Array  # [B, T, E] the features of the nodes of a tree that were read so far
+    readable: Array  # [B] bool: has the head read any pair?
+
+
+class EagleSource(PublishedSource):
+    """What EAGLE-3 and P-EAGLE share: a network that reads pairs of a feature and a token."""
+
+    network: Eagle3Config
+    taps: tuple[int, ...]
+
+    @property
+    def layers(self) -> TransformerConfig:
+        return self.network.layers
+
+    def axes(self) -> dict[str, Arrays]:
+        return {"network": eagle3_axes(self.network)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3Source(Source, EagleSource):
+    """Reads pairs of a feature and the token after it, and predicts the token after that.
+
+        text        a   b   c   d|  e   f        d is pending; e and f are drafts
+        features    a'  b'  c' |d*  e*           ' fused from the target's layers, * the head's own
+        pairs      a'b b'c c'd |d*e e*f          position of a pair: that of its feature
+
+    Once drafts are accepted, their features come from the target, and `begin` reads their pairs
+    again.  So the cache holds only pairs with the target's features.
+
+    A row without any feature, whose text is a single token, has no drafts.
+
+    References: Li et al. 2025 (EAGLE-3), arXiv 2503.01840, section 3.
+    """
+
+    network: Eagle3Config
+    vocab_size: int  # the target's
+    taps: tuple[int, ...] = (2,)
+
+    def __post_init__(self) -> None:
+        check_taps(self.network, self.taps)
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        raise ValueError(
+            "an EAGLE-3 proposer comes without its weights: pass what specjax.load_drafter returns "
+            "as drafter="
+        )
+
+    def init(
+        self, params: SharedParams, prompt: Block, capacity: int, lookahead: Lookahead
+    ) -> Eagle3State:
+        width = lookahead.depth + 1
+        cache = Eagle3(self.network).init_cache(
+            len(prompt.tokens), capacity + width + lookahead.staged, features_of(prompt).dtype
+        )
+        return begin_state(self.network, params, prompt, cache, width)
+
+    def begin(
+        self, params: SharedParams, state: Eagle3State, context: Context
+    ) -> tuple[Eagle3State, _Reading, Array]:
+        tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
+        features = fuse(self.network, params, state.cache, state.features)
+        fed, normed, cache = read_pairs(self.network, params, state.cache, tokens, features)
+        last = jnp.maximum(state.count - 1, 0)[:, None]
+        cache = cache.commit(state.count)
+        caught_up = dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
+        reading = _Reading(cache, _at(fed, last)[:, 0], fed[:, :0], cache.length > 0)
+        return caught_up, reading, self._logits(params, _at(normed, last))[:, 0]
+
+    def extend(
+        self, params: SharedParams, reading: _Reading, tokens: Array
+    ) -> tuple[_Reading, Array]:
+        pair = tokens[:, None], reading.root[:, None]
+        fed, normed, cache = read_pairs(self.network, params, reading.cache, *pair)
+        reading = reading._replace(cache=cache.commit(jnp.ones_like(tokens)), root=fed[:, 0])
+        return reading, self._logits(params, normed)[:, 0]
+
+    def read_tree(
+        self,
+        params: SharedParams,
+        reading: _Reading,
+        tokens: Array,
+        at: Array,
+        depth: Array,
+        mask: Array,
+    ) -> tuple[_Reading, Array]:
+        # The feature of a node is the state of its parent, which an earlier call has read.
+        is_parent = mask & (depth == depth[:, None] - 1)
+        above = jnp.where(is_parent.any(-1), 1 + jnp.argmax(is_parent, axis=-1), 0)
+        known = jnp.concatenate([reading.root[:, None], reading.nodes], axis=1)
+        features = _at(known, jnp.broadcast_to(above, tokens.shape))
+        fed, normed, cache = read_pairs(
+            self.network, params, reading.cache, tokens, features, depth, mask
+        )
+        return reading._replace(cache=cache, nodes=fed), self._logits(params, _at(normed, at))
+
+    def known(self, params: SharedParams, reading: _Reading, tokens: Array) -> Array:
+        """[B, N] bool: False for the pending token of a row without any feature."""
+        return jnp.ones(tokens.shape, bool).at[:, 0].set(reading.readable)
+
+    def end(
+        self, params: SharedParams, state: Eagle3State, reading: _Reading, proposal: Proposal
+    ) -> Eagle3State:
+        return dataclasses.replace(state, cache=reading.cache.rewind(state.cache))
+
+    def observe(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+        return observe_features(state, block)
+
+    def _logits(self, params: SharedParams, normed: Array) -> Array:
+        return logits_of(params, normed, self.vocab_size)
+
+
+def check_taps(network: Eagle3Config, taps: tuple[int, ...]) -> None:
+    """Raises ValueError unless there are as many taps as the network fuses."""
+    if len(taps) != network.num_taps:
+        raise ValueError(
+            f"taps={taps}, and the head fuses the outputs of {network.num_taps} layers: "
+            "name as many"
+        )
+
+
+def begin_state(
+    network: Eagle3Config, params: SharedParams, prompt: Block, cache: KVCache, width: int
+) -> Eagle3State:
+    """The state after a prompt: all its pairs but the last, which ends in the pending token, read.
+
+    Args:
+      network, params: of the head.
+      prompt: with features; the token after the counted ones is pending.
+      cache: empty.
+      width: the most tokens that a step commits.
+    """
+    features, last = features_of(prompt), jnp.maximum(prompt.count - 1, 0)
+
+    def read(
+        cache: KVCache, start: Array | int, pairs: tuple[Array, Array]
+    ) -> tuple[KVCache, tuple[()]]:
+        tokens, raw = pairs
+        staged = read_pairs(network, params, cache, tokens, fuse(network, params, cache, raw))[-1]
+        return staged.commit(jnp.clip(last - start, 0, tokens.shape[1])), ()
+
+    pairs = prompt.tokens[:, 1:], features[:, :-1]
+    if pairs[0].shape[1] > 0:
+        cache = in_chunks(read, cache, pairs)[0]
+    first = jnp.zeros((len(last), width, features.shape[-1]), features.dtype)
+    return Eagle3State(
+        cache,
+        fresh=jnp.zeros((len(last), width), jnp.int32),  # the token before the pending one is read
+        features=first.at[:, 0].set(_at(features, last[:, None])[:, 0]),
+        count=jnp.minimum(prompt.count, 1),
+    )
+
+
+def observe_features(state: Eagle3State, block: Block) -> Eagle3State:
+    """The state with the tokens and features of `block` as its unread ones."""
+    fresh, count = remember(state.fresh, block)
+    width = min(fresh.shape[1], block.tokens.shape[1])
+    features = state.features.at[:, :width].set(features_of(block)[:, :width])
+    return dataclasses.replace(state, fresh=fresh, features=features, count=count)
+
+
+def fuse(network: Eagle3Config, params: SharedParams, cache: KVCache, features: Array) -> Array:
+    """[B, T, sum E] of the target -> [B, T, E] of the head that `cache` is of."""
+    own, features = {"params": params.own["network"]}, by_row(features, cache)
+    return cast(Array, Eagle3(network).apply(own, features, method="fuse"))
+
+
+def read_pairs(
+    network: Eagle3Config,
+    params: SharedParams,
+    cache: KVCache,
+    tokens: Array,
+    features: Array,
+    depth: Array | None = None,
+    mask: Array | None = None,
+) -> tuple[Array, Array, KVCache]:
+    """Stage pairs of tokens [B, T] and features [B, T, E]; returns as `Eagle3.__call__`.
+
+    Without `depth` [T] and `mask` the pairs are consecutive.
+    """
+    positions = cache.length[:, None] + (jnp.arange(tokens.shape[1]) if depth is None else depth)
+    embedded = look_up(embedding_of(params), tokens)
+    out = Eagle3(network).apply(
+        {"params": params.own["network"]}, embedded, features, positions, cache, mask
+    )
+    return cast(tuple[Array, Array, KVCache], out)
+
+
+def logits_of(params: SharedParams, normed: Array, vocab_size: int) -> Array:
+    """[..., E] after the final norm -> float32 logits [..., V] on the target's vocabulary."""
+    own: dict[str, Array] = params.own
+    return draft_logits(normed, head_of(params), vocab_size, own.get("to_draft"))
+
+
+def features_of(block: Block) -> Array:
+    """The features of a block.  Its proposer named taps, so they are there."""
+    assert block.features is not None
+    return block.features
+
+
+def _at(x: Array, index: Array) -> Array:
+    """[B, N, E], [B, M] -> [B, M, E]"""
+    return jnp.take_along_axis(x, index[..., None], axis=1)

@@ -1,0 +1,105 @@
+"""`EarlyExitSource`: the first layers of the target, with the target's own head."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax._internal.checks import counts
+from specjax.caches import KVCache
+from specjax.contract import Arrays, Context, Loaded, Lookahead, Model, Source
+from specjax.models import LinenModel, TransformerConfig
+from specjax.proposers import Chain
+from specjax.types import Block, Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class EarlyExitSource(Source):
+    """The target without its last layers, in the target's own cache.
+
+    Its parameters are the target's: the layers, the final norm and the head.  It stages its drafts
+    after the committed tokens of the target's KV cache, and the next pass of the target overwrites
+    them.  So it reads no prompt, and it never has to catch up with committed tokens.
+
+    Any target works, but one that was trained with losses at its inner layers drafts better.
+
+    Reference: Elhoushi et al. 2024 (LayerSkip), arXiv 2404.16710, section 4.3: self-speculative
+    decoding.
+    """
+
+    target: Model
+    exit_layer: int
+    shares_cache = True
+
+    def __post_init__(self) -> None:
+        config = self.target.module.config if isinstance(self.target, LinenModel) else None
+        if not isinstance(config, TransformerConfig):
+            kind = type(
+                self.target.module if isinstance(self.target, LinenModel) else self.target
+            ).__name__
+            raise ValueError(
+                f"an early exit needs a target over specjax.Transformer, and not over {kind}"
+            )
+        counts(exit_layer=self.exit_layer)
+        if not 1 <= self.exit_layer < config.num_layers:
+            raise ValueError(
+                f"exit_layer={self.exit_layer}; the target has {config.num_layers} layers, "
+                f"so it must lie in [1, {config.num_layers - 1}]"
+            )
+        self.declare(vocab_size=self.target.vocab_size)
+
+    @property
+    def model(self) -> LinenModel:
+        """The target without its last layers."""
+        assert isinstance(self.target, LinenModel)  # checked by __post_init__
+        config = self.target.module.config.truncated(self.exit_layer)
+        return dataclasses.replace(self.target, module=self.target.module.clone(config=config))
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        if self.target != target.model:
+            raise ValueError(
+                f"the early exit was made for another target than {target.name}; "
+                "pass target.model to it"
+            )
+        return target.params
+
+    def init(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> tuple[()]:
+        return ()
+
+    def begin(
+        self, params: Arrays, state: KVCache, context: Context
+    ) -> tuple[KVCache, KVCache, Array]:
+        layers = slice(self.exit_layer)
+        first = dataclasses.replace(state, keys=state.keys[layers], values=state.values[layers])
+        return state, *self.extend(params, first, context.pending)
+
+    def extend(self, params: Arrays, reading: KVCache, tokens: Array) -> tuple[KVCache, Array]:
+        out = self.model.apply(params, tokens[:, None], reading.length[:, None], reading)
+        return out.cache.commit(jnp.ones_like(reading.length)), out.logits[:, 0].astype(jnp.float32)
+
+    def read_tree(
+        self, params: Arrays, reading: KVCache, tokens: Array, at: Array, depth: Array, mask: Array
+    ) -> tuple[KVCache, Array]:
+        out = self.model.apply(params, tokens, reading.length[:, None] + depth, reading, mask)
+        return out.cache, jnp.take_along_axis(out.logits, at[..., None], axis=1).astype(jnp.float32)
+
+    def end(self, params: Arrays, state: KVCache, reading: KVCache, proposal: Proposal) -> KVCache:
+        # Take the buffers of the first layers from the reading.  Take everything else from the
+        # target's cache, including its length.
+        keys, values = (
+            first + every[self.exit_layer :]
+            for first, every in ((reading.keys, state.keys), (reading.values, state.values))
+        )
+        return dataclasses.replace(state, keys=keys, values=values)
+
+    def observe(self, params: Arrays, state: tuple[()], block: Block) -> tuple[()]:
+        return state
+
+
+def EarlyExit(
+    target: Model, exit_layer: int, num_drafts: int = 4, confidence_threshold: float = 0.0
+) -> Chain:
+    """A chain from the target's first layers: `Chain(EarlyExitSource(target, exit_layer), ...)`."""
+    return Chain(EarlyExitSource(target, exit_layer), num_drafts, confidence_threshold)

@@ -1,0 +1,24 @@
+"""Medusa heads: network, source, banks of adapters, and the folders of the authors' code."""
+
+from specjax.methods.medusa.drafter import MedusaAdapter, MedusaBank
+from specjax.methods.medusa.folder import load_medusa, save_medusa
+from specjax.methods.medusa.format import MEDUSA
+from specjax.methods.medusa.network import MedusaHeads, initial_medusa, medusa_hidden, medusa_logits
+from specjax.methods.medusa.ranks import measure_ranks
+from specjax.methods.medusa.source import Medusa, MedusaParams, MedusaSource
+
+__all__ = [
+    "MEDUSA",
+    "Medusa",
+    "MedusaAdapter",
+    "MedusaBank",
+    "MedusaHeads",
+    "MedusaParams",
+    "MedusaSource",
+    "initial_medusa",
+    "load_medusa",
+    "measure_ranks",
+    "medusa_hidden",
+    "medusa_logits",
+    "save_medusa",
+]

@@ -1,0 +1,119 @@
+"""`MedusaSource`: heads on the target's hidden states; each row chooses its own adapter."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+
+from specjax._internal.checks import counts, items, shown
+from specjax.contract import Arrays, BlockSource, Context, Loaded
+from specjax.methods.medusa.network import MedusaHeads, medusa_hidden, medusa_logits
+from specjax.models import head_matrix
+from specjax.proposers import Choices, ChoiceTree
+from specjax.types import Block
+
+
+@struct.dataclass
+class MedusaParams:
+    """Parameters of a bank of A adapters, and the adapter of each row.
+
+    `adapter` is read only by `Decoder.prefill`, which copies it into the state of the rows.
+    """
+
+    bank: Arrays  # parameters of `MedusaHeads`, stacked: every leaf [A, ...]
+    adapter: Array  # [B] int32, or one for all rows; -1 is plain decoding
+    output: Arrays = None  # the target's, for `models.head_matrix`; None if heads have their own
+
+
+@struct.dataclass
+class MedusaState:
+    hidden: Array  # [B, E] hidden state of the last token that the target has read
+    known: Array  # [B] bool; has the target read any token yet?
+    adapter: Array  # [B] int32
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaSource(BlockSource):
+    """Head k (from 0) predicts the token k + 1 positions after the pending one.
+
+    The input of all heads is the target's last hidden state at the token before the pending one.
+    They do not condition on each other's drafts, so all nodes of a depth share a distribution.
+
+    One compiled program serves rows with different adapters, rows with none, and rows that have
+    only a pending token so far.
+
+    Reference: Cai et al. 2024, arXiv 2401.10774.
+    """
+
+    heads: MedusaHeads
+
+    def __post_init__(self) -> None:
+        self.declare(vocab_size=self.heads.vocab_size, depth=self.heads.num_heads)
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        raise ValueError(
+            "a Medusa proposer comes without its weights: pass what specjax.load_medusa returns"
+        )
+
+    def init(self, params: MedusaParams, prompt: Block, capacity: int) -> MedusaState:
+        del capacity
+        if jnp.size(params.adapter) != 1 and jnp.shape(params.adapter) != prompt.count.shape:
+            raise ValueError(
+                f"adapter has {len(params.adapter)} values for {len(prompt.count)} rows; "
+                "pass one per row"
+            )
+        adapter = jnp.broadcast_to(params.adapter, prompt.count.shape).astype(jnp.int32)
+        hidden, known = jnp.zeros_like(prompt.hidden[:, 0]), jnp.zeros(prompt.count.shape, bool)
+        return self.observe(params, MedusaState(hidden, known, adapter), prompt)
+
+    def observe(self, params: Arrays, state: MedusaState, block: Block) -> MedusaState:
+        last = jnp.maximum(block.count - 1, 0)[:, None, None]
+        hidden = jnp.take_along_axis(block.hidden, last, axis=1)[:, 0]
+        read = block.count > 0
+        hidden = jnp.where(read[:, None], hidden, state.hidden)
+        return dataclasses.replace(state, hidden=hidden, known=state.known | read)
+
+    def marginals(
+        self, params: MedusaParams, state: MedusaState, context: Context
+    ) -> tuple[Array, Array, MedusaState]:
+        rows, heads = len(state.hidden), self.heads
+        width = heads.vocab_size if heads.own_heads else heads.hidden_size
+
+        def add(index: Array, outputs: Array) -> Array:
+            uses = state.adapter == index
+
+            def apply(outputs: Array) -> Array:
+                arrays = jax.tree.map(lambda leaf: leaf[index], params.bank)
+                new = medusa_hidden(heads, arrays, state.hidden)
+                return jnp.where(uses[:, None, None], new.astype(outputs.dtype), outputs)
+
+            return jax.lax.cond(uses.any(), apply, lambda outputs: outputs, outputs)
+
+        # A gather would copy the heads for every row.  This loop reads each adapter once, and skips
+        # those that no row uses.
+        count = len(jax.tree.leaves(params.bank)[0])
+        outputs = jnp.zeros((rows, heads.num_heads, width), state.hidden.dtype)
+        outputs = jax.lax.fori_loop(0, count, add, outputs)
+        target_head = None if heads.own_heads else head_matrix(params.output)
+        logits = medusa_logits(heads, outputs, target_head)
+        return logits, state.known & (state.adapter >= 0), state
+
+
+def Medusa(heads: MedusaHeads, choices: Choices | Sequence[Sequence[int]] = ()) -> ChoiceTree:
+    """A tree of choices from Medusa heads: `ChoiceTree(MedusaSource(heads), choices)`."""
+    if not isinstance(heads, MedusaHeads):
+        raise ValueError(f"heads={shown(heads)}; pass specjax.models.MedusaHeads")
+    paths = [None] if items(choices) is None else list(map(items, items(choices) or ()))
+    for path in paths:
+        if path is None:
+            raise ValueError(
+                f"choices={shown(choices)}; pass a list of paths, as [[0], [1], [0, 0]]"
+            )
+        for rank in path:
+            counts(choices=rank)
+    return ChoiceTree(MedusaSource(heads), tuple(tuple(path or ()) for path in paths))

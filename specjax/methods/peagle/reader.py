@@ -1,0 +1,111 @@
+"""P-EAGLE heads, in the layouts of speculators and SpecForge.
+
+The tensors are those of an EAGLE-3 head, and `mask_hidden` [1, 1, n E]: the hidden states of the
+target that stand for those of a token which is not there yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from specjax.methods.drafter import Drafter
+from specjax.methods.eagle3 import (
+    Parts,
+    details_of,
+    is_parallel,
+    mask_row,
+    own_table,
+    packaging_of,
+    proposal_depth,
+    read_parts,
+    without_copies,
+)
+from specjax.methods.peagle.source import PEagleSource
+from specjax.methods.peagle.writer import PEAGLE_LAYOUTS
+from specjax.methods.published import (
+    Description,
+    Format,
+    PublishedDrafter,
+    Table,
+    Tensors,
+    folder_of,
+    read_placed,
+    reads_pairs,
+    sizes_of,
+)
+from specjax.models import Config, LanguageModel
+from specjax.parallel import Rules
+from specjax.proposers import ChoiceTree
+
+_DEPTH = 8
+"""The depths that both projects train by default."""
+
+_MASK = "mask_hidden"
+
+
+def _matches(config: Config, tensors: Tensors) -> bool:
+    return reads_pairs(tensors) and is_parallel(config, tensors)
+
+
+def _read(
+    folder: pathlib.Path, config: Config, tensors: Tensors, target: LanguageModel, rules: Rules
+) -> Drafter:
+    if config.get("norm_output"):
+        raise ValueError(
+            f"{folder}: norm_output={config['norm_output']!r} has no meaning for a P-EAGLE head, "
+            "which feeds nothing back: remove it"
+        )
+    parts = without_copies(folder, read_parts(folder, config, tensors, target), tensors, target)
+    assert parts.taps is not None  # the target is known
+    mask, size = config.get("mask_token_id"), target.model.vocab_size
+    if type(mask) is not int or not 0 <= mask < size:
+        raise ValueError(
+            f"{folder}: mask_token_id is {mask!r}; a P-EAGLE head needs the id of the token that "
+            f"stands for a missing one, in [0, {size - 1}]: add it to config.json (SpecForge has "
+            "it among the options of the training run)"
+        )
+    source = PEagleSource(parts.network, size, mask, proposal_depth(config) or _DEPTH, parts.taps)
+    table = _table(folder, parts, tensors, target)
+    own = read_placed(folder, source, table, target, rules)
+    return PublishedDrafter(
+        proposer=ChoiceTree(source),
+        params=own,
+        name=folder.name,
+        source=source,
+        shares=parts.shares,
+        sizes=sizes_of(target, folder.name),
+        rules=rules,
+    )
+
+
+def _table(folder: pathlib.Path, parts: Parts, tensors: Tensors, target: LanguageModel) -> Table:
+    wide, row = (parts.network.num_taps * parts.network.target_size,), mask_row(parts.network)
+    if _MASK in tensors and tensors[_MASK].shape == wide:
+        row = dataclasses.replace(row, shape=wide)
+    return own_table(folder, parts, tensors, target, (row,), {row.path: wide})
+
+
+def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) -> Description:
+    folder = folder_of(tensors)
+    parts = read_parts(folder, config, tensors, target)
+    if target is not None:
+        _table(folder, parts, tensors, target).check(folder)
+    return Description(
+        method="P-EAGLE",
+        packaging=packaging_of(config),
+        taps=parts.taps,
+        num_drafts=proposal_depth(config) or _DEPTH,
+        shares=parts.shares,
+        details=(
+            *details_of(config, parts, tensors),
+            f"all drafts in one pass, mask token {config.get('mask_token_id')}",
+        ),
+    )
+
+
+def _makes(drafter: Drafter) -> bool:
+    return isinstance(drafter, PublishedDrafter) and isinstance(drafter.source, PEagleSource)
+
+
+PEAGLE = Format(_matches, _read, _describe, _makes, PEAGLE_LAYOUTS)

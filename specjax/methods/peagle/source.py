@@ -1,0 +1,92 @@
+"""`PEagleSource`: an EAGLE-3 head that predicts several tokens in one pass."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax import Array
+
+from specjax.contract import Arrays, BlockSource, Context, Loaded
+from specjax.methods.eagle3 import (
+    Eagle3,
+    Eagle3Config,
+    Eagle3State,
+    EagleSource,
+    begin_state,
+    check_taps,
+    features_of,
+    fuse,
+    logits_of,
+    observe_features,
+    read_pairs,
+)
+from specjax.methods.published import SharedParams
+from specjax.proposers import then_pending
+from specjax.types import Block
+
+
+@dataclasses.dataclass(frozen=True)
+class PEagleSource(BlockSource, EagleSource):
+    """An EAGLE-3 head that reads pairs of a mask token and a learned feature in place of drafts.
+
+        text        a   b   c   d|                d is pending
+        pairs      a'b b'c c'd |m*m m*m           m is the mask token, m* its learned feature
+        predicts            e    f   g
+
+    A pass reads the pairs of newly committed tokens, then depth - 1 mask pairs, and attention is
+    causal.  So a mask pair sees all committed tokens and the mask pairs before it.
+
+    Reference: the P-EAGLE models of speculators and of SpecForge (parallel drafting with EAGLE-3).
+    """
+
+    network: Eagle3Config
+    vocab_size: int  # the target's
+    mask_token: int
+    depth: int = 8
+    taps: tuple[int, ...] = (2,)
+
+    def __post_init__(self) -> None:
+        check_taps(self.network, self.taps)
+        if self.depth < 1:
+            raise ValueError(f"depth={self.depth}; it must be at least 1")
+        if not 0 <= self.mask_token < self.vocab_size:
+            raise ValueError(
+                f"mask_token={self.mask_token}; it must lie in [0, {self.vocab_size - 1}]"
+            )
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        raise ValueError(
+            "a P-EAGLE proposer comes without its weights: pass what specjax.load_drafter returns "
+            "as drafter="
+        )
+
+    def init(self, params: SharedParams, prompt: Block, capacity: int) -> Eagle3State:
+        width = self.depth + 1
+        # A pass stages the pairs of all tokens that a step may commit, and the mask pairs.
+        cache = Eagle3(self.network).init_cache(
+            len(prompt.tokens), capacity + width + self.depth, features_of(prompt).dtype
+        )
+        return begin_state(self.network, params, prompt, cache, width)
+
+    def marginals(
+        self, params: SharedParams, state: Eagle3State, context: Context
+    ) -> tuple[Array, Array, Eagle3State]:
+        tokens = then_pending(state.fresh, state.count, context.pending)[:, 1:]
+        more = ((0, 0), (0, self.depth - 1))
+        real = jnp.arange(tokens.shape[1] + self.depth - 1) < state.count[:, None]
+        tokens = jnp.where(real, jnp.pad(tokens, more), self.mask_token)
+        features = jnp.pad(state.features, (*more, (0, 0)))
+        mask = params.own["mask_hidden"].astype(features.dtype)
+        features = jnp.where(real[..., None], features, mask)
+        features = fuse(self.network, params, state.cache, features)
+        _, normed, cache = read_pairs(self.network, params, state.cache, tokens, features)
+        # The pair with the pending token predicts the first draft.
+        at = jnp.maximum(state.count - 1, 0)[:, None] + jnp.arange(self.depth)
+        normed = jnp.take_along_axis(normed, at[..., None], axis=1)
+        cache = cache.commit(state.count)
+        state = dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
+        return logits_of(params, normed, self.vocab_size), cache.length > 0, state
+
+    def observe(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+        return observe_features(state, block)

@@ -1,0 +1,66 @@
+"""Reads a drafter's own parameters in the dtype of its target, and onto the target's mesh."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import NamedSharding
+
+from specjax.files import read_rows, refuse_weights, row_faults
+from specjax.methods.published.drafter import PublishedSource, own_shardings
+from specjax.methods.published.format import Tensors
+from specjax.models import LanguageModel, Tensor
+from specjax.parallel import Rules, described, mesh_of, replicate
+from specjax.types import Arrays
+
+
+class Table(NamedTuple):
+    """Where a drafter's own parameters are in a folder."""
+
+    rows: list[Tensor]
+    shapes: dict[tuple[str, ...], tuple[int, ...]]  # of each parameter
+    stored: Tensors  # those that are read
+    to_draft: np.ndarray | None  # [V], of a reduced vocabulary
+
+    def check(self, folder: pathlib.Path) -> None:
+        """Raises ValueError with every tensor that is missing, unknown or of another shape."""
+        refuse_weights(folder, row_faults(self.rows, self.shapes, self.stored))
+
+
+def read_placed(
+    folder: pathlib.Path,
+    source: PublishedSource,
+    table: Table,
+    target: LanguageModel,
+    rules: Rules,
+) -> Arrays:
+    """The parameters of a source, each device with its own part.
+
+    Args:
+      folder: for messages.
+      source: names the axes of its parameters.
+      table: where the parameters are.
+      target: gives the dtype and the mesh, if it is on one.
+      rules: as for `parallel.shardings`.
+
+    Raises:
+      ValueError: as `read_rows`, or the mesh does not divide a dimension.
+    """
+    dtype, mesh, placed = target.params["embedding"].dtype, mesh_of(target.params), None
+    rows, shapes, stored, to_draft = table
+    if mesh is not None:
+        leaves = {path: jax.ShapeDtypeStruct(shape, dtype) for path, shape in shapes.items()}
+        try:
+            at = own_shardings(source, unflatten_dict(leaves), mesh, rules)
+        except ValueError as error:
+            raise ValueError(f"{folder} on {described(mesh)}: {error}") from None
+        placed = cast(dict[tuple[str, ...], NamedSharding], flatten_dict(at))
+    own = read_rows(folder, rows, shapes, stored, dtype, placed)
+    if to_draft is not None:
+        own["to_draft"] = replicate(jnp.asarray(to_draft), mesh)
+    return own

@@ -1,0 +1,32 @@
+"""`PublishedSource`: what the sources of published drafters say of their own parameters."""
+
+from __future__ import annotations
+
+import abc
+
+from specjax.contract import Arrays
+from specjax.models import TransformerConfig
+
+
+class PublishedSource(abc.ABC):
+    """A source with a network of a published folder, which reads hidden states of the target.
+
+    This is the second base class of a `Source` or a `BlockSource`.
+    """
+
+    vocab_size: int  # the target's
+    taps: tuple[int, ...]  # the layers of the target that it reads
+
+    @property
+    @abc.abstractmethod
+    def layers(self) -> TransformerConfig:
+        """The configuration of the network's layers."""
+
+    @abc.abstractmethod
+    def axes(self) -> dict[str, Arrays]:
+        """The logical axes of the network's parameters, by their names in `SharedParams.own`.
+
+        Returns:
+          Trees of `PartitionSpec`, for `specjax.parallel.named_shardings`.  Those of the embedding
+          and of the head are known, and are left out.
+        """

@@ -1,0 +1,43 @@
+"""What a drafter has from its target: parameters that it uses without a copy, and features."""
+
+from __future__ import annotations
+
+import jax
+from flax import struct
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from specjax.caches import BranchCache, KVCache
+from specjax.models import head_matrix
+from specjax.types import Arrays
+
+
+@struct.dataclass
+class SharedParams:
+    """The weights of a drafter, and those of its target that it uses."""
+
+    own: Arrays  # of the network; a drafter with a table or head of its own has them here
+    # The target's "embedding" and "head", as far as the drafter uses them.
+    target: dict[str, Arrays]
+
+
+def embedding_of(params: SharedParams) -> Array:
+    """The table [V, E] of token embeddings: the drafter's own `embedding`, or the target's."""
+    return (params.own if "embedding" in params.own else params.target)["embedding"]
+
+
+def head_of(params: SharedParams) -> Array:
+    """The output matrix [E, V]: the drafter's own `head`, or the target's."""
+    return head_matrix(params.own if "head" in params.own else params.target)
+
+
+def by_row(features: Array, cache: KVCache | BranchCache) -> Array:
+    """`features` [B, T, F], split by row alone if `cache` is on a mesh.
+
+    The matrix that reads them is split by F.  XLA would split the features likewise, and with them
+    the target's hidden states, which every norm of the target needs whole.
+    """
+    if cache.sharding is None:
+        return features
+    rows = PartitionSpec(*cache.sharding.spec[:1])
+    return jax.lax.with_sharding_constraint(features, NamedSharding(cache.sharding.mesh, rows))

@@ -1,0 +1,43 @@
+"""Folders with one tensor `map.weight` [D, E, E]."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from specjax.drafters import Drafter, PublishedDrafter
+from specjax.methods import Description, Format, sizes_of
+from specjax.methods.published import Table, read_placed
+from specjax.models import LanguageModel, Tensor
+from specjax.proposers import ChoiceTree
+from toy_method.source import MapSource
+
+_ROW = Tensor("map.weight", ("map",))
+
+
+def _read(
+    folder: pathlib.Path, config: Any, tensors: Any, target: LanguageModel, rules: Any
+) -> Drafter:
+    depth = config["num_drafts"]
+    size, vocab, _ = sizes_of(target, folder.name)
+    source = MapSource(target.model.module.config, vocab, depth)
+    table = Table([_ROW], {("map",): (depth, size, size)}, tensors, None)
+    return PublishedDrafter(
+        proposer=ChoiceTree(source),
+        params=read_placed(folder, source, table, target, rules),
+        name=folder.name,
+        source=source,
+        shares=("embedding", "head"),
+        sizes=sizes_of(target, folder.name),
+    )
+
+
+def _describe(config: Any, tensors: Any, target: LanguageModel | None) -> Description:
+    return Description("map", "the tests", (), config["num_drafts"], ("embedding", "head"))
+
+
+def _makes(drafter: Drafter) -> bool:
+    return isinstance(drafter, PublishedDrafter) and isinstance(drafter.source, MapSource)
+
+
+MAP = Format(lambda config, tensors: set(tensors) == {_ROW.name}, _read, _describe, _makes, {})
