@@ -75,6 +75,9 @@ class Finds(Offers):
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
         return jnp.zeros(len(prompt.count), jnp.int32)
 
+    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return state
+
     def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
         made, _ = super().propose(None, (), context)
         found = jnp.take_along_axis(params, state[:, None], axis=1)
@@ -148,7 +151,7 @@ def decode(
         coins.found, None, costs.options, jnp.array(MEASURED, jnp.int32), prior, pause
     )
     prompt = Block(jnp.zeros((rows, 1), jnp.int32), jnp.zeros((rows, 1, 1)), jnp.ones(rows, int))
-    state = proposer.init(params, prompt, new + 2)
+    state = proposer.start(params, prompt, new + 2)
 
     def step(carry: Any) -> Any:
         state, written, spent, missed, steps, drafting = carry

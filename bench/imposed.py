@@ -103,6 +103,10 @@ class Imposed(Proposer):
         drafted = jnp.zeros((len(prompt.count), self.num_nodes), jnp.int32)
         return self.inner.init(params.inner, prompt, capacity), prompt.count, drafted
 
+    def read(self, params: Script, state: State, block: Block) -> State:
+        inner, length, drafted = state
+        return self.inner.read(params.inner, inner, block), length + block.count, drafted
+
     def propose(self, params: Script, state: State, context: Context) -> tuple[Proposal, State]:
         proposal, inner = self.inner.propose(params.inner, state[0], context)
         position = state[1][:, None] + jnp.arange(1, self.num_nodes)

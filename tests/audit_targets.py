@@ -88,7 +88,7 @@ class TapDraft(Proposer):
 
     def init(self, params, prompt, capacity):
         del params, capacity
-        return self._seen(LastFeatures(jnp.zeros((len(prompt.count), self.width))), prompt)
+        return LastFeatures(jnp.zeros((len(prompt.count), self.width)))
 
     def propose(self, params, state, context):
         drafted = (jnp.abs(state.last).sum(-1) * 8).astype(jnp.int32) % self.vocab_size

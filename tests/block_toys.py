@@ -69,7 +69,7 @@ def plain_params(toys: ToyModels) -> SharedParams:
     @jax.jit
     def read(count: Any, pending: Any) -> Any:
         block = Block(jnp.asarray(texts), jnp.zeros((rows, length, 32)), count, features)
-        state = PLAIN.init(params, block, length)
+        state = PLAIN.start(params, block, length)
         context = Context(pending, None, None, True, False, None)  # type: ignore[arg-type]
         return PLAIN.marginals(params, state, context)[2].hidden
 

@@ -49,7 +49,7 @@ def driven(proposer):
         context = Greedy(pending, None, lambda logits, path: logits, True, False, None)
         return proposer.propose(params, state, context)
 
-    init = jax.jit(lambda params, block: proposer.init(params, block, CAPACITY))
+    init = jax.jit(lambda params, block: proposer.start(params, block, CAPACITY))
     return init, jax.jit(propose), jax.jit(proposer.observe)
 
 

@@ -57,6 +57,9 @@ class TokenCache(Cache):
             cache = self.stage(*kept)
         return dataclasses.replace(cache, length=self.length + count)
 
+    def truncate(self, count: Array) -> Self:
+        return dataclasses.replace(self, length=count)
+
     def rewind(self, to: Cache) -> Self:
         return dataclasses.replace(self, length=to.length)
 

@@ -21,7 +21,7 @@ from jax import Array
 from specjax.auditing.reference import Reader, Rounding
 from specjax.auditing.report import Check
 from specjax.auditing.samples import Texts
-from specjax.contract import Arrays, Context, Proposer
+from specjax.contract import Arrays, Context, Wrapper
 from specjax.decoding import Decoder
 from specjax.methods import DraftSource
 from specjax.parallel import to_host
@@ -39,29 +39,26 @@ class Recorded:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recorder(Proposer):
+class Recorder(Wrapper):
     """Proposes what `inner` proposes, and keeps what it is given."""
 
-    inner: Proposer
     size: int  # E + sum E of its features
 
     def __post_init__(self) -> None:
-        own = self.inner
-        self.declare(
-            num_nodes=own.num_nodes, max_depth=own.max_depth, is_chain=own.is_chain,
-            taps=own.taps, narrower=own.narrower, shares_cache=own.shares_cache,
-            scratch=own.scratch, point_mass=own.point_mass, asks_draft=own.asks_draft,
-        )  # fmt: skip
+        self.declare_like(estimates=False, resumes=False, separable=False)
 
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Recorded:
         rows = len(prompt.tokens)
         room = capacity + self.max_depth + 1
-        state = Recorded(
+        return Recorded(
             self.inner.init(params, prompt, capacity),
             jnp.zeros(rows, jnp.int32),
             jnp.zeros((rows, room, self.size), jnp.float32),
         )
-        return self._note(state, prompt)
+
+    def read(self, params: Arrays, state: Recorded, block: Block) -> Recorded:
+        inner = self.inner.read(params, state.inner, block)
+        return self._note(dataclasses.replace(state, inner=inner), block)
 
     def propose(
         self, params: Arrays, state: Recorded, context: Context

@@ -162,6 +162,9 @@ class KVCache(Cache):
         """S, the number of slots of the first layer."""
         return self.keys[0].shape[2]
 
+    def truncate(self, count: Array) -> Self | None:
+        return dataclasses.replace(self, length=jnp.broadcast_to(count, self.length.shape))
+
     def layer(self, index: int) -> Self:
         """The cache of a single layer."""
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))

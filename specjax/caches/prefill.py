@@ -43,11 +43,11 @@ def read_prompt(
     cache: Cache,
     taps: tuple[int, ...] = (),
 ) -> tuple[Array, Array | None, Cache]:
-    """Read `tokens` [B, W] into an empty cache, and commit `count` [B] of each row.
+    """Read `tokens` [B, W] after those that a cache has, and commit `count` [B] of each row.
 
-    Up to `CHUNK` tokens are one pass.  More are a loop of passes of that size, and a shorter pass
-    for the remainder.  A row whose prompt has ended stages padding after its own length.  That is
-    before the chunk, so it needs no more slots.
+    The cache has room for all W tokens.  Up to `CHUNK` tokens are one pass.  More are a loop of
+    passes of that size, and a shorter pass for the remainder.  A row whose prompt has ended stages
+    padding after its own length.  That is before the chunk, so it needs no more slots.
 
     Returns:
       The last hidden states [B, W, E], the hidden states [B, W, sum E] after the layers in `taps`
@@ -57,7 +57,9 @@ def read_prompt(
     def read(
         cache: Cache, start: Array | int, part: Array
     ) -> tuple[Cache, tuple[Array, Array | None]]:
-        positions = jnp.broadcast_to(start + jnp.arange(part.shape[1]), part.shape)
+        # Padding may lie behind the last position that the model knows.
+        positions = cache.length[:, None] + jnp.arange(part.shape[1])
+        positions = jnp.minimum(positions, model.max_positions - 1)
         out = model.apply(params, part, positions, cache, taps=taps)
         committed = out.cache.commit(jnp.clip(count - start, 0, part.shape[1]))
         return committed, (out.hidden, out.features)

@@ -60,6 +60,10 @@ class WindowedCache(KVCache):
 
         return dataclasses.replace(self, keys=cut(self.keys), values=cut(self.values), rings=rings)
 
+    def truncate(self, count: Array) -> Self | None:
+        # A ring has overwritten the tokens before its window.
+        return None if any(self.rings) else super().truncate(count)
+
     def layer(self, index: int) -> Self:
         one = slice(index, index + 1)  # `rings` is empty before `narrow`
         windows, rings = self.windows[one], self.rings[one]

@@ -15,9 +15,10 @@ tokens in the cache, after the committed ones; `Cache.commit` then keeps some of
 from specjax.contract.cache import Cache, refuse_path, refuse_taps
 from specjax.contract.declared import Part
 from specjax.contract.model import Loaded, Model
-from specjax.contract.proposer import Context, Proposer
+from specjax.contract.proposer import Context, Proposer, before
 from specjax.contract.rule import Rule
 from specjax.contract.source import BlockSource, Lookahead, Source
+from specjax.contract.wrapper import Wrapper
 from specjax.types import Arrays, Corrected, Draw, Warp
 
 __all__ = [
@@ -35,6 +36,8 @@ __all__ = [
     "Rule",
     "Source",
     "Warp",
+    "Wrapper",
+    "before",
     "refuse_path",
     "refuse_taps",
 ]

@@ -34,6 +34,11 @@ class Cache(abc.ABC):
         Tokens that were committed since become scratch.
         """
 
+    def truncate(self, count: Array) -> Self | None:
+        """This cache with its first `count` [B] tokens alone; None, by default: it cannot be."""
+        del count
+        return None
+
     def narrow(self, ahead: int, widest: int) -> Self:
         """This empty cache with less memory, if the model can do with less (by default: itself).
 

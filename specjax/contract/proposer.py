@@ -54,6 +54,21 @@ class Context:
         return jax.lax.cond(self.sampled, noise, lambda: jnp.zeros(made.shape, made.dtype))
 
 
+def before(prompt: Block) -> Block:
+    """A block without a token, which has the shapes, the dtypes and the documents of `prompt`."""
+
+    def first(x: Array | None) -> Array | None:
+        return None if x is None else x[:, :1]
+
+    return dataclasses.replace(
+        prompt,
+        tokens=prompt.tokens[:, :1],
+        hidden=first(prompt.hidden),
+        features=first(prompt.features),
+        count=jnp.zeros_like(prompt.count),
+    )
+
+
 class Proposer(Part):
     """Makes drafts.  Everything that changes is in its state, whose leaves have the row as axis 0.
 
@@ -95,7 +110,50 @@ class Proposer(Part):
 
     @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        """The state after the prompt without its last token, which is pending."""
+        """The state before any token.
+
+        Args:
+          params: the proposer's parameters.
+          prompt: tells the number of rows, and the shapes and dtypes of what `read` gets; it has
+            the documents, and `count` is 0.
+          capacity: the most tokens of a text.
+        """
+
+    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        """The state after more of a prompt, whose last token is pending and never in a block.
+
+        A prompt comes in one block or in several.  By default a prompt is observed: that is right
+        where `observe` takes any number of tokens.
+        """
+        return self.observe(params, state, block)
+
+    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+        """The state after the first `count` [B] tokens, of one that has read more of them.
+
+        A server takes the beginning of a prompt from a row that had the same one.
+
+        Args:
+          state: of rows whose prompts began with these tokens.
+          count: [B] int32, at most the length of those prompts.
+          last: [B, sum E] the target's features at the last of these tokens; None without taps.
+
+        Returns:
+          The state, or None, by default, where it cannot be had: such rows read their whole prompt.
+        """
+        del state, count, last
+        return None
+
+    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+        """The state of rows that draft with these adapters [B] of a bank, -1 for none.
+
+        By default there are no adapters, and the state stays as it is.
+        """
+        del adapter
+        return state
+
+    def start(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        """The state after a whole prompt without its last token: `init`, then `read`."""
+        return self.read(params, self.init(params, before(prompt), capacity), prompt)
 
     @abc.abstractmethod
     def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:

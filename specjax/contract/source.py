@@ -10,7 +10,7 @@ from jax import Array
 
 from specjax.contract.declared import Part
 from specjax.contract.model import Loaded
-from specjax.contract.proposer import Context
+from specjax.contract.proposer import Context, before
 from specjax.types import Arrays, Block, Corrected, Proposal
 
 
@@ -48,7 +48,25 @@ class Source(Part):
 
     @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> Arrays:
-        """The state after the prompt without its last token."""
+        """The state before any token, as `Proposer.init`."""
+
+    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        """The state after more of a prompt, as `Proposer.read`."""
+        return self.observe(params, state, block)
+
+    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+        """The state after the first tokens of a prompt, as `Proposer.truncate`."""
+        del state, count, last
+        return None
+
+    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+        """The state of rows with these adapters, as `Proposer.adapt`."""
+        del adapter
+        return state
+
+    def start(self, params: Arrays, prompt: Block, capacity: int, lookahead: Lookahead) -> Arrays:
+        """The state after a whole prompt without its last token: `init`, then `read`."""
+        return self.read(params, self.init(params, before(prompt), capacity, lookahead), prompt)
 
     @abc.abstractmethod
     def begin(
@@ -131,7 +149,25 @@ class BlockSource(Part):
 
     @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        """The state after the prompt without its last token."""
+        """The state before any token, as `Proposer.init`."""
+
+    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        """The state after more of a prompt, as `Proposer.read`."""
+        return self.observe(params, state, block)
+
+    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+        """The state after the first tokens of a prompt, as `Proposer.truncate`."""
+        del state, count, last
+        return None
+
+    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+        """The state of rows with these adapters, as `Proposer.adapt`."""
+        del adapter
+        return state
+
+    def start(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        """The state after a whole prompt without its last token: `init`, then `read`."""
+        return self.read(params, self.init(params, before(prompt), capacity), prompt)
 
     @abc.abstractmethod
     def marginals(

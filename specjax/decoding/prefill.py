@@ -112,22 +112,16 @@ def _read_prompts(
     )
 
 
-def begin(
-    decoder: Parts,
-    cache: Cache,
-    states: list[Array | None],
-    proposer: Arrays,
-    inputs: RowInputs,
-) -> DecodeState:
+def begin(decoder: Parts, cache: Cache, proposer: Arrays, inputs: RowInputs) -> DecodeState:
     """The state of rows whose prompts have been read elsewhere, on one device.
 
     Args:
-      decoder: its proposer makes its state from the parameters `proposer`.
+      decoder: reads no prompt.
       cache: of the target, with the prompts but their last tokens committed.
-      states: the last hidden states [B, W, E], and those after the proposer's taps, or None.
+      proposer: the state of the proposer after these prompts.
       inputs: of the rows.
     """
-    return _begin(decoder, (None, False, False), cache, proposer, states, inputs)
+    return dataclasses.replace(_of_rows(decoder, None, cache, inputs), proposer=proposer)
 
 
 def _kind(cache: object, params: object, states: object, inputs: RowInputs) -> tuple[object, ...]:
@@ -151,8 +145,22 @@ def _begin(
     """
     hidden, features = states
     assert hidden is not None
-    rows, width = inputs.prompt.shape
     mesh, split_target, split_proposer = placed
+    state = _of_rows(decoder, mesh, cache, inputs)
+    documents = None
+    if inputs.documents is not None:
+        documents = shard_state(jnp.asarray(inputs.documents), mesh, False)
+    prompt = shard_state(jnp.asarray(inputs.prompt), mesh, False)
+    count = jnp.asarray(inputs.prompt_length) - 1
+    block = Block(prompt, hidden, count, features, documents)
+    begun = decoder.proposer.start(params, block, decoder.capacity)
+    state, begun = shard_state(state, mesh, split_target), shard_state(begun, mesh, split_proposer)
+    return dataclasses.replace(state, proposer=begun)
+
+
+def _of_rows(decoder: Parts, mesh: Mesh | None, cache: Cache, inputs: RowInputs) -> DecodeState:
+    """The state of rows, without that of the proposer."""
+    rows, width = inputs.prompt.shape
     prompt, prompt_length, limit, num_drafts, eos = map(
         jnp.asarray,
         (inputs.prompt, inputs.prompt_length, inputs.limit, inputs.num_drafts, inputs.eos),
@@ -166,7 +174,7 @@ def _begin(
         processors = processors or Processors()
         processors = processors.begin(prompt, prompt_length, size, counted, eos)
     top = decoder.num_logprobs
-    state = DecodeState(
+    return DecodeState(
         tokens=tokens.at[:, :width].set(prompt),
         length=prompt_length,
         limit=limit,
@@ -182,10 +190,3 @@ def _begin(
         logprobs=None if top is None else Logprobs.zeros(rows, tokens.shape[1], top),
         stats=Stats(zero, zero, zero, zero, zero),
     )
-    documents = None
-    if inputs.documents is not None:
-        documents = shard_state(jnp.asarray(inputs.documents), mesh, False)
-    block = Block(prompt, hidden, prompt_length - 1, features, documents)
-    begun = decoder.proposer.init(params, block, decoder.capacity)
-    state, begun = shard_state(state, mesh, split_target), shard_state(begun, mesh, split_proposer)
-    return dataclasses.replace(state, proposer=begun)

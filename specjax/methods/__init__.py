@@ -11,7 +11,6 @@ from specjax.methods.block import (
     Slot,
     block_axes,
     initial_block,
-    read_block,
     stage_context,
 )
 from specjax.methods.datastore import (
@@ -48,6 +47,7 @@ from specjax.methods.eagle3 import (
     draft_logits,
     eagle3_axes,
     eagle3_shapes,
+    read_block,
 )
 from specjax.methods.early_exit import EarlyExit, EarlyExitSource
 from specjax.methods.medusa import (

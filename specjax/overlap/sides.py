@@ -212,6 +212,9 @@ class NextToken(Proposer):
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
         return self.proposer.init(params, prompt, capacity)
 
+    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return self.proposer.read(params, state, block)
+
     def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
         seen: list[tuple[Array, Array]] = []
 

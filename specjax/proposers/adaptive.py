@@ -127,7 +127,7 @@ class Adaptive(Proposer):
         text = None
         if self.drafter is not None and self.drafter.resumes:
             own = dataclasses.replace(prompt, documents=None)
-            text = OwnText.of(own, capacity, self.num_nodes)
+            text = OwnText.empty(own, capacity, self.num_nodes)
         return AdaptiveState(
             lookup=start(0, self.lookup, params.lookup),
             drafter=start(1, self.drafter, params.drafter),
@@ -141,6 +141,19 @@ class Adaptive(Proposer):
             needed=jnp.ones(rows, jnp.float32),
             weight=jnp.zeros(rows, jnp.float32),
             together=jnp.zeros(rows, bool),
+        )
+
+    def read(self, params: AdaptiveParams, state: AdaptiveState, block: Block) -> AdaptiveState:
+        def after(part: Proposer | None, own: Arrays, known: PartState | None) -> PartState | None:
+            if part is None or known is None:
+                return None
+            return dataclasses.replace(known, own=part.read(own, known.own, block))
+
+        return dataclasses.replace(
+            state,
+            lookup=after(self.lookup, params.lookup, state.lookup),
+            drafter=after(self.drafter, params.drafter, state.drafter),
+            text=None if state.text is None else state.text.append(block),
         )
 
     @property

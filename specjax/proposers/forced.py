@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
+from jax import Array
 
 from specjax import tree
 from specjax.contract import Arrays, Context, Proposer
@@ -37,6 +38,9 @@ class Forced(Proposer):
 
     def init(self, params: Arrays, prompt: Block, capacity: int) -> tuple[()]:
         return ()
+
+    def truncate(self, state: tuple[()], count: Array, last: Array | None) -> tuple[()]:
+        return state
 
     def propose(
         self, params: Arrays, state: tuple[()], context: Context

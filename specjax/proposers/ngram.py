@@ -55,7 +55,10 @@ class NGram(Proposer):
             )
 
     def init(self, params: Arrays, prompt: Block, capacity: int) -> OwnText:
-        return OwnText.of(prompt, capacity, self.num_nodes)
+        return OwnText.empty(prompt, capacity, self.num_nodes)
+
+    def truncate(self, state: OwnText, count: Array, last: Array | None) -> OwnText:
+        return state.first(count)
 
     def propose(self, params: Arrays, state: OwnText, context: Context) -> tuple[Proposal, OwnText]:
         tokens, parent = jax.vmap(self._look_up)(state.tokens, state.length, context.pending)

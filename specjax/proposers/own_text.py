@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -16,20 +18,25 @@ class OwnText:
 
     tokens: Array  # [B, documents + capacity + ahead] int32; ABSENT around each document
     length: Array  # [B] int32; of both together, padding of the documents included
+    documents: int = struct.field(pytree_node=False, default=0)  # their width
 
     @classmethod
-    def of(cls, prompt: Block, capacity: int, ahead: int) -> OwnText:
-        """Those of a prompt, with room for `capacity` tokens and `ahead` tokens behind them."""
-        rows, width = prompt.tokens.shape
-        text = jnp.zeros((rows, capacity + ahead), jnp.int32).at[:, :width].set(prompt.tokens)
+    def empty(cls, prompt: Block, capacity: int, ahead: int) -> OwnText:
+        """The documents of a prompt, with room for `capacity` tokens and `ahead` more."""
+        text = jnp.zeros((len(prompt.tokens), capacity + ahead), jnp.int32)
+        none = jnp.zeros_like(prompt.count)
         if prompt.documents is None:
-            return cls(text, prompt.count)
-        tokens = jnp.concatenate([prompt.documents, text], axis=1)
-        return cls(tokens, prompt.count + prompt.documents.shape[1])
+            return cls(text, none)
+        width = prompt.documents.shape[1]
+        return cls(jnp.concatenate([prompt.documents, text], axis=1), none + width, width)
+
+    def first(self, count: Array) -> OwnText:
+        """With the first `count` [B] of the tokens that are not of documents."""
+        return dataclasses.replace(self, length=count + self.documents)
 
     def append(self, block: Block) -> OwnText:
         """With the tokens of a block that was committed."""
         tokens = jax.vmap(lambda text, new, at: jax.lax.dynamic_update_slice(text, new, (at,)))(
             self.tokens, block.tokens, self.length
         )
-        return OwnText(tokens, self.length + block.count)
+        return dataclasses.replace(self, tokens=tokens, length=self.length + block.count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
+from jax import Array
 
 from specjax.contract import Arrays, Context, Proposer
 from specjax.types import ABSENT, Block, Proposal
@@ -31,6 +32,9 @@ class NoProposer(Proposer):
 
     def init(self, params: Arrays, prompt: Block, capacity: int) -> tuple[()]:
         return ()
+
+    def truncate(self, state: tuple[()], count: Array, last: Array | None) -> tuple[()]:
+        return state
 
     def propose(
         self, params: Arrays, state: tuple[()], context: Context

@@ -27,13 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax.contract import Arrays
 from specjax.decoding import Decoder, Logprobs, RowInputs, begin
-from specjax.methods import MedusaSource
 from specjax.parallel import device_bytes, devices_of, require, row_parts
 from specjax.processors import Processors
 from specjax.sampling import Sampling, make_key
-from specjax.serve.per_row import PLAIN, Begun, PerRow, SeveralState
+from specjax.serve.per_row import PLAIN, PerRow, SeveralState
 from specjax.serve.reading import Reader, Reading, passes, widths
 from specjax.serve.shardings import Shardings
 from specjax.types import DecodeState, Params, Stats
@@ -87,7 +85,7 @@ class Device:
         assert isinstance(several, PerRow)
         self.decoder, self.params, self.slots, self.chunk = decoder, params, slots, chunk
         self.several = several
-        self._reader = Reader(decoder.target, several, decoder.capacity)
+        self._reader = Reader(decoder.target, several, decoder.capacity, chunk)
         self._places = Shardings.of(params)
         self._empty = jax.jit(lambda params: self._places.reading(self._reader.empty(params)))
         self._read = jax.jit(self._read_on, donate_argnums=1)
@@ -103,7 +101,8 @@ class Device:
     @functools.cached_property
     def copies(self) -> bool:
         """Whether the first tokens of a slot can be copied instead of read again."""
-        return self._reader.copies(jax.eval_shape(self._reader.empty, self.params).cache)
+        reading = self._empty.eval_shape(self.params)
+        return jax.eval_shape(self._reader.first, reading, np.int32(0)) is not None
 
     def start(self, row: Row) -> None:
         """Make the batch, and compile every program, with `row` as an example of a request."""
@@ -145,8 +144,9 @@ class Device:
     def copy(self, slot: int, count: int) -> Reading:
         """The first `count` tokens of the prompt of a slot, as a row to read on from."""
         assert self.state is not None
-        own = self.state.proposer.own
-        return self._copy(self.state.cache, own, np.int32(slot), np.int32(count))
+        several = self.state.proposer
+        held = Reading(self.state.cache, several.own, several.ends)
+        return self._copy(held, np.int32(slot), np.int32(count))
 
     def begin(self, reading: Reading, row: Row) -> DecodeState:
         """The state of a row whose prompt is read."""
@@ -242,11 +242,12 @@ class Device:
     def _flags(self, uses: frozenset[int]) -> np.ndarray:
         return np.array([n in uses for n in range(len(self.several.parts))], bool)
 
-    def _copied(self, cache: Arrays, own: tuple[Arrays, ...], slot: Array, count: Array) -> Reading:
+    def _copied(self, held: Reading, slot: Array, count: Array) -> Reading:
         def cut(x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, slot, 1, axis=0)
 
-        first = self._reader.first(jax.tree.map(cut, cache), jax.tree.map(cut, own), count)
+        first = self._reader.first(jax.tree.map(cut, held), count)
+        assert first is not None  # `copies`
         return self._places.reading(first)
 
     def _read_on(self, params: Params, reading: Reading, *chunk: Array) -> Reading:
@@ -264,18 +265,15 @@ class Device:
     ) -> DecodeState:
         length, limit, num_drafts, index, adapter = numbers
         sampling, processors, eos = settings
-        wanted = jnp.array([(choice == n).any() for n in range(len(self.several.parts))], bool)
-        own = self._reader.finish(params, reading, prompt, length - 1, wanted)
         own = tuple(
-            dataclasses.replace(part, adapter=adapter[None]) if kind is MedusaSource else part
-            for part, kind in zip(own, self._reader.kinds, strict=True)
+            part.adapt(state, adapter[None])
+            for part, state in zip(self.several.parts, reading.own, strict=True)
         )
         several = self.several.state(own, 1, self.decoder.capacity)
-        several = dataclasses.replace(several, choice=choice)
+        several = dataclasses.replace(several, choice=choice, ends=reading.ends)
         state = begin(
-            dataclasses.replace(self.decoder, proposer=Begun.of(self.several)),
+            self.decoder,
             reading.cache,
-            [jnp.zeros((1, 1, 1)), None],
             several,
             RowInputs(
                 prompt,

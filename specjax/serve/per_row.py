@@ -33,6 +33,9 @@ class SeveralState:
     offered: Array  # [B] int32; how many drafts the last step had
     origin: Array  # [B, L] int32; a code for each new token, see `unpack`
     written: Array  # [B] int32; new tokens so far
+    # [B, C, sum E] the target's features at the last token of each whole chunk of the prompt, which
+    # rows that take over this beginning need; None: no part has taps
+    ends: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +65,19 @@ class PerRow(Proposer):
             part.check(rule)
 
     def init(self, params: tuple[Arrays, ...], prompt: Block, capacity: int) -> SeveralState:
-        own = tuple(self.begin(index, params, prompt, capacity) for index in range(len(self.parts)))
+        # Another part may commit more tokens in a step than a part drafts, so it gets more room.
+        room = capacity + self.num_nodes
+        own = tuple(
+            part.init(params[n], self.seen(n, prompt), room) for n, part in enumerate(self.parts)
+        )
         return self.state(own, len(prompt.tokens), capacity)
 
-    def begin(self, index: int, params: tuple[Arrays, ...], prompt: Block, capacity: int) -> Arrays:
-        """The state of a part after a prompt."""
-        # Another part may commit more tokens in a step than this one drafts, so it gets more room.
-        room = capacity + self.num_nodes
-        return self.parts[index].init(params[index], self.seen(index, prompt), room)
+    def read(self, params: tuple[Arrays, ...], state: SeveralState, block: Block) -> SeveralState:
+        own = tuple(
+            part.read(params[n], state.own[n], self.seen(n, block))
+            for n, part in enumerate(self.parts)
+        )
+        return dataclasses.replace(state, own=own)
 
     def state(self, own: tuple[Arrays, ...], rows: int, capacity: int) -> SeveralState:
         """The state of rows that have not chosen yet, from the states of the parts."""
@@ -85,12 +93,15 @@ class PerRow(Proposer):
 
     def seen(self, index: int, block: Block) -> Block:
         """`block` with the features of the layers that a part taps."""
+        return dataclasses.replace(block, features=self.features(index, block.features))
+
+    def features(self, index: int, all_features: Array | None) -> Array | None:
+        """[..., F] of a part, from those of all taps; None without taps."""
         taps = self.parts[index].taps
-        if block.features is None or not taps:
-            return dataclasses.replace(block, features=None)
-        layers = jnp.split(block.features, len(self.taps), axis=-1)
-        chosen = [layers[self.taps.index(tap)] for tap in taps]
-        return dataclasses.replace(block, features=jnp.concatenate(chosen, axis=-1))
+        if all_features is None or not taps:
+            return None
+        layers = jnp.split(all_features, len(self.taps), axis=-1)
+        return jnp.concatenate([layers[self.taps.index(tap)] for tap in taps], axis=-1)
 
     def propose(
         self, params: tuple[Arrays, ...], state: SeveralState, context: Context
@@ -169,31 +180,6 @@ class PerRow(Proposer):
         more = ((0, 0), (0, self.num_nodes - tokens.shape[1]))
         tokens = jnp.pad(tokens, more).at[:, 0].set(pending)
         return tokens.astype(jnp.int32), jnp.pad(parent, more, constant_values=ABSENT)
-
-
-@dataclasses.dataclass(frozen=True)
-class Begun(Proposer):
-    """Stands in for `PerRow` where a state is made from parts that have read the prompt.
-
-    Its parameters are that state.
-    """
-
-    num_nodes: int
-    max_depth: int
-    is_chain: bool
-
-    @classmethod
-    def of(cls, several: PerRow) -> Begun:
-        return cls(several.num_nodes, several.max_depth, several.is_chain)
-
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        return params
-
-    def propose(self, params: Arrays, state: Arrays, context: Context) -> tuple[Proposal, Arrays]:
-        raise TypeError("this proposer only begins rows; the rows decode with Several")
-
-    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        return state
 
 
 def unpack(code: int) -> tuple[int, int, int]:

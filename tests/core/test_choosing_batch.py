@@ -44,7 +44,7 @@ def test_alone_each_row_decides_for_itself():
 
 
 PROPOSER = Adaptive(specjax.NGram(num_drafts=2), None, (1, 3))
-INIT = jax.jit(lambda params, prompt: PROPOSER.init(params, prompt, 32))
+INIT = jax.jit(lambda params, prompt: PROPOSER.start(params, prompt, 32))
 OBSERVE = jax.jit(PROPOSER.observe)
 
 

@@ -69,7 +69,7 @@ def test_logits_are_those_of_the_reference(layout):
     @jax.jit
     def read(params, features):
         block = Block(jnp.array([text]), features, jnp.array([WIDTH - 1]), features)
-        state = source.init(params, block, CAPACITY, lookahead)
+        state = source.start(params, block, CAPACITY, lookahead)
         context = Context(jnp.array([text[-1]]), None, None, True, False, None)
         state, reading, root = source.begin(params, state, context)
         found = [root]

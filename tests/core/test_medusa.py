@@ -115,7 +115,7 @@ def test_the_state_holds_the_last_token_read():
     proposer, arrays = Medusa(toys.SHARED), toys.medusa_params(own=False)
     hidden = jnp.arange(3 * 4 * 32, dtype=jnp.float32).reshape(3, 4, 32)
     tokens = jnp.zeros((3, 4), jnp.int32)
-    state = proposer.init(arrays, Block(tokens, hidden, jnp.array([4, 2, 0])), 9)
+    state = proposer.start(arrays, Block(tokens, hidden, jnp.array([4, 2, 0])), 9)
     assert state.known.tolist() == [True, True, False]
     np.testing.assert_array_equal(state.hidden[:2], [hidden[0, 3], hidden[1, 1]])
     state = proposer.observe(arrays, state, Block(tokens, -hidden, jnp.array([0, 3, 1])))
@@ -209,7 +209,7 @@ def test_rows_and_adapters_must_agree():
     """There is one adapter per row, or one for all."""
     arrays = toys.medusa_params(own=False).replace(adapter=jnp.zeros(3, jnp.int32))
     with pytest.raises(ValueError, match="adapter has 3 values for 2 rows"):
-        Medusa(toys.SHARED).init(
+        Medusa(toys.SHARED).start(
             arrays, Block(jnp.zeros((2, 1)), jnp.zeros((2, 1, 32)), jnp.ones(2, jnp.int32)), 9
         )
 

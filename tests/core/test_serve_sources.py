@@ -6,6 +6,7 @@ from toys import TABLES as toys
 
 import specjax
 from specjax import Request
+from specjax.contract import Wrapper
 from specjax.methods import BoundDrafter
 from specjax.models import LanguageModel
 from specjax.serve import Engine
@@ -45,3 +46,38 @@ def test_features_and_whole_prompts():
             assert output.tokens[0] == served.tokens and output.finish[0] == served.finish
         assert sum(served.stats.accepted for served in together) > 0
         assert made.compiled() == compiled
+
+
+class Own(Wrapper):
+    """A drafter of one's own, which says nothing about prompts."""
+
+    def propose(self, params, state, context):
+        return self.inner.propose(self.own(params), state, context)
+
+
+def test_beginnings_are_copied_for_every_drafter():
+    """Of EAGLE-3, P-EAGLE, block drafts, a draft and a drafter of one's own: the drafts
+    after a copied beginning are those after one that was read."""
+    target = LanguageModel(toys.model(), toys.weights(), None, (toys.EOS,), "toy")
+    names = ("eagle3 tree", "peagle tree", "block draft", "draft 3")
+    drafters = {name: specjax.Drafter(*toys.CASES[name], name) for name in names}
+    drafters["own"] = BoundDrafter(Own(specjax.NGram(3, min_ngram=1)))
+    head = [3 + n % 7 for n in range(18)]
+    with Engine(target, drafters, slots=2, capacity=48, chunk=8) as made:
+
+        def submit(name: str, last: int):
+            return made.submit(
+                Request(prompts=[[*head, last]], proposer=name, max_new_tokens=12, seed=last)
+            )
+
+        for name in drafters:
+            # The second takes the beginning from the first; then both slots hold other prompts.
+            submit(name, 9).result(60)
+            copied = submit(name, 2).result(60)
+            for handle in [submit("none", 11), submit("none", 12)]:
+                handle.result(60)
+            read = submit(name, 2).result(60)
+            assert (copied.copied, read.copied) == (16, 0), name
+            assert copied.tokens == read.tokens
+            counts = [(each.stats.tested, each.stats.accepted) for each in (copied, read)]
+            assert counts[0] == counts[1] and counts[0][0] > 0, (name, counts)

@@ -3,8 +3,8 @@
 The logits that a source returns along a text are those of a naive pass over the same text without a
 cache.  `drive` commits blocks of different sizes to the rows of a batch, and asks in each step for
 the logits after the text and after drafts below it, of which some are right.  So this one law holds
-`init`, `begin`, `extend`, `read_tree`, `marginals`, `correct`, `end`, `observe`, `rest` and
-`resume`.  `test_laws.py` holds the shapes, over sources that are tables.
+`init`, `read`, `truncate`, `begin`, `extend`, `read_tree`, `marginals`, `correct`, `end`,
+`observe`, `rest` and `resume`.  `test_laws.py` holds the shapes, over sources that are tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from votes import contexts, mixed
 
 from specjax import Datastore
 from specjax.caches import RecurrentCache
-from specjax.contract import BlockSource, Context, Lookahead, Source
+from specjax.contract import BlockSource, Context, Lookahead, Source, before
 from specjax.methods import (
     BlockDraft,
     BlockDraftSource,
@@ -336,17 +336,75 @@ def test_logits_along_a_text_are_those_of_a_naive_pass(name):
     assert {len(path) for _, path in compared} == set(range(DEPTH + (case.kind == "tree")))
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("early exit")])
+def test_a_prompt_that_is_read_in_parts_is_read(name):
+    """Also if it was read further, and taken back; recurrent and translated drafts cannot be."""
+    case = made(name)
+    assert len(drive(case, in_parts(case), 2)) > 6
+
+
 # --- driving a source -----------------------------------------------------------------------------
 
 
-def drive(case: Case) -> list[tuple[int, tuple[int, ...]]]:
-    """Go along `TEXTS` with a source.  Returns the text lengths and paths that were compared."""
+def in_parts(case: Case) -> Callable[[Any, Block], Any]:
+    """The state after a prompt that is read three tokens at a time.
+
+    A source that can be truncated first reads beyond the prompt, is truncated to two tokens less,
+    and reads these again.
+    """
+    source, size = case.source, 1 + len(LEVELS) if case.kind == "tree" else DEPTH + 1
+    ahead = [] if case.kind == "block" else [Lookahead(DEPTH, size, case.kind == "chain")]
+    read, truncate = jax.jit(source.read), jax.jit(source.truncate)
+
+    def go_on(params: Any, state: Any, start: np.ndarray, end: np.ndarray) -> Any:
+        while (start < end).any():
+            width = 3
+            count = np.clip(end - start, 0, width)
+            at = start[:, None] + np.arange(width)
+            block = block_of(case, np.take_along_axis(TEXTS, at, axis=1), count, start)
+            state, start = read(params, state, block), start + count
+        return state
+
+    def begin(params: Any, prompt: Block) -> Any:
+        at, zero = np.asarray(prompt.count), np.zeros(ROWS, int)
+        empty = before(block_of(case, TEXTS[:, :2], zero, zero))
+        state = source.init(params, jax.tree.map(jnp.asarray, empty), case.capacity, *ahead)
+        kept = np.maximum(at - 2, 0)
+        features = None
+        if case.source.taps:
+            seen = block_of(case, TEXTS[:, : LENGTHS.max()], kept, zero).features
+            features = seen[np.arange(ROWS), np.maximum(kept - 1, 0)]
+        further = go_on(params, state, zero, at + 3)
+        cut = truncate(further, kept, features)
+        assert (cut is None) is (name_of(source) in ("recurrent", "translated"))
+        if cut is None:
+            return go_on(params, state, zero, at)
+        return go_on(params, cut, kept, at)
+
+    return begin
+
+
+def name_of(source: Any) -> str:
+    if isinstance(source, TranslatedSource):
+        return "translated"
+    model = getattr(source, "model", None)
+    return "recurrent" if model is not None and not model.reads_trees else ""
+
+
+def drive(
+    case: Case, begin: Callable[..., Any] | None = None, steps: int = STEPS
+) -> list[tuple[int, tuple[int, ...]]]:
+    """Go along `TEXTS` with a source.  Returns the text lengths and paths that were compared.
+
+    `begin` makes the state after a prompt, by default at once.
+    """
     rng = np.random.default_rng(9)
-    begin, step, leave_out = programs(case)
+    at_once, step, leave_out = programs(case)
+    begin = at_once if begin is None else begin
     at, new = LENGTHS - 1, np.ones(ROWS, int)  # of the pending tokens, and how many are unread
     state = begin(case.params, block_of(case, TEXTS[:, : LENGTHS.max()], at, at * 0))
     compared, fresh = [], np.ones(ROWS, bool)
-    for number in range(STEPS):
+    for number in range(steps):
         depth = rng.integers(1, DEPTH + 1, ROWS)
         depth[0] = (3, 3, 1, 2)[number % 4]
         parent, asked, drafts = shape_of(case, rng, depth)
@@ -377,7 +435,7 @@ def drive(case: Case) -> list[tuple[int, tuple[int, ...]]]:
         if resumes(case):
             fresh[-1] = False  # the row that is not wanted
         at, new = at + count, count + 1
-    assert at[2] > 15
+    assert steps < STEPS or at[2] > 15
     return compared
 
 
@@ -455,16 +513,25 @@ def block_of(case: Case, tokens: np.ndarray, count: np.ndarray, start: np.ndarra
 
 
 def programs(case: Case) -> tuple[Callable[..., Any], ...]:
-    """Compiled: the state after a prompt, a step, and a step without the source."""
+    """Compiled once: the state after a prompt, a step, and a step without the source."""
+    if id(case) not in PROGRAMS:
+        PROGRAMS[id(case)] = compiled(case)
+    return PROGRAMS[id(case)]
+
+
+PROGRAMS: dict[int, tuple[Callable[..., Any], ...]] = {}
+
+
+def compiled(case: Case) -> tuple[Callable[..., Any], ...]:
     source, size = case.source, 1 + len(LEVELS) if case.kind == "tree" else DEPTH + 1
     if isinstance(source, BlockSource):
-        init = jax.jit(lambda params, block: source.init(params, block, case.capacity))
+        init = jax.jit(lambda params, block: source.start(params, block, case.capacity))
         return init, jax.jit(functools.partial(block_step, source)), None
     ahead = Lookahead(DEPTH, size, case.kind == "chain")
 
     def init(params: Any, block: Block) -> Any:
         if not source.shares_cache:
-            return source.init(params, block, case.capacity, ahead)
+            return source.start(params, block, case.capacity, ahead)
         cache = source.target.init_cache(ROWS, case.capacity + size)
         places = jnp.broadcast_to(jnp.arange(block.tokens.shape[1]), block.tokens.shape)
         return source.target.apply(params, block.tokens, places, cache).cache.commit(block.count)

@@ -90,13 +90,12 @@ class Recorder(Proposer):
         )
 
     def init(self, params: Any, prompt: Block, capacity: int) -> RecordedState:
-        rows, width = prompt.tokens.shape
-        features = (
-            jnp.zeros((rows, capacity + self.max_depth + 1, SIZE))
-            .at[:, :width]
-            .set(prompt.features)
-        )
+        features = jnp.zeros((len(prompt.count), capacity + self.max_depth + 1, SIZE))
         return RecordedState(self.inner.init(params, prompt, capacity), features, prompt.count)
+
+    def read(self, params: Any, state: RecordedState, block: Block) -> RecordedState:
+        inner = self.inner.read(params, state.inner, block)
+        return dataclasses.replace(self.observe(params, state, block), inner=inner)
 
     def propose(
         self, params: Any, state: RecordedState, context: Context
@@ -160,6 +159,9 @@ def test_without_taps_there_is_nothing_to_pay():
         def init(self, params, prompt, capacity):
             seen.append(prompt.features)
             return ()
+
+        def read(self, params, state, block):
+            return state
 
         def observe(self, params, state, block):
             seen.append(block.features)

@@ -200,6 +200,6 @@ def test_too_little_context():
     with pytest.raises(
         ValueError, match="at most 14 tokens, too few to propose 3 and to read 9 at once"
     ):
-        proposer.init(params().proposer, prompt, toys.CAPACITY)
+        proposer.start(params().proposer, prompt, toys.CAPACITY)
     with pytest.raises(ValueError, match="num_drafts=0"):
         Universal(DRAFT, toys.VOCAB, 0)

@@ -23,7 +23,7 @@ def pairs(drafter):
     source, params = drafter.source, drafter.arrays(target())
     features = published.features(len(source.taps))
     width, at, state = 9, 0, None
-    init = jax.jit(lambda params, block: source.init(params, block, 32))
+    init = jax.jit(lambda params, block: source.start(params, block, 32))
     observe, end = jax.jit(source.observe), jax.jit(source.end)
     marginals = jax.jit(
         lambda params, state, anchor: source.marginals(params, state, context(anchor))

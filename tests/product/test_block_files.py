@@ -345,7 +345,7 @@ def test_published_sizes_are_accepted(name):
     def logits(params, features):
         count = jnp.array([4])
         prompt = Block(jnp.zeros((1, 4), jnp.int32), features[..., :hidden], count, features)
-        state = source.init(params, prompt, 32)
+        state = source.start(params, prompt, 32)
         first, _, reading = source.marginals(params, state, context([1]))
         previous = jnp.array([[1, 2]])
         return first, source.correct(params, reading, 0, previous, None).logits

@@ -79,7 +79,7 @@ def logits_in_turn(made, params, features, tokens):
     @jax.jit
     def begin(count, pending):
         block = Block(text, features, count[None], features)
-        state = source.init(params, block, 16, lookahead)
+        state = source.start(params, block, 16, lookahead)
         return source.begin(params, state, context(pending))[1:]
 
     extend = jax.jit(lambda reading, token: source.extend(params, reading, token[None]))
@@ -98,7 +98,7 @@ def logits_at_once(made, params, features, tokens):
 
     @jax.jit
     def marginals(count, pending):
-        state = made.source.init(params, Block(text, features, count[None], features), 16)
+        state = made.source.start(params, Block(text, features, count[None], features), 16)
         return made.source.marginals(params, state, context(pending))[0]
 
     for t in range(LENGTH - STEPS + 1):

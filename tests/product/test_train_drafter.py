@@ -99,7 +99,7 @@ def drafted(learner: Learner, params: SharedParams, anchor: Array) -> Array:
     source, pending = learner.source, texts[:, anchor]
     context = Context(pending, None, None, True, False, None)  # type: ignore[arg-type]
     if isinstance(source, Eagle3Source):
-        state = source.init(params, prompt, 32, Lookahead(DRAFTS, 1, True))
+        state = source.start(params, prompt, 32, Lookahead(DRAFTS, 1, True))
         _, reading, logits = source.begin(params, state, context)
         rows = [logits]
         for depth in range(1, DRAFTS):
@@ -107,7 +107,7 @@ def drafted(learner: Learner, params: SharedParams, anchor: Array) -> Array:
             reading, logits = source.extend(params, reading, texts[:, at])
             rows.append(logits)
         return jnp.stack(rows, axis=1)
-    state = source.init(params, prompt, 32)
+    state = source.start(params, prompt, 32)
     marginals, _, reading = source.marginals(params, state, context)
     if not source.corrects:
         return marginals

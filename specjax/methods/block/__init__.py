@@ -10,7 +10,6 @@ from specjax.methods.block.network import (
     BlockDraftConfig,
     block_axes,
     initial_block,
-    read_block,
     stage_context,
 )
 from specjax.methods.block.prefix_gru import PrefixGRU
@@ -31,6 +30,5 @@ __all__ = [
     "Slot",
     "block_axes",
     "initial_block",
-    "read_block",
     "stage_context",
 ]

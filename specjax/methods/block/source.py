@@ -99,16 +99,28 @@ class BlockDraftSource(BlockSource, PublishedSource):
         )
 
     def init(self, params: SharedParams, prompt: Block, capacity: int) -> BlockDraftState:
-        assert prompt.features is not None  # the source has taps
         config, width = self.net.config, self.depth + 1
         # After the committed tokens there is room for those that are not projected yet, or for a
-        # block, or for a padded prompt.
-        size = max(capacity + max(width, config.block_size), prompt.tokens.shape[1])
+        # block.
+        size = capacity + max(width, config.block_size)
         dtype = embedding_of(params).dtype
         cache = self.net.init_cache(len(prompt.tokens), size, dtype)
-        cache = stage_context(self.net, params.own["draft"], prompt.features.astype(dtype), cache)
         fresh = jnp.zeros((len(prompt.tokens), width, config.feature_size), dtype)
-        return BlockDraftState(cache.commit(prompt.count), fresh, jnp.zeros_like(prompt.count))
+        return BlockDraftState(cache, fresh, jnp.zeros_like(prompt.count))
+
+    def read(self, params: SharedParams, state: BlockDraftState, block: Block) -> BlockDraftState:
+        assert block.features is not None  # the source has taps
+        features = block.features.astype(state.fresh.dtype)
+        cache = stage_context(self.net, params.own["draft"], features, state.cache)
+        return dataclasses.replace(state, cache=cache.commit(block.count))
+
+    def truncate(
+        self, state: BlockDraftState, count: Array, last: Array | None
+    ) -> BlockDraftState | None:
+        cache = state.cache.truncate(count)
+        if cache is None:
+            return None
+        return dataclasses.replace(state, cache=cache, count=jnp.zeros_like(state.count))
 
     def observe(
         self, params: SharedParams, state: BlockDraftState, block: Block

@@ -76,13 +76,20 @@ class DatastoreSource(Source):
                 f"the datastore has {size} tokens and the proposer {self.vocab_size}: make the "
                 "proposer with Datastore.drafter(target)"
             )
-        return OwnText.of(prompt, capacity, lookahead.depth + 1)
+        return OwnText.empty(prompt, capacity, lookahead.depth + 1)
+
+    def truncate(self, state: OwnText, count: Array, last: Array | None) -> OwnText:
+        return state.first(count)
 
     def begin(
         self, params: DatastoreParams, state: OwnText, context: Context
     ) -> tuple[OwnText, Reading, Array]:
         put = jax.vmap(lambda text, at, token: text.at[at].set(token))
-        text = OwnText(put(state.tokens, state.length, context.pending), state.length + 1)
+        text = dataclasses.replace(
+            state,
+            tokens=put(state.tokens, state.length, context.pending),
+            length=state.length + 1,
+        )
         back = text.length[:, None] - 1 - jnp.arange(DEPTH)
         last = jnp.take_along_axis(text.tokens, jnp.maximum(back, 0), axis=1)
         last = jnp.where((back >= 0) & (last >= 0), last, NONE)

@@ -69,12 +69,22 @@ class DraftSource(Source):
         rows, width = len(prompt.tokens), lookahead.depth + 1
         # Drafts are staged after the committed tokens that are still unread, so both need room.
         cache = empty_cache(self.model, rows, capacity, width + lookahead.staged)
-        cache = read_prompt(self.model, params, prompt.tokens, prompt.count, cache)[-1]
         reuses = lookahead.is_chain and cache.keeps_scratch
         ahead = jnp.zeros((rows, lookahead.depth), jnp.int32) if reuses else None
         return DraftState(
             cache, jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32), ahead
         )
+
+    def read(self, params: Arrays, state: DraftState, block: Block) -> DraftState:
+        cache = read_prompt(self.model, params, block.tokens, block.count, state.cache)[-1]
+        return dataclasses.replace(state, cache=cache)
+
+    def truncate(self, state: DraftState, count: Array, last: Array | None) -> DraftState | None:
+        cache = state.cache.truncate(count)
+        if cache is None:
+            return None
+        rested = self.rest(state)
+        return dataclasses.replace(rested, cache=cache, count=jnp.zeros_like(state.count))
 
     def begin(
         self, params: Arrays, state: DraftState, context: Context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -68,27 +69,79 @@ class TranslatedSource(Source):
     def init(
         self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead
     ) -> TranslatedState:
-        rows, width = prompt.tokens.shape
-        depth, start = lookahead.depth, params.translation.start
-        catch_up, wanted = _most_pieces(params, depth), capacity * self.expansion + len(start)
-        room = min(wanted, self.model.max_positions - catch_up - depth)
+        state = self._empty(params, len(prompt.count), capacity, lookahead)
+        start = params.translation.start
+        if len(start) == 0:
+            return state
+        tokens = jnp.broadcast_to(start, (len(prompt.count), len(start)))
+        count = jnp.full_like(prompt.count, len(start))
+        cache = read_prompt(self.model, params.model, tokens, count, state.cache)[-1]
+        return dataclasses.replace(state, cache=cache, room=state.room - count)
+
+    def _empty(
+        self, params: TranslatedParams, rows: int, capacity: int, lookahead: Lookahead
+    ) -> TranslatedState:
+        """The state before the tokens with which a text starts."""
+        depth = lookahead.depth
+        room, _ = self._room(params, capacity, depth)
+        ahead = _most_pieces(params, depth) + lookahead.staged - 1
+        cache = empty_cache(self.model, rows, room, ahead)
+        fresh = jnp.zeros((rows, depth + 1), jnp.int32)
+        return TranslatedState(
+            cache, fresh, jnp.zeros(rows, jnp.int32), jnp.full(rows, room, jnp.int32)
+        )
+
+    def start(
+        self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead
+    ) -> TranslatedState:
+        """As `Source.start`; of a prompt that is too long for the draft its end is read."""
+        state = self._empty(params, len(prompt.count), capacity, lookahead)
+        start = params.translation.start
+        room, whole = self._room(params, capacity, lookahead.depth)
         # If the draft cannot read the whole text, keep half of the room for what follows the
         # prompt.
-        width = min(
-            width * self.expansion, room - len(start) if room == wanted else room // 2 - len(start)
-        )
-        if width < 1:
+        most = (room if whole else room // 2) - len(start)
+        width = min(prompt.tokens.shape[1] * self.expansion, most)
+        tokens, count = spell(params.translation, prompt.tokens, prompt.count, width)
+        tokens = jnp.pad(tokens, ((0, 0), (len(start), 0))).at[:, : len(start)].set(start)
+        cache = read_prompt(self.model, params.model, tokens, count + len(start), state.cache)[-1]
+        return dataclasses.replace(state, cache=cache, room=state.room - cache.length)
+
+    def read(
+        self, params: TranslatedParams, state: TranslatedState, block: Block
+    ) -> TranslatedState:
+        """As `Source.read`; a row whose prompt is too long for the draft has no drafts."""
+        width = block.tokens.shape[1] * params.translation.pieces.shape[1]
+        tokens, count = spell(params.translation, block.tokens, block.count, width)
+        room = state.room - count
+        count = jnp.where(room < 0, 0, count)
+        # No wider than a pass that catches up, since the cache has room for one.
+        width = _most_pieces(params, state.fresh.shape[1] - 1)
+        tokens = jnp.pad(tokens, ((0, 0), (0, width)))
+
+        def turn(carry: tuple[Cache, Array]) -> tuple[Cache, Array]:
+            cache, done = carry
+            cut = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))
+            more = jnp.clip(count - done, 0, width)
+            part = cut(tokens, done)
+            return read_prompt(self.model, params.model, part, more, cache)[-1], done + more
+
+        carry = state.cache, jnp.zeros_like(count)
+        cache, _ = jax.lax.while_loop(lambda carry: (carry[1] < count).any(), turn, carry)
+        return dataclasses.replace(state, cache=cache, room=room)
+
+    def _room(self, params: TranslatedParams, capacity: int, depth: int) -> tuple[int, bool]:
+        """The draft tokens that a text may have, and whether they are as many as it may need."""
+        start, catch_up = params.translation.start, _most_pieces(params, depth)
+        wanted = capacity * self.expansion + len(start)
+        room = min(wanted, self.model.max_positions - catch_up - depth)
+        if (room if room == wanted else room // 2) - len(start) < 1:
             raise ValueError(
                 f"the draft reads at most {self.model.max_positions} tokens, too few to propose "
                 f"{depth} and to read {catch_up} at once: pass a draft with more context, "
                 "or a smaller num_drafts"
             )
-        tokens, count = spell(params.translation, prompt.tokens, prompt.count, width)
-        tokens = jnp.concatenate([jnp.broadcast_to(start, (rows, len(start))), tokens], axis=1)
-        cache = empty_cache(self.model, rows, room, catch_up + lookahead.staged - 1)
-        cache = read_prompt(self.model, params.model, tokens, count + len(start), cache)[-1]
-        fresh = jnp.zeros((rows, depth + 1), jnp.int32)
-        return TranslatedState(cache, fresh, jnp.zeros(rows, jnp.int32), room - cache.length)
+        return room, room == wanted
 
     def begin(
         self, params: TranslatedParams, state: TranslatedState, context: Context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple, cast
 
+import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
@@ -83,7 +84,13 @@ class Eagle3Source(Source, EagleSource):
         cache = Eagle3(self.network).init_cache(
             len(prompt.tokens), capacity + width + lookahead.staged, features_of(prompt).dtype
         )
-        return begin_state(self.network, params, prompt, cache, width)
+        return empty_state(prompt, cache, width)
+
+    def read(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+        return read_block(self.network, params, state, block)
+
+    def truncate(self, state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
+        return first_pairs(state, count, last)
 
     def begin(
         self, params: SharedParams, state: Eagle3State, context: Context
@@ -149,35 +156,75 @@ def check_taps(network: Eagle3Config, taps: tuple[int, ...]) -> None:
         )
 
 
-def begin_state(
-    network: Eagle3Config, params: SharedParams, prompt: Block, cache: KVCache, width: int
-) -> Eagle3State:
-    """The state after a prompt: all its pairs but the last, which ends in the pending token, read.
+def empty_state(prompt: Block, cache: KVCache, width: int) -> Eagle3State:
+    """The state before any token.
 
     Args:
-      network, params: of the head.
-      prompt: with features; the token after the counted ones is pending.
+      prompt: with the shapes of the features.
       cache: empty.
       width: the most tokens that a step commits.
     """
-    features, last = features_of(prompt), jnp.maximum(prompt.count - 1, 0)
+    rows, features = len(prompt.count), features_of(prompt)
+    return Eagle3State(
+        cache,
+        fresh=jnp.zeros((rows, width), jnp.int32),
+        features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
+        count=jnp.zeros(rows, jnp.int32),
+    )
+
+
+def read_block(
+    network: Eagle3Config, params: SharedParams, state: Eagle3State, block: Block
+) -> Eagle3State:
+    """The state after more of a prompt: all its pairs read, but that of the token which follows.
+
+        read before    a   b|             b* is the feature of b, which waits for its token
+        block           c   d   .         2 tokens count
+        pairs           b*c c*d           and d* waits
+
+    A row that has read nothing has no feature, so the first token of its text is in no pair.
+    """
+    features, width = features_of(block), block.tokens.shape[1]
+    waits = (state.count > 0).astype(jnp.int32)  # [B] 1, or 0 before the first token
+    raw = jnp.concatenate([state.features[:, :1], features[:, :-1]], axis=1)
+
+    def shifted(x: Array, start: Array) -> Array:
+        """[B, W, ...] from this index on; what lies behind the end does not count."""
+        padded = jnp.pad(x, ((0, 0), (0, 1), *[(0, 0)] * (x.ndim - 2)))
+        cut = jax.vmap(lambda row, at: jax.lax.dynamic_slice_in_dim(row, at, width))
+        return cut(padded, start)
+
+    pairs = shifted(block.tokens, 1 - waits), shifted(raw, 1 - waits)
+    total = jnp.maximum(block.count - (1 - waits), 0)
 
     def read(
         cache: KVCache, start: Array | int, pairs: tuple[Array, Array]
     ) -> tuple[KVCache, tuple[()]]:
         tokens, raw = pairs
         staged = read_pairs(network, params, cache, tokens, fuse(network, params, cache, raw))[-1]
-        return staged.commit(jnp.clip(last - start, 0, tokens.shape[1])), ()
+        return staged.commit(jnp.clip(total - start, 0, tokens.shape[1])), ()
 
-    pairs = prompt.tokens[:, 1:], features[:, :-1]
-    if pairs[0].shape[1] > 0:
-        cache = in_chunks(read, cache, pairs)[0]
-    first = jnp.zeros((len(last), width, features.shape[-1]), features.dtype)
+    last = _at(features, jnp.maximum(block.count - 1, 0)[:, None])[:, 0]
+    first = jnp.where((block.count > 0)[:, None], last, state.features[:, 0])
+    return Eagle3State(
+        in_chunks(read, state.cache, pairs)[0],
+        fresh=jnp.zeros_like(state.fresh),  # the token before the pending one is read
+        features=state.features.at[:, 0].set(first),
+        count=jnp.minimum(state.count + block.count, 1),
+    )
+
+
+def first_pairs(state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
+    """The state after the first `count` [B] tokens of a prompt; `last` [B, F] is their feature."""
+    cache = state.cache.truncate(jnp.maximum(count - 1, 0))
+    if cache is None:
+        return None
+    assert last is not None  # the source has taps
     return Eagle3State(
         cache,
-        fresh=jnp.zeros((len(last), width), jnp.int32),  # the token before the pending one is read
-        features=first.at[:, 0].set(_at(features, last[:, None])[:, 0]),
-        count=jnp.minimum(prompt.count, 1),
+        fresh=jnp.zeros_like(state.fresh),
+        features=state.features.at[:, 0].set(last.astype(state.features.dtype)),
+        count=jnp.minimum(jnp.broadcast_to(count, state.count.shape), 1),
     )
 
 

@@ -69,7 +69,14 @@ class MedusaSource(BlockSource):
             )
         adapter = jnp.broadcast_to(params.adapter, prompt.count.shape).astype(jnp.int32)
         hidden, known = jnp.zeros_like(prompt.hidden[:, 0]), jnp.zeros(prompt.count.shape, bool)
-        return self.observe(params, MedusaState(hidden, known, adapter), prompt)
+        return MedusaState(hidden, known, adapter)
+
+    def truncate(self, state: MedusaState, count: Array, last: Array | None) -> MedusaState:
+        # The heads need the hidden state of the last token, which is read after these.
+        return dataclasses.replace(state, known=jnp.zeros_like(state.known))
+
+    def adapt(self, state: MedusaState, adapter: Array) -> MedusaState:
+        return dataclasses.replace(state, adapter=adapter)
 
     def observe(self, params: Arrays, state: MedusaState, block: Block) -> MedusaState:
         last = jnp.maximum(block.count - 1, 0)[:, None, None]

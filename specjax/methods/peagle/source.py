@@ -13,12 +13,14 @@ from specjax.methods.eagle3 import (
     Eagle3Config,
     Eagle3State,
     EagleSource,
-    begin_state,
     check_taps,
+    empty_state,
     features_of,
+    first_pairs,
     fuse,
     logits_of,
     observe_features,
+    read_block,
     read_pairs,
 )
 from specjax.methods.published import SharedParams
@@ -67,7 +69,13 @@ class PEagleSource(BlockSource, EagleSource):
         cache = Eagle3(self.network).init_cache(
             len(prompt.tokens), capacity + width + self.depth, features_of(prompt).dtype
         )
-        return begin_state(self.network, params, prompt, cache, width)
+        return empty_state(prompt, cache, width)
+
+    def read(self, params: SharedParams, state: Eagle3State, block: Block) -> Eagle3State:
+        return read_block(self.network, params, state, block)
+
+    def truncate(self, state: Eagle3State, count: Array, last: Array | None) -> Eagle3State | None:
+        return first_pairs(state, count, last)
 
     def marginals(
         self, params: SharedParams, state: Eagle3State, context: Context

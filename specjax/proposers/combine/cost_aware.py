@@ -10,8 +10,8 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.prefix_sums import running_sum
-from specjax.contract import Arrays, Context, Loaded, Proposer, Rule
-from specjax.types import ABSENT, Block, Proposal
+from specjax.contract import Arrays, Context, Loaded, Wrapper
+from specjax.types import ABSENT, Proposal
 
 
 @struct.dataclass
@@ -23,7 +23,7 @@ class CostAwareParams:
 
 
 @dataclasses.dataclass(frozen=True)
-class CostAware(Proposer):
+class CostAware(Wrapper):
     """The best drafts of `inner`, as many as give the most tokens a second.
 
     A step with w nodes is expected to emit 1 + the sum of the chances of its w - 1 drafts, and
@@ -38,7 +38,6 @@ class CostAware(Proposer):
       widths: ascending numbers of nodes, the root included; the last is `inner.num_nodes`.
     """
 
-    inner: Proposer
     widths: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -53,31 +52,15 @@ class CostAware(Proposer):
                 f"widths={widths}; pass ascending numbers of nodes from 1, the last of which is "
                 f"{inner.num_nodes}, the nodes of the proposer"
             )
-        self.declare(
-            num_nodes=inner.num_nodes,
-            max_depth=inner.max_depth,
-            is_chain=False,
-            taps=inner.taps,
-            narrower=widths[:-1],
-            shares_cache=inner.shares_cache,
-            scratch=inner.scratch,
-            point_mass=inner.point_mass,
-            asks_draft=inner.asks_draft,
-        )
+        self.declare_like(is_chain=False, narrower=widths[:-1], estimates=False, separable=False)
 
-    def check(self, rule: Rule) -> None:
-        self.inner.check(rule)
+    def own(self, params: CostAwareParams) -> Arrays:
+        return params.inner
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
         raise ValueError(
             "a CostAware has costs of its own: pass specjax.cost_aware(...) as drafter="
         )
-
-    def init(self, params: CostAwareParams, prompt: Block, capacity: int) -> Arrays:
-        return self.inner.init(params.inner, prompt, capacity)
-
-    def observe(self, params: CostAwareParams, state: Arrays, block: Block) -> Arrays:
-        return self.inner.observe(params.inner, state, block)
 
     def propose(
         self, params: CostAwareParams, state: Arrays, context: Context

@@ -84,6 +84,25 @@ class FirstOf(Proposer):
             params[1], prompt, capacity
         )
 
+    def read(
+        self, params: tuple[Arrays, ...], state: tuple[Arrays, Arrays], block: Block
+    ) -> tuple[Arrays, Arrays]:
+        return self.first.read(params[0], state[0], block), self.second.read(
+            params[1], state[1], block
+        )
+
+    def truncate(
+        self, state: tuple[Arrays, Arrays], count: Array, last: Array | None
+    ) -> tuple[Arrays, Arrays] | None:
+        cut = (
+            self.first.truncate(state[0], count, last if self.first.taps else None),
+            self.second.truncate(state[1], count, last if self.second.taps else None),
+        )
+        return None if cut[0] is None or cut[1] is None else cut
+
+    def adapt(self, state: tuple[Arrays, Arrays], adapter: Array) -> tuple[Arrays, Arrays]:
+        return self.first.adapt(state[0], adapter), self.second.adapt(state[1], adapter)
+
     def observe(
         self, params: tuple[Arrays, ...], state: tuple[Arrays, Arrays], block: Block
     ) -> tuple[Arrays, Arrays]:

@@ -91,6 +91,15 @@ class BestFirst(Proposer):
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
         return self.source.init(params, prompt, capacity)
 
+    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return self.source.read(params, state, block)
+
+    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+        return self.source.truncate(state, count, last)
+
+    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+        return self.source.adapt(state, adapter)
+
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
         return self.source.observe(params, state, block)
 

@@ -1,0 +1,76 @@
+"""`Wrapper`: a proposer that changes what another one proposes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax import Array
+
+from specjax.contract.model import Loaded
+from specjax.contract.proposer import Proposer
+from specjax.contract.rule import Rule
+from specjax.types import Arrays, Block
+
+_LIKE = (
+    "num_nodes", "max_depth", "is_chain", "taps", "narrower", "estimates", "shares_cache",
+    "scratch", "point_mass", "asks_draft", "reads_documents", "resumes", "separable",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Wrapper(Proposer):
+    """Passes everything on to `inner`; a subclass changes what it wants to, `propose` for instance.
+
+    Its state is the state of `inner`.
+
+    Example:
+      >>> class OnlyTwo(Wrapper):
+      ...     "Leaves out the drafts after the first two."
+      ...
+      ...     def propose(self, params, state, context):
+      ...         made, state = self.inner.propose(self.own(params), state, context)
+      ...         kept = jnp.where(jnp.arange(self.num_nodes) > 2, ABSENT, made.parent)
+      ...         return dataclasses.replace(made, parent=kept), state
+    """
+
+    inner: Proposer
+
+    def __post_init__(self) -> None:
+        self.declare_like()
+
+    def declare_like(self, **changes: object) -> None:
+        """Declare the attributes of `inner`, but those that are given."""
+        self.declare(**{name: getattr(self.inner, name) for name in _LIKE} | changes)
+
+    def own(self, params: Arrays) -> Arrays:
+        """The parameters of `inner`, by default all of them."""
+        return params
+
+    def check(self, rule: Rule) -> None:
+        self.inner.check(rule)
+
+    def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:
+        return self.inner.bind(target, draft)
+
+    def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
+        return self.inner.init(self.own(params), prompt, capacity)
+
+    def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return self.inner.read(self.own(params), state, block)
+
+    def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
+        return self.inner.truncate(state, count, last)
+
+    def adapt(self, state: Arrays, adapter: Array) -> Arrays:
+        return self.inner.adapt(state, adapter)
+
+    def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
+        return self.inner.observe(self.own(params), state, block)
+
+    def rest(self, state: Arrays) -> Arrays:
+        return self.inner.rest(state)
+
+    def resume(
+        self, params: Arrays, state: Arrays, text: Array, length: Array, wanted: Array
+    ) -> Arrays:
+        return self.inner.resume(self.own(params), state, text, length, wanted)
