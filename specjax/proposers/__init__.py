@@ -16,6 +16,7 @@ from specjax.proposers.forced import Forced
 from specjax.proposers.ngram import NGram
 from specjax.proposers.own_text import OwnText
 from specjax.proposers.plain import NoProposer
+from specjax.proposers.policy import POLICY, Policy
 from specjax.proposers.rates import Rates
 from specjax.proposers.shapes import (
     BestFirst,
@@ -45,6 +46,7 @@ __all__ = [
     "AT_ONCE",
     "MEASURED",
     "PAUSE",
+    "POLICY",
     "Adaptive",
     "AdaptiveParams",
     "AdaptiveState",
@@ -60,6 +62,7 @@ __all__ = [
     "NGram",
     "NoProposer",
     "OwnText",
+    "Policy",
     "Rates",
     "Shape",
     "StaticTree",

@@ -24,19 +24,13 @@ from specjax.proposers.catch_up import AT_ONCE
 from specjax.proposers.choosing import Part, choose
 from specjax.proposers.combine import with_logits
 from specjax.proposers.own_text import OwnText
+from specjax.proposers.policy import POLICY, Policy
 from specjax.proposers.rates import Rates
 from specjax.proposers.trials import Trials
 from specjax.types import ABSENT, Block, Proposal
 
-PAUSE = 2
-"""Steps before the first trial of a part of which nothing is known."""
-
-FIRST = 3.0
-"""What trials of a part of which nothing is known may cost at first, in steps without drafts.  Of a
-part that is known from earlier texts, one trial is paid whatever it brings."""
-
-_NEARLY = 0.9
-"""A part that by its prior has so much of the speed of plain decoding is tried soon."""
+PAUSE = POLICY.pause
+"""Steps before the first trial of a part of which nothing is known, by default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +54,13 @@ class Adaptive(Proposer):
         promises as much takes the drafts of the lookup.
       widths: ascending numbers of tokens that the target may read of a row; from 1 to the greatest
         depth + 1.
+      policy: the numbers of the choice.
     """
 
     lookup: Proposer | None
     drafter: Proposer | None
     widths: tuple[int, ...]
+    policy: Policy = POLICY
     is_chain = True
 
     def __post_init__(self) -> None:
@@ -112,16 +108,19 @@ class Adaptive(Proposer):
         rows = len(prompt.count)
         zero = jnp.zeros(rows, jnp.int32)
         rates: list[Rates] = []
+        policy = self.policy
 
         def start(index: int, part: Proposer | None, own: Arrays) -> PartState | None:
             if part is None:
                 return None
-            rates.append(Rates.start(rows, self.max_depth, params.prior[index]))
+            rates.append(Rates.start(rows, self.max_depth, params.prior[index], policy))
             pause = self._first_pause(params, rates[-1], index)
             first = params.seconds[1 + index * self._lookups] / params.seconds[0] - 1
             late = self._late(params, pause) if index else 0.0
-            budget = jnp.where(params.pause[index] <= PAUSE, FIRST, first + late)
-            trials = Trials.start(pause, jnp.broadcast_to(budget, pause.shape))
+            budget = jnp.where(
+                params.pause[index] <= policy.pause, policy.first_budget, first + late
+            )
+            trials = Trials.start(pause, jnp.broadcast_to(budget, pause.shape), policy)
             return PartState(part.init(own, prompt, capacity), trials)
 
         text = None
@@ -183,8 +182,8 @@ class Adaptive(Proposer):
         gains = rates.gains(limit)
         first = 1 + part * self._lookups
         quotients = gains[:, depths] / params.seconds[first : first + len(depths)]
-        nearly = quotients.max(1) * params.seconds[0] > _NEARLY
-        return jnp.where(nearly, PAUSE, params.pause[part]).astype(jnp.int32)
+        nearly = quotients.max(1) * params.seconds[0] > self.policy.nearly
+        return jnp.where(nearly, self.policy.pause, params.pause[part]).astype(jnp.int32)
 
     def propose(
         self, params: AdaptiveParams, state: AdaptiveState, context: Context
@@ -210,8 +209,9 @@ class Adaptive(Proposer):
             if known is not None
         ]
         choice = choose(
-            self.widths, params.seconds, parts, alive, context.remaining, context.text_is_fixed
-        )
+            self.widths, params.seconds, parts, alive, context.remaining, context.text_is_fixed,
+            self.policy,
+        )  # fmt: skip
         forced = params.forced != MEASURED
         option = jnp.where(forced, params.forced, choice.option)
         depth = jnp.array([depth for _, depth in self.options], jnp.int32)[option]

@@ -11,17 +11,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax._internal.prefix_sums import running_sum
+from specjax.proposers.policy import POLICY, Policy
 from specjax.proposers.trials import Trials
-
-_MARGIN = 0.01
-"""Drafts have to promise so much more than plain decoding: rates and times are estimates."""
-
-_STAYS = 16.0
-"""Steps that a change of the choice is expected to last: what a drafter missed is read for them."""
-
-_APART = 0.5
-"""By chance, rows drift apart by about this number times the square root of the tokens left.  A row
-that is so much behind another counts e times as much."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +44,7 @@ def choose(
     alive: Array,
     remaining: Array | None,
     together: bool,
+    policy: Policy = POLICY,
 ) -> Choice:
     """The option with the most tokens a second, or a trial of another part that can be paid.
 
@@ -65,11 +57,12 @@ def choose(
       remaining: [B] the most tokens that each row may still get, or None.
       together: all rows take one option.  The batch is done when its last row is, so rows that
         have more left count more, and drafts with which rows drift apart count less.
+      policy: what drafts have to promise.
     """
     # All numbers are float32, whatever JAX takes for a quotient of integers.
     rows, count = len(alive), jnp.maximum(alive.sum(dtype=jnp.float32), 1)
     together &= rows > 1  # one row waits for nobody
-    weight = _weights(alive, remaining)
+    weight = _weights(alive, remaining, policy.apart)
     lates = [jnp.where(alive, part.late, 0.0) for part in parts]
     if together:
         lates = [jnp.full(rows, late.max()) for late in lates]
@@ -96,7 +89,11 @@ def choose(
         return jnp.broadcast_to(jnp.maximum(total, 1.0), gains.shape)
 
     best = jnp.ones((rows, len(widths)), jnp.float32)
-    plain, quotients, options = seconds[0], [jnp.full((rows, 1), 1 + _MARGIN, jnp.float32)], []
+    plain, quotients, options = (
+        seconds[0],
+        [jnp.full((rows, 1), 1 + policy.margin, jnp.float32)],
+        [],
+    )
     for index, (part, late) in enumerate(zip(parts, lates, strict=True)):
         first = 1 + index * (len(widths) - 1)
         own = seconds[first : first + len(widths) - 1] / plain
@@ -106,8 +103,10 @@ def choose(
         times = [own * waits(each) for each in gains]
         # The wait counts against plain decoding only.  Among numbers of drafts it would favour few
         # drafts too much: rows that draft wait for each other in any case.
-        pays = gains[0][:, 1:] / (times[0] + late[:, None] / _STAYS) > 1 + _MARGIN
-        quotients.append(jnp.where(pays, gains[0][:, 1:] / (own + late[:, None] / _STAYS), 0.0))
+        pays = gains[0][:, 1:] / (times[0] + late[:, None] / policy.stays) > 1 + policy.margin
+        quotients.append(
+            jnp.where(pays, gains[0][:, 1:] / (own + late[:, None] / policy.stays), 0.0)
+        )
         times = [each + late[:, None] for each in times]
         options.append((first, gains[0][:, 1:], times[0], gains[1][:, 1:], times[1]))
     option = jnp.argmax(jnp.concatenate(quotients, axis=1), axis=1).astype(jnp.int32)
@@ -131,14 +130,14 @@ def choose(
     return Choice(option, time, jnp.where(tried, worth, 1.0), tried, weight)
 
 
-def _weights(alive: Array, remaining: Array | None) -> Array:
+def _weights(alive: Array, remaining: Array | None, apart: float) -> Array:
     """[B]: what a token of each row is worth, if all rows take one option; they add up to 1."""
     if len(alive) == 1:
         return jnp.ones(1, jnp.float32)
     left = jnp.zeros(alive.shape) if remaining is None else remaining
     left = jnp.where(alive, left.astype(jnp.float32), 0.0)
     most = jnp.maximum(left.max(), 1.0)
-    weight = jnp.where(alive, jnp.exp((left - most) / (_APART * jnp.sqrt(most))), 0.0)
+    weight = jnp.where(alive, jnp.exp((left - most) / (apart * jnp.sqrt(most))), 0.0)
     return weight / jnp.maximum(weight.sum(), 1e-9)
 
 

@@ -8,36 +8,7 @@ from flax import struct
 from jax import Array
 
 from specjax._internal.prefix_sums import running_product, running_sum
-
-_WINDOWS = np.array([8.0, 32.0, 128.0, 512.0], np.float32)
-"""About so many of the last drafts count in a rate.  The short windows follow a text that changes,
-and the long ones say for sure what pays in a text that does not."""
-
-_BELIEF = _WINDOWS / _WINDOWS.sum()
-"""The weight of each window before it predicted anything: most texts stay as they are."""
-
-_SLOW = 3
-"""The window of `Rates.slow`."""
-
-_PRIOR = 0.25
-"""The drafts that the rate of earlier texts counts for, as a share of a window."""
-
-_SHARED = 0.02
-"""The share of the weight that is dealt out anew among the windows after each step, so that none
-is lost for good."""
-
-_COMMON = 32.0
-"""The drafts that it counts for beside those of all rows of a batch."""
-
-_PROFILE, _SHRUNK = 0.995, 32.0
-"""The weight of older drafts in what tells the depths apart, and the drafts that `no difference`
-counts for: few drafts reach a great depth."""
-
-_LEAST = 1e-30
-"""Added to each weight, so that they do not add up to 0 after many surprising outcomes."""
-
-_MOST = 0.99
-"""No draft is surer than this."""
+from specjax.proposers.policy import POLICY, Policy
 
 
 @struct.dataclass
@@ -53,27 +24,29 @@ class Rates:
     weight: Array  # [B, W] of each window; they add up to 1
     by_depth: Array  # [B, D, 2] judged and accepted, of a long time
     rate: Array  # [B, W, D] the acceptance rate of each depth by each window
+    policy: Policy = struct.field(pytree_node=False, default=POLICY)
 
     @classmethod
-    def start(cls, rows: int, depth: int, prior: Array) -> Rates:
+    def start(cls, rows: int, depth: int, prior: Array, policy: Policy = POLICY) -> Rates:
         """Nothing was counted yet, for `rows` rows and chains of at most `depth` drafts.
 
         `prior` [] is the acceptance rate to begin with.
         """
-        windows = len(_WINDOWS)
+        windows = len(policy.windows)
         recent = jnp.zeros((rows, windows, 2), jnp.float32)
         by_depth = jnp.zeros((rows, depth, 2), jnp.float32)
         return cls(
             recent,
-            jnp.broadcast_to(jnp.asarray(_BELIEF), (rows, windows)),
+            jnp.broadcast_to(jnp.array(policy.belief, jnp.float32), (rows, windows)),
             by_depth,
-            _rates(recent, by_depth, prior, jnp.array(False)),
+            _rates(policy, recent, by_depth, prior, jnp.array(False)),
+            policy,
         )
 
     @property
     def slow(self) -> Array:
-        """[B, 2]: judged and accepted drafts of all depths, of about the last 512."""
-        return self.recent[:, _SLOW]
+        """[B, 2]: judged and accepted drafts of all depths, by the longest window."""
+        return self.recent[:, -1]
 
     def after(self, offered: Array, accepted: Array, prior: Array, together: Array) -> Rates:
         """The rates after a step.
@@ -84,25 +57,27 @@ class Rates:
           prior: [] the rate before any draft of a row was judged.
           together: [] or [B] bool, may a row learn from the other rows?
         """
-        depth = jnp.arange(self.by_depth.shape[1])
+        policy, depth = self.policy, jnp.arange(self.by_depth.shape[1])
         offered, accepted = offered[:, None], accepted[:, None]
         tested = (depth < offered) & (depth <= accepted)
         right = tested & (depth < accepted)
         predicted = jnp.where(right[:, None], self.rate, 1 - self.rate)
         likelihood = jnp.where(tested[:, None], predicted, 1.0).prod(2)
-        weight = self.weight * likelihood + _LEAST
-        weight = (1 - _SHARED) * weight / weight.sum(1, keepdims=True) + _SHARED * _BELIEF
+        weight = self.weight * likelihood + policy.least
+        dealt = policy.dealt * np.array(policy.belief, np.float32)
+        weight = (1 - policy.dealt) * weight / weight.sum(1, keepdims=True) + dealt
         outcomes = jnp.stack([tested, right], axis=2).astype(jnp.float32)
         new = outcomes.sum(1)
-        kept = (1 - 1 / _WINDOWS) ** new[:, :1]
-        kept_here = jnp.where(tested, jnp.float32(_PROFILE), jnp.float32(1))
+        kept = (1 - 1 / np.array(policy.windows, np.float32)) ** new[:, :1]
+        kept_here = jnp.where(tested, jnp.float32(policy.kept), jnp.float32(1))
         recent = self.recent * kept[..., None] + new[:, None]
         by_depth = self.by_depth * kept_here[..., None] + outcomes
         return Rates(
             recent,
             jnp.where(offered > 0, weight, self.weight),
             by_depth,
-            _rates(recent, by_depth, prior, together),
+            _rates(policy, recent, by_depth, prior, together),
+            policy,
         )
 
     def gains(self, present: Array) -> Array:
@@ -115,20 +90,21 @@ class Rates:
         return jnp.pad(1 + running_sum(reached), ((0, 0), (1, 0)), constant_values=1.0)
 
 
-def _rates(recent: Array, by_depth: Array, prior: Array, together: Array) -> Array:
+def _rates(policy: Policy, recent: Array, by_depth: Array, prior: Array, together: Array) -> Array:
     """[B, W, D]: the acceptance rate of each depth by each window, from the counts of `Rates`."""
-    prior = jnp.clip(prior, 1 - _MOST, _MOST)  # of 0 the quotients below would be NaN
+    prior = jnp.clip(prior, 1 - policy.most, policy.most)  # of 0 the quotients below would be NaN
     if len(recent) > 1:
-        slow = recent[:, _SLOW]
+        slow = recent[:, -1]
         others = slow.sum(0) - slow
-        common = (others[:, 1] + _COMMON * prior) / (others[:, 0] + _COMMON)
+        common = (others[:, 1] + policy.common * prior) / (others[:, 0] + policy.common)
         prior = jnp.where(together, common, prior)[:, None]
+    windows = np.array(policy.windows, np.float32)
     # The prior fades like the drafts.
-    known = _PRIOR * jnp.maximum(_WINDOWS - recent[..., 0], 0.0)
+    known = policy.prior_share * jnp.maximum(windows - recent[..., 0], 0.0)
     judged = jnp.maximum(recent[..., 0] + known, 1.0)
     level = (recent[..., 1] + known * prior) / judged
     judged, accepted = by_depth[..., 0], by_depth[..., 1]
     taken, of = accepted.sum(1, keepdims=True), judged.sum(1, keepdims=True)
-    alike = _SHRUNK * (taken + prior) / (of + 1)
+    alike = policy.alike * (taken + prior) / (of + 1)
     factor = (accepted + alike) / (judged * taken / jnp.maximum(of, 1.0) + alike)
-    return jnp.clip(level[..., None] * factor[:, None], 1 - _MOST, _MOST)
+    return jnp.clip(level[..., None] * factor[:, None], 1 - policy.most, policy.most)

@@ -8,23 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import Array
 
-_SHARE = 0.01
-"""The share of the decoding time that trials may cost."""
-
-_WON = 0.1
-"""Drafts save time, and trials of the same proposer may also cost this share of the saved time:
-drafts that paid once are likelier to pay again."""
-
-_SAVED = 8.0
-"""The largest budget, in steps of plain decoding: a text that changes needs a few trials, and
-another text would only lose more."""
-
-_MORE = 16
-"""A proposer whose drafts do not pay goes on only while its budget covers this many steps."""
-
-_LONGEST = 32
-"""The longest pause, in steps without drafts, before a trial, if the budget covers one.  The pause
-doubles whenever drafts did not pay, and is 1 after they did."""
+from specjax.proposers.policy import POLICY, Policy
 
 
 @struct.dataclass
@@ -34,11 +18,12 @@ class Trials:
     unused: Array  # [B] int32: steps since it last drafted, of those in which it could have
     pause: Array  # [B] int32: such steps after which it is tried again
     budget: Array  # [B] the time that trials may cost
+    policy: Policy = struct.field(pytree_node=False, default=POLICY)
 
     @classmethod
-    def start(cls, pause: Array, budget: Array) -> Trials:
+    def start(cls, pause: Array, budget: Array, policy: Policy = POLICY) -> Trials:
         """Returns the pauses and the budget at the start of a text."""
-        return cls(jnp.zeros_like(pause), pause, budget.astype(jnp.float32))
+        return cls(jnp.zeros_like(pause), pause, budget.astype(jnp.float32), policy)
 
     def due(self, loss: Array, otherwise_plain: Array) -> Array:
         """Returns [B] bool: whether a trial is due, and the budget covers its expected loss.
@@ -51,7 +36,7 @@ class Trials:
           loss: [B] the expected loss of a trial.
           otherwise_plain: [B] bool, rows that have no drafts in this step without a trial.
         """
-        goes_on = otherwise_plain & (loss * _MORE <= self.budget)
+        goes_on = otherwise_plain & (loss * self.policy.ahead <= self.budget)
         waited = jnp.where(self.unused > 0, self.unused >= self.pause, goes_on)
         return waited & (loss <= self.budget)
 
@@ -74,9 +59,12 @@ class Trials:
         """
         longer = jnp.where(paid, self.pause // 2, 2 * self.pause)
         # A single success is often luck: the pause ends only if the rates promise to pay.
-        longer = jnp.where(pays, 1, jnp.clip(longer, 2, jnp.maximum(self.pause, _LONGEST)))
-        gained = jnp.where(used, saved * jnp.where(tried, 1.0, _WON), 0.0)
+        longer = jnp.where(
+            pays, 1, jnp.clip(longer, 2, jnp.maximum(self.pause, self.policy.longest_pause))
+        )
+        gained = jnp.where(used, saved * jnp.where(tried, 1.0, self.policy.won), 0.0)
         budget = jnp.minimum(
-            self.budget + _SHARE * spent + gained, jnp.maximum(self.budget, _SAVED)
+            self.budget + self.policy.budget_share * spent + gained,
+            jnp.maximum(self.budget, self.policy.most_budget),
         )
         return dataclasses.replace(self, pause=jnp.where(used, longer, self.pause), budget=budget)

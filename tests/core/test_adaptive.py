@@ -15,7 +15,7 @@ import specjax
 from specjax import RULES, Decoder, NGram, Params
 from specjax.methods import DraftSource
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, Chain
-from specjax.proposers.adaptive import FIRST
+from specjax.proposers.policy import POLICY
 from specjax.proposers.trials import Trials
 from specjax.types import ABSENT, Proposal
 
@@ -186,7 +186,7 @@ def test_trials_that_fail_cost_what_they_may():
     assert wide[:5] == [0, 1, 2, 3, 4]
     extra = sum({1: 0.0, 2: 0.1, 4: 0.3}[width] for width in target.widths)
     # Drafts that seem to pay, the first budget, and 1 % of the time.
-    assert extra < 5 * 0.3 + FIRST + 0.01 * 430
+    assert extra < 5 * 0.3 + POLICY.first_budget + POLICY.budget_share * 430
     late = [{1: 1.0, 2: 1.1, 4: 1.3}[width] for width in target.widths[250:]]
     assert len(late) + 0.1 <= sum(late) <= 1.01 * len(late)
 

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from compiled_choice import chosen as choose
 
+from specjax.proposers import choosing
 from specjax.proposers.choosing import Part
+from specjax.proposers.policy import POLICY, Policy
 from specjax.proposers.rates import Rates
 from specjax.proposers.trials import Trials
 
-WINDOWS = (8, 32, 128, 512)
+WINDOWS = POLICY.windows
 WIDTHS = (1, 3, 5)
 AFTER, GAINS = jax.jit(Rates.after), jax.jit(Rates.gains)
 
@@ -31,12 +33,14 @@ def test_rates_are_those_of_recent_drafts():
     weight = belief = np.array(WINDOWS) / sum(WINDOWS)
 
     def chance(window, at):
-        known = 0.25 * max(WINDOWS[window] - recent[window, 0], 0)
+        known = POLICY.prior_share * max(WINDOWS[window] - recent[window, 0], 0)
         level = (recent[window, 1] + known * prior) / max(recent[window, 0] + known, 1)
         judged, accepted = by_depth.sum(0)
-        alike = 32 * (accepted + prior) / (judged + 1)
+        alike = POLICY.alike * (accepted + prior) / (judged + 1)
         usual = by_depth[at, 0] * accepted / max(judged, 1)
-        return np.clip(level * (by_depth[at, 1] + alike) / (usual + alike), 0.01, 0.99)
+        return np.clip(
+            level * (by_depth[at, 1] + alike) / (usual + alike), 1 - POLICY.most, POLICY.most
+        )
 
     for _ in range(60):
         offered = int(rng.integers(0, depth + 1))
@@ -51,11 +55,11 @@ def test_rates_are_those_of_recent_drafts():
                 for w in range(4)
             ]
             weight = weight * likely / (weight * likely).sum()
-            weight = 0.98 * weight + 0.02 * belief
+            weight = (1 - POLICY.dealt) * weight + POLICY.dealt * belief
         for w, window in enumerate(WINDOWS):
             recent[w] = recent[w] * (1 - 1 / window) ** len(right) + [len(right), sum(right)]
         for at, yes in enumerate(right):
-            by_depth[at] = by_depth[at] * 0.995 + [1, yes]
+            by_depth[at] = by_depth[at] * POLICY.kept + [1, yes]
     np.testing.assert_allclose(rates.recent[0], recent, rtol=1e-4)
     np.testing.assert_allclose(rates.weight[0], weight, rtol=1e-3)
     for present in range(depth + 1):
@@ -189,3 +193,20 @@ def test_rows_that_are_far_apart_do_not_wait_for_drafts():
     for remaining, drafts in ((512, False), (np.arange(16) * 60, True)):
         made = chosen((1.0, gain - 0.03, 9.0), parts([0.3], rows=rows), rows, remaining)
         assert bool(made.option[0]) == drafts
+
+
+def test_a_policy_of_ones_own():
+    """With a margin of a third, drafts that promise a fifth more are left out."""
+    alive, one = np.ones(1, bool), np.full(1, 512)
+    made = parts([0.5], unused=1)  # 1.75 tokens with two drafts, and no trial is due
+    for policy, drafts in ((POLICY, True), (Policy(margin=1 / 3), False)):
+        seconds = np.array([1.0, 1.75 / 1.2, 9.0], np.float32)
+        found = jax.jit(
+            lambda seconds, policy=policy: (
+                choosing.choose(WIDTHS, seconds, made, alive, one, True, policy).option
+            )
+        )(seconds)
+        assert (int(found[0]) > 0) is drafts
+    for wrong in ({"margin": 0}, {"windows": ()}, {"stays": -1.0}, {"won": float("nan")}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.*above 0"):
+            Policy(**wrong)

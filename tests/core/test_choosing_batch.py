@@ -12,6 +12,7 @@ from compiled_choice import chosen
 import specjax
 from specjax.proposers import MEASURED, Adaptive, AdaptiveParams
 from specjax.proposers.choosing import Part
+from specjax.proposers.policy import POLICY
 from specjax.proposers.trials import Trials
 from specjax.types import Block
 
@@ -78,7 +79,7 @@ def test_a_trial_is_charged_to_all_rows_that_waited(together, saved):
     """A row without drafts also takes the time of the batch's step with drafts."""
     before, after = after_trial([3, 1], [2, 0], together=together)
     change = (after.budget - before.budget)[0]
-    assert float(change) == pytest.approx(0.01 * 1.8 + saved, abs=1e-5)
+    assert float(change) == pytest.approx(POLICY.budget_share * 1.8 + saved, abs=1e-5)
 
 
 @pytest.mark.parametrize(("worth", "pause"), [(1.0, 1), (0.5, 64)])
