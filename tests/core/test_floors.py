@@ -54,16 +54,19 @@ FLOORS = {
         "specjax.__main__",
         "bench",
         "train",
+        "experiments",
     ],
 }
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS.values()) for room in rooms}
-OPEN = {"specjax._internal", "specjax.training", "bench", "train"}
+OPEN = {"specjax._internal", "specjax.training", "bench", "train", "experiments"}
 """Rooms without a door: their modules are imported one by one."""
+
+TOPS = ("specjax", "train", "bench", "experiments")
 
 LONG = 700
 """Lines, from which on a file says at its top why it is one thought."""
 
-FILES = sorted(p for top in ("specjax", "train", "bench") for p in (ROOT / top).rglob("*.py"))
+FILES = sorted(p for top in TOPS for p in (ROOT / top).rglob("*.py"))
 
 
 def module_of(path: pathlib.Path) -> str:
@@ -78,7 +81,7 @@ def room_of(module: str) -> str:
     top = module.split(".")[0]
     if re.fullmatch(r"specjax\.methods\.\w+\.learner", module):
         return "specjax.training"  # it stands in its method's folder
-    return top if top in ("train", "bench") else ".".join(module.split(".")[:2])
+    return top if top in TOPS[1:] else ".".join(module.split(".")[:2])
 
 
 def package_of(module: str) -> tuple[str, ...]:
@@ -98,7 +101,7 @@ def imports_of(path: pathlib.Path) -> set[str]:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 names.add(full if full in PATHS else node.module)
-    return {name for name in names if name.split(".")[0] in ("specjax", "train", "tests", "bench")}
+    return {name for name in names if name.split(".")[0] in (*TOPS, "tests")}
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_of)

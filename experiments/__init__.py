@@ -1,0 +1,1 @@
+"""What nobody needs to use specjax: counts and comparisons that its authors repeat."""
