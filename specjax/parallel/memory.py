@@ -1,110 +1,24 @@
-"""Checks, before anything is allocated, that a decode state fits into the memory of each device."""
+"""The memory of each device: how much a state takes, and whether it is free."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
 import pathlib
-from collections.abc import Callable, Hashable, Iterable
-from typing import Protocol
+from collections.abc import Iterable
 
 import jax
 import numpy as np
-from jax import Array
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from specjax._internal.platforms import Device, default_devices
 from specjax.caches import KVCache
-from specjax.contract import Model, Proposer
 from specjax.parallel.meshes import make_mesh
-from specjax.parallel.sharding import by_row, mesh_of, row_parts
-from specjax.types import Arrays, DecodeState, Params
+from specjax.parallel.sharding import by_row, mesh_of
+from specjax.types import Arrays
 
-_Placed = tuple[Mesh | None, bool, bool]  # the mesh; is the target split over it; is the proposer
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _MEMINFO = pathlib.Path("/proc/meminfo")
-
-
-class _Decoder(Protocol):
-    """The fields of `specjax.decoding.decoder.Decoder` that are used here.
-
-    This package cannot import that class, since the class's module imports this package.
-    """
-
-    @property
-    def target(self) -> Model: ...
-
-    @property
-    def proposer(self) -> Proposer: ...
-
-    @property
-    def capacity(self) -> int: ...
-
-
-def check_memory(
-    prefill: Callable[..., DecodeState],
-    decoder: _Decoder,
-    placed: _Placed,
-    params: Params,
-    inputs: Arrays,
-    rows: int,
-) -> None:
-    """Refuse a state that cannot fit.
-
-    The bytes needed are those of the state that `prefill` would return, and of the logits of one
-    step, which is the least scratch memory that a step needs.  The parameters are already
-    allocated.
-
-    Args:
-      prefill: the decoder's; it is only traced.
-      decoder, placed, params, inputs: arguments of `prefill`.  If one of their arrays is traced,
-        nothing is checked.
-      rows: the number of rows.
-
-    Raises:
-      ValueError: with the bytes that the state takes on a device, the bytes free, and the fix.
-    """
-    leaves, structure = jax.tree.flatten((params, inputs))
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
-        return
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_on_a_mesh(x)) for x in leaves)
-    needed = _needed(prefill, decoder, placed, rows, structure, shapes)
-    what = f"{rows} rows with a capacity of {decoder.capacity} tokens"
-    cure = (
-        "decode fewer rows at once, pass a smaller max_new_tokens (below generate: capacity), load "
-        "the models in bfloat16, or split them over several devices with mesh="
-    )
-    require(needed, devices_of(params.target), what, cure)
-
-
-def _on_a_mesh(x: Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding | None:
-    """The sharding of an array on a mesh.
-
-    It is None for a host array and for one on a single device: both give the same trace.
-    """
-    at = x.sharding if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else None
-    return at if isinstance(at, NamedSharding) else None
-
-
-@functools.lru_cache(maxsize=256)
-def _needed(
-    prefill: Callable[..., DecodeState],
-    decoder: _Decoder,
-    placed: _Placed,
-    rows: int,
-    structure: Hashable,  # a PyTreeDef
-    shapes: tuple[jax.ShapeDtypeStruct, ...],
-) -> int:
-    params, inputs = jax.tree.unflatten(structure, shapes)
-    # The call of `prefill` that follows reuses this trace.
-    state = jax.eval_shape(functools.partial(prefill, decoder, placed), params, inputs)
-    mesh, split_target, _ = placed
-    logits = rows * decoder.proposer.num_nodes * decoder.target.vocab_size * 4
-    return device_bytes(state, mesh) + logits // (
-        1 if mesh is None else mesh.size if split_target else row_parts(mesh)
-    )
 
 
 def device_bytes(state: Arrays, mesh: Mesh | None) -> int:
