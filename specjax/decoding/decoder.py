@@ -291,7 +291,7 @@ class Decoder:
             lambda x: jnp.zeros(x.shape, x.dtype),
             jax.eval_shape(lambda cache: _without_cache(read(cache, *reading)), state.cache),
         )
-        made = verdict, output.replace(cache=state.cache), logits
+        made = verdict, dataclasses.replace(output, cache=state.cache), logits
 
         def reader(width: int) -> Callable[[_Made], _Made]:
             return lambda made: self._read(width, made[1].cache, *reading)
@@ -476,7 +476,7 @@ def _insert(layout: _Layout, state: DecodeState, slot: Array, row: DecodeState) 
 
 def _without_cache(made: _Made) -> _Made:
     verdict, output, logits = made
-    return verdict, output.replace(cache=None), logits
+    return verdict, dataclasses.replace(output, cache=None), logits
 
 
 def _at(x: Array, index: Array) -> Array:

@@ -1,7 +1,7 @@
 """Drafters: a proposer together with its weights, for one target."""
 
-from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, widths_of
-from specjax.drafters.arranging import arrange, as_chain
+from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, automatic, widths_of
+from specjax.drafters.arranging import CHAIN, arrange, as_chain
 from specjax.drafters.bank import MedusaAdapter, MedusaBank
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
 from specjax.drafters.costs import cost_aware
@@ -16,6 +16,7 @@ from specjax.drafters.published import (
 )
 
 __all__ = [
+    "CHAIN",
     "NUMBERS",
     "PRIOR",
     "SHAPES",
@@ -32,6 +33,7 @@ __all__ = [
     "adaptive",
     "arrange",
     "as_chain",
+    "automatic",
     "cost_aware",
     "drafter_by_name",
     "first_of",

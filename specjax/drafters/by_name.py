@@ -12,8 +12,7 @@ from typing import Any
 
 from specjax._internal.checks import shown
 from specjax.contract import Proposer
-from specjax.drafters.adapting import adaptive
-from specjax.drafters.arranging import CHAIN
+from specjax.drafters.adapting import automatic
 from specjax.drafters.drafter import BoundDrafter, Drafter, first_of
 from specjax.drafters.pairing import make_drafter
 from specjax.models import LanguageModel
@@ -83,12 +82,7 @@ def drafter_by_name(
             )
         return make_drafter(target, target, dtype="int8", **_settings("draft", numbers))
     if name == "auto":
-        depth = _settings(name, numbers).get("num_drafts", CHAIN)
-        if draft is None:
-            return adaptive(lookup=NGram(depth))
-        chain = make_drafter(target, draft, Chain, dtype=dtype, num_drafts=depth)
-        # Another tokenizer's draft has to read every token, in steps without drafts too.
-        return adaptive(chain) if chain.proposer.resumes else chain
+        return automatic(target, draft, dtype, **_settings(name, numbers))
     if name not in PROPOSERS:
         known = ", ".join(["auto", *sorted(PROPOSERS), "self-int8"])
         raise ValueError(

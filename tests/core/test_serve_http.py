@@ -22,6 +22,7 @@ from serving import events, post, running, send
 
 import specjax
 from specjax._internal.extras import install
+from specjax.serve import admission
 from specjax.text import Texts
 
 for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
@@ -97,6 +98,30 @@ def test_streams_have_the_same_texts(port):
             assert all("usage" in chunk for chunk in chunks if chunk["choices"][:1] and
                        chunk["choices"][0]["finish_reason"] is None)  # fmt: skip
         assert "speculative_decoding" in chunks[-1]["metrics"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_prepared_once(port, monkeypatch, stream):
+    """That is once for each prompt, however many texts it asks for."""
+    prepared, prepare = [], admission.prepare
+
+    def counting(*arguments, **options):
+        prepared.append(arguments)
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(admission, "prepare", counting)
+    for prompts, n in (("def main(", 1), ("def main(", 3), (["def main(", "import "], 2)):
+        prepared.clear()
+        asked = {**ASK, "prompt": prompts, "n": n, "stream": stream}
+        assert send(port, "POST", "/v1/completions", asked)[0] == 200
+        assert len(prepared) == (1 if isinstance(prompts, str) else len(prompts))
+    for path in ("/v1/chat/completions", "/generate"):
+        prepared.clear()
+        body = {"messages": [{"role": "user", "content": "a"}], "n": 2, "max_tokens": 4}
+        if path == "/generate":
+            body = {"inputs": "def main(", "parameters": {"max_new_tokens": 4}}
+        assert send(port, "POST", path, body)[0] == 200
+        assert len(prepared) == 1
 
 
 def test_streams_join_to_the_result(port, monkeypatch):
