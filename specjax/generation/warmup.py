@@ -2,7 +2,7 @@
 
 The first request of a kind reads its prompts twice: here, for a few steps that compile everything,
 and again in `decode`.  If its drafter is adaptive, what its options cost is measured from a copy of
-the state that was read here.
+the state that was read here, or from other readings where there is no memory for a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any, TypeVar
 
 import jax
@@ -23,7 +23,15 @@ from specjax.contract import Arrays
 from specjax.decoding import Guided
 from specjax.generation.prepared import Prepared
 from specjax.overlap import Overlapped
-from specjax.parallel import constrain_like, layout, replicate, shard_params
+from specjax.parallel import (
+    constrain_like,
+    device_bytes,
+    devices_of,
+    fits,
+    layout,
+    replicate,
+    shard_params,
+)
 from specjax.proposers import MedusaParams
 from specjax.sampling import make_key
 from specjax.tuning import Learned, about, option_seconds, read_plan
@@ -49,7 +57,7 @@ class Ready:
 
     prepared: Prepared
     runner: Any  # the decoder, or what has its methods for two meshes or for grammars
-    params: Params  # with what was learned
+    params: Params  # after `warm_up` with what was learned
     learned: Learned | None = None  # of this structure, if its drafter is adaptive
     seconds: float = 0.0  # for which `warm_up` compiled and measured; 0.0 if there was no need to
 
@@ -132,20 +140,21 @@ def _compile(ready: Ready, started: float) -> Learned | None:
     prepared = ready.prepared
     learned = None
     if prepared.learns:
-        saved = about(prepared.decoder, len(prepared.lengths), prepared.samples)
-        learned = read_plan(saved)
-    measures, is_free = prepared.learns and learned is None, prepared.matchers is None
-    state = ready.prefill(endless=measures and is_free)
-    restart: Callable[[], DecodeState] | None = None
-    if measures and is_free:
-        restart = functools.partial(_copied, layout(state), _copied(layout(state), state))
-    elif measures:  # under a grammar, what is measured are the programs without the host
-        restart = functools.partial(ready.prefill, endless=True)
+        learned = read_plan(about(prepared.decoder, len(prepared.lengths), prepared.samples))
+    measures = prepared.learns and learned is None
+    # Rows of a grammar end, so they are measured without it, from another reading of the prompts.
+    endless = measures and prepared.matchers is None
+    state = ready.prefill(endless)
+    restart = functools.partial(ready.prefill, endless=True)
+    if endless and fits(device_bytes(state, prepared.mesh), devices_of(ready.params.target)):
+        at = layout(state)
+        restart = functools.partial(_copied, at, _copied(at, state))
     states = ready.runner.stream(ready.params, state, steps_per_chunk=WARM_STEPS)
     state = next(states)
     with contextlib.suppress(StopIteration):
         states.send(np.ones(state.done.shape, bool))
-    if restart is not None:
+    del state  # before there is another one
+    if measures:
         measuring = time.perf_counter()
         budget = max(_LEAST_BUDGET, _SHARE * (measuring - started))
         seconds = option_seconds(prepared.decoder, ready.params, restart, budget)

@@ -1,6 +1,6 @@
 """Several devices and several processes: sharding of arrays, and checks of free memory."""
 
-from specjax.parallel.memory import device_bytes, devices_of, mesh_holding, require
+from specjax.parallel.memory import device_bytes, devices_of, fits, mesh_holding, require
 from specjax.parallel.meshes import alike, described, make_mesh, parse_mesh
 from specjax.parallel.processes import add_process_arguments, join_from, leaving
 from specjax.parallel.sharding import (
@@ -38,6 +38,7 @@ __all__ = [
     "described",
     "device_bytes",
     "devices_of",
+    "fits",
     "fitted",
     "is_split",
     "join_from",

@@ -62,6 +62,11 @@ def free_bytes(device: Device) -> int | None:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
 
 
+def fits(needed: int, devices: Iterable[Device]) -> bool:
+    """Returns whether each of these devices has so many bytes free, as `require` counts them."""
+    return needed <= _least_free(devices)
+
+
 def require(needed: int, devices: Iterable[Device], what: str, cure: str) -> None:
     """Refuse an allocation that cannot fit.  A device that does not report its memory passes.
 
@@ -74,24 +79,30 @@ def require(needed: int, devices: Iterable[Device], what: str, cure: str) -> Non
     Raises:
       ValueError: with the bytes needed, the bytes free, and the advice.
     """
-    own = [device for device in devices if device.process_index == jax.process_index()]
-    sharing = [device for device in own if device.platform == "cpu"]
-
-    def least() -> float:
-        asked = own[:1] if sharing else own
-        known = [free for free in map(free_bytes, asked) if free is not None]
-        return min(known, default=math.inf) / max(len(sharing), 1)
-
-    if needed <= least():
+    own = _own(devices)
+    if needed <= _least_free(own):
         return
     gc.collect()  # an earlier call may have left arrays in a reference cycle
-    if needed <= (free := least()):
+    if needed <= (free := _least_free(own)):
         return
     where = f"each of {len(own)} devices" if len(own) > 1 else str(own[0])
     raise ValueError(
         f"{what} would take {_written(needed)} on {where}, of which {_written(free)} are free: "
         f"{cure}"
     )
+
+
+def _own(devices: Iterable[Device]) -> list[Device]:
+    return [device for device in devices if device.process_index == jax.process_index()]
+
+
+def _least_free(devices: Iterable[Device]) -> float:
+    """The fewest bytes that are free on a device of this process."""
+    own = _own(devices)
+    sharing = [device for device in own if device.platform == "cpu"]
+    asked = own[:1] if sharing else own
+    known = [free for free in map(free_bytes, asked) if free is not None]
+    return min(known, default=math.inf) / max(len(sharing), 1)
 
 
 def _written(size: float) -> str:

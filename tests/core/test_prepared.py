@@ -128,6 +128,14 @@ def test_the_first_call_reads_its_prompts_twice(prefills, how, stream):
         assert prefills == [len(PROMPTS)] * wanted
 
 
+def test_without_memory_for_a_copy_the_prompts_are_read_again(prefills, monkeypatch):
+    """What steps cost is then measured from readings of its own."""
+    warming._compiled.clear()
+    monkeypatch.setattr(warming, "fits", lambda needed, devices: needed < 1)
+    specjax.generate(language_models.target(), PROMPTS, num_drafts=2, max_new_tokens=8)
+    assert len(prefills) >= 3
+
+
 def test_a_grammar_is_measured_from_a_prompt_of_its_own(prefills):
     """The rows of a grammar end, so what steps cost is measured without it."""
     pytest.importorskip("llguidance")

@@ -14,6 +14,7 @@ import shutil
 import socket
 import time
 
+import jax
 import pytest
 import serving
 import table_pair
@@ -22,6 +23,7 @@ from serving import events, post, running, send
 
 import specjax
 from specjax._internal.extras import install
+from specjax.generation import Request
 from specjax.serve import admission
 from specjax.text import Texts
 
@@ -122,6 +124,20 @@ def test_a_request_is_prepared_once(port, monkeypatch, stream):
             body = {"inputs": "def main(", "parameters": {"max_new_tokens": 4}}
         assert send(port, "POST", path, body)[0] == 200
         assert len(prepared) == 1
+
+
+def test_an_engine_checks_a_request_on_the_host(port):
+    """It moves nothing to a device, with settings of every kind."""
+    checker = serving.engine().checker
+    asked = Request(
+        prompts="def main(", proposer="lookup+draft", temperature=0.8, top_p=0.9, logprobs=1,
+        bad_words=["x"], logit_bias={5: 1.0}, stop="zzz", constraint=specjax.Regex("[a-z]*"),
+    )  # fmt: skip
+    with jax.transfer_guard("disallow_explicit"):
+        admitted = checker.admit(asked)
+    row = admitted.row
+    leaves = jax.tree.leaves((row.tokens, row.sampling, row.processors, row.eos))
+    assert not any(isinstance(leaf, jax.Array) for leaf in leaves)
 
 
 def test_streams_join_to_the_result(port, monkeypatch):
