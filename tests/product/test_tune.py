@@ -98,7 +98,8 @@ def test_every_step_of_an_option_takes_it_or_none(target, draft):
             tuning._learn(learned, way, (name, depth))
             judged, accepted = way.judged[1]
             assert judged < way.judged[0, 0]
-            assert learned.prior[1] == (accepted / judged if judged else before) < 0.9
+            rate = accepted / judged if judged else before
+            assert learned.prior[1] == pytest.approx(rate) and rate < 0.9
             assert way.judged[0, 1] / way.judged[0, 0] > 0.9
 
 
