@@ -31,16 +31,17 @@ _LEAST_TEMPERATURE = 1e-20
 that are equal, or within 1e-18 of each other."""
 
 _Numbers = float | Sequence[float] | np.ndarray | Array
+_Host = Array | np.ndarray
 
 
 @struct.dataclass
 class Sampling:
     """One number per row: new values never recompile, and different requests can share a batch."""
 
-    temperature: Array  # [B] float32; 0 is greedy; values between 0 and 1e-20 count as 1e-20
-    top_k: Array  # [B] int32; 0 keeps all
-    top_p: Array  # [B] float32; 1 keeps all, and the best token is always kept
-    min_p: Array  # [B] float32; 0 keeps all
+    temperature: _Host  # [B] float32; 0 is greedy; values between 0 and 1e-20 count as 1e-20
+    top_k: _Host  # [B] int32; 0 keeps all
+    top_p: _Host  # [B] float32; 1 keeps all, and the best token is always kept
+    min_p: _Host  # [B] float32; 0 keeps all
 
     @classmethod
     def create(
@@ -56,6 +57,14 @@ class Sampling:
         Raises:
           ValueError: a value outside its range.
         """
+        made = cls.on_host(batch, temperature, top_k, top_p, min_p)
+        return jax.tree.map(jnp.asarray, made)
+
+    @classmethod
+    def on_host(
+        cls, batch: int, temperature: _Numbers, top_k: _Numbers, top_p: _Numbers, min_p: _Numbers
+    ) -> Sampling:
+        """As `create`, with NumPy arrays, which `prefill` moves to the device."""
 
         def number(
             name: str,
@@ -68,13 +77,12 @@ class Sampling:
 
         top_k_wanted = "a whole number, 0 (off) or greater"
         top_p_wanted, min_p_wanted = "in (0, 1]; 1 switches it off", "in [0, 1]; 0 switches it off"
-        made = (
+        return cls(
             temperatures(temperature, batch),
             number("top_k", top_k, np.int32, is_count, top_k_wanted),
             number("top_p", top_p, np.float32, lambda v: 0 < v <= 1, top_p_wanted),
             number("min_p", min_p, np.float32, lambda v: 0 <= v <= 1, min_p_wanted),
         )
-        return cls(*map(jnp.asarray, made))
 
 
 def temperatures(value: object, batch: int) -> np.ndarray:
@@ -177,7 +185,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
     last one kept are kept.
     """
 
-    def rows(x: Array) -> Array:
+    def rows(x: _Host) -> _Host:
         return x[:, None, None]
 
     greedy = rows(sampling.temperature == 0)

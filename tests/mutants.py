@@ -45,7 +45,6 @@ NEAREST = 12
 
 TESTS: dict[str, str] = {
     "decoding/decoder": "decoder laws:table&chain-match laws:static&rejection contract",
-    "decoding/verify": "laws:table&chain-match laws:static&rejection decoder",
     "decoding/commit": "decoder laws:table&chain-match laws:typical",
     "decoding/inputs": "decoder prefill",
     "decoding/prefill": "decoder prefill taps laws:table&chain-match",

@@ -30,11 +30,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from preparing import prepared
 
 import specjax
 from specjax.decoding.decoder import _run
 from specjax.decoding.prefill import _begin, _read_prompts
-from specjax.generation.run import prepared
 
 TINY = pathlib.Path(__file__).parent.parent / "checkpoints" / "tiny"
 PROPOSERS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from specjax.generation import Call, compile_first, params_of
+from specjax.generation import Prepared, warm_up
 from specjax.parallel import to_host
 
 _SHADES = ("", "\033[32m", "\033[36m", "\033[34m", "\033[35m")
@@ -19,19 +19,18 @@ LEGEND = (
 )
 
 
-def depths_of(call: Call) -> list[list[int]]:
+def depths_of(prepared: Prepared) -> list[list[int]]:
     """How deep each new token was drafted, from 1; 0 for tokens that the target chose itself.
 
     This decodes once more, one step at a time, because a whole run does not keep its steps.
     """
-    compile_first(call)
-    params = params_of(call)
-    state = call.prefill(params)
-    rows = len(call.lengths)
+    ready = warm_up(prepared)
+    state = ready.prefill()
+    rows = len(prepared.lengths)
     depths: list[list[int]] = [[] for _ in range(rows)]
-    before, accepted = call.lengths, np.zeros(rows, int)
+    before, accepted = prepared.lengths, np.zeros(rows, int)
     while not to_host(state.done)[:rows].all():
-        state = jax.block_until_ready(call.runner.run(params, state, 1))
+        state = jax.block_until_ready(ready.runner.run(ready.params, state, 1))
         after, now = to_host((state.length, state.stats.accepted))
         for row in range(rows):
             new, drafts = int(after[row] - before[row]), int(now[row] - accepted[row])
@@ -41,13 +40,13 @@ def depths_of(call: Call) -> list[list[int]]:
     return depths
 
 
-def painted(call: Call, row: int, tokens: list[int], depths: list[int]) -> str:
+def painted(prepared: Prepared, row: int, tokens: list[int], depths: list[int]) -> str:
     """The text of new tokens in the colours of their depths.
 
     A character that several tokens spell has the colour of the last of them.
     """
     parts = []
-    pieces = call.texts.pieces(row, tokens, call.texts.cut(row, tokens)[1])
+    pieces = prepared.texts.pieces(row, tokens, prepared.texts.cut(row, tokens)[1])
     for piece, depth in zip(pieces, depths, strict=False):
         shade = _SHADES[min(depth, len(_SHADES) - 1)]
         # Each line by itself, so that a pager that shows single lines keeps the colours.

@@ -21,7 +21,7 @@ from specjax.flags import (
     progress,
     read_prompts,
 )
-from specjax.generation import Call, compile_first, decode, prepared
+from specjax.generation import Prepared, Request, decode, prepare, warm_up
 from specjax.measure import Sample, Timed, medians, take_turns
 
 HELP = "show the text, the speed, and that no proposer changes a token, on the shipped models"
@@ -35,13 +35,13 @@ _ROUNDS = 3
 class _Way(Timed):
     """Decoding one prompt in one way."""
 
-    def __init__(self, name: str, call: Call) -> None:
+    def __init__(self, name: str, prepared: Prepared) -> None:
         super().__init__(name, 1)
-        self.call = call
+        self.prepared = prepared
         self.output: specjax.Output | None = None
 
     def run(self, item: int) -> Sample:
-        output = decode(self.call)
+        output = decode(self.prepared)
         assert isinstance(output, specjax.Output)
         self.output = output
         return Sample(output.stats.seconds, output.stats.compile_seconds)
@@ -139,18 +139,18 @@ def run(arguments: argparse.Namespace) -> None:
 
     def way(kind: str, temperature: float) -> _Way:
         drafter = make_drafter(arguments, kind, target, draft if kind in DRAFTED else None)
-        call = prepared(
-            target, prompt, drafter=drafter, temperature=temperature, seed=arguments.seed,
+        request = Request(
+            prompts=prompt, drafter=drafter, temperature=temperature, seed=arguments.seed,
             max_new_tokens=arguments.max_new_tokens,
         )  # fmt: skip
-        return _Way(kind, call)
+        return _Way(kind, prepare(target, request))
 
     first = _Part(0.0, [way("none", 0.0), way("auto", 0.0)])
     others = _Part(1.0, [way(kind, 1.0) for kind in kinds])
     ways = [*first.ways, *others.ways]
     with progress(f"compiling {len(ways)} programs"):
         for each in ways:
-            compile_first(each.call)
+            warm_up(each.prepared)
             each.run(0)
     with progress("measuring"):
         take_turns(ways, _ROUNDS)
@@ -162,7 +162,7 @@ def run(arguments: argparse.Namespace) -> None:
     assert auto.output is not None
     text = auto.output.text[0]
     if not arguments.no_colour:
-        text = painted(auto.call, 0, auto.tokens, depths_of(auto.call)[0])
+        text = painted(auto.prepared, 0, auto.tokens, depths_of(auto.prepared)[0])
     print(f"{prompt}{text}\n")
     if not arguments.no_colour:
         print(f"{LEGEND}\n")

@@ -29,7 +29,7 @@ from specjax.flags import (
     read_prompts,
     sampling,
 )
-from specjax.generation import Call, Options, compile_first, decode, prepared
+from specjax.generation import Options, Prepared, Request, decode, prepare, warm_up
 from specjax.parallel import leader, mesh_of
 
 HELP = "continue a prompt with speculation, and compare with plain decoding"
@@ -97,22 +97,25 @@ def run(arguments: argparse.Namespace) -> None:
     )
     drafted: Options = {**options, **drafting(arguments, kind, target, draft)}
     draft_mesh = mesh_of(draft.params) if arguments.draft_mesh and draft is not None else None
-    call = prepared(target, asked, stream=stream, draft_mesh=draft_mesh, **drafted)
+    request = Request(prompts=asked, **drafted)
+    prepared = prepare(target, request, stream=stream, draft_mesh=draft_mesh)
     undrafted: Options = {**options, "proposer": "none"}
     # A process of the draft alone has no part of the target to decode with.
     apart = draft_mesh is not None and jax.process_count() > 1
     compares = not (arguments.no_compare or apart)
-    plain = prepared(target, asked, stream=stream, **undrafted) if compares else None
+    plain = None
+    if compares:
+        plain = prepare(target, Request(prompts=asked, **undrafted), stream=stream)
     if arguments.plot:
         _plot(drafted.get("drafter"), arguments.plot)
     # Compile first, so that each call decodes once and its figures do not include compilation.
     with progress("compiling"):
-        compile_first(call)
-    output = _show(call, prompts, arguments)
+        warm_up(prepared)
+    output = _show(prepared, prompts, arguments)
     baseline = None
     if plain is not None:
         with progress("plain decoding, for comparison"):
-            compile_first(plain)
+            warm_up(plain)
             baseline = _whole(decode(plain))
 
     stats = output.stats.to_json()
@@ -151,27 +154,27 @@ def _plot(drafter: specjax.Drafter | None, path: str) -> None:
         figure.savefig(path)
 
 
-def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
+def _show(prepared: Prepared, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
     """Decode, and without --json print the texts; a streamed text is printed as it grows."""
     gap = "\n\n" if arguments.chat else ""  # an answer does not continue the question
-    if call.stream:
+    if prepared.stream:
         print(prompts[0], end=gap, flush=True)
-        stream = decode(call)
+        stream = decode(prepared)
         assert isinstance(stream, specjax.TextStream)
         for (piece,) in stream:
             print(piece, end="", flush=True)
         print()
         return _whole(stream)
     with progress("generating"):
-        output = _whole(decode(call))
+        output = _whole(decode(prepared))
     if not arguments.json:
         end = f"\n{'-' * 80}" if len(prompts) > 1 else ""
         texts = output.text
         if arguments.colour:
             texts = [
-                painted(call, row, tokens, depths)
+                painted(prepared, row, tokens, depths)
                 for row, (tokens, depths) in enumerate(
-                    zip(output.tokens, depths_of(call), strict=True)
+                    zip(output.tokens, depths_of(prepared), strict=True)
                 )
             ]
         for prompt, text in zip(prompts, texts, strict=True):

@@ -1,7 +1,7 @@
 """Decoding: prefill, then propose, verify and commit in a compiled loop."""
 
 from specjax.decoding.commit import write
-from specjax.decoding.decoder import Decoder
+from specjax.decoding.decoder import Decoder, Verification
 from specjax.decoding.host_grammar import Guided
 from specjax.decoding.inputs import RowInputs
 from specjax.decoding.logprobs import Logprobs
@@ -13,7 +13,6 @@ from specjax.decoding.stats import (
     mean_accepted_length,
     summarize,
 )
-from specjax.decoding.verify import Verification
 
 __all__ = [
     "Decoder",

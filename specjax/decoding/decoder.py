@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array
 from jax.sharding import NamedSharding
 
+from specjax._internal.control_flow import apply_if
 from specjax._internal.jit_cache import programs
 from specjax._internal.platforms import lowering_platforms
-from specjax.contract import Context, Draw, Model, Proposer, Rule
+from specjax.contract import Cache, Context, Draw, Model, Proposer, Rule
 from specjax.decoding.commit import count, emit, record, write
 from specjax.decoding.inputs import (
     RowInputs,
@@ -33,10 +35,8 @@ from specjax.decoding.inputs import (
     check_given,
     check_slot,
 )
-from specjax.decoding.prefill import eos_of_rows, start
-from specjax.decoding.verify import Verification, verify_narrowly
+from specjax.decoding.prefill import check_memory, eos_of_rows, start
 from specjax.parallel import (
-    check_memory,
     constrain_like,
     is_split,
     layout,
@@ -61,8 +61,10 @@ from specjax.sampling import (
 from specjax.tree import Tree
 from specjax.types import (
     ABSENT,
+    Arrays,
     Block,
     DecodeState,
+    ModelOutput,
     Params,
     Proposal,
     StepInfo,
@@ -70,6 +72,23 @@ from specjax.types import (
 )
 
 _Layout = tuple[NamedSharding | None, ...] | None
+
+
+_Made = tuple[Verdict, ModelOutput, Array]
+"""Verdicts, the output of the target, and the warped logits."""
+
+
+@struct.dataclass
+class Verification:
+    """What a pass of the target says about a proposal.
+
+    It is the result of `Decoder.verify`, which `Decoder.commit` takes.
+    """
+
+    verdict: Verdict  # of each row
+    tree: Tree  # of each row, without drafts that are deeper than the row's `num_drafts`
+    output: ModelOutput  # of the target's pass; the proposal is staged in its cache
+    logits: Array  # [B, N, V] float32; the target's warped logits after each node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +213,7 @@ class Decoder:
             documents,
         )  # fmt: skip
         placed = mesh, is_split(params.target), is_split(params.proposer)
-        check_memory(start, self, placed, params, inputs, len(prompt))
+        check_memory(self, placed, params, inputs)
         return start(self, placed, params, inputs)
 
     def step(self, params: Params, state: DecodeState) -> tuple[DecodeState, StepInfo]:
@@ -256,18 +275,71 @@ class Decoder:
         tree = dataclasses.replace(tree, parent=jnp.where(allowed, tree.parent, ABSENT))
         proposal = dataclasses.replace(proposal, parent=tree.parent)
 
-        def judge(proposal: Proposal, tree: Tree, logits: Array) -> tuple[Verdict, Array]:
-            paths = state.processors and jax.vmap(Tree.path_tokens)(tree, proposal.tokens)
-            logits = self._warp(state, logits, paths)
-            width = proposal.tokens.shape[1]
-            row = (self._draw(state, width) if draw is None else draw, proposal, tree, logits)
-            if state.rule is None:
-                return jax.vmap(self.rule)(*row), logits
-            return jax.vmap(lambda rule, *row: rule(*row))(state.rule, *row), logits
-
-        return verify_narrowly(
-            self.target, self.proposer, params.target, state.cache, proposal, tree, judge
+        reading = params.target, state, proposal, tree, draw
+        # Without scratch the shape of a cache depends on the width of the last pass.
+        narrower = self.proposer.narrower if state.cache.keeps_scratch else ()
+        num_nodes = proposal.tokens.shape[1]
+        if not narrower:
+            verdict, output, logits = self._read(num_nodes, state.cache, *reading)
+            return Verification(verdict, tree, output, logits)
+        # The narrowest width that holds the drafts of all rows.
+        widths = (*narrower, num_nodes)
+        last = jnp.max(jnp.where(proposal.parent != ABSENT, jnp.arange(num_nodes), 0))
+        chosen = jnp.searchsorted(jnp.array(widths), last + 1)
+        read = functools.partial(self._read, widths[0])
+        verdict, output, logits = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype),
+            jax.eval_shape(lambda cache: _without_cache(read(cache, *reading)), state.cache),
         )
+        made = verdict, dataclasses.replace(output, cache=state.cache), logits
+
+        def reader(width: int) -> Callable[[_Made], _Made]:
+            return lambda made: self._read(width, made[1].cache, *reading)
+
+        for index, width in enumerate(narrower):
+            with jax.named_scope("fewer_drafts"):
+                made = apply_if(chosen == index, reader(width), made)
+        made = apply_if(chosen == len(narrower), reader(num_nodes), made)
+        verdict, output, logits = made
+        return Verification(verdict, tree, output, logits)
+
+    def _read(
+        self,
+        width: int,
+        cache: Cache,
+        params: Arrays,
+        state: DecodeState,
+        proposal: Proposal,
+        tree: Tree,
+        draw: Draw | None,
+    ) -> _Made:
+        """Read the first `width` nodes, warp the logits after them, and judge the drafts.
+
+        The results of the other nodes are 0.
+        """
+        num_nodes, target = proposal.tokens.shape[1], self.target
+        positions = state.cache.length[:, None] + tree.depth
+        drafts = jax.tree.map(lambda x: x[:, :width], proposal)
+        part = jax.tree.map(lambda x: x[:, :width], tree)
+        part = part.replace(ancestors=part.ancestors[..., :width])
+        seen = None if self.proposer.is_chain else part.ancestors
+        out = target.apply(
+            params, drafts.tokens, positions[:, :width], cache, seen, taps=self.proposer.taps
+        )
+        paths = state.processors and jax.vmap(Tree.path_tokens)(part, drafts.tokens)
+        logits = self._warp(state, out.logits, paths)
+        row = (self._draw(state, width) if draw is None else draw, drafts, part, logits)
+        if state.rule is None:
+            verdict = jax.vmap(self.rule)(*row)
+        else:
+            verdict = jax.vmap(lambda rule, *row: rule(*row))(state.rule, *row)
+        if width == num_nodes:
+            return verdict, out, logits
+        padded = jax.tree.map(
+            lambda x: jnp.pad(x, ((0, 0), (0, num_nodes - width), (0, 0))),
+            (out.logits, out.hidden, out.features, logits),
+        )
+        return verdict, ModelOutput(padded[0], padded[1], out.cache, padded[2]), padded[3]
 
     def commit(
         self, params: Params, state: DecodeState, proposal: Proposal, verification: Verification
@@ -400,6 +472,11 @@ def _run(
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _insert(layout: _Layout, state: DecodeState, slot: Array, row: DecodeState) -> DecodeState:
     return constrain_like(jax.tree.map(lambda s, r: s.at[slot].set(r[0]), state, row), layout)
+
+
+def _without_cache(made: _Made) -> _Made:
+    verdict, output, logits = made
+    return verdict, dataclasses.replace(output, cache=None), logits
 
 
 def _at(x: Array, index: Array) -> Array:

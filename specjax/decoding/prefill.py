@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import functools
+from collections.abc import Hashable, Iterable
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
+from jax.core import Tracer
+from jax.sharding import Mesh, NamedSharding
 
 from specjax._internal.jit_cache import programs
 from specjax.caches import empty_cache, read_prompt
 from specjax.contract import Cache, Model, Proposer
 from specjax.decoding.inputs import RowInputs
 from specjax.decoding.logprobs import Logprobs
-from specjax.parallel import shard_state
+from specjax.parallel import device_bytes, devices_of, require, row_parts, shard_state
 from specjax.processors import LogitsProcessor, Processors
 from specjax.types import ABSENT, Arrays, Block, DecodeState, Params, Stats
 
@@ -77,6 +79,57 @@ def start(
         inputs.prompt_length,
     )  # fmt: skip
     return _begin(decoder, placed, cache, params.proposer, states, inputs)
+
+
+def check_memory(decoder: Parts, placed: Placed, params: Params, inputs: RowInputs) -> None:
+    """Refuse a state that cannot fit, before anything is allocated.
+
+    The bytes needed are those of the state that `start` would return, and of the logits of one
+    step, which is the least scratch memory that a step needs.  The parameters are already
+    allocated.  If an array is traced, nothing is checked.
+
+    Raises:
+      ValueError: with the bytes that the state takes on a device, the bytes free, and the fix.
+    """
+    leaves, structure = jax.tree.flatten((params, inputs))
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return
+    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_on_a_mesh(x)) for x in leaves)
+    rows = len(inputs.prompt)
+    what = f"{rows} rows with a capacity of {decoder.capacity} tokens"
+    cure = (
+        "decode fewer rows at once, pass a smaller max_new_tokens (below generate: capacity), load "
+        "the models in bfloat16, or split them over several devices with mesh="
+    )
+    needed = _needed(decoder, placed, rows, structure, shapes)
+    require(needed, devices_of(params.target), what, cure)
+
+
+def _on_a_mesh(x: Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding | None:
+    """The sharding of an array on a mesh.
+
+    It is None for a host array and for one on a single device: both give the same trace.
+    """
+    at = x.sharding if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else None
+    return at if isinstance(at, NamedSharding) else None
+
+
+@functools.lru_cache(maxsize=256)
+def _needed(
+    decoder: Parts,
+    placed: Placed,
+    rows: int,
+    structure: Hashable,  # a PyTreeDef
+    shapes: tuple[jax.ShapeDtypeStruct, ...],
+) -> int:
+    params, inputs = jax.tree.unflatten(structure, shapes)
+    # The call of `start` that follows reuses this trace.
+    state = jax.eval_shape(functools.partial(start, decoder, placed), params, inputs)
+    mesh, split_target, _ = placed
+    logits = rows * decoder.proposer.num_nodes * decoder.target.vocab_size * 4
+    return device_bytes(state, mesh) + logits // (
+        1 if mesh is None else mesh.size if split_target else row_parts(mesh)
+    )
 
 
 @programs(static=3, shape=lambda params, prompt, length: prompt.shape)

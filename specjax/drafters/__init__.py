@@ -1,7 +1,7 @@
 """Drafters: a proposer together with its weights, for one target."""
 
-from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, widths_of
-from specjax.drafters.arranging import arrange, as_chain
+from specjax.drafters.adapting import PRIOR, AdaptiveDrafter, adaptive, automatic, widths_of
+from specjax.drafters.arranging import CHAIN, arrange, as_chain
 from specjax.drafters.by_name import NUMBERS, SHAPES, drafter_by_name, own_drafter
 from specjax.drafters.costs import cost_aware
 from specjax.drafters.folder import load_drafter, open_drafter, save_drafter
@@ -23,6 +23,7 @@ from specjax.methods import (
 )
 
 __all__ = [
+    "CHAIN",
     "NUMBERS",
     "PRIOR",
     "SHAPES",
@@ -39,6 +40,7 @@ __all__ = [
     "adaptive",
     "arrange",
     "as_chain",
+    "automatic",
     "cost_aware",
     "drafter_by_name",
     "first_of",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from specjax._internal.checks import shown
 from specjax.contract import Proposer
 from specjax.drafters.arranging import CHAIN
-from specjax.methods import Adapter, BoundDrafter, Drafter, MakeArrays
+from specjax.methods import Adapter, BoundDrafter, Drafter, MakeArrays, make_drafter, refuse_adapter
 from specjax.models import LanguageModel
 from specjax.proposers import MEASURED, PAUSE, Adaptive, AdaptiveParams, NGram
 
@@ -41,7 +41,7 @@ class AdaptiveDrafter(Drafter):
                 part.check(target)
 
     def for_rows(self, target: LanguageModel, adapter: Adapter, rows: int) -> MakeArrays:
-        super().for_rows(target, adapter, rows)
+        refuse_adapter(adapter)
         makers = [
             (lambda laid: None) if part is None else part.for_rows(target, None, rows)
             for part in (self.lookup, self.drafter)
@@ -61,6 +61,29 @@ class AdaptiveDrafter(Drafter):
             )
 
         return make
+
+
+def automatic(
+    target: LanguageModel,
+    draft: LanguageModel | None = None,
+    dtype: str | None = None,
+    num_drafts: int = CHAIN,
+) -> Drafter:
+    """The drafter of `proposer="auto"`: prompt lookup and, if there is one, a draft model.
+
+    Args:
+      target, draft: loaded models.
+      dtype: "int8" quantises the draft.
+      num_drafts: the greatest depth of the drafts.
+
+    Raises:
+      ValueError: as `make_drafter`.
+    """
+    if draft is None:
+        return adaptive(lookup=NGram(num_drafts))
+    chain = make_drafter(target, draft, dtype=dtype, num_drafts=num_drafts)
+    # Another tokenizer's draft has to read every token, in steps without drafts too.
+    return adaptive(chain) if chain.proposer.resumes else chain
 
 
 def widths_of(depth: int) -> tuple[int, ...]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from specjax._internal.checks import shown
 from specjax.contract import Proposer
-from specjax.drafters.adapting import adaptive
-from specjax.drafters.arranging import CHAIN
+from specjax.drafters.adapting import automatic
 from specjax.methods import PROPOSERS, BoundDrafter, Drafter, EarlyExit, first_of, make_drafter
 from specjax.models import LanguageModel
 from specjax.proposers import Chain, DynamicTree, Forced, NGram, NoProposer, StaticTree
@@ -73,12 +72,7 @@ def drafter_by_name(
             )
         return make_drafter(target, target, dtype="int8", **_settings("draft", numbers))
     if name == "auto":
-        depth = _settings(name, numbers).get("num_drafts", CHAIN)
-        if draft is None:
-            return adaptive(lookup=NGram(depth))
-        chain = make_drafter(target, draft, Chain, dtype=dtype, num_drafts=depth)
-        # Another tokenizer's draft has to read every token, in steps without drafts too.
-        return adaptive(chain) if chain.proposer.resumes else chain
+        return automatic(target, draft, dtype, **_settings(name, numbers))
     if name not in PROPOSERS:
         known = ", ".join(["auto", *sorted(PROPOSERS), "self-int8"])
         raise ValueError(

@@ -1,6 +1,6 @@
-"""Text in, text out: a request is checked, compiled and decoded."""
+"""Text in, text out: a request is prepared on the host, warmed up and decoded."""
 
-from specjax.generation.call import Call, check, check_length, pad_rows
+from specjax.generation.prepared import Prepared, check_length, prepare
 from specjax.generation.prompts import (
     bad_word_ids,
     conversations,
@@ -12,41 +12,35 @@ from specjax.generation.prompts import (
     read_text,
     text_ids,
 )
-from specjax.generation.request import Options, Request
-from specjax.generation.run import (
-    Output,
-    TextStream,
-    compile_first,
-    decode,
-    generate,
-    params_of,
-    prepared,
-)
+from specjax.generation.request import Options, Request, load_named
+from specjax.generation.run import Output, TextStream, decode, generate
 from specjax.generation.tuning import plan_of, tune
+from specjax.generation.warmup import Ready, pad_rows, place, warm_up
 
 __all__ = [
-    "Call",
     "Options",
     "Output",
+    "Prepared",
+    "Ready",
     "Request",
     "TextStream",
     "bad_word_ids",
-    "check",
     "check_length",
-    "compile_first",
     "conversations",
     "decode",
     "encode",
     "encode_file",
     "ends_of",
     "generate",
+    "load_named",
     "pad_rows",
-    "params_of",
+    "place",
     "plan_of",
-    "prepared",
+    "prepare",
     "read_file",
     "read_lines",
     "read_text",
     "text_ids",
     "tune",
+    "warm_up",
 ]

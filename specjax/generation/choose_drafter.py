@@ -1,12 +1,6 @@
-"""Chooses the drafter of a request from its drafter, draft, proposer or speculative_config."""
+"""Chooses the drafter of a request from its drafter, draft or proposer, which are loaded."""
 
 from __future__ import annotations
-
-import dataclasses
-import functools
-import os
-import pathlib
-from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -15,18 +9,14 @@ from jax.sharding import Mesh
 from specjax._internal.checks import each, hashable, items, shown, whole
 from specjax.contract import Proposer, Rule
 from specjax.decoding import Decoder
-from specjax.drafters import adaptive, arrange, as_chain, drafter_by_name, load_drafter
-from specjax.files import load
-from specjax.generation.request import Request
-from specjax.methods import METHODS, BoundDrafter, Drafter, make_drafter, with_draft
+from specjax.drafters import CHAIN, adaptive, as_chain, automatic, drafter_by_name
+from specjax.generation.request import DEPTH, Request
+from specjax.methods import BoundDrafter, Drafter, make_drafter, with_draft
 from specjax.models import LanguageModel, for_several_devices
 from specjax.parallel import alike, mesh_of
-from specjax.proposers import NGram, NoProposer
+from specjax.proposers import NoProposer
 from specjax.rules import Match
 from specjax.tuning import about, saved_plan
-
-DEPTH = 4
-"""The default number of drafts of a draft model."""
 
 
 def choose_drafter(
@@ -39,7 +29,6 @@ def choose_drafter(
     Raises:
       ValueError: parts that do not fit each other or the target; the message has the fix.
     """
-    request = _in_our_words(target, request)
     depth, drafts = drafts_of(target, request.num_drafts, len(temperature))
     draft = _draft(request.draft, mesh)
     beside = f"with draft={draft and draft.name}"
@@ -125,8 +114,7 @@ def _auto(
         return _by_plan(target, chosen, drafts, temperature) if follows else chosen
     kind, draft = request.draft_dtype, drafts
     if why is None and (named or draft is None or not numbered):
-        numbers = {"num_drafts": depth} if numbered else {}
-        return drafter_by_name("auto", target, draft, kind, **numbers)
+        return automatic(target, draft, kind, depth if numbered else CHAIN)
     if draft is None:
         return BoundDrafter(NoProposer())
     return make_drafter(target, draft, num_drafts=depth, dtype=kind)
@@ -193,91 +181,7 @@ def _draft(draft: object, mesh: Mesh | None) -> LanguageModel | None:
     if isinstance(draft, LanguageModel):
         several = mesh is not None and mesh.size > 1
         return for_several_devices(draft) if several else draft
-    if isinstance(draft, str):
-        try:
-            os.fsencode(draft)
-            return _loaded(draft, _content(draft), mesh)
-        except (OSError, ImportError, UnicodeError) as error:
-            raise ValueError(f"draft={shown(draft)} cannot be loaded: {error}") from None
     raise ValueError(
         f"draft is a {type(draft).__name__}; "
         "pass what specjax.load(folder) returns, a folder, or org/name"
     )
-
-
-def _content(name: str) -> tuple[tuple[str, int, int], ...]:
-    """What changes when a draft's folder becomes another one, or its files others."""
-    folder = pathlib.Path(name)
-    if "\0" in name:
-        raise FileNotFoundError("no folder has such a name; pass a folder, or org/name")
-    found = ((path.name, path.stat()) for path in sorted(folder.glob("*")))
-    files = ((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
-    return ((str(folder.resolve()), 0, 0), *files)
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded(name: str, content: object, mesh: Mesh | None) -> LanguageModel:
-    """The draft that was named last, so that each call with this name does not read it again."""
-    # Without rules, every device holds the whole draft.
-    return load(name, mesh=mesh, rules={})
-
-
-_METHODS = ("ngram", "draft_model", *METHODS)
-_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
-
-
-def _in_our_words(target: LanguageModel, request: Request) -> Request:
-    """`request` with its `speculative_config` turned into drafter, draft, proposer, num_drafts."""
-    config = request.speculative_config
-    if config is None:
-        return request
-    name = "speculative_config"
-    if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
-        raise ValueError(
-            f"{name}={shown(config)}; pass a dict such as "
-            '{"method": "ngram", "num_speculative_tokens": 4}'
-        )
-    ours = {
-        "drafter": request.drafter,
-        "draft": request.draft,
-        "proposer": request.proposer,
-        "num_drafts": request.num_drafts,
-    }
-    taken = [field for field, value in ours.items() if value is not None]
-    if taken:
-        raise ValueError(
-            f"{name}= and {', '.join(taken)}= say the same thing: leave one of them out"
-        )
-    for key in config:
-        if key not in _KEYS:
-            raise ValueError(f"{name} has the key {key!r}; it takes {', '.join(_KEYS)}")
-    method = config.get("method", "draft_model" if "model" in config else None)
-    if method not in _METHODS:
-        raise ValueError(f"{name} has the method {method!r}; it takes {', '.join(_METHODS)}")
-    if (method == "ngram") == ("model" in config):
-        verb = "takes no" if method == "ngram" else "needs a"
-        raise ValueError(f'{name} with the method {method!r} {verb} "model"')
-    drafts = config.get("num_speculative_tokens", DEPTH)
-    whole(
-        f"{name}['num_speculative_tokens']",
-        drafts,
-        0,
-        2**31 - 1,
-        "a whole number, 0 (plain) or greater",
-    )
-    request = dataclasses.replace(request, speculative_config=None, num_drafts=drafts)
-    if method == "ngram":
-        for key in ("prompt_lookup_max", "prompt_lookup_min"):
-            if key in config:
-                whole(f"{name}[{key!r}]", config[key], 1, 2**31 - 1, "a whole number, at least 1")
-        most = config.get("prompt_lookup_max", NGram.max_ngram)
-        least = config.get("prompt_lookup_min", min(NGram.min_ngram, most))
-        return dataclasses.replace(request, proposer=NGram(max(drafts, 1), most, least))
-    if method in METHODS:
-        drafter = load_drafter(config["model"], target)
-        asked = "num_speculative_tokens" in config
-        if method == "medusa" or drafts == 0:  # the tree of the heads is in their folder
-            return dataclasses.replace(request, drafter=drafter)
-        drafter = arrange(drafter, drafts if asked else None)
-        return dataclasses.replace(request, drafter=drafter, num_drafts=None)
-    return dataclasses.replace(request, draft=config["model"])

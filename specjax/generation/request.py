@@ -1,18 +1,35 @@
-"""`Request`: everything that a call of `generate` asks for, as one documented record."""
+"""`Request`: everything that a call of `generate` asks for, as one documented record.
+
+A request may come in the words of another library, and may name models by their folders.
+`load_named` turns it into one in our words that holds the models.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import os
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from jax.sharding import Mesh
+
+from specjax._internal.checks import shown, whole
 from specjax.constraints import Constraint
 from specjax.contract import Proposer, Rule
-from specjax.methods import Adapter, Drafter
+from specjax.drafters import arrange, load_drafter
+from specjax.files import load
+from specjax.methods import METHODS, Adapter, Drafter
 from specjax.models import LanguageModel
+from specjax.parallel import mesh_of
 from specjax.processors import LogitsProcessor
+from specjax.proposers import NGram
 from specjax.text import Messages
+
+DEPTH = 4
+"""The default number of drafts of a draft model."""
 
 Documents = Sequence[str | Sequence[int]]
 Prompts = str | Sequence[str] | Sequence[Sequence[int]]
@@ -192,3 +209,124 @@ def make_request(prompts: Prompts | None, options: Mapping[str, Any]) -> Request
         cure = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(known)}"
         raise ValueError(f"generate has no argument {name}=; {cure}")
     return Request(prompts=prompts, **options)
+
+
+def check_models(target: object, mesh: object, draft_mesh: object) -> None:
+    """Raises ValueError if the target is not a loaded model, or a mesh is not a mesh."""
+    if not isinstance(target, LanguageModel):
+        raise ValueError(
+            f"target is a {type(target).__name__}; pass what specjax.load(folder) returns"
+        )
+    for name, given in (("mesh", mesh), ("draft_mesh", draft_mesh)):
+        if not isinstance(given, Mesh | None):
+            raise ValueError(
+                f"{name}={shown(given)} is not a mesh; pass what specjax.make_mesh returns"
+            )
+
+
+def load_named(
+    target: LanguageModel,
+    request: Request,
+    mesh: Mesh | None = None,
+    draft_mesh: Mesh | None = None,
+) -> Request:
+    """The request with loaded models where it names folders, and in our words.
+
+    This alone reads weights: `prepare` takes what is loaded.  A request that names nothing is
+    returned as it is.
+
+    Raises:
+      ValueError: a `speculative_config` that cannot be used, or a folder that cannot be loaded.
+    """
+    if request.speculative_config is None and not isinstance(request.draft, str):
+        return request
+    check_models(target, mesh, draft_mesh)
+    request = _in_our_words(target, request)
+    draft = request.draft
+    if not isinstance(draft, str):
+        return request
+    mesh = mesh_of(target.params) if mesh is None else mesh
+    try:
+        os.fsencode(draft)
+        loaded = _loaded(draft, _content(draft), mesh if draft_mesh is None else draft_mesh)
+    except (OSError, ImportError, UnicodeError) as error:
+        raise ValueError(f"draft={shown(draft)} cannot be loaded: {error}") from None
+    return dataclasses.replace(request, draft=loaded)
+
+
+def _content(name: str) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a draft's folder becomes another one, or its files others."""
+    folder = pathlib.Path(name)
+    if "\0" in name:
+        raise FileNotFoundError("no folder has such a name; pass a folder, or org/name")
+    found = ((path.name, path.stat()) for path in sorted(folder.glob("*")))
+    files = ((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
+    return ((str(folder.resolve()), 0, 0), *files)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(name: str, content: object, mesh: Mesh | None) -> LanguageModel:
+    """The draft that was named last, so that each call with this name does not read it again."""
+    # Without rules, every device holds the whole draft.
+    return load(name, mesh=mesh, rules={})
+
+
+_METHODS = ("ngram", "draft_model", *METHODS)
+_KEYS = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
+
+
+def _in_our_words(target: LanguageModel, request: Request) -> Request:
+    """The request with our own fields instead of a `speculative_config`."""
+    config = request.speculative_config
+    if config is None:
+        return request
+    name = "speculative_config"
+    if not isinstance(config, Mapping) or not all(isinstance(key, str) for key in config):
+        raise ValueError(
+            f"{name}={shown(config)}; pass a dict such as "
+            '{"method": "ngram", "num_speculative_tokens": 4}'
+        )
+    ours = {
+        "drafter": request.drafter,
+        "draft": request.draft,
+        "proposer": request.proposer,
+        "num_drafts": request.num_drafts,
+    }
+    taken = [field for field, value in ours.items() if value is not None]
+    if taken:
+        raise ValueError(
+            f"{name}= and {', '.join(taken)}= say the same thing: leave one of them out"
+        )
+    for key in config:
+        if key not in _KEYS:
+            raise ValueError(f"{name} has the key {key!r}; it takes {', '.join(_KEYS)}")
+    method = config.get("method", "draft_model" if "model" in config else None)
+    if method not in _METHODS:
+        raise ValueError(f"{name} has the method {method!r}; it takes {', '.join(_METHODS)}")
+    if (method == "ngram") == ("model" in config):
+        verb = "takes no" if method == "ngram" else "needs a"
+        raise ValueError(f'{name} with the method {method!r} {verb} "model"')
+    drafts = config.get("num_speculative_tokens", DEPTH)
+    whole(
+        f"{name}['num_speculative_tokens']",
+        drafts,
+        0,
+        2**31 - 1,
+        "a whole number, 0 (plain) or greater",
+    )
+    request = dataclasses.replace(request, speculative_config=None, num_drafts=drafts)
+    if method == "ngram":
+        for key in ("prompt_lookup_max", "prompt_lookup_min"):
+            if key in config:
+                whole(f"{name}[{key!r}]", config[key], 1, 2**31 - 1, "a whole number, at least 1")
+        most = config.get("prompt_lookup_max", NGram.max_ngram)
+        least = config.get("prompt_lookup_min", min(NGram.min_ngram, most))
+        return dataclasses.replace(request, proposer=NGram(max(drafts, 1), most, least))
+    if method in METHODS:
+        drafter = load_drafter(config["model"], target)
+        asked = "num_speculative_tokens" in config
+        if method == "medusa" or drafts == 0:  # the tree of the heads is in their folder
+            return dataclasses.replace(request, drafter=drafter)
+        drafter = arrange(drafter, drafts if asked else None)
+        return dataclasses.replace(request, drafter=drafter, num_drafts=None)
+    return dataclasses.replace(request, draft=config["model"])

@@ -1,28 +1,28 @@
-"""`generate`: from prompts to text, all at once or streamed piece by piece."""
+"""`generate`: from prompts to text, all at once or streamed piece by piece.
+
+Request -> prepare -> Prepared -> warm_up -> Ready -> decode -> Output
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import time
-from collections.abc import Generator, Hashable, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Literal, Unpack, overload
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from specjax._internal.jit_cache import Recent
 from specjax.decoding import Logprobs, Summary, summarize
-from specjax.generation.call import Call, check
-from specjax.generation.request import Options, Prompts, Request, make_request
+from specjax.generation.prepared import Prepared, prepare
+from specjax.generation.request import Options, Prompts, Request, load_named, make_request
+from specjax.generation.warmup import Ready, warm_up
 from specjax.models import LanguageModel
 from specjax.overlap import OverlapState
 from specjax.parallel import to_host
 from specjax.proposers import Adaptive
-from specjax.tuning import Learned, about, option_seconds, read_plan
-from specjax.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,22 +137,8 @@ def generate(
       ValueError: an argument cannot be used.  The message has its name, its value and the fix, and
         comes before anything is compiled.
     """
-    return decode(
-        prepared(target, prompts, stream=stream, mesh=mesh, draft_mesh=draft_mesh, **options)
-    )
-
-
-def prepared(
-    target: LanguageModel,
-    prompts: Any = None,
-    *,
-    stream: bool = False,
-    mesh: Mesh | None = None,
-    draft_mesh: Mesh | None = None,
-    **options: Any,
-) -> Call:
-    """The checked call of `generate` with these arguments, for `decode`."""
-    return check(target, make_request(prompts, options), stream, mesh, draft_mesh)
+    request = load_named(target, make_request(prompts, options), mesh, draft_mesh)
+    return decode(prepare(target, request, stream=stream, mesh=mesh, draft_mesh=draft_mesh))
 
 
 def _signature() -> inspect.Signature:
@@ -171,120 +157,40 @@ def _signature() -> inspect.Signature:
 generate.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
-def decode(call: Call) -> Output | TextStream:
-    """Decode: returns an `Output`, or a `TextStream` if the call has `stream=True`."""
-    if call.stream or call.texts.stops:
-        pieces = _stream(call)
-        return TextStream(pieces, call.single) if call.stream else _exhaust(pieces)
-    compiled = compile_first(call)
-    params, learned = _params(call)
+def decode(prepared: Prepared) -> Output | TextStream:
+    """Decode: returns an `Output`, or a `TextStream` if that was asked for."""
+    if prepared.stream or prepared.texts.stops:
+        pieces = _stream(prepared)
+        return TextStream(pieces, prepared.single) if prepared.stream else _exhaust(pieces)
+    ready = warm_up(prepared)
     started = time.perf_counter()
-    state = jax.block_until_ready(call.runner.run(params, call.prefill(params)))
-    return _output(call, state, time.perf_counter() - started, compiled, learned)
+    state = jax.block_until_ready(ready.runner.run(ready.params, ready.prefill()))
+    return _output(ready, state, time.perf_counter() - started)
 
 
-_compiled: Recent[Any, Learned | None] = Recent()
-"""The structures that were compiled, and what was learned of those that draft adaptively."""
-
-_LEAST_BUDGET, _SHARE = 2.0, 0.05
-"""The seconds that the first call may measure what its options cost: at least, and as a share of
-the time for which it compiled."""
-
-
-def _kind(call: Call) -> Hashable:
-    """What tells the compiled programs of calls apart."""
-    inputs = (
-        call.prompt, call.sampling, call.processors, call.eos, call.num_drafts, call.documents,
-    )  # fmt: skip
-    leaves, structure = jax.tree.flatten(inputs)
-    shapes = tuple((x.shape, x.dtype.name) for x in leaves)
-    # Sampling needs noise for every draft, so a step with drafts has another price.
-    samples = call.learns and _samples(call)
-    hosted = call.matchers is not None
-    return (
-        call.decoder, call.mesh, call.overlapped, hosted, call.learns, samples, structure, shapes,
-    )  # fmt: skip
-
-
-def _samples(call: Call) -> bool:
-    return bool(np.any(to_host(call.sampling.temperature) > 0))
-
-
-def compile_first(call: Call) -> float:
-    """Compile what decoding will run, unless a call with the same decoder and shapes came before.
-
-    For a drafter that is adaptive, this measures what its options cost.
-
-    Returns:
-      The seconds that this took; 0.0 if there was such a call.
-    """
-    kind = _kind(call)
-    if kind in _compiled:
-        _compiled.get(kind, lambda: None)  # used last, as its programs are
-        return 0.0
-    started = time.perf_counter()
-    call.compile()
-    learned = None
-    if call.learns:
-        learned = read_plan(about(call.decoder, len(call.lengths), _samples(call)))
-    if call.learns and learned is None:
-        measuring = time.perf_counter()
-        budget = max(_LEAST_BUDGET, _SHARE * (measuring - started))
-        # Of a call with grammars, the programs without the host.
-        prefill = functools.partial(call.prefill, call.params, endless=True)
-        seconds = option_seconds(call.decoder, call.params, prefill, budget)
-        prior = np.array(call.params.proposer.prior)
-        learned = Learned(seconds, prior, time.perf_counter() - measuring)
-    _compiled.get(kind, lambda: learned)
-    return time.perf_counter() - started
-
-
-def learned_of(call: Call) -> Learned | None:
-    """What was learned of a structure that was compiled, if its drafter is adaptive."""
-    return _compiled.get(_kind(call), lambda: None)
-
-
-def params_of(call: Call) -> Params:
-    """The weights that decoding uses, with what was learned of a structure that was compiled."""
-    return _params(call)[0]
-
-
-def _params(call: Call) -> tuple[Params, Learned | None]:
-    """The weights, and for an adaptive drafter what was learned of this structure."""
-    learned = learned_of(call)
-    return call.params if learned is None else learned.put(call.params), learned
-
-
-def _output(
-    call: Call,
-    state: Any,
-    seconds: float,
-    compiled: float,
-    learned: Learned | None,
-    searched: Sequence[int] = (),
-) -> Output:
+def _output(ready: Ready, state: Any, seconds: float, searched: Sequence[int] = ()) -> Output:
     """The result; the first `searched` tokens of each row have no stop string."""
-    choices = None
+    prepared, learned, choices = ready.prepared, ready.learned, None
     if learned is not None:
         learned.learn(state)
-        assert isinstance(call.decoder.proposer, Adaptive)
-        choices = Choices(call.decoder.proposer.options, learned.seconds.copy(), learned.spent)
-    text, tokens, finish, ends, lengths = [], [], [], to_host(state.eos), call.lengths
+        assert isinstance(prepared.decoder.proposer, Adaptive)
+        choices = Choices(prepared.decoder.proposer.options, learned.seconds.copy(), learned.spent)
+    text, tokens, finish, ends, lengths = [], [], [], to_host(state.eos), prepared.lengths
     for row, new in enumerate(_new_tokens(state, lengths)):
-        kept, written, stopped = call.texts.cut(row, new, searched[row] if searched else 0)
+        kept, written, stopped = prepared.texts.cut(row, new, searched[row] if searched else 0)
         text.append(written)
         tokens.append(kept)
         finish.append("stop" if stopped else "eos" if kept and kept[-1] in ends[row] else "limit")
-    stats = summarize(to_host(state.stats), sum(map(len, tokens)), seconds, compiled)
+    stats = summarize(to_host(state.stats), sum(map(len, tokens)), seconds, ready.seconds)
     if isinstance(state, OverlapState):
-        assert call.overlapped is not None
-        hits, expected = call.overlapped.hit_rates(state)
+        assert prepared.overlapped is not None
+        hits, expected = prepared.overlapped.hit_rates(state)
         stats = dataclasses.replace(stats, hit_rate=hits, expected_hit_rate=expected)
     recorded = to_host(state.logprobs)
     logprobs = recorded and [
         recorded.row(row, lengths[row], len(kept)) for row, kept in enumerate(tokens)
     ]
-    return Output(text, tokens, finish, stats, call.decoder.rule.exact, logprobs, choices)
+    return Output(text, tokens, finish, stats, prepared.decoder.rule.exact, logprobs, choices)
 
 
 def _new_tokens(state: Any, lengths: np.ndarray) -> list[list[int]]:
@@ -292,15 +198,14 @@ def _new_tokens(state: Any, lengths: np.ndarray) -> list[list[int]]:
     return [tokens[row, lengths[row] : ends[row]].tolist() for row in range(len(lengths))]
 
 
-def _stream(call: Call) -> Generator[list[str], None, Output]:
+def _stream(prepared: Prepared) -> Generator[list[str], None, Output]:
     """Pieces of text as they become certain; the Output is the generator's return value."""
-    texts, sent = call.texts, [0] * len(call.lengths)
-    searched = [0] * len(call.lengths)
-    compiled = compile_first(call)
-    params, learned = _params(call)
+    texts, sent = prepared.texts, [0] * len(prepared.lengths)
+    searched = [0] * len(prepared.lengths)
+    ready = warm_up(prepared)
     seconds, started = 0.0, time.perf_counter()
-    state = call.prefill(params)
-    states = call.runner.stream(params, state)
+    state = ready.prefill()
+    states = ready.runner.stream(ready.params, state)
     stopped = None
     while True:
         try:
@@ -310,7 +215,7 @@ def _stream(call: Call) -> Generator[list[str], None, Output]:
         done = to_host(state.done)
         stopped = np.zeros_like(done)
         pieces = []
-        for row, new in enumerate(_new_tokens(state, call.lengths)):
+        for row, new in enumerate(_new_tokens(state, prepared.lengths)):
             kept, text, stopped[row] = texts.cut(row, new, searched[row])
             searched[row] = len(kept) - bool(stopped[row])
             if not (done[row] or stopped[row]):
@@ -323,7 +228,7 @@ def _stream(call: Call) -> Generator[list[str], None, Output]:
             yield pieces
             started = time.perf_counter()
     seconds += time.perf_counter() - started
-    return _output(call, state, seconds, compiled, learned, searched)
+    return _output(ready, state, seconds, searched)
 
 
 def _exhaust(pieces: Generator[list[str], None, Output]) -> Output:

@@ -16,10 +16,10 @@ import numpy as np
 
 from specjax._internal.checks import shown
 from specjax.decoding import Decoder
-from specjax.drafters import AdaptiveDrafter, adaptive, as_chain, drafter_by_name, widths_of
-from specjax.generation.call import Call
-from specjax.generation.request import Prompts
-from specjax.generation.run import compile_first, learned_of, prepared
+from specjax.drafters import AdaptiveDrafter, adaptive, as_chain, automatic, widths_of
+from specjax.generation.prepared import Prepared, prepare
+from specjax.generation.request import Prompts, Request
+from specjax.generation.warmup import Ready, place, warm_up
 from specjax.measure import Sample, Timed, first_calls, medians, take_turns
 from specjax.methods import Drafter, make_drafter
 from specjax.models import LanguageModel
@@ -49,18 +49,22 @@ _FIRST = 32
 class _Way(Timed):
     """Decoding of every batch of prompts with the same arrays of the proposer."""
 
-    def __init__(self, name: str, calls: Sequence[Call], learned: Learned | None) -> None:
-        super().__init__(name, len(calls))
-        self.tokens, self.passes = np.zeros(len(calls)), np.zeros(len(calls))
+    def __init__(self, name: str, batches: Sequence[Ready], learned: Learned | None) -> None:
+        super().__init__(name, len(batches))
+        self.tokens, self.passes = np.zeros(len(batches)), np.zeros(len(batches))
         self.judged = np.zeros((2, 2))  # drafts of lookup and drafter, and those accepted
         self.steps: Counter[int] = Counter()  # by option
-        self.lengths = np.zeros(len(calls), int)  # steps of each batch of prompts
-        self._calls, self._learned = calls, learned
+        self.lengths = np.zeros(len(batches), int)  # steps of each batch of prompts
+        self._batches = batches
+        if learned is not None:
+            self._batches = [
+                dataclasses.replace(one, params=learned.put(one.params)) for one in batches
+            ]
 
     def run(self, item: int) -> Sample:
-        call, params, state = self._begin(item)
+        decoder, params, state = self._begin(item)
         started = time.perf_counter()
-        jax.block_until_ready(call.decoder.run(params, state))
+        jax.block_until_ready(decoder.run(params, state))
         return Sample(time.perf_counter() - started)
 
     def run_first(self) -> None:
@@ -69,32 +73,31 @@ class _Way(Timed):
         Later runs write the same text by the same steps, since nothing is learned between them.
         """
         super().run_first()
-        for item in range(len(self._calls)):
-            call, params, state = self._begin(item)
-            proposer = call.decoder.proposer
+        for item in range(len(self._batches)):
+            decoder, params, state = self._begin(item)
+            proposer = decoder.proposer
             if isinstance(proposer, Adaptive):
                 while not to_host(state.done).all():
-                    state = call.decoder.run(params, state, 1)
+                    state = decoder.run(params, state, 1)
                     self.steps[_option(proposer, state.proposer)] += 1
                     self.lengths[item] += 1
                 for part, rates in state.proposer.rates_by_part().items():
                     self.judged[part] += to_host(rates.slow).sum(0)
             else:
-                state = call.decoder.run(params, state)
+                state = decoder.run(params, state)
             stats = to_host(state.stats)
             self.tokens[item], self.passes[item] = stats.emitted.sum(), stats.target_passes.sum()
 
-    def _begin(self, item: int) -> tuple[Call, Params, Any]:
-        call = self._calls[item]
-        params: Params = call.params if self._learned is None else self._learned.put(call.params)
-        return call, params, jax.block_until_ready(call.prefill(params))
+    def _begin(self, item: int) -> tuple[Decoder, Params, Any]:
+        ready = self._batches[item]
+        return ready.prepared.decoder, ready.params, jax.block_until_ready(ready.prefill())
 
     def candidate(self, seconds: np.ndarray, start: float) -> Candidate:
         """Its speeds, with the seconds [O] of a step with each option, and those before a text."""
         predicted = rate = None
         if self.steps:
             spent = sum(number * seconds[option] for option, number in self.steps.items())
-            spent += start * len(self._calls)
+            spent += start * len(self._batches)
             predicted = float(self.tokens.sum() / spent)
         if all(self.seconds):
             rate = float(self.tokens.sum() / medians(self.seconds).sum())
@@ -119,9 +122,9 @@ class _Beginning(_Way):
     """The first steps of plain decoding, which find the processor's caches full of the prompt."""
 
     def run(self, item: int) -> Sample:
-        call, params, state = self._begin(item)
+        decoder, params, state = self._begin(item)
         started = time.perf_counter()
-        jax.block_until_ready(call.decoder.run(params, state, _FIRST))
+        jax.block_until_ready(decoder.run(params, state, _FIRST))
         return Sample(time.perf_counter() - started)
 
     def start(self, seconds: float) -> float:
@@ -193,13 +196,18 @@ def tune(
             "compare proposers with specjax bench"
         )
     together, inside = _together(target, given)
-    calls = [prepared(target, each, drafter=together, **settings) for each in rows]
-    compile_first(calls[0])
-    learned = learned_of(calls[0])
-    proposer = together.proposer
+
+    def prepared(drafter: Drafter) -> list[Prepared]:
+        asked = [Request(prompts=each, drafter=drafter, **settings) for each in rows]
+        return [prepare(target, request) for request in asked]
+
+    batches = prepared(together)
+    learned = warm_up(batches[0]).learned
+    placed = [place(one) for one in batches]
+    decoder, proposer = batches[0].decoder, together.proposer
     assert learned is not None
     ways = [
-        _Way("plain" if not depth else f"{name} of {depth}", calls, _only(learned, index))
+        _Way("plain" if not depth else f"{name} of {depth}", placed, _only(learned, index))
         for index, (name, depth) in enumerate(proposer.options)
     ]
     trees: list[tuple[Tree, _Way]] = []  # those of the drafter inside
@@ -209,7 +217,8 @@ def tune(
             continue
         for tree in _measured(target, drafter, batch, temperature):
             made = tree.made_from(drafter)
-            own = [prepared(target, each, drafter=made, **settings) for each in rows]
+            assert made is not None  # it was made from this one
+            own = [place(one) for one in prepared(made)]
             ways.append(_Way(tree.name, own, None))
             if one is inside:
                 trees.append((tree, ways[-1]))
@@ -217,15 +226,15 @@ def tune(
     for option, way in zip(proposer.options, ways, strict=False):
         _learn(learned, way, option)
     clock = OptionClock(
-        calls[0].decoder,
-        calls[0].params,
-        functools.partial(calls[0].prefill, calls[0].params, endless=True),
+        decoder,
+        placed[0].params,
+        functools.partial(placed[0].prefill, endless=True),
     )
-    steps = [_Step(option, clock, len(calls)) for option in range(len(proposer.options))]
+    steps = [_Step(option, clock, len(placed)) for option in range(len(proposer.options))]
     take_turns(steps, 1)
     learned.seconds = _seconds(steps, learned)
-    auto = _Way("auto", calls, dataclasses.replace(learned, seconds=learned.seconds.copy()))
-    beginning = _Beginning("beginning", calls, _only(learned, 0))
+    auto = _Way("auto", placed, dataclasses.replace(learned, seconds=learned.seconds.copy()))
+    beginning = _Beginning("beginning", placed, _only(learned, 0))
     first_calls([auto, beginning])
     take_turns([*ways, auto, beginning, *steps], rounds)
     learned.seconds = _seconds(steps, learned)
@@ -233,7 +242,7 @@ def tune(
     candidates = [way.candidate(learned.seconds, start) for way in (*ways, auto)]
     own_trees = [(tree, candidates[ways.index(way)]) for tree, way in trees]
     plan = Plan(
-        about(calls[0].decoder, batch, temperature > 0),
+        about(decoder, batch, temperature > 0),
         tuple(learned.seconds.tolist()),
         (float(learned.prior[0]), float(learned.prior[1])),
         tuple(candidates),
@@ -265,7 +274,7 @@ def _together(
     """
     for one in given:
         if isinstance(one, LanguageModel):
-            made = drafter_by_name("auto", target, one)
+            made = automatic(target, one)
         else:
             try:
                 made = adaptive(as_chain(one))
@@ -273,7 +282,7 @@ def _together(
                 continue
         if isinstance(made, AdaptiveDrafter):
             return made, one
-    made = drafter_by_name("auto", target)
+    made = automatic(target)
     assert isinstance(made, AdaptiveDrafter)
     return made, None
 
@@ -349,10 +358,11 @@ def _batches(prompts: Any, batch: int) -> list[list[Any]]:
 def _own_text(target: LanguageModel) -> list[list[int]]:
     """Beginnings of texts that the target writes, each after one token."""
     first = np.random.default_rng(0).integers(0, target.model.vocab_size, _OWN_PROMPTS)
-    out = prepared(
-        target, [[int(token)] for token in first], proposer="none", temperature=1.0, eos=[],
+    request = Request(
+        prompts=[[int(token)] for token in first], proposer="none", temperature=1.0, eos=[],
         max_new_tokens=min(_OWN_TOKENS, target.model.max_positions // 4),
     )  # fmt: skip
-    state = out.decoder.run(out.params, out.prefill(out.params))
+    ready = place(prepare(target, request))
+    state = ready.runner.run(ready.params, ready.prefill())
     tokens, length = to_host((state.tokens, state.length))
     return [row[:end].tolist() for row, end in zip(tokens, length, strict=True)]

@@ -39,7 +39,14 @@ from specjax.methods.draft_model import (
     make_drafter,
     with_draft,
 )
-from specjax.methods.drafter import Adapter, BoundDrafter, Drafter, MakeArrays, first_of
+from specjax.methods.drafter import (
+    Adapter,
+    BoundDrafter,
+    Drafter,
+    MakeArrays,
+    first_of,
+    refuse_adapter,
+)
 from specjax.methods.eagle3 import (
     Eagle3,
     Eagle3Config,
@@ -153,6 +160,7 @@ __all__ = [
     "own_shardings",
     "predict_size",
     "read_block",
+    "refuse_adapter",
     "save_datastore",
     "save_medusa",
     "sizes_of",

@@ -62,10 +62,7 @@ class Drafter:
           ValueError: another target than it was made for, or an adapter that it does not have.
         """
         del rows
-        if adapter is not None:
-            raise ValueError(
-                f"adapter={shown(adapter)} needs a bank of adapters: pass a MedusaBank as drafter="
-            )
+        refuse_adapter(adapter)
         self.check(target)
         return lambda laid: self.params
 
@@ -76,6 +73,14 @@ class Drafter:
           ValueError: as `for_rows`.
         """
         return replicate(self.for_rows(target, adapter, rows)(target), mesh_of(target.params))
+
+
+def refuse_adapter(adapter: Adapter) -> None:
+    """Raises ValueError if a drafter without adapters is asked for one."""
+    if adapter is not None:
+        raise ValueError(
+            f"adapter={shown(adapter)} needs a bank of adapters: pass a MedusaBank as drafter="
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
 """Several devices and several processes: sharding of arrays, and checks of free memory."""
 
-from specjax.parallel.memory import check_memory, device_bytes, devices_of, mesh_holding, require
+from specjax.parallel.memory import device_bytes, devices_of, fits, mesh_holding, require
 from specjax.parallel.meshes import alike, described, make_mesh, parse_mesh
 from specjax.parallel.processes import add_process_arguments, join_from, leaving
 from specjax.parallel.sharding import (
@@ -34,11 +34,11 @@ __all__ = [
     "add_process_arguments",
     "alike",
     "by_row",
-    "check_memory",
     "constrain_like",
     "described",
     "device_bytes",
     "devices_of",
+    "fits",
     "fitted",
     "is_split",
     "join_from",

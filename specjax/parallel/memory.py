@@ -1,110 +1,24 @@
-"""Checks, before anything is allocated, that a decode state fits into the memory of each device."""
+"""The memory of each device: how much a state takes, and whether it is free."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
 import pathlib
-from collections.abc import Callable, Hashable, Iterable
-from typing import Protocol
+from collections.abc import Iterable
 
 import jax
 import numpy as np
-from jax import Array
-from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding
 
 from specjax._internal.platforms import Device, default_devices
 from specjax.caches import KVCache
-from specjax.contract import Model, Proposer
 from specjax.parallel.meshes import make_mesh
-from specjax.parallel.sharding import by_row, mesh_of, row_parts
-from specjax.types import Arrays, DecodeState, Params
+from specjax.parallel.sharding import by_row, mesh_of
+from specjax.types import Arrays
 
-_Placed = tuple[Mesh | None, bool, bool]  # the mesh; is the target split over it; is the proposer
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _MEMINFO = pathlib.Path("/proc/meminfo")
-
-
-class _Decoder(Protocol):
-    """The fields of `specjax.decoding.decoder.Decoder` that are used here.
-
-    This package cannot import that class, since the class's module imports this package.
-    """
-
-    @property
-    def target(self) -> Model: ...
-
-    @property
-    def proposer(self) -> Proposer: ...
-
-    @property
-    def capacity(self) -> int: ...
-
-
-def check_memory(
-    prefill: Callable[..., DecodeState],
-    decoder: _Decoder,
-    placed: _Placed,
-    params: Params,
-    inputs: Arrays,
-    rows: int,
-) -> None:
-    """Refuse a state that cannot fit.
-
-    The bytes needed are those of the state that `prefill` would return, and of the logits of one
-    step, which is the least scratch memory that a step needs.  The parameters are already
-    allocated.
-
-    Args:
-      prefill: the decoder's; it is only traced.
-      decoder, placed, params, inputs: arguments of `prefill`.  If one of their arrays is traced,
-        nothing is checked.
-      rows: the number of rows.
-
-    Raises:
-      ValueError: with the bytes that the state takes on a device, the bytes free, and the fix.
-    """
-    leaves, structure = jax.tree.flatten((params, inputs))
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
-        return
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_on_a_mesh(x)) for x in leaves)
-    needed = _needed(prefill, decoder, placed, rows, structure, shapes)
-    what = f"{rows} rows with a capacity of {decoder.capacity} tokens"
-    cure = (
-        "decode fewer rows at once, pass a smaller max_new_tokens (below generate: capacity), load "
-        "the models in bfloat16, or split them over several devices with mesh="
-    )
-    require(needed, devices_of(params.target), what, cure)
-
-
-def _on_a_mesh(x: Array | np.ndarray | jax.ShapeDtypeStruct) -> NamedSharding | None:
-    """The sharding of an array on a mesh.
-
-    It is None for a host array and for one on a single device: both give the same trace.
-    """
-    at = x.sharding if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else None
-    return at if isinstance(at, NamedSharding) else None
-
-
-@functools.lru_cache(maxsize=256)
-def _needed(
-    prefill: Callable[..., DecodeState],
-    decoder: _Decoder,
-    placed: _Placed,
-    rows: int,
-    structure: Hashable,  # a PyTreeDef
-    shapes: tuple[jax.ShapeDtypeStruct, ...],
-) -> int:
-    params, inputs = jax.tree.unflatten(structure, shapes)
-    # The call of `prefill` that follows reuses this trace.
-    state = jax.eval_shape(functools.partial(prefill, decoder, placed), params, inputs)
-    mesh, split_target, _ = placed
-    logits = rows * decoder.proposer.num_nodes * decoder.target.vocab_size * 4
-    return device_bytes(state, mesh) + logits // (
-        1 if mesh is None else mesh.size if split_target else row_parts(mesh)
-    )
 
 
 def device_bytes(state: Arrays, mesh: Mesh | None) -> int:
@@ -148,6 +62,11 @@ def free_bytes(device: Device) -> int | None:
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0) if "bytes_limit" in stats else None
 
 
+def fits(needed: int, devices: Iterable[Device]) -> bool:
+    """Returns whether each of these devices has so many bytes free, as `require` counts them."""
+    return needed <= _least_free(devices)
+
+
 def require(needed: int, devices: Iterable[Device], what: str, cure: str) -> None:
     """Refuse an allocation that cannot fit.  A device that does not report its memory passes.
 
@@ -160,24 +79,30 @@ def require(needed: int, devices: Iterable[Device], what: str, cure: str) -> Non
     Raises:
       ValueError: with the bytes needed, the bytes free, and the advice.
     """
-    own = [device for device in devices if device.process_index == jax.process_index()]
-    sharing = [device for device in own if device.platform == "cpu"]
-
-    def least() -> float:
-        asked = own[:1] if sharing else own
-        known = [free for free in map(free_bytes, asked) if free is not None]
-        return min(known, default=math.inf) / max(len(sharing), 1)
-
-    if needed <= least():
+    own = _own(devices)
+    if needed <= _least_free(own):
         return
     gc.collect()  # an earlier call may have left arrays in a reference cycle
-    if needed <= (free := least()):
+    if needed <= (free := _least_free(own)):
         return
     where = f"each of {len(own)} devices" if len(own) > 1 else str(own[0])
     raise ValueError(
         f"{what} would take {_written(needed)} on {where}, of which {_written(free)} are free: "
         f"{cure}"
     )
+
+
+def _own(devices: Iterable[Device]) -> list[Device]:
+    return [device for device in devices if device.process_index == jax.process_index()]
+
+
+def _least_free(devices: Iterable[Device]) -> float:
+    """The fewest bytes that are free on a device of this process."""
+    own = _own(devices)
+    sharing = [device for device in own if device.platform == "cpu"]
+    asked = own[:1] if sharing else own
+    known = [free for free in map(free_bytes, asked) if free is not None]
+    return min(known, default=math.inf) / max(len(sharing), 1)
 
 
 def _written(size: float) -> str:

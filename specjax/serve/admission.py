@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-import jax
 import numpy as np
 
 from specjax._internal.checks import shown, whole
 from specjax.constraints import Grammar, constraints_of
 from specjax.drafters import AdaptiveDrafter
-from specjax.generation import Call, Request, bad_word_ids, check, ends_of
+from specjax.generation import Prepared, Request, bad_word_ids, ends_of, prepare
 from specjax.methods import Drafter, MedusaAdapter, MedusaBank
 from specjax.models import LanguageModel
 from specjax.processors import Processors
@@ -101,6 +100,15 @@ def load_all(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Lo
 
 
 @dataclasses.dataclass(frozen=True)
+class Admitted:
+    """A request that an engine can serve, as often as there are indices."""
+
+    row: Row  # of the index 0
+    prepared: Prepared  # for `decode`, which gives the same text
+    logprobs: int | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Checker:
     """What an engine offers: the checks of requests."""
 
@@ -112,8 +120,8 @@ class Checker:
     default: str | None  # the drafter of requests that name none; None: the first one
     constraint_size: tuple[int, int] | None  # states and classes of an automaton; None: no room
 
-    def row(self, request: Request, index: int) -> tuple[Row, Call]:
-        """The numbers of a row, and the checked call of `generate` that gives the same text.
+    def admit(self, request: Request) -> Admitted:
+        """Check a request, on the host alone.
 
         Raises:
           ValueError: a field that cannot be used.
@@ -130,7 +138,6 @@ class Checker:
                 f"constraint={shown(request.constraint)}, and this engine has no room for one: "
                 "make it with constraint_size=(512, 256)"
             )
-        index = whole("index", index, 0, 2**31 - 1, "a whole number, 0 or greater")
         parts, adapter = self._parts(request.proposer, request.adapter)
         most = min((part.drafter.proposer.max_depth for part in parts), default=0)
         drafts = most
@@ -141,13 +148,13 @@ class Checker:
                 f"a whole number in [0, {most}], since {named} drafts {most} tokens",
             )  # fmt: skip
         asks = {"proposer": NONE, "num_drafts": None, "adapter": None}
-        call = check(self.target, dataclasses.replace(request, **asks))
-        if len(call.lengths) != 1:
+        prepared = prepare(self.target, dataclasses.replace(request, **asks))
+        if len(prepared.lengths) != 1:
             raise ValueError(
-                f"the request has {len(call.lengths)} prompts; submit each one on its own"
+                f"the request has {len(prepared.lengths)} prompts; submit each one on its own"
             )
-        count = int(call.lengths[0])
-        self._check_length(count, call.new, parts)
+        count = int(prepared.lengths[0])
+        self._check_length(count, prepared.new, parts)
         if request.logprobs is not None and request.logprobs > (
             -1 if self.logprobs is None else self.logprobs
         ):
@@ -156,7 +163,7 @@ class Checker:
                 f"logprobs={request.logprobs}, and this engine records {known}: make it with "
                 f"logprobs={request.logprobs}"
             )
-        ends = call.eos[0][call.eos[0] >= 0]
+        ends = prepared.eos[0][prepared.eos[0] >= 0]
         if len(ends) > self.num_eos:
             raise ValueError(f"eos has {len(ends)} ids; an engine takes at most {self.num_eos}")
         eos = np.full((1, self.num_eos), -1, np.int32)
@@ -164,18 +171,18 @@ class Checker:
         choice = [self.loaded.index(part) for part in parts]
         choice += [PLAIN] * (2 - len(choice))
         row = Row(
-            tokens=call.prompt[0, :count],
-            limit=count + call.new,
+            tokens=prepared.prompt[0, :count],
+            limit=count + prepared.new,
             num_drafts=drafts,
-            sampling=jax.tree.map(np.asarray, call.sampling),
-            seed=int(call.seeds[0][0]),
-            index=index,
-            processors=self._processors(request, call.new),
+            sampling=prepared.sampling,
+            seed=int(prepared.seeds[0][0]),
+            index=0,
+            processors=self._processors(request, prepared.new),
             eos=eos,
             choice=(choice[0], choice[1]),
             adapter=adapter,
         )
-        return row, call
+        return Admitted(row, prepared, request.logprobs)
 
     def _check_length(self, count: int, new: int, parts: list[Loaded]) -> None:
         rooms = [(self.room, "a slot of this engine")]

@@ -12,6 +12,7 @@ length.  `tests/core/test_serve.py` holds the engine to that, bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from specjax._internal.checks import items, shown, whole
@@ -21,7 +22,7 @@ from specjax.methods import Drafter
 from specjax.models import LanguageModel
 from specjax.parallel import described, mesh_of, row_parts
 from specjax.rules import Match
-from specjax.serve.admission import BOTH, NONE, Checker, Loaded, load_all
+from specjax.serve.admission import BOTH, NONE, Admitted, Checker, Loaded, load_all
 from specjax.serve.batch import Device
 from specjax.serve.handle import Handle
 from specjax.serve.per_row import PLAIN, PerRow
@@ -107,9 +108,9 @@ class Engine:
         )  # fmt: skip
         params = Params(target.params, tuple(_arrays(part, target) for part in loaded))
         self._device = Device(decoder, params, slots, chunk)
-        example, _ = self.checker.row(
-            Request(prompts=[[0, 0]], max_new_tokens=1, proposer=NONE, eos=[]), 0
-        )
+        example = self.checker.admit(
+            Request(prompts=[[0, 0]], max_new_tokens=1, proposer=NONE, eos=[])
+        ).row
         self._device.check_memory(example)
         self._device.start(example)
         self._scheduler = Scheduler(self._device, waiting)
@@ -135,14 +136,15 @@ class Engine:
         """The most drafts on a path, over all drafters."""
         return self._device.several.max_depth
 
-    def submit(self, request: Request, index: int = 0) -> Handle:
+    def submit(self, request: Request | Admitted, index: int = 0) -> Handle:
         """Queue a request of a single prompt.
 
         Args:
           request: `proposer` is the name of a drafter of this engine, "none" for plain decoding, or
             two names as "first+second": a step drafts with the first where that has drafts, and
             else with the second.  `adapter` is a name in one of their banks; without `proposer` it
-            chooses the drafter that has it, unless the one by default does.
+            chooses the drafter that has it, unless the one by default does.  What `checker.admit`
+            returned for a request may be submitted often, and is not checked again.
           index: texts of one seed and prompt differ by this number, as rows of `generate` do.
 
         Raises:
@@ -151,10 +153,12 @@ class Engine:
           Closed: the engine was closed.
         """
         self._scheduler.check_open()
-        row, call = self.checker.row(request, index)
+        admitted = request if isinstance(request, Admitted) else self.checker.admit(request)
+        index = whole("index", index, 0, 2**31 - 1, "a whole number, 0 or greater")
+        row, prepared = dataclasses.replace(admitted.row, index=index), admitted.prepared
         names = [None if part == PLAIN else self.drafters[part].name for part in row.choice]
-        handle = Handle(call.texts, (names[0], names[1]), len(row.tokens), request.logprobs)
-        self._scheduler.put(Admission(row, call, handle))
+        handle = Handle(prepared.texts, (names[0], names[1]), len(row.tokens), admitted.logprobs)
+        self._scheduler.put(Admission(row, prepared, handle))
         return handle
 
     def load(self) -> Load:

@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from specjax.decoding import Logprobs
-from specjax.generation import Call
+from specjax.generation import Prepared
 from specjax.serve.batch import MOST_STEPS, Device, News, Row, prompt_passes
 from specjax.serve.handle import Busy, Closed, End, Handle
 from specjax.serve.reading import Reading
@@ -32,7 +32,7 @@ class Admission:
     """A request on its way to a slot."""
 
     row: Row
-    call: Call
+    prepared: Prepared
     handle: Handle
     reading: Reading | None = None
     left: list[tuple[int, np.ndarray, int]] = dataclasses.field(default_factory=list)
@@ -43,7 +43,7 @@ class _Slot:
     """A slot, and the request in it."""
 
     handle: Handle | None = None
-    call: Call | None = None
+    prepared: Prepared | None = None
     length: int = 0  # of prompt and output, as the host knows it
     written: int = 0
     counts: tuple[int, ...] = (0,) * 5  # the fields of `Stats`
@@ -218,9 +218,9 @@ class Scheduler:
         ended = np.zeros(len(self._slots), bool)
         for number, slot in enumerate(self._slots):
             if slot.handle is not None and slot.handle.cancelled:
-                assert slot.call is not None
+                assert slot.prepared is not None
                 kept = slot.handle.tokens
-                text = slot.call.texts.decode(0, kept)
+                text = slot.prepared.texts.decode(0, kept)
                 self._finish(slot, End(len(kept), text, "cancelled", slot.counts))
                 ended[number] = True
         if ended.any():
@@ -263,7 +263,7 @@ class Scheduler:
         self._device.insert(number, device.begin(admission.reading, row))
         self._slots[number] = _Slot(
             admission.handle,
-            admission.call,
+            admission.prepared,
             len(row.tokens),
             prompt=row.tokens,
             uses=row.uses,
@@ -306,12 +306,12 @@ class Scheduler:
             handle.fail(error)
             self._device.end(np.arange(len(self._slots)) == number)
             with self._changed:
-                slot.handle = slot.call = None
+                slot.handle = slot.prepared = None
 
     def _deliver(self, number: int, slot: _Slot, new: News) -> None:
         """Pass on what a slot has written, and free it if its text has ended."""
-        handle, call = slot.handle, slot.call
-        assert handle is not None and call is not None
+        handle, prepared = slot.handle, slot.prepared
+        assert handle is not None and prepared is not None
         logprobs = None
         if handle.wants is not None and new.tokens:
             logprobs = _part(self._device.recorded(number), slot.length, new.length, handle.wants)
@@ -322,14 +322,14 @@ class Scheduler:
         news = new.tokens, new.origin, new.counts[2], logprobs
         # Nobody may see the tokens before it is known whether they hold a stop string.
         text, stopped = "", False
-        if new.done or call.texts.stops:
-            tokens, text, stopped = call.texts.cut(0, tokens, before)
+        if new.done or prepared.texts.stops:
+            tokens, text, stopped = prepared.texts.cut(0, tokens, before)
         if not (stopped or new.done):
             handle.extend(*news)
             return
         if not new.done:
             self._device.end(np.arange(len(self._slots)) == number)
-        is_eos = bool(tokens) and tokens[-1] in set(call.eos[0].tolist())
+        is_eos = bool(tokens) and tokens[-1] in set(prepared.eos[0].tolist())
         finish = "stop" if stopped else "eos" if is_eos else "limit"
         self._finish(slot, End(len(tokens), text, finish, new.counts), news)
 
@@ -338,7 +338,7 @@ class Scheduler:
         handle = slot.handle
         assert handle is not None
         with self._changed:
-            slot.handle = slot.call = None
+            slot.handle = slot.prepared = None
             self._cancelled += end.finish == "cancelled"
             self._finished += end.finish != "cancelled"
         handle.extend(*news, end)

@@ -87,10 +87,11 @@ class OptionClock:
         assert isinstance(decoder.proposer, Adaptive)
         self.options = decoder.proposer.options
         self._decoder, self._params, self._prefill = decoder, params, prefill
-        self.restart()
+        self._state = prefill()
 
     def restart(self) -> None:
         """Go on from the prompt: steps in longer texts take longer."""
+        del self._state  # before there is another one
         self._state = self._prefill()
 
     def sample(self, option: int) -> float:

@@ -7,11 +7,12 @@ import language_models
 import numpy as np
 import pytest
 from adaptive_cases import LOOKUP, PROPOSER, judged
+from preparing import prepared
 from toys import TABLES as toys
 
 import specjax
 from specjax import NGram
-from specjax.generation.run import learned_of, prepared
+from specjax.generation.warmup import place, warm_up
 from specjax.proposers import PAUSE, Adaptive, Chain
 from specjax.tuning import Learned
 
@@ -73,12 +74,14 @@ def test_acceptance_is_learned_from_text_to_text(target):
     np.testing.assert_allclose(learned.prior, [(10 + 40 * 0.5) / 60, 0.4])
     call = prepared(target, PROMPTS, max_new_tokens=NEW, **FEW)
     assert len(call.decoder.proposer.options) == 2
-    put = learned.put(call.params).proposer
+    ready = place(call)
+    other = dataclasses.replace(ready, params=learned.put(ready.params))
+    put = other.params.proposer
     np.testing.assert_allclose(put.prior, learned.prior)
     np.testing.assert_allclose(put.seconds, 1)
-    state = call.decoder.run(call.params, call.prefill(call.params))
+    state = call.decoder.run(ready.params, ready.prefill())
     before = counted.compilations()
-    again = call.decoder.run(learned.put(call.params), call.prefill(learned.put(call.params)))
+    again = call.decoder.run(other.params, other.prefill())
     assert counted.compilations() == before
     assert toys.texts(state) == toys.texts(again)
     learned.learn(again)
@@ -95,7 +98,7 @@ def test_what_did_not_pay_in_earlier_texts_is_tried_late(target):
     learned.learn_rates(1, rates)
     assert learned.pause.tolist() == [PAUSE, 64]
     call = prepared(target, PROMPTS, max_new_tokens=NEW)
-    assert learned.put(call.params).proposer.pause.tolist() == [PAUSE, 64]
+    assert learned.put(place(call).params).proposer.pause.tolist() == [PAUSE, 64]
 
 
 def test_a_call_begins_with_what_earlier_calls_learned(target, draft):
@@ -103,7 +106,7 @@ def test_a_call_begins_with_what_earlier_calls_learned(target, draft):
     # "auto" is the default; two drafts, as above, whose programs are compiled.
     how = {"draft": draft, "proposer": "auto", "num_drafts": 2, "max_new_tokens": NEW}
     first = specjax.generate(target, PROMPTS, **how)
-    learned = learned_of(prepared(target, PROMPTS, **how))
+    learned = warm_up(prepared(target, PROMPTS, **how)).learned
     learned.seconds[:] = [1, *[3] * (len(learned.seconds) - 1)]
     for number, drafts in ((0, True), (100, False)):
         learned.prior[:], learned.judged[:] = 0.01, number

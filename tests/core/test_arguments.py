@@ -17,10 +17,10 @@ import language_models
 import numpy as np
 import pytest
 from argument_meanings import MEANINGS, REFUSED, prompts
+from preparing import prepared
 
 import specjax
 from specjax._internal.checks import items, number, shown
-from specjax.generation.run import prepared
 
 DEFAULTS = {name: p.default for name, p in inspect.signature(specjax.generate).parameters.items()}
 

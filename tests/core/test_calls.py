@@ -13,11 +13,12 @@ import language_models
 import numpy as np
 import pytest
 import table_pair
+from preparing import prepared
 
 import specjax
 from specjax.cli import main
-from specjax.generation.call import WARM_STEPS
-from specjax.generation.run import decode, prepared
+from specjax.generation.run import decode
+from specjax.generation.warmup import WARM_STEPS, place, warm_up
 
 PROMPTS = [[5, 6], [7], [5, 6, 7]]
 TINY = pathlib.Path(__file__).parents[2] / "checkpoints" / "tiny"
@@ -67,7 +68,7 @@ def test_0_is_plain_decoding(target, draft):
     ):
         call = prepared(target, PROMPTS, num_drafts=0, **how)
         assert call.decoder.proposer == specjax.NoProposer()
-        assert call.params.proposer is None
+        assert place(call).params.proposer is None
     out = specjax.generate(target, [[5] * 250], draft=draft, num_drafts=0, max_new_tokens=10)
     assert out.stats.acceptance_rate is None
     plain = specjax.generate(target, [[5] * 250], proposer="none", max_new_tokens=10)
@@ -162,7 +163,7 @@ def test_a_command_decodes_once(capsys, monkeypatch, passes, form, stop):
         ([], needed + warm + 24 + min(24, WARM_STEPS)),
     ):
         passes.clear()
-        sys.modules["specjax.generation.run"]._compiled.clear()  # as in a process of its own
+        sys.modules["specjax.generation.warmup"]._compiled.clear()  # as in a process of its own
         main([*arguments, *extra])
         assert sum(passes) == wanted
         printed = capsys.readouterr().out
@@ -173,7 +174,7 @@ def test_a_command_decodes_once(capsys, monkeypatch, passes, form, stop):
     ("stream", "stop", "proposer"), [(True, (), specjax.NGram()), (False, "zzz", "none")]
 )
 def test_what_is_timed_compiles_nothing(target, stream, stop, proposer):
-    """After `compile`, which runs a single step, the first decoding compiles nothing."""
+    """After `warm_up`, which runs a few steps, the first decoding compiles nothing."""
     jax.clear_caches()
     call = prepared(
         target,
@@ -183,7 +184,7 @@ def test_what_is_timed_compiles_nothing(target, stream, stop, proposer):
         stream=stream,
         logprobs=1,
     )
-    call.compile()
+    warm_up(call)
     before = counted.compilations()
     out = decode(call)
     if stream:

@@ -15,11 +15,12 @@ import pytest
 import table_pair
 from command_line import PAIR as BOTH
 from command_line import SHORT, TINY, run
+from preparing import prepared
 
 import specjax
 from specjax.cli import COMMANDS, colours, main
 from specjax.flags import load_models, make_drafter
-from specjax.generation.run import decode, prepared
+from specjax.generation.run import decode
 
 PAIR = [*BOTH, "--proposer", "draft", "--num-drafts", 2]
 PLAIN = {"max_new_tokens": 24, "proposer": "none"}

@@ -13,12 +13,12 @@ import pytest
 import table_pair
 import test_vocabulary as vocabularies
 from command_line import PAIR, TINY, failure, run
+from preparing import prepared
 
 import specjax
 from specjax import Automaton, Choice, JSONSchema, Regex
 from specjax.constraints import automaton_of
 from specjax.constraints import compile as compiling
-from specjax.generation.run import prepared
 from specjax.text import sandbox, token_bytes
 
 EXPRESSIONS = [

@@ -7,10 +7,10 @@ import folders
 import language_models
 import numpy as np
 import pytest
+from preparing import prepared
 
 import specjax
-from specjax.generation import choose_drafter as drafting
-from specjax.generation.run import prepared
+from specjax.generation import request as requests
 
 NEW = 40
 PROMPTS = ["the cat", "on", "a hat, a dog and a rat of"]
@@ -100,7 +100,7 @@ def test_a_draft_that_is_named_is_read_once(target, tmp_path, monkeypatch):
         read.append(path)
         return specjax.load(path, **options)
 
-    monkeypatch.setattr(drafting, "load", load)
+    monkeypatch.setattr(requests, "load", load)
     for name in ("one", "two"):
         shutil.copytree(folders.draft(), tmp_path / name)
     one, two = (str(tmp_path / name) for name in ("one", "two"))
@@ -118,7 +118,7 @@ def test_a_draft_that_is_named_is_read_once(target, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "two")
     drafter(".")
     assert read[3:] == [".", "."]
-    drafting._loaded.cache_clear()
+    requests._loaded.cache_clear()
 
 
 @pytest.mark.parametrize(("depth", "nodes"), [(1, 5), (2, 16)])

@@ -13,7 +13,7 @@ import specjax
 from specjax._internal.jit_cache import Recent, clear_programs, keep_programs, programs
 from specjax.decoding.decoder import _run
 from specjax.decoding.prefill import _begin, _read_prompts
-from specjax.generation.run import _compiled
+from specjax.generation.warmup import _compiled
 
 
 @pytest.fixture(autouse=True)

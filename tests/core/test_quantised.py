@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from preparing import prepared
 from toys import TRANSFORMERS as toys
 
 import specjax
 from specjax import Decoder, DraftModel, LanguageModel, Match, Params
-from specjax.generation.run import prepared
+from specjax.generation import place
 from specjax.models.quantised import Int8, int8_dot_general, quantise
 
 
@@ -135,9 +136,9 @@ def test_generate_quantises(how):
     how = {**how, "draft": target} if "draft" in how else how
     call = prepared(target, [[1, 2, 3], [9]], num_drafts=3, max_new_tokens=24, **how)
     assert call.decoder.proposer.max_depth == 3
-    made = jax.tree.leaves(call.params.proposer, is_leaf=lambda leaf: isinstance(leaf, Int8))
+    made = jax.tree.leaves(place(call).params.proposer, is_leaf=lambda leaf: isinstance(leaf, Int8))
     assert any(isinstance(leaf, Int8) for leaf in made)
-    kept = jax.tree.leaves(call.params.target, is_leaf=lambda leaf: isinstance(leaf, Int8))
+    kept = jax.tree.leaves(place(call).params.target, is_leaf=lambda leaf: isinstance(leaf, Int8))
     assert not any(isinstance(leaf, Int8) for leaf in kept)
 
 

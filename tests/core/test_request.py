@@ -7,13 +7,13 @@ import sys
 import folders
 import language_models
 import pytest
+from preparing import prepared
 
 import specjax
 from specjax._internal.jit_cache import Recent
 from specjax.cli import main
-from specjax.generation.call import check
+from specjax.generation import prepare
 from specjax.generation.request import OTHER_WORDS, Options, Request, make_request
-from specjax.generation.run import prepared
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_refused(target, case):
 
 def test_a_request_is_checked_as_a_call(target):
     """What an engine will do: the record itself, without `generate`."""
-    call = check(target, Request(prompts=["the cat", "on"], max_new_tokens=3, seed=[1, 2]))
+    call = prepare(target, Request(prompts=["the cat", "on"], max_new_tokens=3, seed=[1, 2]))
     assert call.new == 3 and call.seeds[0].tolist() == [1, 2]
 
 
@@ -137,7 +137,7 @@ def test_a_model_prints_a_line(target):
 def test_an_output_prints_its_text_and_its_figures(target, draft, monkeypatch):
     """Compilation is apart: a second call of a kind has none."""
     # Another test of this process may have made the same call.
-    monkeypatch.setattr(sys.modules["specjax.generation.run"], "_compiled", Recent())
+    monkeypatch.setattr(sys.modules["specjax.generation.warmup"], "_compiled", Recent())
     first, second = (
         specjax.generate(target, "the cat", proposer="draft", draft=draft, max_new_tokens=9)
         for _ in range(2)

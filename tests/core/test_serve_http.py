@@ -14,6 +14,7 @@ import shutil
 import socket
 import time
 
+import jax
 import pytest
 import serving
 import table_pair
@@ -22,6 +23,8 @@ from serving import events, post, running, send
 
 import specjax
 from specjax._internal.extras import install
+from specjax.generation import Request
+from specjax.serve import admission
 from specjax.text import Texts
 
 for package in ("starlette", "uvicorn", "pydantic", "sse_starlette", "prometheus_client"):
@@ -97,6 +100,44 @@ def test_streams_have_the_same_texts(port):
             assert all("usage" in chunk for chunk in chunks if chunk["choices"][:1] and
                        chunk["choices"][0]["finish_reason"] is None)  # fmt: skip
         assert "speculative_decoding" in chunks[-1]["metrics"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_prepared_once(port, monkeypatch, stream):
+    """That is once for each prompt, however many texts it asks for."""
+    prepared, prepare = [], admission.prepare
+
+    def counting(*arguments, **options):
+        prepared.append(arguments)
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(admission, "prepare", counting)
+    for prompts, n in (("def main(", 1), ("def main(", 3), (["def main(", "import "], 2)):
+        prepared.clear()
+        asked = {**ASK, "prompt": prompts, "n": n, "stream": stream}
+        assert send(port, "POST", "/v1/completions", asked)[0] == 200
+        assert len(prepared) == (1 if isinstance(prompts, str) else len(prompts))
+    for path in ("/v1/chat/completions", "/generate"):
+        prepared.clear()
+        body = {"messages": [{"role": "user", "content": "a"}], "n": 2, "max_tokens": 4}
+        if path == "/generate":
+            body = {"inputs": "def main(", "parameters": {"max_new_tokens": 4}}
+        assert send(port, "POST", path, body)[0] == 200
+        assert len(prepared) == 1
+
+
+def test_an_engine_checks_a_request_on_the_host(port):
+    """It moves nothing to a device, with settings of every kind."""
+    checker = serving.engine().checker
+    asked = Request(
+        prompts="def main(", proposer="lookup+draft", temperature=0.8, top_p=0.9, logprobs=1,
+        bad_words=["x"], logit_bias={5: 1.0}, stop="zzz", constraint=specjax.Regex("[a-z]*"),
+    )  # fmt: skip
+    with jax.transfer_guard("disallow_explicit"):
+        admitted = checker.admit(asked)
+    row = admitted.row
+    leaves = jax.tree.leaves((row.tokens, row.sampling, row.processors, row.eos))
+    assert not any(isinstance(leaf, jax.Array) for leaf in leaves)
 
 
 def test_streams_join_to_the_result(port, monkeypatch):

@@ -4,9 +4,9 @@ import pathlib
 
 import numpy as np
 import pytest
+from preparing import prepared
 
 import specjax
-from specjax.generation.run import prepared
 from tests.fuzz import bases
 
 TARGET = bases.model("llama", num_layers=2)

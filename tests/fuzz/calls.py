@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from preparing import prepared
 
 import specjax
-from specjax.generation.call import Call
-from specjax.generation.run import prepared
+from specjax.generation import Prepared
 from specjax.models import Rope
 from tests.fuzz import bases, values
 from tests.fuzz.law import Case
@@ -138,7 +138,7 @@ class Requests:
             options[rng.choice(("max_tokens", "x", "Temperature"))] = 1
 
         def check(call: object) -> None:
-            assert isinstance(call, Call)
+            assert isinstance(call, Prepared)
             assert call.prompt.dtype == np.int32 and call.new >= 1
 
         words = (*options, "path=", "num_drafts", "prompt", "messages", "argument", "chat template")

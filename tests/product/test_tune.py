@@ -9,12 +9,13 @@ import warnings
 import folders
 import numpy as np
 import pytest
+from preparing import prepared
 
 import specjax
 from specjax.cli import main, serve
 from specjax.flags import drafting
 from specjax.generation import tuning
-from specjax.generation.run import compile_first, learned_of, prepared
+from specjax.generation.warmup import place, warm_up
 from specjax.proposers import Adaptive, CostAware
 from specjax.tuning import (
     Candidate,
@@ -41,7 +42,7 @@ def draft():
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECJAX_CACHE", str(tmp_path / "cache"))
-    sys.modules["specjax.generation.run"]._compiled.clear()
+    sys.modules["specjax.generation.warmup"]._compiled.clear()
     return tmp_path / "cache" / "plans"
 
 
@@ -64,7 +65,7 @@ def test_a_plan_is_told_and_saved_and_read(target, draft, cache, monkeypatch):
     saved = json.loads(plan.path.read_text())
     assert saved["about"]["jax"] and saved["seconds"] == list(plan.seconds)
 
-    module = sys.modules["specjax.generation.run"]
+    module = sys.modules["specjax.generation.warmup"]
     module._compiled.clear()
     monkeypatch.setattr(module, "option_seconds", None)  # nothing is measured now
     out = specjax.generate(target, PROMPTS[:1], draft=draft, max_new_tokens=12)
@@ -82,10 +83,9 @@ def test_every_step_of_an_option_takes_it_or_none(target, draft):
     # The lookup finds the text in a document.
     call = prepared(target, PROMPTS[:1], draft=draft, proposer="auto", documents=[text], **how)
     options = call.decoder.proposer.options
-    compile_first(call)
-    learned = learned_of(call)
+    learned = warm_up(call).learned
     for index, (name, depth) in enumerate(options):
-        way = tuning._Way("", [call], tuning._only(learned, index))
+        way = tuning._Way("", [place(call)], tuning._only(learned, index))
         way.run_first()
         taken = {options[option] for option in way.steps}
         # A part has few drafts near the end of a text, and the lookup where nothing matches.
@@ -98,7 +98,8 @@ def test_every_step_of_an_option_takes_it_or_none(target, draft):
             tuning._learn(learned, way, (name, depth))
             judged, accepted = way.judged[1]
             assert judged < way.judged[0, 0]
-            assert learned.prior[1] == (accepted / judged if judged else before) < 0.9
+            rate = accepted / judged if judged else before
+            assert learned.prior[1] == pytest.approx(rate) and rate < 0.9
             assert way.judged[0, 1] / way.judged[0, 0] > 0.9
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-from specjax.drafters import Drafter, PublishedDrafter
-from specjax.methods import Description, Format, sizes_of
+from specjax.methods import Description, Drafter, Format, PublishedDrafter, sizes_of
 from specjax.methods.published import Table, read_placed
 from specjax.models import LanguageModel, Tensor
 from specjax.proposers import ChoiceTree

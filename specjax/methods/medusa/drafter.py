@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
@@ -117,8 +118,17 @@ class ShapedAdapter(Drafter):
 
 
 def target_marks(target: LanguageModel) -> tuple[float, ...]:
-    """A few weights that identify a target.  Compare them with a tolerance for the dtype."""
-    return tuple(to_host(target.params["embedding"][:4, :4]).astype(np.float32).ravel().tolist())
+    """A few weights that identify a target.  Compare them with a tolerance for the dtype.
+
+    They are read from the device once for each target.
+    """
+    if target not in _marks:
+        corner = to_host(target.params["embedding"][:4, :4])
+        _marks[target] = tuple(corner.astype(np.float32).ravel().tolist())
+    return _marks[target]
+
+
+_marks: weakref.WeakKeyDictionary[LanguageModel, tuple[float, ...]] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

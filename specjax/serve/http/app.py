@@ -159,11 +159,6 @@ class Service:
             raise
         return handles
 
-    def _most(self, asked: requests.Asked) -> int:
-        """How deep the drafts of a request are."""
-        row, _ = self.engine.checker.row(asked.requests[0], 0)
-        return row.num_drafts
-
     async def _generate(
         self,
         request: Request,
@@ -174,8 +169,9 @@ class Service:
         def begin() -> tuple[answers.Writer, list[Handle]]:
             try:
                 asked = make()
-                most = self._most(asked)
-                writer = answers.Writer.of(self.words, asked, chat, most, body.return_guesses)
+                writer = answers.Writer.of(
+                    self.words, asked, chat, asked.depth, body.return_guesses
+                )
                 return writer, self._submit(asked)
             except ValueError as error:
                 raise in_words_of(body, error) from None

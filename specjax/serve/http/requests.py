@@ -9,6 +9,7 @@ from typing import Any
 
 from specjax.constraints import JSONSchema
 from specjax.generation import Request, conversations, encode
+from specjax.serve.admission import Admitted
 from specjax.serve.engine import Engine
 from specjax.serve.http.fields import Chat, Completion, Lorax, Sampled, Speculation, Tokenize
 from specjax.serve.http.problems import Problem
@@ -20,16 +21,21 @@ _LARGEST_SEED = 2**32 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The requests of one body: `n` texts for each prompt."""
+    """The requests of one body, each checked once: `n` texts for each prompt."""
 
-    requests: list[Request]
+    requests: list[Admitted]
     n: int
     seed: int
     model: str
     num_drafts: int | None
 
     @property
-    def each(self) -> list[tuple[Request, int]]:
+    def depth(self) -> int:
+        """The greatest depth of the drafts."""
+        return self.requests[0].row.num_drafts
+
+    @property
+    def each(self) -> list[tuple[Admitted, int]]:
         """Each request with its index among the texts of its prompt."""
         return [(request, index) for request in self.requests for index in range(self.n)]
 
@@ -169,7 +175,8 @@ def _asked(
         )
         for tokens, count in zip(ids, new, strict=True)
     ]
-    return Asked(requests, body.n, seed, model, body.speculation.num_speculative_tokens)
+    admitted = [engine.checker.admit(request) for request in requests]
+    return Asked(admitted, body.n, seed, model, body.speculation.num_speculative_tokens)
 
 
 def _owner(engine: Engine, model: str | None) -> tuple[str, tuple[str, str] | None]:

@@ -1,13 +1,16 @@
-"""`Call`: a `Request`, checked on the host before anything is compiled."""
+"""`prepare`: checks a request on the host, and says what will decode it.
+
+    Request -> prepare -> Prepared -> warm_up -> Ready -> decode -> Output
+
+Nothing is read from a disk, put on a device or compiled here, and the weights of the models are not
+read: only the shapes of the models matter.  So a request can be refused while the devices work.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,10 +19,10 @@ from jax.sharding import Mesh
 from specjax._internal.checks import each, flag, hashable, items, shown, whole
 from specjax.caches import SPARE_SLOTS
 from specjax.constraints import Matcher, check_least, constraints_of, matchers_of
-from specjax.contract import Arrays, Rule
-from specjax.decoding import Decoder, Guided, eos_of_rows, slots_ahead
+from specjax.contract import Rule
+from specjax.decoding import Decoder, eos_of_rows, slots_ahead
 from specjax.drafters import AdaptiveDrafter
-from specjax.generation.choose_drafter import DEPTH, choose_drafter
+from specjax.generation.choose_drafter import choose_drafter
 from specjax.generation.prompts import (
     bad_word_ids,
     conversations,
@@ -28,29 +31,23 @@ from specjax.generation.prompts import (
     ends_of,
     padded_length,
 )
-from specjax.generation.request import Request
-from specjax.methods import MakeArrays, MedusaParams
+from specjax.generation.request import DEPTH, Request, check_models
+from specjax.methods import MakeArrays
 from specjax.models import LanguageModel, for_several_devices
 from specjax.overlap import Overlapped, overlapped
-from specjax.parallel import mesh_holding, mesh_of, replicate, row_parts, shard_params
+from specjax.parallel import mesh_holding, mesh_of, row_parts
 from specjax.processors import Processors
 from specjax.rules import RULES, Match
-from specjax.sampling import Sampling, make_key, temperatures
+from specjax.sampling import Sampling, temperatures
 from specjax.text import Texts
-from specjax.types import ABSENT, Params
 
 _GREATEST = 2**31 - 1
 _SLOTS_STEP = 128
-WARM_STEPS = 16
-"""The number of steps that `Call.compile` runs.  Several are needed because on a CPU a matrix
-product is slow the first time, and prompt lookup runs the wide pass only when it finds a match."""
-
-ArraysT = TypeVar("ArraysT")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
-    """A checked call of `generate` with B prompts; nothing has been moved or compiled yet."""
+class Prepared:
+    """A checked request of B prompts; every array is a NumPy array on the host."""
 
     target: LanguageModel
     decoder: Decoder
@@ -73,37 +70,7 @@ class Call:
     single: bool  # the prompt was given alone, not in a list
 
     @property
-    def params(self) -> Params:
-        """The weights on their devices.
-
-        The first access moves the weights and makes those of the proposer, which may compile.
-        """
-        return self._apart if self.runner is self.overlapped else self._together
-
-    @functools.cached_property
-    def _apart(self) -> Params:
-        params = Params(self.target.params, self.make_arrays(self.target))
-        return params if self.overlapped is None else self.overlapped.place(params)
-
-    @functools.cached_property
-    def _together(self) -> Params:
-        laid = self.target
-        if self.mesh is not None:
-            laid = dataclasses.replace(
-                laid, params=shard_params(laid.model, laid.params, self.mesh)
-            )
-        weights = replicate(self.make_arrays(laid), self.mesh)
-
-        def pad(part: Arrays) -> Arrays:
-            if not isinstance(part, MedusaParams):
-                return part
-            return dataclasses.replace(part, adapter=pad_rows(part.adapter, self._padding))
-
-        weights = jax.tree.map(pad, weights, is_leaf=lambda part: isinstance(part, MedusaParams))
-        return Params(laid.params, weights)
-
-    @property
-    def _padding(self) -> int:
+    def padding(self) -> int:
         """Rows to add so that the mesh divides the batch."""
         parts = row_parts(self.mesh)
         if self.overlapped is not None:
@@ -111,85 +78,30 @@ class Call:
         return -len(self.lengths) % parts
 
     @property
-    def runner(self) -> Any:
-        """What decodes: the decoder, or one with the same methods for two meshes or grammars."""
-        if self.matchers is not None:
-            free = [None] * self._padding
-            lengths = pad_rows(self.lengths, self._padding)
-            return Guided(self.decoder, [*self.matchers, *free], lengths)
-        return self.overlapped if self.overlapped and not self.overlapped.alone else self.decoder
-
-    def prefill(self, params: Params, endless: bool = False) -> Any:
-        """Read the prompts, with the parameters that will decode.
-
-        With `endless`, a row ends only where it has no more room.
-        """
-        return self.runner.prefill(params, **self._inputs(endless))
-
-    def _inputs(self, endless: bool = False) -> dict[str, Any]:
-        """The arguments of `Decoder.prefill`."""
-        seeds, rows = self.seeds
-        arrays = {
-            "prompt": self.prompt,
-            "prompt_length": self.lengths,
-            "sampling": self.sampling,
-            "key": jax.vmap(lambda seed, row: jax.random.fold_in(make_key(seed), row))(seeds, rows),
-            "num_drafts": self.num_drafts,
-            "documents": self.documents,
-            "processors": self.processors,
-            "eos": self.eos,
-        }
-        # A padding row has no room for new tokens, so it is done at once and is not counted.
-        wanted = np.arange(len(rows) + self._padding) < len(rows)
-        limit = pad_rows(self.lengths, self._padding) + np.int32(self.new) * wanted
-        if endless:
-            room = min(self.decoder.capacity, self.target.model.max_positions + 1)
-            limit = np.where(wanted, room, limit)
-            arrays["eos"] = np.full_like(self.eos, ABSENT)
-        return {"limit": limit.astype(np.int32), **pad_rows(arrays, self._padding)}
-
-    def compile(self) -> None:
-        """Compile everything that decoding runs, by a prefill and a few steps."""
-        if self.overlapped is not None and not self.overlapped.alone:
-            self._compile_apart(self.overlapped)
-            if not self.overlapped.alone:
-                return
-        states = self.runner.stream(
-            self.params, self.prefill(self.params), steps_per_chunk=WARM_STEPS
-        )
-        state = next(states)
-        with contextlib.suppress(StopIteration):
-            states.send(np.ones(state.done.shape, bool))
-
-    def _compile_apart(self, apart: Overlapped) -> None:
-        """Compile for two meshes, and find out whether they pay."""
-        apart.compile(self.params, self.prefill(self.params))
-        if jax.process_count() == 1:  # else each process would measure other times
-            endless = functools.partial(self._inputs, endless=True)
-            apart.compare(self._apart, self._together, endless)
+    def samples(self) -> bool:
+        """Whether a row has a temperature above 0."""
+        return bool(np.any(np.asarray(self.sampling.temperature) > 0))
 
 
-def check(
+def prepare(
     target: LanguageModel,
     request: Request,
+    *,
     stream: bool = False,
     mesh: Mesh | None = None,
     draft_mesh: Mesh | None = None,
-) -> Call:
-    """The call that a request asks for, with each of its fields checked.
+) -> Prepared:
+    """Check each field of a request whose models are loaded, and choose what decodes it.
+
+    Args:
+      target: the model.
+      request: one that `load_named` returned, or that names no model.
+      stream, mesh, draft_mesh: as for `generate`.
 
     Raises:
       ValueError: a field that cannot be used, with its name, its value and what to pass instead.
     """
-    if not isinstance(target, LanguageModel):
-        raise ValueError(
-            f"target is a {type(target).__name__}; pass what specjax.load(folder) returns"
-        )
-    for name, given in (("mesh", mesh), ("draft_mesh", draft_mesh)):
-        if not isinstance(given, Mesh | None):
-            raise ValueError(
-                f"{name}={shown(given)} is not a mesh; pass what specjax.make_mesh returns"
-            )
+    check_models(target, mesh, draft_mesh)
     mesh = mesh_of(target.params) if mesh is None else mesh
     if mesh is not None and mesh.size > 1:
         target = for_several_devices(target)
@@ -260,12 +172,10 @@ def check(
     apart = None
     if draft_mesh is not None and mesh is not None:
         apart = overlapped(decoder, draft_mesh, mesh)
-    # The last check, since it puts arrays onto the device.
-    sampling = Sampling.create(rows, **settings)
     prompt = np.zeros((rows, width), np.int32)
     for row, tokens in zip(prompt, ids, strict=True):
         row[: len(tokens)] = tokens
-    return Call(
+    return Prepared(
         target=target,
         decoder=decoder,
         make_arrays=make_arrays,
@@ -279,7 +189,7 @@ def check(
         documents=documents,
         eos=eos_of_rows(ends),
         seeds=seeds,
-        sampling=sampling,
+        sampling=Sampling.on_host(rows, **settings),
         processors=processors,
         matchers=matchers,
         texts=Texts(target, [row[-1] for row in ids], stops),
@@ -348,13 +258,6 @@ def seeds_of(seed: object, rows: int) -> tuple[np.ndarray, np.ndarray]:
     seeds = [whole("seed", value, 0, 2**32 - 1, wanted) for value in each("seed", seed, rows)]
     index = np.arange(rows, dtype=np.int32)
     return np.array(seeds, np.uint32), index if items(seed) is None else np.zeros_like(index)
-
-
-def pad_rows(rows: ArraysT, padding: int) -> ArraysT:
-    """A pytree of arrays, each with its last row repeated `padding` times more."""
-    if padding == 0:
-        return rows
-    return jax.tree.map(lambda x: x[np.minimum(np.arange(len(x) + padding), len(x) - 1)], rows)
 
 
 def _rule(rule: object) -> Rule:
