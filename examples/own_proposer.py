@@ -11,7 +11,7 @@ import numpy as np
 
 import specjax
 from specjax.contract import Context, Proposer
-from specjax.types import Block, Proposal
+from specjax.types import Proposal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,18 +28,12 @@ class Bigram(Proposer):
     def __post_init__(self):
         self.declare(num_nodes=self.num_drafts + 1, max_depth=self.num_drafts)
 
-    def init(self, params, prompt: Block, capacity: int):
-        return ()
-
     def propose(self, params, state, context: Context):
         tokens = [context.pending]
         for _ in range(self.num_drafts):
             tokens.append(params[tokens[-1]])
         chain = jnp.broadcast_to(specjax.tree.chain(self.num_nodes), (len(tokens[0]), len(tokens)))
         return Proposal(jnp.stack(tokens, axis=1), chain, point_mass=True), state
-
-    def observe(self, params, state, block: Block):
-        return state
 
 
 def bigrams(target: specjax.LanguageModel, draft: specjax.LanguageModel | None) -> specjax.Drafter:

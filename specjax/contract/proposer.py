@@ -96,6 +96,14 @@ class Proposer(Part):
 
     PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.init is not Proposer.init and cls.observe is Proposer.observe:
+            raise TypeError(
+                f"{cls.__name__} has the method init, so it has a state, and lacks observe: "
+                "define it, also if it only returns the state"
+            )
+
     def check(self, rule: Rule) -> None:
         """Raises ValueError if it does not work with `rule`.  Building a decoder calls this."""
         del rule
@@ -108,9 +116,8 @@ class Proposer(Part):
         """
         return None
 
-    @abc.abstractmethod
     def init(self, params: Arrays, prompt: Block, capacity: int) -> Arrays:
-        """The state before any token.
+        """The state before any token; by default there is none.
 
         Args:
           params: the proposer's parameters.
@@ -118,6 +125,8 @@ class Proposer(Part):
             the documents, and `count` is 0.
           capacity: the most tokens of a text.
         """
+        del params, prompt, capacity
+        return ()
 
     def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
         """The state after more of a prompt, whose last token is pending and never in a block.
@@ -163,9 +172,13 @@ class Proposer(Part):
         after the length, and returns it.
         """
 
-    @abc.abstractmethod
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """The state after `block` is committed.  Only store tokens here; read them in `propose`."""
+        """The state after `block` is committed; by default it stays as it is.
+
+        Only store tokens here; read them in `propose`.
+        """
+        del params, block
+        return state
 
     def rest(self, state: Arrays) -> Arrays:
         """The state in a step in which `propose` is not called; `observe` is."""

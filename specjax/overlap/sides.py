@@ -179,16 +179,10 @@ class Remote(Proposer):
     is_chain: bool
     narrower: tuple[int, ...] = ()
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> tuple[()]:
-        return ()
-
     def propose(
         self, params: Arrays, state: tuple[()], context: Context
     ) -> tuple[Proposal, tuple[()]]:
         raise TypeError("the proposals of this half come from the other one")
-
-    def observe(self, params: Arrays, state: tuple[()], block: Block) -> tuple[()]:
-        return state
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jax import Array
 from specjax import tree
 from specjax.contract import Arrays, Context, Proposer
 from specjax.proposers.shapes import check_num_drafts
-from specjax.types import ABSENT, Block, Proposal
+from specjax.types import ABSENT, Proposal
 
 _WIDTHS = (1, 3, 5)
 """Few tokens are forced at a time, and a narrower pass of the target costs less."""
@@ -36,9 +36,6 @@ class Forced(Proposer):
         narrower = tuple(width for width in _WIDTHS if width < nodes)
         self.declare(num_nodes=nodes, max_depth=self.num_drafts, narrower=narrower)
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> tuple[()]:
-        return ()
-
     def truncate(self, state: tuple[()], count: Array, last: Array | None) -> tuple[()]:
         return state
 
@@ -55,6 +52,3 @@ class Forced(Proposer):
         parent = jnp.where(present, tree.chain(self.num_nodes), ABSENT)
         tokens = jnp.concatenate([pending[:, None], drafts], axis=1)
         return Proposal(tokens, parent, point_mass=True), state
-
-    def observe(self, params: Arrays, state: tuple[()], block: Block) -> tuple[()]:
-        return state

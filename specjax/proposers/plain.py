@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.contract import Arrays, Context, Proposer
-from specjax.types import ABSENT, Block, Proposal
+from specjax.types import ABSENT, Proposal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +30,6 @@ class NoProposer(Proposer):
                 f"num_nodes={self.num_nodes}; it counts the root too, so it must be at least 1"
             )
 
-    def init(self, params: Arrays, prompt: Block, capacity: int) -> tuple[()]:
-        return ()
-
     def truncate(self, state: tuple[()], count: Array, last: Array | None) -> tuple[()]:
         return state
 
@@ -45,6 +42,3 @@ class NoProposer(Proposer):
             .set(context.pending)
         )
         return Proposal(tokens, jnp.full_like(tokens, ABSENT), point_mass=True), state
-
-    def observe(self, params: Arrays, state: tuple[()], block: Block) -> tuple[()]:
-        return state

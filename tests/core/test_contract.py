@@ -18,7 +18,7 @@ from specjax.sampling import IndependentDraw
 from specjax.tree import Tree
 
 METHODS = {
-    Proposer: {"init", "propose", "observe"},
+    Proposer: {"propose"},
     Source: {"bind", "init", "begin", "extend", "read_tree", "end", "observe"},
     BlockSource: {"bind", "init", "marginals", "observe"},
     Model: {"init_cache", "apply"},
@@ -87,6 +87,14 @@ def test_a_promised_method_that_is_missing_fails_when_the_part_is_built(kind, at
         type("Mine", (kind,), late | ATTRIBUTES[kind])()
     made = built(kind, methods=METHODS[kind] | promised, attributes=said)
     assert getattr(made, attribute) is True
+
+
+def test_a_proposer_with_a_state_observes():
+    """Without a state it needs neither; with one, a text that is not observed would be a fault."""
+    assert built(Proposer).init(None, None, 3) == () and built(Proposer).observe(0, (), 0) == ()
+    with pytest.raises(TypeError, match=r"Mine has the method init.*lacks observe: define it"):
+        built(Proposer, methods=METHODS[Proposer] | {"init"})
+    assert built(Proposer, methods=METHODS[Proposer] | {"init", "observe"})
 
 
 def test_which_methods_are_promised():
