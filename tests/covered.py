@@ -109,10 +109,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--missed", action="store_true", help="print the lines that no test ran")
     parser.add_argument("--report", action="store_true", help="of the map as it is; run nothing")
+    parser.add_argument("--workers", default="auto", help="processes that run tests; 0: this one")
     parser.add_argument("files", nargs="*", help="files of tests instead of all of core")
     chosen = parser.parse_args()
     if not chosen.report:
-        options = ["--cov=specjax", "--cov-context=test", "--cov-report="]
+        options = ["--cov=specjax", "--cov-context=test", "--cov-report=", "-n", chosen.workers]
+        if chosen.workers == "0":  # or pytest-cov waits for workers, and notes no names of tests
+            options.append("--dist=no")
         status = pytest.main([*options, *chosen.files])
         if status:
             return status
