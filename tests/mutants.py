@@ -282,13 +282,19 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def nearest(mutant: Mutant) -> list[str]:
-    """Tests that ran the line of a mutant, at most two of each file, the cheapest files first."""
+    """Tests that ran a mutant's line: of the files of its room, then of the cheapest others."""
     costs = json.loads(COSTS.read_text())
     by_file = collections.defaultdict(list)
     for test in covered.tests_of(ROOT / mutant.file, mutant.line):
-        by_file[test.partition("::")[0]].append(test)
-    cheapest = sorted(by_file, key=lambda file: costs.get(pathlib.Path(file).name, 99))
-    return [test for file in cheapest for test in by_file[file][:2]][:NEAREST]
+        by_file[pathlib.Path(test.partition("::")[0]).name].append(test)
+    found = room(mutant.file)
+    assert found is not None
+    own = [f"test_{entry.partition(':')[0]}.py" for entry in TESTS[found].split()]
+    own = [file for file in dict.fromkeys(own) if file in by_file and file != "test_laws.py"]
+    others = sorted(by_file.keys() - set(own), key=lambda file: (costs.get(file, 99), file))
+    chosen = [test for file in own for test in by_file[file][:4]]
+    chosen += [test for file in others for test in by_file[file][:2]]
+    return chosen[:NEAREST]
 
 
 def near(mutant: Mutant) -> list[list[str]]:
