@@ -1,5 +1,6 @@
 """The cache is a transaction: staged and committed slots equal those of a plain pass."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,6 +12,7 @@ from toys import TRANSFORMERS as toys
 
 from specjax import tree
 from specjax.caches.kv import KVCache, stage, visible_slots
+from specjax.kernels import MOST_TOKENS
 
 CAPACITY = 24
 PARENTS = np.array(
@@ -222,3 +224,12 @@ def test_what_writes_the_slots(dtype, rows, words):
         halves = dtype != jnp.float32 and rows <= 16 and (words or rows > 1)
         assert ("u16" in text) == halves
         assert (" pad[" in text) == (spare and width == 1)
+
+
+def test_a_kernel_reads_words():
+    """Only a cache that a kernel reads is written as integers for one row, a few tokens at once."""
+    cache = KVCache.zeros(1, 1, 1, 4 * MOST_TOKENS, 2, jnp.bfloat16).layer(0)
+    for by_kernel, width in ((True, 2), (True, 2 * MOST_TOKENS), (False, 2)):
+        new = jnp.ones((1, 1, width, 2), jnp.bfloat16)
+        made = jax.make_jaxpr(dataclasses.replace(cache, by_kernel=by_kernel).stage)(new, new)
+        assert ("u16" in str(made)) == (by_kernel and width <= MOST_TOKENS)
