@@ -44,7 +44,7 @@ COSTS = ROOT / "tests" / "costs.json"
 SECONDS = 120
 """Of CPU, after which a mutant counts as found: its loop does not end."""
 
-NEAREST = 12
+NEAREST = 8
 """Tests that ran the line of a mutant, which are run before whole files are."""
 
 TESTS: dict[str, str] = {
@@ -292,8 +292,8 @@ def nearest(mutant: Mutant) -> list[str]:
     own = [f"test_{entry.partition(':')[0]}.py" for entry in TESTS[found].split()]
     own = [file for file in dict.fromkeys(own) if file in by_file and file != "test_laws.py"]
     others = sorted(by_file.keys() - set(own), key=lambda file: (costs.get(file, 99), file))
-    chosen = [test for file in own for test in by_file[file][:4]]
-    chosen += [test for file in others for test in by_file[file][:2]]
+    chosen = [test for file in own for test in by_file[file][:3]]
+    chosen += [test for file in others for test in by_file[file][:1]]
     return chosen[:NEAREST]
 
 

@@ -18,6 +18,7 @@ import specjax
 from specjax import Automaton, Choice, JSONSchema, Regex
 from specjax.constraints import automaton_of
 from specjax.constraints import compile as compiling
+from specjax.constraints.automaton import Automata
 from specjax.generation.run import prepared
 from specjax.text import sandbox, token_bytes
 
@@ -357,6 +358,14 @@ def test_what_is_no_choice(texts):
 def test_what_is_no_automaton(ways, accepting, words):
     with pytest.raises(ValueError, match=words):
         Automaton.of(ways, accepting, 5)
+
+
+def test_rows_take_automata_of_the_target_alone():
+    """And the message says which row has another one."""
+    rows = [None, Automaton.of([{0: 0}], [0], 7)]
+    with pytest.raises(ValueError, match=r"row 1 is for 7 tokens, and the target has 8: compile"):
+        Automata.of_rows(rows, 8)
+    assert Automata.of_rows(rows, 7).classes.shape == (2, 7)
 
 
 def test_a_vocabulary_that_cannot_write_a_character():
