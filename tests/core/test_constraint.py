@@ -7,6 +7,7 @@ import json
 import re
 
 import counted
+import jax
 import jsonschema
 import numpy as np
 import pytest
@@ -358,6 +359,48 @@ def test_what_is_no_choice(texts):
 def test_what_is_no_automaton(ways, accepting, words):
     with pytest.raises(ValueError, match=words):
         Automaton.of(ways, accepting, 5)
+
+
+def may_follow(automaton, ends, text, length, limit, least):
+    """The tokens that may follow the drafts `text` below a root of this length, by definition."""
+    state = None if automaton is None else automaton.start  # None allows everything
+    for token in text:
+        after = -1 if state is None else int(automaton.next[state, automaton.classes[token]])
+        state = None if token in ends or after < 0 else after  # nothing is emitted any more
+    here, ways = length + len(text), {}  # token: the fewest and the most tokens of the text
+    for token in range(6):
+        after = -1 if state is None else int(automaton.next[state, automaton.classes[token]])
+        if token in ends and (state is None or automaton.accepting[state]):
+            ways[token] = here + 1, here
+        elif token not in ends and state is None:
+            ways[token] = here + 1, np.inf
+        elif token not in ends and after >= 0:
+            ways[token] = here + 1 + automaton.shortest[after], here + 1 + automaton.longest[after]
+    fitting = {token for token in ways if ways[token][0] <= limit} or set(ways)
+    return {token for token in fitting if ways[token][1] >= least} or fitting or set(range(6))
+
+
+def test_what_may_follow_by_definition():
+    """At the nodes of a wide tree, near a limit and before the fewest tokens."""
+    loop = Automaton.of([{0: 1, 1: 2}, {2: 0, 3: 2}, {3: 3}, {}], [2, 3], 6)
+    line = Automaton.of([{4: 1, 5: 1}, {0: 2, 1: 3, 4: 2}, {2: 3}, {}], [1, 3], 6)
+    rows, ends = (loop, line, None, loop), [{5}, {3}, {5}, {5, 2}]
+    rows = [one and one.without(those) for one, those in zip(rows, ends, strict=True)]
+    eos = np.array([[5, -1], [3, -1], [5, -1], [5, 2]], np.int32)
+    automata = Automata.of_rows(rows, 6).begin(eos)
+    rng, allow = np.random.default_rng(0), jax.jit(type(automata).allow)
+    for _ in range(12):
+        path = rng.integers(0, 6, (4, 33, 2), np.int32)
+        depth = rng.integers(0, 3, (4, 33))
+        path[np.arange(2) >= depth[..., None]] = -1
+        length, least = rng.integers(1, 5, 4), rng.integers(0, 9, 4)
+        limit = length + rng.integers(1, 6, 4)
+        numbers = (x.astype(np.int32) for x in (length, limit, least))
+        kept = np.isfinite(allow(automata, np.zeros((4, 33, 6), np.float32), path, *numbers))
+        for row, node in np.ndindex(4, 33):
+            text = path[row, node, : depth[row, node]].tolist()
+            wanted = may_follow(rows[row], ends[row], text, length[row], limit[row], least[row])
+            assert set(np.flatnonzero(kept[row, node])) == wanted, (row, text)
 
 
 def test_rows_take_automata_of_the_target_alone():
