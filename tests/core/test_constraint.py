@@ -20,6 +20,7 @@ from specjax import Automaton, Choice, JSONSchema, Regex
 from specjax.constraints import automaton_of
 from specjax.constraints import compile as compiling
 from specjax.constraints.automaton import Automata
+from specjax.constraints.lift import reachable
 from specjax.generation.run import prepared
 from specjax.text import sandbox, token_bytes
 
@@ -227,6 +228,16 @@ def test_shortest_and_longest():
     assert loop.longest[0] > 1000
     assert loop.next[0, loop.classes[2]] < 0  # no text can be completed from there
     assert loop.without([0]).longest[0] == 1
+
+
+def test_what_no_text_reaches_is_left_out():
+    """The states that remain are numbered anew, wherever a text begins."""
+    whole = Automaton.of([{0: 3, 1: 3}, {0: 0}, {2: 1}, {}], [3], 4, start=1)
+    some = reachable(whole)
+    assert some.next.shape == (3, 3) and some.accepting.tolist() == [False, False, True]
+    assert [accepts(some, text) for text in ([0, 0], [0, 1], [0], [2, 0], [1])] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
 
 
 def test_automata_are_kept(target, tmp_path, monkeypatch):

@@ -19,9 +19,7 @@ from specjax import (
     NGram,
     NoProposer,
 )
-from specjax.proposers import (
-    DraftSource,
-)
+from specjax.proposers import Adaptive, DraftSource
 
 NET = toys.model(num_layers=1)
 
@@ -79,6 +77,29 @@ REFUSED = {
     "a shared cache": (
         lambda: FirstOf(NGram(2), EarlyExit(TRANSFORMERS.model(), 1, 2)),
         ["Chain over EarlyExitSource drafts in the target's cache", "alone"],
+    ),
+    "no part of an Adaptive": (lambda: Adaptive(None, None, (1,)), ["draft [] tokens deep"]),
+    "unequal parts of an Adaptive": (
+        lambda: Adaptive(NGram(2), DraftModel(NET, toys.VOCAB, 3), (1, 3)),
+        ["draft [2, 3] tokens deep", "the same num_drafts"],
+    ),
+    "a tree in an Adaptive": (
+        lambda: Adaptive(NGram(2), DraftTree(NET, toys.VOCAB, (2, 1)), (1, 3)),
+        ["a StaticTree drafts trees", "pass chains"],
+    ),
+    "a shared cache in an Adaptive": (
+        lambda: Adaptive(NGram(2), EarlyExit(TRANSFORMERS.model(), 1, 2), (1, 3)),
+        ["drafts trees or in the target's cache", "pass chains"],
+    ),
+    "widths without all drafts": (
+        lambda: Adaptive(NGram(3), None, (1, 3)),
+        ["widths=(1, 3)", "from 1 to 4"],
+    ),
+    "widths without none": (lambda: Adaptive(NGram(3), None, (2, 4)), ["widths=(2, 4)"]),
+    "widths twice": (lambda: Adaptive(NGram(3), None, (1, 2, 2, 4)), ["ascending numbers"]),
+    "an Adaptive without costs": (
+        lambda: Adaptive(NGram(3), None, (1, 4)).bind(None, None),
+        ["specjax.adaptive(...)"],
     ),
     "more nodes than tokens": (
         lambda: Decoder(toys.model(), NoProposer(num_nodes=9), RULES["match"](), (), 8),
