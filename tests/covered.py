@@ -72,7 +72,7 @@ def tests_of(file: pathlib.Path, line: int) -> list[str]:
     if not fresh():
         return []
     found = _contexts(file).get(starts(file).get(line, line), [])
-    return sorted({context.partition("|")[0] for context in found if context})
+    return sorted({context.rpartition("|")[0] for context in found if context})
 
 
 @functools.cache
