@@ -9,6 +9,7 @@ import pytest
 from automata_of_bytes import accepts, every
 
 from specjax import JSONSchema, Regex
+from specjax.constraints.byte_automaton import absent_from
 
 
 def compiled(schema, whitespace=""):
@@ -114,6 +115,18 @@ def test_an_expression_is_matched_from_its_beginning_only(expression):
     assert automaton.example() is not None
 
 
+@pytest.mark.parametrize(
+    ("expression", "absent"),
+    [
+        ("a[b.]c", True), ("[[a].]", True), (r"\.\d\w\[", True), ("]a", True), ("a.b", False),
+        ("[a].", False), ("].", False), ("[^a]", False), ("[[:alpha:]]", False), (r"\D", False),
+        (r"\x00", False), ("[\0]", False),
+    ],
+)  # fmt: skip
+def test_an_expression_that_shows_that_a_character_is_absent(expression, absent):
+    assert absent_from(expression) == ("\0" if absent else "")
+
+
 PROBES = [*map(chr, range(0x20, 0x7F)), *"éßK٣中😀\u0085\u00a0\u1680\u2028\u3000\ufeff\n\r\t\b\f"]
 WORD = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 SPACE = set(" \t\n\r\f\u00a0\u1680\u2028\u3000\ufeff")
@@ -170,6 +183,7 @@ def test_the_strings_of_a_pattern(pattern):
         ("(?!a)b", "look-ahead"), ("(?<=a)b", "look-behind"), (r"(a)\1", "back-reference"),
         (r"(?<n>a)\k<n>", "back-reference"), (r"\ba", r"has \\b"), (r"\Aa", r"\\A, which is no"),
         ("a^b", "does not begin"), ("a$b", "does not end"), ("(^a)+", "does not begin"),
+        ("a(^b)", "does not begin"), ("(a$)b", "does not end"), (r"\udc00\udc00", "no text"),
         ("^*", r"repeats '\^'"), ("a**", "nothing before it"), ("+", "nothing before it"),
         ("(a", r"'\(' without"), ("a)", r"'\)' without"), ("[a", r"'\[' without"),
         ("[a-", r"'\[' without"), ("[z-a]", "from 'z' down to 'a'"), ("\\", "escape"),
