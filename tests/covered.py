@@ -85,6 +85,17 @@ def measured() -> frozenset[str]:
     return frozenset(context.partition("::")[0] for context in data.measured_contexts())
 
 
+@functools.cache
+def sizes() -> collections.Counter[str]:
+    """How many tests of each file a fresh map knows, by the file's name."""
+    if not fresh():
+        return collections.Counter()
+    data = coverage.CoverageData(basename=str(DATA))
+    data.read()
+    tests = {context.rpartition("|")[0] for context in data.measured_contexts() if context}
+    return collections.Counter(pathlib.Path(test.partition("::")[0]).name for test in tests)
+
+
 def report(missed: bool) -> int:
     """Prints the share of lines that core ran, a room a line; returns the exit status."""
     measured = coverage.Coverage(data_file=str(DATA), config_file=False)

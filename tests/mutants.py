@@ -44,8 +44,8 @@ COSTS = ROOT / "tests" / "costs.json"
 SECONDS = 120
 """Of CPU, after which a mutant counts as found: its loop does not end."""
 
-NEAREST = 8
-"""Tests that ran the line of a mutant, which are run before whole files are."""
+NEAREST = 6.0
+"""Seconds of tests that ran the line of a mutant, which are run before whole files are."""
 
 TESTS: dict[str, str] = {
     "decoding/decoder": "decoder laws:table&chain-match laws:static&rejection contract",
@@ -283,7 +283,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def nearest(mutant: Mutant) -> list[str]:
     """Tests that ran a mutant's line: of the files of its room, then of the cheapest others."""
-    costs = json.loads(COSTS.read_text())
+    costs, sizes = json.loads(COSTS.read_text()), covered.sizes()
     by_file = collections.defaultdict(list)
     for test in covered.tests_of(ROOT / mutant.file, mutant.line):
         by_file[pathlib.Path(test.partition("::")[0]).name].append(test)
@@ -292,9 +292,16 @@ def nearest(mutant: Mutant) -> list[str]:
     own = [f"test_{entry.partition(':')[0]}.py" for entry in TESTS[found].split()]
     own = [file for file in dict.fromkeys(own) if file in by_file and file != "test_laws.py"]
     others = sorted(by_file.keys() - set(own), key=lambda file: (costs.get(file, 99), file))
-    chosen = [test for file in own for test in by_file[file][:3]]
-    chosen += [test for file in others for test in by_file[file][:1]]
-    return chosen[:NEAREST]
+    chosen: list[str] = []
+    left = NEAREST
+    for file in (*own, *others):
+        each = costs.get(file, 9) / sizes[file]  # seconds of a test
+        most = max(1, int(min(left, NEAREST / 2) / each)) if file in own else 1
+        some = by_file[file][:most]
+        if left > 0:
+            chosen += some
+            left -= each * len(some)
+    return chosen
 
 
 def near(mutant: Mutant) -> list[list[str]]:
