@@ -19,7 +19,7 @@ import specjax
 from specjax import Automaton, Choice, JSONSchema, Regex
 from specjax.constraints import automaton_of
 from specjax.constraints import compile as compiling
-from specjax.constraints.automaton import Automata
+from specjax.constraints.automaton import Automata, size_of
 from specjax.constraints.lift import reachable
 from specjax.generation.run import prepared
 from specjax.text import sandbox, token_bytes
@@ -412,6 +412,32 @@ def test_what_may_follow_by_definition():
             text = path[row, node, : depth[row, node]].tolist()
             wanted = may_follow(rows[row], ends[row], text, length[row], limit[row], least[row])
             assert set(np.flatnonzero(kept[row, node])) == wanted, (row, text)
+
+
+def test_drafts_that_must_follow_by_definition():
+    """Up to the first state with several ways, or to the EOS where a text has to end."""
+    one = Automaton.of([{0: 1}, {2: 2}, {1: 3, 4: 3}, {0: 4}, {}], [4], 6)
+    rows, eos = (one, one, None, one), np.array([[5, -1], [5, 3], [5, -1], [3, -1]], np.int32)
+    automata = Automata.of_rows(rows, 6).begin(eos)
+    begun = dataclasses.replace(automata, state=np.array([1, 4, 0, 3], np.int32))
+    tokens, count = jax.jit(type(begun).drafts, static_argnums=1)(begun, 4, eos)
+    assert count.tolist() == [2, 2, 0, 0]
+    assert [row[:n].tolist() for row, n in zip(tokens, count, strict=True)] == [
+        [0, 2],
+        [0, 5],
+        [],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(("states", "size"), [(255, 256), (256, 1024), (1023, 1024), (1024, 4096)])
+def test_sizes_of_automata(states, size):
+    """A state and a class more than the automaton has, and then as few sizes as possible."""
+    table = np.full((states, 127), -1, np.int32)
+    table[:-1, 0] = np.arange(1, states)
+    automaton = Automaton(np.zeros(6, np.int32), table, np.arange(states) == states - 1)
+    assert size_of([None, automaton]) == (size, 128)
+    assert size_of([None]) == (256, 128)
 
 
 def test_rows_take_automata_of_the_target_alone():
