@@ -111,9 +111,11 @@ class Mutant:
         return f"{self.file}:{self.line}: {self.old} -> {self.new or '(left out)'}"
 
     def key(self, source: str) -> str:
-        """As in `EQUIVALENT`: the line itself and the change, wherever the line stands."""
-        line = source.splitlines()[self.line - 1].strip()
-        return f"{self.file}: {line}: {self.old} -> {self.new}"
+        """As in `EQUIVALENT`: the line with the change, wherever the line stands."""
+        text = source.encode()
+        begin, end = text.rfind(b"\n", 0, self.start) + 1, text.find(b"\n", self.end)
+        before, after = text[begin : self.start].decode(), text[self.end : end].decode()
+        return f"{self.file}: {before.lstrip()}[{self.old} -> {self.new}]{after.rstrip()}"
 
     def source(self) -> bytes:
         text = (ROOT / self.file).read_bytes()
