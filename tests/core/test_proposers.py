@@ -184,10 +184,11 @@ def test_two_proposers_that_may_abstain():
 def test_what_is_looked_up_by_definition(least, most):
     """What followed the latest of the longest agreements with the end of the text, up to the end of
     a document, and again from the match where the text ends."""
-    rng, drafts, rows, width = np.random.default_rng(0), 4, 64, 16
+    rng, drafts, rows, width = np.random.default_rng(0), 4, 256, 16
     proposer = NGram(drafts, max_ngram=most, min_ngram=least)
     assert (proposer.num_nodes, proposer.max_depth) == (drafts + 1, drafts)
-    tokens = rng.integers(-1, 3, (rows, width + drafts + 1), np.int32)
+    tokens = rng.integers(0, 3, (rows, width + drafts + 1), np.int32)
+    tokens[rng.random(tokens.shape) < 0.1] = -1
     length, pending = rng.integers(0, width, rows, np.int32), rng.integers(0, 3, rows, np.int32)
     made = jax.jit(
         lambda state, pending: proposer.propose(None, state, types.SimpleNamespace(pending=pending))
