@@ -16,9 +16,11 @@ from votes import agreed, contexts, mixed
 
 import specjax
 from specjax import Datastore, load_datastore, save_datastore
+from specjax.contract import Lookahead
 from specjax.datastores.sorting import SEPARATORS, sort_places
-from specjax.proposers import DEPTH, DatastoreParams
+from specjax.proposers import DEPTH, DatastoreParams, DatastoreSource
 from specjax.proposers.sources import lookup
+from specjax.types import Block
 
 VOCAB = 6
 
@@ -333,3 +335,12 @@ def test_the_command(tmp_path, capsys):
     pycode = TINY.parent / "pycode" / "target"
     told = failure(capsys, "datastore", "info", out, "--tokenizer", pycode)
     assert "another tokenizer" in told
+
+
+def test_the_own_text_has_room_for_a_step():
+    """A step writes all of its tokens behind the text, those beyond the capacity included."""
+    arrays = Datastore.build([[1, 2, 1]], vocab_size=VOCAB).arrays()
+    tokens = np.ones((2, 5), np.int32)
+    prompt = Block(tokens, tokens[..., None].astype(np.float32), np.array([5, 3]))
+    state = DatastoreSource(VOCAB).init(arrays, prompt, 9, Lookahead(3, 4, True))
+    assert state.tokens.shape == (2, 9 + 3 + 1)
