@@ -303,3 +303,15 @@ def test_choices_by_definition(together, given):
                 got, expected, rtol=2e-4, atol=1e-6, err_msg=f"{turn}, {row}"
             )
     assert {(0, False), (1, False), (2, False), (4, False), (1, True), (3, True)} <= set(kinds)
+
+
+def test_when_a_trial_is_due():
+    """After its pause, or at once where it goes on, if its loss is within the budget."""
+    begun = Trials.start(np.full(2, 3), np.full(2, 1.0))
+    assert begun.unused.tolist() == [0, 0] and begun.pause.tolist() == [3, 3]
+    plain = np.array([True, False])
+    assert begun.due(np.full(2, 1 / 16), plain).tolist() == [True, False]
+    assert begun.due(np.full(2, 1 / 15), plain).tolist() == [False, False]
+    for unused, due in ((2, False), (3, True), (4, True)):
+        rested = dataclasses.replace(begun, unused=np.full(2, unused))
+        assert rested.due(np.array([1.0, 1.001]), plain).tolist() == [due, False]
