@@ -50,6 +50,7 @@ INEXACT = [
     Typical(),
     Typical(0.3, 0.8),
     Typical(0.02, 0.1),
+    Typical(0.9, 0.95),
 ]
 
 

@@ -258,3 +258,21 @@ def test_acceptance_draws_are_uniform():
     assert uniforms.min() >= 0
     assert uniforms.max() < 1
     assert scipy.stats.chisquare(np.histogram(uniforms, 10, (0, 1))[0]).pvalue > 1e-6
+
+
+def test_what_other_platforms_run_computes_the_same(monkeypatch):
+    """The greatest numbers, the first of equal ones, and the noise of a node."""
+    x = np.random.default_rng(0).integers(0, 9, (7, 40)).astype(np.float32)
+    x[0, 3:] = -np.inf
+    draw = sampling.SharedDraw(jnp.arange(12.0).reshape(4, 3))
+    depth = jnp.array([0, 3, 1, 2])
+
+    def made():
+        return [sampling.argmax(x), *sampling.top_k(x, 3), draw.noise(depth, depth)]
+
+    here = made()
+    np.testing.assert_array_equal(here[0], x.argmax(-1))
+    monkeypatch.setattr(sampling, "on_cpu", lambda cpu, other, *given: other(*given))
+    monkeypatch.setattr(sampling, "on_tpu", lambda tpu, other, *given: tpu(*given))
+    for one, another in zip(here, made(), strict=True):
+        np.testing.assert_array_equal(one, another)
