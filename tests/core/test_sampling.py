@@ -280,7 +280,7 @@ def test_what_other_platforms_run_computes_the_same(monkeypatch):
 
 def test_the_order_of_siblings():
     """First those that are kept, by what is drawn; then the others by their logits; last those that
-    were excluded in spite of a greater logit.  A constraint may keep what the model cannot draft."""
+    were excluded in spite of a greater logit.  A constraint may keep what a model cannot draft."""
     infinity = np.inf
     logits = jnp.array([2.0, -infinity, 0.5, 0.3, 1.0, -1.0, -2.0])
     warped = jnp.array([2.0, 0.0, 0.5, *[-infinity] * 4])
