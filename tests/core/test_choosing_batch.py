@@ -102,6 +102,7 @@ def test_a_row_that_is_done_teaches_nothing(together):
         old, new = (np.asarray(getattr(state.rates, name)) for state in (before, after))
         np.testing.assert_array_equal(old[1], new[1])
         assert name == "weight" or (old[0] != new[0]).any()
+    np.testing.assert_array_equal(after.rates.by_depth[0, 0], [[1, 1], [1, 1]])  # both were right
     assert after.lookup.trials.pause[1] == before.lookup.trials.pause[1]
     _, alone = observed([3, 0], [2, 0], together=together)
     for old, new in zip(jax.tree.leaves(alone.rates), jax.tree.leaves(after.rates), strict=True):
