@@ -1,5 +1,6 @@
 """Proposers that cannot work are refused by name, with the cure."""
 
+import dataclasses
 import functools
 
 import jax
@@ -142,3 +143,26 @@ def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
             Decoder(toys.model(), proposer, RULES["rejection"](), (), toys.CAPACITY)
     assert FirstOf(grown, NGram(2)).point_mass  # two of point masses go together
     Decoder(toys.model(), FirstOf(grown, NGram(2)), RULES["rejection"](), (), toys.CAPACITY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tapped(NGram):
+    """A proposer that reads some layers of the target."""
+
+    layers: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.declare(taps=self.layers)
+
+
+def test_two_proposers_read_the_same_layers_or_one_reads_none():
+    for one, two in (((1,), (1,)), ((), (2,)), ((2,), ()), ((), ())):
+        assert FirstOf(Tapped(layers=one), Tapped(layers=two)).taps == (one or two)
+    with pytest.raises(ValueError, match=r"the layers \(1,\) and \(2,\) .* the same taps"):
+        FirstOf(Tapped(layers=(1,)), Tapped(layers=(2,)))
+
+
+def test_the_narrowest_tree_is_one():
+    assert tree_of(width=1, num_nodes=3).max_depth == 2
+    assert tree_of(width=29, num_nodes=2).num_nodes == 2
