@@ -72,7 +72,7 @@ def tests_of(file: pathlib.Path, line: int) -> list[str]:
     if not fresh():
         return []
     found = _contexts(file).get(starts(file).get(line, line), [])
-    return sorted({context.partition("|")[0] for context in found if context})
+    return sorted({context.rpartition("|")[0] for context in found if context})
 
 
 @functools.cache
@@ -83,6 +83,17 @@ def measured() -> frozenset[str]:
     data = coverage.CoverageData(basename=str(DATA))
     data.read()
     return frozenset(context.partition("::")[0] for context in data.measured_contexts())
+
+
+@functools.cache
+def sizes() -> collections.Counter[str]:
+    """How many tests of each file a fresh map knows, by the file's name."""
+    if not fresh():
+        return collections.Counter()
+    data = coverage.CoverageData(basename=str(DATA))
+    data.read()
+    tests = {context.rpartition("|")[0] for context in data.measured_contexts() if context}
+    return collections.Counter(pathlib.Path(test.partition("::")[0]).name for test in tests)
 
 
 def report(missed: bool) -> int:
@@ -109,10 +120,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--missed", action="store_true", help="print the lines that no test ran")
     parser.add_argument("--report", action="store_true", help="of the map as it is; run nothing")
+    parser.add_argument("--workers", default="auto", help="processes that run tests; 0: this one")
     parser.add_argument("files", nargs="*", help="files of tests instead of all of core")
     chosen = parser.parse_args()
     if not chosen.report:
-        options = ["--cov=specjax", "--cov-context=test", "--cov-report="]
+        options = ["--cov=specjax", "--cov-context=test", "--cov-report=", "-n", chosen.workers]
+        if chosen.workers == "0":  # or pytest-cov waits for workers, and notes no names of tests
+            options.append("--dist=no")
         status = pytest.main([*options, *chosen.files])
         if status:
             return status

@@ -2,11 +2,14 @@
 
     python -m tests.mutants --count 300 --seed 1
     python -m tests.mutants --only specjax/rules/match.py:35
+    python -m tests.mutants --resume build/judged.jsonl   # an interrupted run goes on from here
 
 A mutant is a change of one place in one file: a comparison, an operator, a number, a sign, a
 condition, or a line that is left out.  Each mutant has a process of its own, which runs tests until
-one fails: first some that ran its line, if `python -m tests.covered` has written which these are,
-and then the files of core that `TESTS` names for its room, but those that never run its line.
+one fails.  All mutants first meet some tests that ran their line, if `python -m tests.covered` has
+written which these are.  Those that are left meet the files of core that `TESTS` names for their
+room, but those that never run their line.  In the end the tests that found mutants run once more
+without any, and a test that fails then has found nothing.
 
 The output is a line for each mutant with the test that found it.  `tests/equivalent.json` says of
 some mutants, by their line and their change, why no test can find them: the program computes the
@@ -19,6 +22,7 @@ import argparse
 import ast
 import collections
 import dataclasses
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -30,7 +34,7 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from tests import covered
 
@@ -40,8 +44,8 @@ COSTS = ROOT / "tests" / "costs.json"
 SECONDS = 120
 """Of CPU, after which a mutant counts as found: its loop does not end."""
 
-NEAREST = 12
-"""Tests that ran the line of a mutant, which are run before whole files are."""
+NEAREST = 6.0
+"""Seconds of tests that ran the line of a mutant, which are run before whole files are."""
 
 TESTS: dict[str, str] = {
     "decoding/decoder": "decoder laws:table&chain-match laws:static&rejection contract",
@@ -50,15 +54,15 @@ TESTS: dict[str, str] = {
     "decoding/prefill": "decoder prefill taps laws:table&chain-match",
     "decoding/host_grammar": "guided",
     "rules/": "walks inexact_rules variants rules laws:typical laws:chain-block",
-    "caches/": "cache properties_caches prefill ring laws:static&rejection",
-    "proposers/adaptive": "choosing choosing_batch laws:adaptive-match adaptive",
+    "caches/": "cache draft_windows properties_caches prefill ring laws:static&rejection",
+    "proposers/adaptive": "proposers_refused choosing choosing_batch laws:adaptive-match adaptive",
     "proposers/choosing": "choosing choosing_batch adaptive",
     "proposers/trials": "choosing choosing_batch adaptive",
     "proposers/rates": "choosing choosing_batch adaptive",
     "proposers/shapes/best_first": "best_first proposers laws:first-rejection",
     "proposers/shapes/choice": "choices best_first proposers laws:choices-match",
     "proposers/combine/cost_aware": "cost_aware best_first",
-    "proposers/combine/first_of": "proposers laws:of-rejection",
+    "proposers/combine/first_of": "proposers_refused proposers laws:of-rejection",
     "methods/": "sources proposers",
     "methods/datastore/": "suffix_tree datastore sources documents",
     "methods/draft_model/source": "proposers draft_laws sources laws:draft&3",
@@ -66,7 +70,7 @@ TESTS: dict[str, str] = {
     "methods/eagle3/": "eagle3 laws:eagle3-match sources",
     "methods/medusa/": "medusa sources laws:medusa",
     "proposers/": "proposers proposers_refused chain_depth laws:dynamic&match",
-    "sampling.py": "properties_sampling sampling rules laws:table&chain-match",
+    "sampling.py": "properties_sampling sampling decoder rules laws:table&chain-match",
     "tree.py": "tree properties_trees walks proposers",
     "processors.py": "processors properties_sampling processor_laws",
     "constraints/automaton": "grammar constraint guided constraint_laws",
@@ -105,9 +109,11 @@ class Mutant:
         return f"{self.file}:{self.line}: {self.old} -> {self.new or '(left out)'}"
 
     def key(self, source: str) -> str:
-        """As in `EQUIVALENT`: the line itself and the change, wherever the line stands."""
-        line = source.splitlines()[self.line - 1].strip()
-        return f"{self.file}: {line}: {self.old} -> {self.new}"
+        """As in `EQUIVALENT`: the line with the change, wherever the line stands."""
+        text = source.encode()
+        begin, end = text.rfind(b"\n", 0, self.start) + 1, text.find(b"\n", self.end)
+        before, after = text[begin : self.start].decode(), text[self.end : end].decode()
+        return f"{self.file}: {before.lstrip()}[{self.old} -> {self.new}]{after.rstrip()}"
 
     def source(self) -> bytes:
         text = (ROOT / self.file).read_bytes()
@@ -276,19 +282,52 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def nearest(mutant: Mutant) -> list[str]:
-    """Tests that ran the line of a mutant, at most two of each file, the cheapest files first."""
-    costs = json.loads(COSTS.read_text())
+    """Tests that ran a mutant's line: of the files of its room, then of the cheapest others."""
+    costs, sizes = json.loads(COSTS.read_text()), covered.sizes()
     by_file = collections.defaultdict(list)
     for test in covered.tests_of(ROOT / mutant.file, mutant.line):
-        by_file[test.partition("::")[0]].append(test)
-    cheapest = sorted(by_file, key=lambda file: costs.get(pathlib.Path(file).name, 99))
-    return [test for file in cheapest for test in by_file[file][:2]][:NEAREST]
+        by_file[pathlib.Path(test.partition("::")[0]).name].append(test)
+    found = room(mutant.file)
+    assert found is not None
+    own = [f"test_{entry.partition(':')[0]}.py" for entry in TESTS[found].split()]
+    own = [file for file in dict.fromkeys(own) if file in by_file and file != "test_laws.py"]
+    others = sorted(by_file.keys() - set(own), key=lambda file: (costs.get(file, 99), file))
+    chosen: list[str] = []
+    left = NEAREST
+    for file in (*own, *others):
+        each = costs.get(file, 9) / sizes[file]  # seconds of a test
+        most = max(1, int(min(left, NEAREST / 2) / each)) if file in own else 1
+        some = by_file[file][:most]
+        if left > 0:
+            chosen += some
+            left -= each * len(some)
+    return chosen
 
 
-def _run(mutant: Mutant, out: pathlib.Path) -> None:
-    """In a process of its own: import the mutant, run its tests, and write which one failed."""
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
-    sys.meta_path.insert(0, _Finder(mutant))
+def near(mutant: Mutant) -> list[list[str]]:
+    """The arguments of the first run of pytest."""
+    tests = nearest(mutant)
+    return [tests] if tests else []
+
+
+def whole(mutant: Mutant) -> list[list[str]]:
+    """The arguments of the later runs of pytest, one for each entry of `TESTS`, in their order."""
+    found = room(mutant.file)
+    assert found is not None
+    ran = {test.partition("::")[0] for test in covered.tests_of(ROOT / mutant.file, mutant.line)}
+    runs = []
+    for entry in TESTS[found].split():
+        name, _, words = entry.partition(":")
+        file = f"tests/core/test_{name}.py"
+        if file in covered.measured() and file not in ran:
+            continue
+        chosen = ["-k", words.replace("&", " and ")] if words else []
+        runs.append([*chosen, str(ROOT / file)])
+    return runs
+
+
+def _run(runs: list[list[str]], first: bool) -> list[str]:
+    """Runs pytest until a run fails, up to its `first` failure; returns which tests failed."""
     import pytest
 
     failed: list[str] = []
@@ -302,52 +341,46 @@ def _run(mutant: Mutant, out: pathlib.Path) -> None:
             if report.failed:
                 failed.append(f"{report.nodeid} (import)")
 
-    failures = Failures()
-    found = room(mutant.file)
-    assert found is not None
-    log = io.StringIO()
-    sys.stdout = sys.stderr = log
-    close = nearest(mutant)
-    runs = [close] if close else []
-    ran = {test.partition("::")[0] for test in covered.tests_of(ROOT / mutant.file, mutant.line)}
-    for entry in TESTS[found].split():  # one after the other, in this order
-        name, _, words = entry.partition(":")
-        file = f"tests/core/test_{name}.py"
-        if file in covered.measured() and file not in ran:
-            continue
-        chosen = ["-k", words.replace("&", " and ")] if words else []
-        runs.append([*chosen, str(ROOT / file)])
-    status = 0
+    sys.stdout = sys.stderr = io.StringIO()
+    options = ["-q", "-n", "0", "-p", "no:cacheprovider", *(["-x"] if first else [])]
     for run in runs:
-        status = pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", *run], [failures])
-        if status != 0:  # also where no test has these words
-            break
-    out.write_text(json.dumps(failed or ([f"status {status}"] if status != 0 else [])))
+        status = pytest.main([*options, *run], [Failures()])
+        if failed or status not in (0, 4, 5):  # 4, 5: no test has this name, or these words
+            return failed or [f"status {status}"]
+    return []
+
+
+def _forked(work: Callable[[], list[str]], out: pathlib.Path) -> int:
+    """Starts a process that writes what `work` returns; returns its id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            out.write_text(json.dumps(work()))
+        finally:
+            os._exit(0)
+    return pid
 
 
 def judge(
-    mutants: list[Mutant], workers: int, scratch: pathlib.Path
+    mutants: list[Mutant],
+    runs: Callable[[Mutant], list[list[str]]],
+    workers: int,
+    scratch: pathlib.Path,
 ) -> Iterator[tuple[Mutant, str | None]]:
     """Each mutant with the test that found it, or None, as they end."""
-    import jax.numpy  # noqa: F401 - imported once, before processes are forked; no device is used
-    import optax  # noqa: F401
-    import pytest  # noqa: F401
-    import scipy.stats  # noqa: F401
-    from flax import linen, nnx  # noqa: F401
+
+    def work(mutant: Mutant) -> list[str]:
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 10))
+        sys.meta_path.insert(0, _Finder(mutant))
+        return _run(runs(mutant), first=True)
 
     running: dict[int, tuple[Mutant, pathlib.Path]] = {}
     waiting = collections.deque(enumerate(mutants))
     while waiting or running:
         while waiting and len(running) < workers:
             number, mutant = waiting.popleft()
-            out = scratch / f"{number}.json"
-            pid = os.fork()
-            if pid == 0:
-                try:
-                    _run(mutant, out)
-                finally:
-                    os._exit(0)
-            running[pid] = mutant, out
+            out = scratch / f"{runs.__name__}-{number}.json"
+            running[_forked(functools.partial(work, mutant), out)] = mutant, out
         pid, status = os.wait()
         mutant, out = running.pop(pid)
         if out.exists():
@@ -355,6 +388,51 @@ def judge(
             yield mutant, failed[0] if failed else None
         else:
             yield mutant, f"no end after {SECONDS} s, or a crash (signal {os.WTERMSIG(status)})"
+
+
+def sound(tests: set[str], scratch: pathlib.Path) -> set[str]:
+    """Those of some tests that pass without a mutant."""
+    known = sorted(test for test in tests if "::" in test and not test.endswith(" (import)"))
+    if not known:
+        return tests
+    out = scratch / "sound.json"
+    os.waitpid(_forked(lambda: _run([known], first=False), out), 0)
+    return tests - set(json.loads(out.read_text()))
+
+
+def identity(mutant: Mutant) -> str:
+    """What a file of `--resume` calls a mutant: its place, in bytes, and its change."""
+    return f"{mutant.file}:{mutant.start}: {mutant.old} -> {mutant.new}"
+
+
+def _imported() -> None:
+    """Imports what is slow to import, before processes are forked; no device is used."""
+    import jax.numpy  # noqa: F401
+    import optax  # noqa: F401
+    import pytest  # noqa: F401
+    import scipy.stats  # noqa: F401
+    from flax import linen, nnx  # noqa: F401
+
+
+def judged(
+    mutants: list[Mutant], workers: int, scratch: pathlib.Path, resume: pathlib.Path
+) -> dict[Mutant, str | None]:
+    """What found each mutant; `resume` has what is known, and gets what becomes known."""
+    known: dict[str, list] = {}  # the test that found it, if any, and whether all have run
+    if resume.exists():
+        for line in resume.read_text().splitlines():
+            which, *known[which] = json.loads(line)
+    resume.parent.mkdir(parents=True, exist_ok=True)
+    with resume.open("a") as file:
+        for runs, before in ((near, None), (whole, [None, False])):
+            left = [mutant for mutant in mutants if known.get(identity(mutant)) == before]
+            for mutant, found in judge(left, runs, workers, scratch):
+                known[identity(mutant)] = [found, runs is whole]
+                file.write(json.dumps([identity(mutant), found, runs is whole]) + "\n")
+                file.flush()
+                if found or runs is whole:
+                    print(f"{mutant.name}: {found or 'SURVIVES'}", flush=True)
+    return {mutant: known[identity(mutant)][0] for mutant in mutants}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -365,6 +443,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", action="append", help="FILE, or FILE:LINE; all of its mutants")
+    parser.add_argument(
+        "--resume", type=pathlib.Path, help="a file of what is known, which grows with each mutant"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
     chosen = parser.parse_args(arguments)
     every = list(places())
@@ -379,24 +460,35 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n".join(mutant.name for mutant in mutants))
         return
     reasons = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.exists() else {}
-    started, survivors, equivalent = time.time(), [], 0
-    with tempfile.TemporaryDirectory() as scratch:
-        for mutant, found in judge(mutants, chosen.workers, pathlib.Path(scratch)):
-            reason = reasons.get(mutant.key((ROOT / mutant.file).read_text()))
-            if found is None and reason is None:
-                survivors.append(mutant)
-            equivalent += found is None and reason is not None
-            said = found or (f"equivalent: {reason}" if reason else "SURVIVES")
-            print(f"{mutant.name}: {said}", flush=True)
-    judged = len(mutants) - equivalent
-    killed = judged - len(survivors)
+    started = time.time()
+    _imported()
+    with tempfile.TemporaryDirectory() as name:
+        scratch = pathlib.Path(name)
+        resume = chosen.resume or scratch / "judged.jsonl"
+        found_by = judged(mutants, chosen.workers, scratch, resume)
+        tests = {test for test in found_by.values() if test is not None}
+        passing = sound(tests, scratch)
+    for test in sorted(tests - passing):
+        print(f"{test} fails without a mutant, too, and so has found nothing")
+    survivors, equivalent = [], 0
+    for mutant in sorted(mutants):
+        if found_by[mutant] in passing:
+            continue
+        reason = reasons.get(mutant.key((ROOT / mutant.file).read_text()))
+        if reason is None:
+            survivors.append(mutant)
+        else:
+            equivalent += 1
+            print(f"{mutant.name}: equivalent: {reason}")
+    count = len(mutants) - equivalent
+    killed = count - len(survivors)
     print(
-        f"{killed} of {judged} killed ({killed / max(judged, 1):.1%}), {equivalent} equivalent, "
+        f"{killed} of {count} killed ({killed / max(count, 1):.1%}), {equivalent} equivalent, "
         f"{time.time() - started:.0f} s"
     )
-    for mutant in sorted(survivors):
+    for mutant in survivors:
         print(f"  survives: {mutant.key((ROOT / mutant.file).read_text())}")
-    sys.exit(killed < 0.95 * judged)
+    sys.exit(killed < 0.95 * count)
 
 
 if __name__ == "__main__":

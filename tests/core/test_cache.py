@@ -1,5 +1,8 @@
 """The cache is a transaction: staged and committed slots equal those of a plain pass."""
 
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ from toys import TRANSFORMERS as toys
 
 from specjax import tree
 from specjax.caches.kv import KVCache, stage, visible_slots
+from specjax.kernels import MOST_TOKENS
 
 CAPACITY = 24
 PARENTS = np.array(
@@ -201,3 +205,31 @@ def test_an_empty_cache_holds_zeros():
         assert leaf.shape == (2, 4, 6, 6)
         assert leaf.dtype == jnp.bfloat16
         assert not leaf.any()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(("rows", "words"), [(1, False), (1, True), (2, False), (17, False)])
+def test_what_writes_the_slots(dtype, rows, words):
+    """A few rows are written by slices, in place; 16-bit numbers of several rows as integers, which
+    XLA on a CPU does not convert; a single token beside a spare slot as two."""
+    buffer, start = jnp.zeros((rows, 1, 4, 2), dtype), jnp.zeros(rows, jnp.int32)
+    for width, spare in ((1, True), (1, False), (2, True)):
+        new = jnp.ones((rows, 1, width, 2), dtype)
+        made = jax.make_jaxpr(functools.partial(stage, spare=spare, words=words))(
+            buffer, new, start
+        )
+        text = str(made)
+        assert ("scatter" in text) == (rows > 16)
+        assert ("dynamic_update_slice" in text) == (rows <= 16)
+        halves = dtype != jnp.float32 and rows <= 16 and (words or rows > 1)
+        assert ("u16" in text) == halves
+        assert (" pad[" in text) == (spare and width == 1)
+
+
+def test_a_kernel_reads_words():
+    """Only a cache that a kernel reads is written as integers for one row, a few tokens at once."""
+    cache = KVCache.zeros(1, 1, 1, 4 * MOST_TOKENS, 2, jnp.bfloat16).layer(0)
+    for by_kernel, width in ((True, 2), (True, 2 * MOST_TOKENS), (False, 2)):
+        new = jnp.ones((1, 1, width, 2), jnp.bfloat16)
+        made = jax.make_jaxpr(dataclasses.replace(cache, by_kernel=by_kernel).stage)(new, new)
+        assert ("u16" in str(made)) == (by_kernel and width <= MOST_TOKENS)

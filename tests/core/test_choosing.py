@@ -1,11 +1,13 @@
 """How `Adaptive` chooses: rates of recent drafts, what trials may cost, and what a batch waits."""
 
+import collections
 import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
+import scipy.stats
 from compiled_choice import chosen as choose
 
 from specjax.proposers import choosing
@@ -210,3 +212,127 @@ def test_a_policy_of_ones_own():
     for wrong in ({"margin": 0}, {"windows": ()}, {"stays": -1.0}, {"won": float("nan")}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.*above 0"):
             Policy(**wrong)
+
+
+def spread(gains):
+    """The deviation of the tokens of a step over the root of their mean, at each width but 1."""
+    chances = np.diff(gains) / np.diff(WIDTHS)  # that all drafts of a width are right
+    found = []
+    for last in range(1, len(WIDTHS)):
+        shares = [1.0, *chances[:last], 0.0]
+        tokens = {WIDTHS[at]: shares[at] - shares[at + 1] for at in range(last + 1)}
+        mean = sum(number * share for number, share in tokens.items())
+        square = sum(number**2 * share for number, share in tokens.items())
+        found.append(np.sqrt(max(square - mean**2, 0.0) / mean))
+    return np.array(found)
+
+
+def naive_choice(seconds, made, alive, remaining, together):
+    """What `choose` returns, row by row: option, time, worth, trial and weight."""
+    rows, plain, steps = len(alive), seconds[0], len(WIDTHS) - 1
+    live = [row for row in range(rows) if alive[row]]
+    count, together = max(len(live), 1), together and rows > 1
+    left = np.zeros(rows) if remaining is None else np.where(alive, remaining, 0.0)
+    most = max(left.max(), 1.0)
+    weight = np.where(alive, np.exp((left - most) / (POLICY.apart * np.sqrt(most))), 0.0)
+    weight = weight / weight.sum() if live and rows > 1 else np.where(rows == 1, 1.0, weight)
+
+    def wait(gains):
+        if not together or remaining is None:
+            return np.ones(steps)
+        ahead = max(sum(left[live]) / count, 1.0)
+        apart = sum((left[row] - ahead) ** 2 for row in live) / count
+        more = ahead * spread(gains) ** 2
+        apart = np.maximum(apart - more, 0.0)
+        added = np.sqrt(apart + more) - np.sqrt(apart)
+        last = scipy.stats.norm.ppf((count - 0.375) / (count + 0.25))
+        return 1 / (1 - np.minimum(last * added / ahead, 0.5))
+
+    choices = []
+    for row in range(rows):
+        best, options, quotients = np.ones((rows, len(WIDTHS))), [], [1 + POLICY.margin]
+        for at, part in enumerate(made):
+            late = max(part.late[live], default=0.0) if together else part.late[row] * alive[row]
+            own = seconds[1 + at * steps : 1 + (at + 1) * steps] / plain
+            best = np.maximum(best, part.gains)
+            gains = [
+                np.maximum(weight @ x, 1.0) if together else x[row] for x in (best, part.gains)
+            ]
+            times = [own * wait(each) for each in gains]
+            gains = [each[1:] for each in gains]
+            pays = gains[0] / (times[0] + late / POLICY.stays) > 1 + POLICY.margin
+            quotients += np.where(pays, gains[0] / (own + late / POLICY.stays), 0.0).tolist()
+            options.append((gains, [each + late for each in times]))
+        option = int(np.argmax(quotients))
+        gains = [1.0, *(x for made, _ in options for x in made[0])]
+        times = [1.0, *(x for _, made in options for x in made[0])]
+        worth, trials = times[option] / gains[option], []
+        for at, (own, needed) in enumerate(options):
+            losses = needed[1] - own[1] * worth
+            trials.append((1 + at * steps, losses.min(), losses.argmin(), needed[1]))
+        choices.append((option, times[option], worth, trials))
+    tries = np.zeros((rows, len(made)), bool)
+    for row, (option, _, _, trials) in enumerate(choices):
+        for at, (part, (_, loss, _, _)) in enumerate(zip(made, trials, strict=True)):
+            known = part.trials
+            on = option == 0 and POLICY.ahead * loss <= known.budget[row]
+            due = known.unused[row] >= known.pause[row] if known.unused[row] > 0 else on
+            tries[row, at] = alive[row] and part.able[row] and due and loss <= known.budget[row]
+    found = []
+    for row, (option, time, worth, trials) in enumerate(choices):
+        tried = False
+        for at, (first, _, least, times) in enumerate(trials):
+            wanted = 2 * tries[:, at].sum() > len(live) if together else tries[row, at]
+            if wanted and not first <= choices[row][0] < first + steps and not tried:
+                option, time, tried = first + int(least), times[least], True
+        found.append((option, time, worth if tried else 1.0, tried, weight[row]))
+    return found
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("together", [True, False])
+def test_choices_by_definition(together, given):
+    """Random gains and times, parts that cannot draft or are late, rows that are done, budgets."""
+    rng, rows = np.random.default_rng(0), 4
+    kinds = collections.Counter()
+    for turn in range(60):
+        made = []
+        for name in ("lookup", "drafter"):
+            rates = rng.random((rows, 1)) * rng.random()
+            gains = np.stack([(rates ** np.arange(w)).sum(1) for w in WIDTHS], 1)
+            known = Trials(
+                rng.integers(0, 5, rows), rng.integers(1, 5, rows),
+                (rng.random(rows) * rng.choice([0.2, 2.0, 20.0])).astype(np.float32),
+            )  # fmt: skip
+            late = rng.random(rows) * rng.choice([0.0, 3.0])
+            made.append(
+                Part(name, gains.astype(np.float32), rng.random(rows) < 0.8,
+                     late.astype(np.float32), known)
+            )  # fmt: skip
+        seconds = np.sort(rng.random(5) * rng.choice([0.3, 1.5])) + 1
+        seconds = np.array([1.0, *seconds[1:3], *seconds[3:]], np.float32) * np.float32(0.02)
+        alive = rng.random(rows) < (0.8 if turn else 0.0)
+        left = rng.integers(1, rng.choice([4, 60]), rows) if given else None
+        found = choose(WIDTHS, seconds, made, alive, left, together)
+        wanted = naive_choice(seconds.astype(float), made, alive, left, together)
+        kinds.update((option, tried) for option, _, _, tried, _ in wanted)
+        for row, expected in enumerate(wanted):
+            got = [
+                x[row] for x in (found.option, found.time, found.worth, found.tried, found.weight)
+            ]
+            np.testing.assert_allclose(
+                got, expected, rtol=2e-4, atol=1e-6, err_msg=f"{turn}, {row}"
+            )
+    assert {(0, False), (1, False), (2, False), (4, False), (1, True), (3, True)} <= set(kinds)
+
+
+def test_when_a_trial_is_due():
+    """After its pause, or at once where it goes on, if its loss is within the budget."""
+    begun = Trials.start(np.full(2, 3), np.full(2, 1.0))
+    assert begun.unused.tolist() == [0, 0] and begun.pause.tolist() == [3, 3]
+    plain = np.array([True, False])
+    assert begun.due(np.full(2, 1 / 16), plain).tolist() == [True, False]
+    assert begun.due(np.full(2, 1 / 15), plain).tolist() == [False, False]
+    for unused, due in ((2, False), (3, True), (4, True)):
+        rested = dataclasses.replace(begun, unused=np.full(2, unused))
+        assert rested.due(np.array([1.0, 1.001]), plain).tolist() == [due, False]

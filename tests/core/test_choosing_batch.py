@@ -49,8 +49,8 @@ INIT = jax.jit(lambda params, prompt: PROPOSER.start(params, prompt, 32))
 OBSERVE = jax.jit(PROPOSER.observe)
 
 
-def after_trial(counts, drafts, worth=1.0, prior=0.5, together=True):
-    """The `Trials` of a lookup before and after a trial that took the time of 1.8 steps."""
+def observed(counts, drafts, worth=1.0, prior=0.5, together=True):
+    """The state before and after a trial of the lookup that took the time of 1.8 steps."""
     rows = len(counts)
     params = AdaptiveParams(
         None, None, np.array([1, 1.8], np.float32), np.int32(MEASURED),
@@ -71,7 +71,13 @@ def after_trial(counts, drafts, worth=1.0, prior=0.5, together=True):
         together=np.full(rows, together),
     )
     block = dataclasses.replace(prompt, count=np.array(counts))
-    return trials, OBSERVE(params, state, block).lookup.trials
+    return state, OBSERVE(params, state, block)
+
+
+def after_trial(*given, **options):
+    """The `Trials` of the lookup before and after it."""
+    before, after = observed(*given, **options)
+    return before.lookup.trials, after.lookup.trials
 
 
 @pytest.mark.parametrize(("together", "saved"), [(True, 0.25 * 3 + 0.75 * 1 - 1.8), (False, 1.2)])
@@ -87,3 +93,18 @@ def test_a_trial_pays_if_it_beats_what_decodes_otherwise(worth, pause):
     """Three tokens in the time of 1.8 steps beat plain decoding, but not a part twice as fast."""
     _, after = after_trial([3], [2], worth, prior=0.9)
     assert int(after.pause[0]) == pause
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_row_that_is_done_teaches_nothing(together):
+    """Its drafts were not judged, and its rates, pause and budget stay."""
+    before, after = observed([3, 0], [2, 2], together=together)
+    for name in ("recent", "by_depth", "weight"):
+        old, new = (np.asarray(getattr(state.rates, name)) for state in (before, after))
+        np.testing.assert_array_equal(old[1], new[1])
+        assert name == "weight" or (old[0] != new[0]).any()
+    np.testing.assert_array_equal(after.rates.by_depth[0, 0], [[1, 1], [1, 1]])  # both were right
+    assert after.lookup.trials.pause[1] == before.lookup.trials.pause[1]
+    _, alone = observed([3, 0], [2, 0], together=together)
+    for old, new in zip(jax.tree.leaves(alone.rates), jax.tree.leaves(after.rates), strict=True):
+        np.testing.assert_array_equal(old, new)

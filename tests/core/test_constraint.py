@@ -7,6 +7,7 @@ import json
 import re
 
 import counted
+import jax
 import jsonschema
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ import specjax
 from specjax import Automaton, Choice, JSONSchema, Regex
 from specjax.constraints import automaton_of
 from specjax.constraints import compile as compiling
+from specjax.constraints.automaton import Automata, size_of
+from specjax.constraints.lift import reachable
 from specjax.text import sandbox, token_bytes
 
 EXPRESSIONS = [
@@ -227,6 +230,16 @@ def test_shortest_and_longest():
     assert loop.without([0]).longest[0] == 1
 
 
+def test_what_no_text_reaches_is_left_out():
+    """The states that remain are numbered anew, wherever a text begins."""
+    whole = Automaton.of([{0: 3, 1: 3}, {0: 0}, {2: 1}, {}], [3], 4, start=1)
+    some = reachable(whole)
+    assert some.next.shape == (3, 3) and some.accepting.tolist() == [False, False, True]
+    assert [accepts(some, text) for text in ([0, 0], [0, 1], [0], [2, 0], [1])] == [
+        True, True, False, False, False,
+    ]  # fmt: skip
+
+
 def test_automata_are_kept(target, tmp_path, monkeypatch):
     """Another process reads the file, and a damaged file is made again."""
     constraint = JSONSchema(LOG)
@@ -357,6 +370,82 @@ def test_what_is_no_choice(texts):
 def test_what_is_no_automaton(ways, accepting, words):
     with pytest.raises(ValueError, match=words):
         Automaton.of(ways, accepting, 5)
+
+
+def may_follow(automaton, ends, text, length, limit, least):
+    """The tokens that may follow the drafts `text` below a root of this length, by definition."""
+    state = None if automaton is None else automaton.start  # None allows everything
+    for token in text:
+        after = -1 if state is None else int(automaton.next[state, automaton.classes[token]])
+        state = None if token in ends or after < 0 else after  # nothing is emitted any more
+    here, ways = length + len(text), {}  # token: the fewest and the most tokens of the text
+    for token in range(6):
+        after = -1 if state is None else int(automaton.next[state, automaton.classes[token]])
+        if token in ends and (state is None or automaton.accepting[state]):
+            ways[token] = here + 1, here
+        elif token not in ends and state is None:
+            ways[token] = here + 1, np.inf
+        elif token not in ends and after >= 0:
+            ways[token] = here + 1 + automaton.shortest[after], here + 1 + automaton.longest[after]
+    fitting = {token for token in ways if ways[token][0] <= limit} or set(ways)
+    return {token for token in fitting if ways[token][1] >= least} or fitting or set(range(6))
+
+
+def test_what_may_follow_by_definition():
+    """At the nodes of a wide tree, near a limit and before the fewest tokens."""
+    loop = Automaton.of([{0: 1, 1: 2}, {2: 0, 3: 2}, {3: 3}, {}], [2, 3], 6)
+    line = Automaton.of([{4: 1, 5: 1}, {0: 2, 1: 3, 4: 2}, {2: 3}, {}], [1, 3], 6)
+    rows, ends = (loop, line, None, loop), [{5}, {3}, {5}, {5, 2}]
+    rows = [one and one.without(those) for one, those in zip(rows, ends, strict=True)]
+    eos = np.array([[5, -1], [3, -1], [5, -1], [5, 2]], np.int32)
+    automata = Automata.of_rows(rows, 6).begin(eos)
+    rng, allow = np.random.default_rng(0), jax.jit(type(automata).allow)
+    for _ in range(12):
+        path = rng.integers(0, 6, (4, 33, 2), np.int32)
+        depth = rng.integers(0, 3, (4, 33))
+        path[np.arange(2) >= depth[..., None]] = -1
+        length, least = rng.integers(1, 5, 4), rng.integers(0, 9, 4)
+        limit = length + rng.integers(1, 6, 4)
+        numbers = (x.astype(np.int32) for x in (length, limit, least))
+        kept = np.isfinite(allow(automata, np.zeros((4, 33, 6), np.float32), path, *numbers))
+        for row, node in np.ndindex(4, 33):
+            text = path[row, node, : depth[row, node]].tolist()
+            wanted = may_follow(rows[row], ends[row], text, length[row], limit[row], least[row])
+            assert set(np.flatnonzero(kept[row, node])) == wanted, (row, text)
+
+
+def test_drafts_that_must_follow_by_definition():
+    """Up to the first state with several ways, or to the EOS where a text has to end."""
+    one = Automaton.of([{0: 1}, {2: 2}, {1: 3, 4: 3}, {0: 4}, {}], [4], 6)
+    rows, eos = (one, one, None, one), np.array([[5, -1], [5, 3], [5, -1], [3, -1]], np.int32)
+    automata = Automata.of_rows(rows, 6).begin(eos)
+    begun = dataclasses.replace(automata, state=np.array([1, 4, 0, 3], np.int32))
+    tokens, count = jax.jit(type(begun).drafts, static_argnums=1)(begun, 4, eos)
+    assert count.tolist() == [2, 2, 0, 0]
+    assert [row[:n].tolist() for row, n in zip(tokens, count, strict=True)] == [
+        [0, 2],
+        [0, 5],
+        [],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(("states", "size"), [(255, 256), (256, 1024), (1023, 1024), (1024, 4096)])
+def test_sizes_of_automata(states, size):
+    """A state and a class more than the automaton has, and then as few sizes as possible."""
+    table = np.full((states, 127), -1, np.int32)
+    table[:-1, 0] = np.arange(1, states)
+    automaton = Automaton(np.zeros(6, np.int32), table, np.arange(states) == states - 1)
+    assert size_of([None, automaton]) == (size, 128)
+    assert size_of([None]) == (256, 128)
+
+
+def test_rows_take_automata_of_the_target_alone():
+    """And the message says which row has another one."""
+    rows = [None, Automaton.of([{0: 0}], [0], 7)]
+    with pytest.raises(ValueError, match=r"row 1 is for 7 tokens, and the target has 8: compile"):
+        Automata.of_rows(rows, 8)
+    assert Automata.of_rows(rows, 7).classes.shape == (2, 7)
 
 
 def test_a_vocabulary_that_cannot_write_a_character():

@@ -16,9 +16,11 @@ from votes import agreed, contexts, mixed
 
 import specjax
 from specjax import Datastore, load_datastore, save_datastore
-from specjax.methods import DEPTH, DatastoreParams
+from specjax.contract import Lookahead
+from specjax.methods import DEPTH, DatastoreParams, DatastoreSource
 from specjax.methods.datastore import lookup
 from specjax.methods.datastore.sorting import SEPARATORS, sort_places
+from specjax.types import Block
 
 VOCAB = 6
 
@@ -61,7 +63,9 @@ def test_places_are_sorted_by_their_contexts(vocab):
 def test_the_ranges_are_those_of_a_scan(size):
     """For every context, drawn from the corpus or not, the search finds what a scan finds."""
     rng = np.random.default_rng(size)
-    texts = corpus(rng, size // 20)
+    texts, base = corpus(rng, size // 20), rng.integers(0, VOCAB, 30)
+    # Texts that differ in one token, which some contexts have far back.
+    texts += [np.where(np.arange(30) == at, 5 - base, base).tolist() for at in (5, 11, 14, 20)]
     store = Datastore.build(texts, vocab_size=VOCAB)
     arrays, places = store.arrays(), contexts(texts)
     find = jax.jit(lookup._ranges)
@@ -78,6 +82,33 @@ def test_the_ranges_are_those_of_a_scan(size):
         assert at == sum(context < tuple(padded(some).tolist()) for context in before)
 
 
+def test_the_window_is_around_the_context():
+    """Of more places than it holds that begin alike, those next to where the context belongs."""
+    rng = np.random.default_rng(5)
+    texts = corpus(rng, 60)
+    store, places = Datastore.build(texts, vocab_size=VOCAB), contexts(texts)
+    arrays, tokens = store.arrays(), np.asarray(store.tokens, np.int64)
+    look = jax.jit(lambda some: (*(found := lookup._ranges(arrays, some)), *lookup._places(
+        arrays, some, *found[:2], jnp.minimum(found[1] - found[0], lookup._SAMPLE), found[2]
+    )))  # fmt: skip
+    seen = set()
+    for _ in range(40):
+        some = padded(places[rng.integers(len(places))][0])
+        low, high, at, short, near, agree = map(np.asarray, look(some))
+        first = max(min(at - 32, high[0] - 64), low[0])
+        seen.add((first == at - 32, first == low[0], first == high[0] - 64))
+        for index, token, same in zip(range(first, first + 64), near, agree, strict=True):
+            place = DEPTH + int(store.order[min(index, len(store.order) - 1)])
+            assert token == tokens[place]
+            before = tokens[place - 1 : place - 9 : -1].tolist()
+            assert same == (agreed(before, some[:8].tolist()) if index < high[0] else 0)
+        for n in range(lookup._SHORT):
+            count = min(high[n] - low[n], 128)
+            spread = [low[n] + (high[n] - low[n]) * part // count for part in range(count)]
+            assert short[n, :count].tolist() == tokens[store.order[spread] + DEPTH].tolist()
+    assert np.any(list(seen), axis=0).all()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_votes_are_mixed_as_documented(seed):
     """A naive count over all places gives the same distribution, with the own text and without."""
@@ -89,7 +120,8 @@ def test_votes_are_mixed_as_documented(seed):
     own = rng.integers(0, VOCAB, 14).tolist() if seed % 2 else [3, 1]
     text = np.zeros(20, np.int32)
     text[: len(own)] = own
-    for drafts in ([], [2], [0, 5, 1]):
+    known = max(texts, key=len)
+    for drafts in ([], [2], [0, 5, 1], known[8:4:-1], known[12:4:-1]):  # the newest token first
         some = (*drafts, *own[::-1])
         made = jax.jit(lookup.look_up)(arrays, padded(some), text, np.int32(len(own)))
         places = [(c, t) for c, t in contexts([own]) if c]
@@ -303,3 +335,12 @@ def test_the_command(tmp_path, capsys):
     pycode = TINY.parent / "pycode" / "target"
     told = failure(capsys, "datastore", "info", out, "--tokenizer", pycode)
     assert "another tokenizer" in told
+
+
+def test_the_own_text_has_room_for_a_step():
+    """A step writes all of its tokens behind the text, those beyond the capacity included."""
+    arrays = Datastore.build([[1, 2, 1]], vocab_size=VOCAB).arrays()
+    tokens = np.ones((2, 5), np.int32)
+    prompt = Block(tokens, tokens[..., None].astype(np.float32), np.array([5, 3]))
+    state = DatastoreSource(VOCAB).init(arrays, prompt, 9, Lookahead(3, 4, True))
+    assert state.tokens.shape == (2, 9 + 3 + 1)

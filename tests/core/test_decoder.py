@@ -1,6 +1,7 @@
 """The decoder's functions one at a time: a step can be vmapped, and invalid input is refused."""
 
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from toys import TABLES as toys
 
 import specjax
+from specjax.decoding.commit import emit
 
 
 def test_stream_refuses_an_empty_chunk():
@@ -171,3 +173,33 @@ def test_step_vmaps():
         alone, _ = step(arrays, state)
         np.testing.assert_array_equal(both.tokens[number], alone.tokens)
         np.testing.assert_array_equal(both.length[number], alone.length)
+
+
+def test_the_numbers_of_logprobs_that_there_are():
+    """None, that of each token alone, and those of all tokens."""
+    given = toys.model(), specjax.NoProposer(), specjax.Match(), (), toys.CAPACITY
+    for number in (None, 0, toys.VOCAB):
+        specjax.Decoder(*given, num_logprobs=number)
+    for number in (-1, toys.VOCAB + 1):
+        with pytest.raises(ValueError, match=rf"num_logprobs={number} .* in \[0, {toys.VOCAB}\]"):
+            specjax.Decoder(*given, num_logprobs=number)
+
+
+def test_what_a_step_emits_by_definition():
+    """The accepted drafts and the next token up to an EOS or the limit; nothing of done rows."""
+    rng, rows, depth = np.random.default_rng(0), 64, 3
+    accepted = rng.integers(0, 9, (rows, depth + 1), np.int32)
+    number, following = rng.integers(0, depth + 1, rows), rng.integers(0, 9, rows)
+    length, room, done = np.full(rows, 7), rng.integers(1, 6, rows), rng.random(rows) < 0.2
+    eos = np.where(rng.random((rows, 2)) < 0.5, rng.integers(0, 9, (rows, 2)), -1)
+    state = types.SimpleNamespace(length=length, limit=length + room, eos=eos, done=done)
+    emitted, count, after = jax.jit(
+        lambda fields, *given: emit(types.SimpleNamespace(**fields), *given)
+    )(vars(state), accepted, number, following)
+    for row in range(rows):
+        tokens = [*accepted[row, 1 : number[row] + 1].tolist(), int(following[row])][: room[row]]
+        ends = [at for at, token in enumerate(tokens) if token in set(eos[row].tolist()) - {-1}]
+        tokens = tokens[: ends[0] + 1] if ends else tokens
+        wanted = 0 if done[row] else len(tokens)
+        assert count[row] == wanted and emitted[row, :wanted].tolist() == tokens[:wanted]
+        assert after[row] == (done[row] or bool(ends) or len(tokens) == room[row])

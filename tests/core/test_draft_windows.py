@@ -1,5 +1,6 @@
 """Windows of drafters: which layers have one, and which tokens a slot of a block sees."""
 
+import dataclasses
 import pathlib
 
 import jax.numpy as jnp
@@ -158,3 +159,39 @@ def test_a_slot_sees_its_window(anchored, causal):
 def test_anchored_windows_need_a_window():
     with pytest.raises(ValueError, match="anchored_windows=True, and no layer has a window"):
         BlockDraftConfig(QWEN3_2, 8, BLOCK, 0, (), True)
+
+
+def test_later_passes_see_the_earlier_ones_of_their_branch():
+    """A pass sees the text before its branch, earlier passes over the branch whole, and itself by
+    the mask; a window counts from the positions of the branch."""
+    leaves, width, passes = np.array([[7, 1, 5]]), 2, 3
+    at = jnp.asarray(leaves[:, :, None] + np.arange(width))
+    pair = (jnp.zeros((1, 1, TEXT, 8)), jnp.ones((1, 1, TEXT, 8)))
+    cache = dataclasses.replace(BranchCache.text(1, TEXT), keys=pair, values=pair)
+    cache = cache.leaving(jnp.asarray(leaves), at)
+    for n in range(1, passes):
+        cache = cache.go_on(at + n)
+    own = width * leaves.size
+    positions = np.asarray(cache.next_positions(own))
+    np.testing.assert_array_equal(positions, np.asarray(at + passes - 1).reshape(1, -1))
+    mask = np.array([[[False, True], [True, False]]])
+    for inside, window in ((None, None), (mask, None), (mask, 4)):
+        seen = np.asarray(cache.visible(cache.next_positions(own), inside, window))[0]
+        assert seen.shape == (own, TEXT + passes * own)
+        for token in range(own):
+            branch, slot = divmod(token, width)
+            for t in range(TEXT):
+                near = window is None or positions[0, token] - t < window
+                assert seen[token, t] == (near and t < leaves[0, branch])
+            for n, other, place in np.ndindex(passes, leaves.size, width):
+                column = TEXT + n * own + other * width + place
+                allowed = place <= slot if inside is None else mask[0, slot, place]
+                far = positions[0, token] - int(at[0, other, place] + n)
+                wanted = other == branch and (n < passes - 1 or allowed)
+                assert seen[token, column] == (wanted and (window is None or far < window))
+    second = cache.layer(1)
+    assert second.keys[0] is pair[1] and second.values[0] is pair[1]
+    new = jnp.full((1, 1, own, 8), 2.0, jnp.bfloat16)
+    for staged in second.stage(new, new):
+        assert staged.dtype == jnp.float32 and (staged[:, :, :TEXT] == 1).all()
+        assert staged.shape == (1, 1, TEXT + own, 8) and (staged[:, :, TEXT:] == 2).all()

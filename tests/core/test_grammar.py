@@ -19,6 +19,7 @@ import bench.automata
 import specjax
 from specjax import Choice, Grammar, JSONSchema
 from specjax.constraints import Matchers, automaton_of, matchers_of
+from specjax.constraints.grammar import GrammarMatcher
 from specjax.text import token_bytes
 
 SUM, NEST, LIST = constrained.GRAMMARS
@@ -53,6 +54,24 @@ def judged(target, grammar, text, tokens, finish):
     ended = finish == "eos"
     assert constrained.begins(target, grammar, tokens[: len(tokens) - ended])
     return not ended or constrained.complete(grammar, text)
+
+
+@pytest.mark.parametrize("size", [31, 32, 33, 64, 95])
+def test_a_mask_has_the_tokens_of_the_vocabulary(size):
+    """And not the EOS that llguidance has after them, nor what fills the last word."""
+
+    class Everything:
+        def deep_copy(self):
+            return self
+
+        def compute_bitmask(self):
+            return np.full(size // 32 + 1, 2**32 - 1, np.uint32).tobytes()
+
+    matcher = GrammarMatcher(Everything(), size, "everything")
+    words = np.zeros(matcher.words, np.uint32)
+    matcher.allowed(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    assert bits[:size].all() and not bits[size:].any()
 
 
 def test_texts_fit_and_speculation_changes_none(target, plain):

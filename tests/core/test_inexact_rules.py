@@ -151,3 +151,15 @@ def test_a_threshold_outside_0_and_1_is_refused(name, value):
     )
     with pytest.raises(ValueError, match=rf"^{name}=.* is not allowed; it must lie in"):
         toys.prefill(decoder, toys.params("none"))
+
+
+@pytest.mark.parametrize(("flat_first", "accepted"), [(True, 1), (False, 0)])
+def test_a_draft_is_judged_by_the_entropy_before_it(flat_first, accepted):
+    """A token of 0.3 is plausible after a flat distribution, whatever follows it."""
+    flat, sure = [0.5, 0.3, 0.2], [0.7, 0.3, 0.0]  # exp(-entropy) is 0.36 and 0.54
+    target = np.array([[flat, sure] if flat_first else [sure, flat]])
+    draw = ForcedTokens(np.zeros((1, 2), int), 3)
+    emitted = outcomes(
+        Typical(0.9, 0.8), (-1, 0), draw, np.ones(1), np.array([[0, 1]]), target, None
+    )
+    assert emitted.num_accepted.tolist() == [accepted]

@@ -1,6 +1,7 @@
 """What the proposers draft, against drafting without caches, masks and batches."""
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from specjax import (
 )
 from specjax.methods import DraftSource, EarlyExitSource, MedusaSource, TranslatedSource
 from specjax.proposers import Chain, ChoiceTree, StaticTree
+from specjax.proposers.own_text import OwnText
 
 NET = toys.model(num_layers=1)
 
@@ -169,3 +171,43 @@ def test_two_proposers_that_may_abstain():
     for first, second in ((True, False), (False, True), (False, False)):
         parts = NGram(2, may_abstain=first), NGram(2, may_abstain=second)
         assert not FirstOf(*parts).narrower
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 1), (1, 3), (2, 4)])
+def test_what_is_looked_up_by_definition(least, most):
+    """What followed the latest of the longest agreements with the end of the text, up to the end of
+    a document, and again from the match where the text ends."""
+    rng, drafts, rows, width = np.random.default_rng(0), 4, 256, 16
+    proposer = NGram(drafts, max_ngram=most, min_ngram=least)
+    assert (proposer.num_nodes, proposer.max_depth) == (drafts + 1, drafts)
+    tokens = rng.integers(0, 3, (rows, width + drafts + 1), np.int32)
+    tokens[rng.random(tokens.shape) < 0.1] = -1
+    length, pending = rng.integers(0, width, rows, np.int32), rng.integers(0, 3, rows, np.int32)
+    made = jax.jit(
+        lambda state, pending: proposer.propose(None, state, types.SimpleNamespace(pending=pending))
+    )(OwnText(tokens, length), pending)[0]
+    found = set()
+    for row in range(rows):
+        end = int(length[row])
+        text = [*tokens[row, :end].tolist(), int(pending[row])]
+        best, at = 0, -1
+        for place in range(end):
+            same = 0
+            while same < min(most, place + 1) and text[place - same] == text[end - same] >= 0:
+                same += 1
+            if same >= max(least, best):
+                best, at = same, place
+        wanted = [text[at + 1 + n % (end - at)] for n in range(drafts)] if best else []
+        wanted = wanted[: wanted.index(-1)] if -1 in wanted else wanted
+        assert made.tokens[row, : len(wanted) + 1].tolist() == [text[-1], *wanted]
+        chain = [n if n < len(wanted) else -1 for n in range(drafts)]
+        assert made.parent[row].tolist() == [-1, *chain]
+        found.add((best, len(wanted)))
+    assert {best for best, _ in found} == {0, *range(least, most + 1)}
+    assert {count for _, count in found} == set(range(drafts + 1))
+
+
+def test_what_a_lookup_refuses():
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=f"num_drafts={wrong}"):
+            NGram(wrong)

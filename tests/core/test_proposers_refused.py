@@ -1,5 +1,6 @@
 """Proposers that cannot work are refused by name, with the cure."""
 
+import dataclasses
 import functools
 
 import jax
@@ -20,6 +21,7 @@ from specjax import (
     NoProposer,
 )
 from specjax.methods import DraftSource
+from specjax.proposers import Adaptive
 
 NET = toys.model(num_layers=1)
 
@@ -78,6 +80,29 @@ REFUSED = {
         lambda: FirstOf(NGram(2), EarlyExit(TRANSFORMERS.model(), 1, 2)),
         ["Chain over EarlyExitSource drafts in the target's cache", "alone"],
     ),
+    "no part of an Adaptive": (lambda: Adaptive(None, None, (1,)), ["draft [] tokens deep"]),
+    "unequal parts of an Adaptive": (
+        lambda: Adaptive(NGram(2), DraftModel(NET, toys.VOCAB, 3), (1, 3)),
+        ["draft [2, 3] tokens deep", "the same num_drafts"],
+    ),
+    "a tree in an Adaptive": (
+        lambda: Adaptive(NGram(2), DraftTree(NET, toys.VOCAB, (2, 1)), (1, 3)),
+        ["a StaticTree drafts trees", "pass chains"],
+    ),
+    "a shared cache in an Adaptive": (
+        lambda: Adaptive(NGram(2), EarlyExit(TRANSFORMERS.model(), 1, 2), (1, 3)),
+        ["drafts trees or in the target's cache", "pass chains"],
+    ),
+    "widths without all drafts": (
+        lambda: Adaptive(NGram(3), None, (1, 3)),
+        ["widths=(1, 3)", "from 1 to 4"],
+    ),
+    "widths without none": (lambda: Adaptive(NGram(3), None, (2, 4)), ["widths=(2, 4)"]),
+    "widths twice": (lambda: Adaptive(NGram(3), None, (1, 2, 2, 4)), ["ascending numbers"]),
+    "an Adaptive without costs": (
+        lambda: Adaptive(NGram(3), None, (1, 4)).bind(None, None),
+        ["specjax.adaptive(...)"],
+    ),
     "more nodes than tokens": (
         lambda: Decoder(toys.model(), NoProposer(num_nodes=9), RULES["match"](), (), 8),
         ["9 nodes", "capacity of 8", "propose fewer"],
@@ -119,3 +144,26 @@ def test_siblings_as_point_masses_do_not_stand_beside_drawn_ones():
             Decoder(toys.model(), proposer, RULES["rejection"](), (), toys.CAPACITY)
     assert FirstOf(grown, NGram(2)).point_mass  # two of point masses go together
     Decoder(toys.model(), FirstOf(grown, NGram(2)), RULES["rejection"](), (), toys.CAPACITY)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tapped(NGram):
+    """A proposer that reads some layers of the target."""
+
+    layers: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.declare(taps=self.layers)
+
+
+def test_two_proposers_read_the_same_layers_or_one_reads_none():
+    for one, two in (((1,), (1,)), ((), (2,)), ((2,), ()), ((), ())):
+        assert FirstOf(Tapped(layers=one), Tapped(layers=two)).taps == (one or two)
+    with pytest.raises(ValueError, match=r"the layers \(1,\) and \(2,\) .* the same taps"):
+        FirstOf(Tapped(layers=(1,)), Tapped(layers=(2,)))
+
+
+def test_the_narrowest_tree_is_one():
+    assert tree_of(width=1, num_nodes=3).max_depth == 2
+    assert tree_of(width=29, num_nodes=2).num_nodes == 2

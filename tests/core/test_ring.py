@@ -81,3 +81,4 @@ def test_where_a_ring_saves_nothing_there_is_none():
     windowed = jax.eval_shape(lambda: prefill.empty_cache(rings.model((16, None)), 2, 64, 4))
     assert jax.tree.leaves(plain) == jax.tree.leaves(windowed)
     assert windowed.rings == (None, None)
+    assert [windowed.layer(i).windows for i in range(2)] == [(16,), (None,)]

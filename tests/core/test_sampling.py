@@ -258,3 +258,34 @@ def test_acceptance_draws_are_uniform():
     assert uniforms.min() >= 0
     assert uniforms.max() < 1
     assert scipy.stats.chisquare(np.histogram(uniforms, 10, (0, 1))[0]).pvalue > 1e-6
+
+
+def test_what_other_platforms_run_computes_the_same(monkeypatch):
+    """The greatest numbers, the first of equal ones, and the noise of a node."""
+    x = np.random.default_rng(0).integers(0, 9, (7, 40)).astype(np.float32)
+    x[0, 3:] = -np.inf
+    draw = sampling.SharedDraw(jnp.arange(12.0).reshape(4, 3))
+    depth = jnp.array([0, 3, 1, 2])
+
+    def made():
+        return [sampling.argmax(x), *sampling.top_k(x, 3), draw.noise(depth, depth)]
+
+    here = made()
+    np.testing.assert_array_equal(here[0], x.argmax(-1))
+    monkeypatch.setattr(sampling, "on_cpu", lambda cpu, other, *given: other(*given))
+    monkeypatch.setattr(sampling, "on_tpu", lambda tpu, other, *given: tpu(*given))
+    for one, another in zip(here, made(), strict=True):
+        np.testing.assert_array_equal(one, another)
+
+
+def test_the_order_of_siblings():
+    """First those that are kept, by what is drawn; then the others by their logits; last those that
+    were excluded in spite of a greater logit.  A constraint may keep what a model cannot draft."""
+    infinity = np.inf
+    logits = jnp.array([2.0, -infinity, 0.5, 0.3, 1.0, -1.0, -2.0])
+    warped = jnp.array([2.0, 0.0, 0.5, *[-infinity] * 4])
+    noise = jnp.array([-3.0, 0.1, 0.2, 9.0, 9.0, 9.0, 9.0])
+    found = sampling.scores(logits, warped, noise)
+    assert np.argsort(-found).tolist() == [2, 1, 0, 3, 5, 6, 4] and np.isfinite(found).all()
+    np.testing.assert_allclose(found[:3], [-1.0, 0.1, 0.7], rtol=1e-6)
+    np.testing.assert_allclose(found[3:4] - found[5:7], [1.3, 2.3], rtol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 from automata_of_bytes import accepts, every
 
 from specjax import JSONSchema, Regex
+from specjax.constraints.byte_automaton import absent_from
 
 
 def compiled(schema, whitespace=""):
@@ -60,6 +61,8 @@ def test_members_that_may_lack():
         ({"type": "array", "items": {"const": 1}, "minItems": 1.0, "maxItems": 1.0}, {"[1]"}),
         ({"type": "array", "items": {"const": 1}, "maxItems": 0}, {"[]"}),
         ({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "minItems": 1}, {"[1,2]"}),
+        ({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "minItems": 2,
+          "maxItems": 2}, {"[1,2]"}),
         ({"type": "array", "items": [{"const": 1}], "additionalItems": False}, {"[1]"}),
         ({"type": "object", "properties": {"a": False, "b": {"const": 1}}}, {"{}", '{"b":1}'}),
         ({"type": "object", "properties": {"a": False}, "required": ["a"]}, set()),
@@ -72,6 +75,20 @@ def test_members_that_may_lack():
 )  # fmt: skip
 def test_the_texts_of_a_small_schema(schema, texts):
     assert every(compiled(schema)) == texts
+
+
+def test_a_schema_has_so_many_parts():
+    """The last of them is read, and one more is refused."""
+    assert every(compiled({"anyOf": [False] * 4095})) == set()
+    with pytest.raises(ValueError, match="the schema is too large"):
+        compiled({"anyOf": [False] * 4096})
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_counts_beside_items_that_are_written_out(count):
+    two = {"type": "array", "prefixItems": [{"const": 1}, {"const": 2}]}
+    with pytest.raises(ValueError, match="minItems or maxItems beside prefixItems"):
+        compiled({**two, "minItems" if count > 2 else "maxItems": count})
 
 
 SCALARS = {
@@ -114,6 +131,18 @@ def test_an_expression_is_matched_from_its_beginning_only(expression):
     assert automaton.example() is not None
 
 
+@pytest.mark.parametrize(
+    ("expression", "absent"),
+    [
+        ("a[b.]c", True), ("[[a].]", True), (r"\.\d\w\[", True), ("]a", True), ("a.b", False),
+        ("[a].", False), ("].", False), ("[^a]", False), ("[[:alpha:]]", False), (r"\D", False),
+        (r"\x00", False), ("[\0]", False),
+    ],
+)  # fmt: skip
+def test_an_expression_that_shows_that_a_character_is_absent(expression, absent):
+    assert absent_from(expression) == ("\0" if absent else "")
+
+
 PROBES = [*map(chr, range(0x20, 0x7F)), *"éßK٣中😀\u0085\u00a0\u1680\u2028\u3000\ufeff\n\r\t\b\f"]
 WORD = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 SPACE = set(" \t\n\r\f\u00a0\u1680\u2028\u3000\ufeff")
@@ -153,6 +182,7 @@ PATTERNS = {
     "x{": ("x{", "x"), "a*?b??": ("aa ab b", "ba"), "(?i)ab": ("ab AB aB", "abc"),
     "(?i:a)b": ("ab Ab", "AB"), r"^[^@\s]+@[^@\s]+\.\w{2,}$": ("a@b.cc é@x.y.zz", "a@b a@@b.cc"),
     "^.+$": ("a {} é", ""), "": ("", "a"), "^$": ("", "a"), "[[:a]+]": ("a] :[]", "a"),
+    'a"b': ('a"b', 'ab a\\"b'), r"a\\\n": ("a\\\n", "a a\\n"),
 }  # fmt: skip
 
 
@@ -168,8 +198,10 @@ def test_the_strings_of_a_pattern(pattern):
     ("pattern", "words"),
     [
         ("(?!a)b", "look-ahead"), ("(?<=a)b", "look-behind"), (r"(a)\1", "back-reference"),
-        (r"(?<n>a)\k<n>", "back-reference"), (r"\ba", r"has \\b"), (r"\Aa", r"\\A, which is no"),
+        (r"(?<n>a)\k<n>", "back-reference"), (r"\ba", r"has \\b, which no"),
+        (r"\B", r"has \\B, which no"), (r"\01a", "back-reference"), (r"\Aa", r"\\A, which is no"),
         ("a^b", "does not begin"), ("a$b", "does not end"), ("(^a)+", "does not begin"),
+        ("a(^b)", "does not begin"), ("(a$)b", "does not end"), (r"\udc00\udc00", "no text"),
         ("^*", r"repeats '\^'"), ("a**", "nothing before it"), ("+", "nothing before it"),
         ("(a", r"'\(' without"), ("a)", r"'\)' without"), ("[a", r"'\[' without"),
         ("[a-", r"'\[' without"), ("[z-a]", "from 'z' down to 'a'"), ("\\", "escape"),

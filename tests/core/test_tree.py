@@ -126,6 +126,7 @@ def test_from_choices_of_nothing_is_the_root():
     ("choices", "message"),
     [
         (((0,), (1, 0)), r"\(1, 0\) has no parent: add \(1,\)"),
+        (((0,), (0, 0, 0)), r"\(0, 0, 0\) has no parent: add \(0, 0\)"),
         (((0,), (2,)), r"\(2,\) has no better sibling: add \(1,\)"),
         (((0,), (0, 0), (0,)), "distinct"),
         (((0,), ()), "not empty"),
