@@ -27,15 +27,16 @@ _FEW = 16  # so many siblings or levels are worth a pass over the vocabulary eac
 _BLOCKS = (128, 64, 32)  # sizes of the blocks in which a CPU looks for a maximum
 
 _LEAST_TEMPERATURE = 1e-20
-"""Logits up to 3e18 stay finite when they are divided by it.  The noise only decides between logits
-that are equal, or within 1e-18 of each other."""
+"""The least temperature that divides logits: logits up to 3e18 stay finite.  The noise only decides
+between logits that are equal, or within 1e-18 of each other.
+"""
 
 _Numbers = float | Sequence[float] | np.ndarray | Array
 
 
 @struct.dataclass
 class Sampling:
-    """One number per row: new values never recompile, and different requests can share a batch."""
+    """Sampling settings, one number per row: new values never recompile, and rows may differ."""
 
     temperature: Array  # [B] float32; 0 is greedy; values between 0 and 1e-20 count as 1e-20
     top_k: Array  # [B] int32; 0 keeps all
@@ -87,16 +88,17 @@ def temperatures(value: object, batch: int) -> np.ndarray:
 
 
 def make_key(seed: int | Array | np.ndarray) -> Array:
-    """A PRNG key of `seed` for decoding, always of the implementation "threefry2x32".
+    """Returns a PRNG key of `seed` for decoding, always of the implementation "threefry2x32".
 
-    With it the noise of a row depends only on the row's own key, as every exact rule requires.
-    Under `vmap`, JAX's "rbg" would draw the numbers of all rows from the first key alone.
+    With this implementation the noise of a row depends only on the row's own key, as every exact
+    rule requires.  Under `vmap`, JAX's "rbg" would draw the numbers of all rows from the first key
+    alone.
     """
     return jax.random.key(seed, impl=_IMPLEMENTATION)
 
 
 def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
-    """`key` as [rows] typed keys.
+    """Returns `key` as [rows] typed keys.
 
     Raw keys of `jax.random.PRNGKey`, [rows, 2] uint32, are wrapped and give the same numbers.
 
@@ -125,7 +127,7 @@ def argmax(x: Array) -> Array:
     """Index of the first maximum along the last axis, int32."""
 
     def first(x: Array, best: Array) -> Array:
-        """The index of the first number that equals `best` [..., 1]; the last if none does."""
+        """Returns the index of the first number equal to `best` [..., 1]; the last if none is."""
         index = jnp.arange(x.shape[-1], dtype=jnp.int32)
         return jnp.min(jnp.where(x == best, index, x.shape[-1] - 1), axis=-1)
 
@@ -218,7 +220,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
 
 
 def scores(logits: Array, warped: Array, noise: Array | float) -> Array:
-    """[..., V] scores: the tokens with the greatest scores become siblings.
+    """Returns [..., V] scores, of which the tokens with the greatest become siblings.
 
     Tokens that `warped` keeps score warped + noise.  All others score below them, in the order of
     `logits`, but for those that processors exclude in spite of greater logits.  So siblings are
@@ -299,7 +301,7 @@ class SharedDraw:
         return cls(jax.lax.cond(sampled, noise, lambda: empty))
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """One row: Gumbel noise [M, V] for the children of nodes at `depth` [M]."""
+        """Returns Gumbel noise [M, V] of one row, for the children of nodes at `depth` [M]."""
         del node
         levels = range(1, len(self.gumbel))
 
@@ -324,14 +326,14 @@ class SharedDraw:
 
 @struct.dataclass
 class PositionDraw:
-    """The noise of `SharedDraw`, computed wherever it is asked for."""
+    """The noise of `SharedDraw`, computed at each use."""
 
     key: Array  # [B] PRNG keys of the rows
     position: Array  # [B] positions of the roots
     size: int = struct.field(pytree_node=False)
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """One row: as `SharedDraw.noise`."""
+        """Returns the noise of one row, as `SharedDraw.noise`."""
         del node
         keys = jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.position + 1 + depth)
         return jax.vmap(lambda key: _gumbel(key, self.size))(keys)
@@ -353,24 +355,26 @@ class IndependentDraw:
 
     @classmethod
     def create(cls, key: Array, position: Array, size: int, num_nodes: int) -> IndependentDraw:
-        """From the rows' keys [B], the positions [B] of the roots, and the vocabulary size."""
+        """Makes the streams from the rows' keys [B], the positions [B] of the roots, and the
+        vocabulary size.
+        """
         return cls(jax.vmap(jax.random.fold_in)(key, position), size, num_nodes)
 
     def _stream(self, stream: int) -> Array:
         return jax.random.fold_in(self.key, stream)
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """One row: Gumbel noise [M, V] for drawing the children of the nodes `node` [M]."""
+        """Returns Gumbel noise [M, V] of one row for the children of the nodes `node` [M]."""
         del depth
         stream = self._stream(_PROPOSE)
         return jax.vmap(lambda n: _gumbel(jax.random.fold_in(stream, n), self.size))(node)
 
     def acceptance(self, num_nodes: int) -> Array:
-        """One row: uniform [N] in [0, 1)."""
+        """Returns uniform draws [N] in [0, 1) of one row."""
         # All of them, so that the first ones do not depend on how many nodes the target reads.
         drawn = jax.random.uniform(self._stream(_ACCEPT), (self.num_nodes,), jnp.float32)
         return drawn[:num_nodes]
 
     def residual(self) -> Array:
-        """One row: Gumbel [V] for the residual or bonus token."""
+        """Returns Gumbel noise [V] of one row, for the residual or bonus token."""
         return _gumbel(self._stream(_RESIDUAL), self.size)

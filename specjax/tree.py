@@ -34,7 +34,9 @@ class Tree:
 
     @classmethod
     def of(cls, parent: Array, max_depth: int, is_chain: bool = False) -> Self:
-        """From `parent` [N].  With `is_chain`, node n has depth n, even if it is absent."""
+        """Computes the arrays from `parent` [N].  With `is_chain`, node n has depth n, even if
+        absent.
+        """
         num_nodes = parent.shape[0]
         node = jnp.arange(num_nodes, dtype=jnp.int32)
         if is_chain:
@@ -78,7 +80,7 @@ def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
 
 
 def ancestor_mask(parent: Array) -> Array:
-    """[N] -> [N, N] bool: whether m is an ancestor of n, or n itself.
+    """[N] -> [N, N] bool: entry (n, m) is True if m is an ancestor of n, or n itself.
 
     It is the transitive closure of (I | parent).  Repeated squaring adds paths of length 1, 2, 4,
     ..., so there is no loop over nodes.
@@ -103,7 +105,7 @@ def path(parent: Array, node: Array, max_depth: int) -> Array:
 
 
 def _paths(ancestors: Array, max_depth: int) -> Array:
-    """[N, N] -> [N, max_depth + 1]: the path lists the ancestors in index order."""
+    """[N, N] -> [N, max_depth + 1]: the ancestors of each node in index order: its path."""
     num_nodes = ancestors.shape[0]
     rank = running_sum(ancestors.astype(jnp.int32)) - 1  # [N, M]
     step = jnp.arange(max_depth + 1)[:, None]
@@ -113,7 +115,7 @@ def _paths(ancestors: Array, max_depth: int) -> Array:
 
 
 def path_tokens(tokens: Array, parent: Array, max_depth: int) -> Array:
-    """[N], [N] -> [N, max_depth]: as `Tree.path_tokens`."""
+    """[N], [N] -> [N, max_depth]: the tokens on the path to each node, as `Tree.path_tokens`."""
     return Tree.of(parent, max_depth).path_tokens(tokens)
 
 
@@ -124,14 +126,14 @@ def prune(parent: Array, known: Array) -> Array:
 
 
 def asked(parent: Array, way: Array, num_accepted: Array) -> Array:
-    """[D + 1] bool: whether the rule judged a draft below the accepted node at each depth.
+    """[D + 1] bool: True at each depth at which the rule judged a draft below the accepted node.
 
-    It did if that node has a child.
+    The rule judged one if the accepted node has a child.
 
     Args:
       parent: [N].
       way: [D + 1] the accepted nodes, root first, padded with the last of them.
-      num_accepted: [] how many of them are drafts.
+      num_accepted: [] the number of drafts among them.
     """
     has_child = (parent[None, :] == way[:, None]).any(1)
     return has_child & (jnp.arange(len(way)) <= num_accepted)

@@ -39,7 +39,7 @@ class WindowedCache(KVCache):
     rings: tuple[int | None, ...] = struct.field(pytree_node=False, default=())
 
     def narrow(self, ahead: int, widest: int) -> Self:
-        """This empty cache, with a ring in every layer where a ring saves memory.
+        """Returns this empty cache, with a ring in every layer where a ring saves memory.
 
         Args:
           ahead: the most tokens that are written after the length before a `commit` or `rewind`.
@@ -100,7 +100,7 @@ class WindowedCache(KVCache):
 
     @property
     def _ring(self) -> tuple[int | None, int]:
-        """For a single layer: the slots of its ring, and of each margin."""
+        """Returns the slots of a layer's ring, and of each margin."""
         ring = self.rings[0] if self.rings else None
         return ring, 0 if ring is None else (self.capacity - ring) // 2
 

@@ -44,7 +44,8 @@ class BlockVerification(Rule):
 
 
 def weigh(proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array, Array]:
-    """The acceptance probability of each prefix of one row's chain, and the residual after it.
+    """Computes the acceptance probability of each prefix of one row's chain, and the residual after
+    it.
 
     Args:
       proposal: of one row; the chain ends before its first absent node.

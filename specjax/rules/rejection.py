@@ -42,7 +42,7 @@ class Rejection(Rule):
 
 
 def draft_probabilities(proposal: Proposal) -> Array | None:
-    """[N, V] the distributions that children were drawn from; None for point masses.
+    """Returns [N, V] the distributions that children were drawn from; None for point masses.
 
     Raises:
       ValueError: the drafts were drawn, and the proposal has no logits.
@@ -61,7 +61,8 @@ def draft_probabilities(proposal: Proposal) -> Array | None:
 def walk(
     uniform: Array, proposal: Proposal, target: Array, draft: Array | None
 ) -> tuple[Array, Array, Array]:
-    """Walk down one row's tree: children come after their parent, so one pass over nodes is enough.
+    """Walks down one row's tree: children come after their parent, so one pass over nodes is
+    enough.
 
     Args:
       uniform: [N] acceptance draws.
@@ -104,7 +105,7 @@ def walk(
 
 
 def _normalise(x: Array, otherwise: Array) -> Array:
-    """x / sum(x), or `otherwise` if x is zero.
+    """Returns x / sum(x), or `otherwise` if x is zero.
 
     A residual is zero only if p = q up to rounding.  A rejection then comes from rounding alone,
     and p itself is the right distribution.

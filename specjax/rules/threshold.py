@@ -40,7 +40,7 @@ class Threshold(Rule):
         return follow(draw, tree, logits, (likely > 0) & enough)
 
     def _averages(self, tree: Tree, likely: Array) -> Array:
-        """[N] bool: whether the node is on an accepted path to a leaf.
+        """Returns [N] bool: True for a node on an accepted path to a leaf.
 
         Such a path has no draft with p = 0, and a mean probability of at least the threshold.
         """

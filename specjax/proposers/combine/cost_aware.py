@@ -24,7 +24,7 @@ class CostAwareParams:
 
 @dataclasses.dataclass(frozen=True)
 class CostAware(Wrapper):
-    """The best drafts of `inner`, as many as give the most tokens a second.
+    """Keeps the best drafts of `inner`, as many as give the most tokens a second.
 
     A step with w nodes is expected to emit 1 + the sum of the chances of its w - 1 drafts, and
     takes `seconds` of that width.  Each row keeps the best nodes of the width at which the quotient

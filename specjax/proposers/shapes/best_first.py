@@ -1,4 +1,4 @@
-"""`BestFirst`: the tree of the best paths through the predictions of one pass."""
+"""`BestFirst`: proposes the tree of the best paths through the predictions of one pass."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from specjax.types import ABSENT, Block, Proposal
 
 @dataclasses.dataclass(frozen=True)
 class BestFirst(Proposer):
-    """The `num_nodes` paths of greatest value, where a value is a product of probabilities.
+    """Proposes the `num_nodes` paths of greatest value, a product of probabilities.
 
     Parents are traced: every row and step has a tree of its own, in one compiled program.
 
     Siblings are the tokens of greatest logit + noise, at temperature 0 the most probable tokens.
-    What the values are depends on the rule's noise:
+    The definition of a value depends on the rule's noise:
 
     - Under shared noise all nodes of a depth share the noise of their position, and a node's value
       has the probabilities of the drafts on its path after that noise is added.
@@ -72,7 +72,8 @@ class BestFirst(Proposer):
 
     @property
     def _levels(self) -> list[tuple[int, int]]:
-        """For each depth, how many nodes get children, and how many of all children are kept.
+        """Returns for each depth the number of nodes that get children, and of children that are
+        kept.
 
         A node's value is at most its parent's, so only the best N - 1 of a depth can be proposed.
         """
@@ -186,7 +187,9 @@ class BestFirst(Proposer):
 def _offer(
     logits: Array, warped: Array, noise: Array, width: int, shared_noise: bool
 ) -> tuple[Array, Array]:
-    """The children [B, M, width] of each parent, and the logarithms of their chances."""
+    """Returns the children [B, M, width] of each parent, and the log-probabilities of their
+    acceptance.
+    """
     score = sampling.scores(logits, warped, noise)
     if shared_noise:
         return sampling.top_k(jax.nn.log_softmax(score), width)

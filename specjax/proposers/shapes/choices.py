@@ -15,7 +15,7 @@ second best token after the best one."""
 
 
 def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
-    """The tree of choices that accepts the most drafts on the positions of `stats`.
+    """Returns the tree of choices that accepts the most drafts on the positions of `stats`.
 
     A choice (i, j) is right at a position if the first token after it has rank i and the second has
     rank j.  The value of a choice is the fraction of positions at which it is right.  That is the
@@ -66,7 +66,7 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
             widths[text[:depth]] = max(widths[text[:depth]], rank + 1)
 
     def grow(node: tuple[int, ...]) -> list[tuple[int, Choices]]:
-        """For each n: the most hits that n nodes below `node` can have, and those nodes."""
+        """Returns for each n the most hits that n nodes below `node` can have, and those nodes."""
         best: list[tuple[int, Choices]] = [(0, ())]
         unset: list[tuple[int, Choices]] = [(-1, ())]
         for rank in reversed(range(widths[node])):

@@ -1,4 +1,4 @@
-"""`DynamicTree`: a tree that grows along the most probable drafts of any source."""
+"""`DynamicTree`: grows a tree along the most probable drafts of any source."""
 
 from __future__ import annotations
 

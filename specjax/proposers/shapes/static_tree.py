@@ -1,4 +1,4 @@
-"""`StaticTree`: a tree of fixed shape, from any source."""
+"""`StaticTree`: proposes a tree of fixed shape, from any source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specjax.types import Proposal
 
 @dataclasses.dataclass(frozen=True)
 class StaticTree(Shape):
-    """Every node of level l has `branching[l]` children.
+    """A tree in which every node of level l has `branching[l]` children.
 
     For example (3, 2, 1) makes levels of 3, 6 and 6 nodes.
 
