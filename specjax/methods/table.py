@@ -1,6 +1,6 @@
-"""The tables of methods: of published drafters, of those that can be trained, and of proposers.
+"""The tables of methods: of published drafters, of trainable ones, and of proposers.
 
-A new method is a folder beside this file, and one line in `METHODS`.
+A new method is a folder next to this file, and one line in `METHODS`.
 """
 
 from __future__ import annotations

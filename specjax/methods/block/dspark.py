@@ -30,7 +30,7 @@ _CLASS = "DSparkDraftModel"
 
 
 def _matches(config: Config, tensors: Tensors) -> bool:
-    """By its heads; without any, only the configuration tells it from DFlash."""
+    """Recognises DSpark by its heads; without any, only the configuration tells it from DFlash."""
     heads = _has(renamed(tensors), _MARKOV) or _has(renamed(tensors), _CONFIDENCE)
     return is_block_draft(tensors) and (heads or "dspark" in labels_of(config))
 
@@ -104,7 +104,7 @@ def _describe(config: Config, tensors: Tensors, target: LanguageModel | None) ->
 
 
 def _fields(source: BlockDraftSource) -> Config:
-    """Those of the heads."""
+    """Returns the fields of the heads."""
     head = source.correction
     assert isinstance(head, MarkovHead)  # `Format.makes`
     return {

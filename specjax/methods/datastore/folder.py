@@ -23,7 +23,7 @@ _DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4"), "I32": np.dtype("<i4"
 
 
 def save_datastore(folder: str | os.PathLike[str], store: Datastore) -> None:
-    """Write a datastore; a folder that holds one is replaced.
+    """Writes a datastore; a folder that holds one is replaced.
 
     Raises:
       OSError: the folder cannot be written.
@@ -47,7 +47,7 @@ def save_datastore(folder: str | os.PathLike[str], store: Datastore) -> None:
 
 
 def describe_datastore(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """The description of a datastore, without reading its arrays.
+    """Returns the description of a datastore, without reading its arrays.
 
     Raises:
       ValueError: it is no datastore, or the description is damaged.
@@ -73,10 +73,10 @@ def describe_datastore(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_datastore(folder: str | os.PathLike[str], capacity: int | None = None) -> Datastore:
-    """Read a datastore.  Its arrays are mapped from the file, and not copied.
+    """Reads a datastore.  Its arrays are mapped from the file, and not copied.
 
     Args:
-      folder: what `save_datastore` or `specjax datastore build` wrote, or org/name on the Hub.
+      folder: a folder of `save_datastore` or `specjax datastore build`, or org/name on the Hub.
       capacity: the most tokens that the loaded one can hold; by default the one it was built with.
 
     Raises:
@@ -104,7 +104,7 @@ def load_datastore(folder: str | os.PathLike[str], capacity: int | None = None) 
 
 
 def _map(file: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of the file by name, as views of it."""
+    """Returns the arrays of the file by name, as views of it."""
     try:
         with safetensors.safe_open(file, "np") as opened:  # checks the header against the length
             names = set(opened.keys())

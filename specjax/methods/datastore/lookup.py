@@ -1,7 +1,7 @@
-"""What followed a context elsewhere: in a datastore, and earlier in a row's own text.
+"""Predicts continuations of a context, from a datastore and from earlier tokens of a row's text.
 
-A *place* of a datastore is a position of its corpus.  The token there is its *continuation*, and
-the tokens before it, read backwards, are its *context*.  Places are sorted by their contexts:
+A *place* is a position of the datastore's corpus.  The token there is its *continuation*, and the
+tokens before it, read backwards, are its *context*.  Places are sorted by their contexts:
 
     order     context, read backwards     continuation
       7       "b" "a" "x" ...             "c"
@@ -23,10 +23,10 @@ from jax import Array
 from specjax import sampling
 
 DEPTH = 16
-"""Places are sorted by so many tokens before them."""
+"""Tokens of its context by which a position of the corpus is sorted."""
 
 NONE = -2
-"""Stands for a token that is not there in a context.  No text and no corpus holds it."""
+"""A token id that marks a missing token in a context.  No text and no corpus contains it."""
 
 _SHORT = 3  # the votes of up to so many tokens come from whole ranges
 _SAMPLE = 128  # places of a range
@@ -41,7 +41,7 @@ _TABLE = 1024  # for counting distinct tokens; two of them may fall on one entry
 
 _OWN_LEVELS = np.arange(1, _OWN_LONGEST + 1)
 _ORDER = [*range(1, _SHORT + 1), *_LONG, *(_OWN_LEVELS + 0.5)]
-"""Levels with a greater number are above: for each n the own text is above the datastore."""
+"""The order of the levels, the greatest last: for each n the own text is above the datastore."""
 _IS_ABOVE = np.array(_ORDER) > np.array(_ORDER)[:, None]
 _DOUBTS = np.array([_DOUBT] * (_SHORT + len(_LONG)) + [1.0] * _OWN_LONGEST, np.float32)
 
@@ -57,12 +57,13 @@ class DatastoreParams:
 
 
 def look_up(store: DatastoreParams, context: Array, text: Array, length: Array) -> Array:
-    """Log-probabilities [V] of the token after a context.
+    """Returns log-probabilities [V] of the token after a context.
 
-    For n = 1, 2, ... tokens that agree, the votes of such places give a distribution, which is
-    mixed with that of the smaller n: p <- (c + d T p) / (N + d T).  Here c counts the votes for a
-    token, N all votes, and T the distinct tokens among them; before n = 1, p is the prior.  For
-    each n the datastore votes first, and then the row's own text, which so weighs more.
+    For n = 1, 2, ... the continuations of the places that agree in n tokens give a distribution,
+    which is mixed with that of the smaller n: p <- (c + d T p) / (N + d T).  Here c counts a token
+    among these continuations, N is their number, and T the number of distinct tokens among them;
+    before n = 1, p is the prior.  For each n the datastore is mixed in first, and then the row's
+    own text, which therefore has more weight.
 
     With d = 1 this is method C of Witten and Bell.  In the datastore d is greater: a target's
     distribution is smoother than the counts of few places.
@@ -71,7 +72,7 @@ def look_up(store: DatastoreParams, context: Array, text: Array, length: Array) 
       store: the datastore.
       context: [DEPTH] int32, the last token first, padded with NONE.
       text: [L] int32, the row's own documents and text.
-      length: [] its tokens; the last of them is that of `context` before any drafts.
+      length: [] its tokens; the last of them is the first of `context` before any drafts.
 
     Reference: Witten and Bell 1991, "The zero-frequency problem", IEEE Transactions on Information
     Theory 37(4), method C; the mixture of orders is that of Bell, Cleary and Witten 1990, "Text
@@ -126,14 +127,14 @@ def _distinct(
 
 
 def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array]:
-    """Where places agree with a context.
+    """Finds the range of places that agree with a context.
 
     Each round compares with places that divide the rest of the order into equal parts, since a few
     wide rounds are faster than many narrow ones.
 
     Returns:
-      The first place and the end of those that agree in n tokens, for n = 1 ... _SHORT: both
-      [_SHORT].  And where the context itself belongs [].
+      The first place and the end of the range that agrees in n tokens, for n = 1 ... _SHORT: both
+        [_SHORT].  And the index [] at which the context itself would be inserted.
     """
     first, end = store.starts[context[0]], store.starts[context[0] + 1]
     # The searches: for the whole context, then for the first place of each range, then for its end.
@@ -179,7 +180,7 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
 
 
 def _divided(low: Array, width: Array, part: Array, parts: Array) -> Array:
-    """low + width * part / parts, without a product beyond 32 bits.  No number is negative."""
+    """Computes low + width * part / parts within 32 bits.  No number is negative."""
     step = jax.lax.div(width, jnp.broadcast_to(parts, width.shape))
     rest = part * (width - step * parts)
     return low + part * step + jax.lax.div(rest, jnp.broadcast_to(parts, rest.shape))
@@ -188,11 +189,12 @@ def _divided(low: Array, width: Array, part: Array, parts: Array) -> Array:
 def _places(
     store: DatastoreParams, context: Array, low: Array, high: Array, number: Array, at: Array
 ) -> tuple[Array, Array, Array]:
-    """The continuations of places of the datastore.
+    """Returns the continuations at places of the datastore.
 
     Returns:
-      Those at `number` [_SHORT] equal distances in each range [_SHORT, _SAMPLE], those around `at`
-      [_WINDOW], and how many tokens agree there [_WINDOW].
+      The continuations at `number` [_SHORT] equally spaced places of each range [_SHORT, _SAMPLE],
+      those at the places around `at` [_WINDOW], and the number of tokens that agree there
+      [_WINDOW].
     """
     parts, part = jnp.maximum(number, 1)[:, None], jnp.arange(_SAMPLE, dtype=jnp.int32)
     spread = _divided(low[:, None], (high - low)[:, None], part, parts)
@@ -210,7 +212,9 @@ def _places(
 
 
 def _own_places(context: Array, text: Array, length: Array) -> tuple[Array, Array]:
-    """The continuations in the own text that agree longest, the latest first, and how long."""
+    """Returns the continuations in the own text that agree longest, the latest first, and by how
+    much.
+    """
     slot, follows = jnp.arange(len(text)), jnp.roll(text, -1)
     agrees, count = (slot < length - 1) & (follows >= 0), jnp.zeros_like(slot)
     for back in range(_OWN_LONGEST):

@@ -1,4 +1,4 @@
-"""`DatastoreLookup`: a chain or a small tree of what followed the last tokens elsewhere."""
+"""`DatastoreLookup`: drafts a chain or a small tree of continuations from a datastore."""
 
 from __future__ import annotations
 
