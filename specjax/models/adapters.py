@@ -40,7 +40,7 @@ def from_function(
     init_cache: Callable[[int, int], Cache] | None = None,
     reads_trees: bool = True,
 ) -> Model:
-    """A pure function as a model.
+    """Makes a model from a pure function.
 
     For an Equinox model, split it into arrays and structure:
 
@@ -87,7 +87,7 @@ def from_function(
 
 
 def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model:
-    """A `flax.linen` module as a model; its params are what `module.init` returns.
+    """Makes a model from a `flax.linen` module; its params are the result of `module.init`.
 
     Args:
       module: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.
@@ -98,7 +98,7 @@ def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model:
 
 
 def from_nnx(model: nnx.Module, **settings: Unpack[_Settings]) -> tuple[Model, Arrays]:
-    """A `flax.nnx` model in its inference mode (`model.eval()`), as a `Model` and its params.
+    """Makes a `Model` and its params from a `flax.nnx` model in inference mode (`model.eval()`).
 
     Args:
       model: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.
