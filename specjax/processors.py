@@ -206,9 +206,7 @@ class Processors:
 
 
 def word_list(bad_words: object) -> list[Any]:
-    """Returns the entries of `bad_words`.  Raises ValueError if it is not a list, such as a single
-    text.
-    """
+    """Returns the entries of `bad_words`, or raises ValueError if it is not a list."""
     words = items(bad_words)
     if words is None:
         raise ValueError(

@@ -355,8 +355,8 @@ class IndependentDraw:
 
     @classmethod
     def create(cls, key: Array, position: Array, size: int, num_nodes: int) -> IndependentDraw:
-        """Makes the streams from the rows' keys [B], the positions [B] of the roots, and the
-        vocabulary size.
+        """Makes the streams from the rows' keys [B] and root positions [B], and the vocabulary
+        size.
         """
         return cls(jax.vmap(jax.random.fold_in)(key, position), size, num_nodes)
 

@@ -34,9 +34,7 @@ class Tree:
 
     @classmethod
     def of(cls, parent: Array, max_depth: int, is_chain: bool = False) -> Self:
-        """Computes the arrays from `parent` [N].  With `is_chain`, node n has depth n, even if
-        absent.
-        """
+        """Computes the arrays from `parent` [N].  With `is_chain`, absent nodes have depths too."""
         num_nodes = parent.shape[0]
         node = jnp.arange(num_nodes, dtype=jnp.int32)
         if is_chain:

@@ -87,8 +87,7 @@ class BranchCache:
     def visible(
         self, positions: Array, mask: Array | None = None, window: int | None = None
     ) -> Array | None:
-        """Returns [B, N, S + N] bool: True for the slots that each token of the coming pass attends
-        to.
+        """Returns [B, N, S + N] bool: the slots that each token of the coming pass attends to.
 
         None stands for causal attention to the text.
 

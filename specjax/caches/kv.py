@@ -99,7 +99,7 @@ def _write_rows(
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
-    """Returns the slots that each staged token attends to: all committed ones, and staged ones by
+    """Returns the slots that each staged token attends to: the committed ones, and others by
     `mask`.
 
     Args:
@@ -233,7 +233,7 @@ class KVCache(Cache):
         )
 
     def rewind(self, to: Cache) -> Self:
-        """Returns `to`, an earlier value, in the buffers of this cache, which can be updated in
+        """Returns `to`, an earlier value, in the buffers of this cache, which are updated in
         place.
         """
         return dataclasses.replace(self, length=to.length)

@@ -25,8 +25,7 @@ CHUNK = 512
 
 
 def empty_cache(model: Model, rows: int, text: int, ahead: int) -> Cache:
-    """Returns an empty cache of `model` for texts of up to `text` tokens, and `ahead` staged
-    tokens.
+    """Returns an empty cache of `model` for texts of `text` tokens, and `ahead` staged tokens.
 
     A layer with sliding-window attention may keep only its window: see
     `specjax.caches.sliding_window`.

@@ -64,7 +64,7 @@ class RecurrentCache(Cache):
         return outputs, self.stage(states)
 
     def commit(self, count: Array, path: Array | None = None) -> RecurrentCache:
-        """Returns the cache after the first `count` [B] staged tokens; with 0 it is the one before
+        """Returns the cache after the first `count` [B] staged tokens; with 0 the one before
         them.
         """
         refuse_path(path)

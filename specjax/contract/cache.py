@@ -35,9 +35,7 @@ class Cache(abc.ABC):
         """
 
     def truncate(self, count: Array) -> Self | None:
-        """Returns this cache with only its first `count` [B] tokens, or None (the default) if it
-        cannot.
-        """
+        """Returns this cache with only its first `count` [B] tokens, or None if it cannot."""
         del count
         return None
 

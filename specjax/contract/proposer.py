@@ -70,8 +70,7 @@ def before(prompt: Block) -> Block:
 
 
 class Proposer(Part):
-    """Makes drafts.  Everything that changes between steps is in the state, whose leaves have the
-    row as axis 0.
+    """Makes drafts.  Everything that changes is in the state, whose leaves have the row as axis 0.
 
     Its only randomness is `context.noise`.  Whether a node is present may depend on the text and on
     nodes drawn before it, but not on its own token: that would bias `Rejection`.
@@ -98,8 +97,8 @@ class Proposer(Part):
     PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 
     def check(self, rule: Rule) -> None:
-        """Raises ValueError if the proposer does not work with `rule`.  Building a decoder calls
-        this.
+        """Raises ValueError if the proposer does not work with `rule`; building a decoder calls
+        it.
         """
         del rule
 
@@ -124,8 +123,7 @@ class Proposer(Part):
         """
 
     def read(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """Returns the state after more of a prompt, whose last token is pending and never in a
-        block.
+        """Returns the state after more of a prompt, whose last token is pending, never in a block.
 
         A prompt comes in one block or in several.  By default `observe` gets the block, which is
         right where `observe` takes any number of tokens.
@@ -133,8 +131,7 @@ class Proposer(Part):
         return self.observe(params, state, block)
 
     def truncate(self, state: Arrays, count: Array, last: Array | None) -> Arrays | None:
-        """Returns the state after the first `count` [B] tokens, from a state that has read more of
-        them.
+        """Returns the state after the first `count` [B] tokens, of a state that has read more.
 
         A server reuses the prefix of a prompt from a row that had the same one.
 
@@ -172,8 +169,8 @@ class Proposer(Part):
 
     @abc.abstractmethod
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """Returns the state after `block` is committed.  Only store tokens here; read them in
-        `propose`.
+        """Returns the state after `block` is committed.  Only store tokens; `propose` reads
+        them.
         """
 
     def rest(self, state: Arrays) -> Arrays:

@@ -109,7 +109,7 @@ class Source(Part):
         """Returns the state after `block` is committed."""
 
     def known(self, params: Arrays, reading: Arrays, tokens: Array) -> Array | None:
-        """Returns [B, N] bool, which nodes the source can read (node 0 is the pending token); None:
+        """Returns [B, N] bool: the nodes that the source can read (0 is the pending token); None:
         all.
 
         The shape drops the other nodes with their descendants.

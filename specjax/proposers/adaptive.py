@@ -321,8 +321,8 @@ class Adaptive(Proposer):
         depth: Array,
         wanted: Array,
     ) -> tuple[Proposal, AdaptiveState]:
-        """Returns the drafts of the drafter, up to `depth`; at depth 0 it is left out if it
-        resumes.
+        """Returns the drafts of the drafter, up to `depth`; at depth 0 a drafter may be left
+        out.
         """
         drafter, known = self.drafter, state.drafter
         assert drafter is not None and known is not None

@@ -53,9 +53,7 @@ class AdaptiveState:
     together: Array  # [B] bool: do all rows take one option?
 
     def rates_by_part(self) -> dict[int, Rates]:
-        """Returns the rates [B, ...] by proposer: 0 is the lookup and 1 the drafter, of those that
-        exist.
-        """
+        """Returns the rates [B, ...] of the lookup (0) and of the drafter (1), if they exist."""
         known = [i for i, part in enumerate((self.lookup, self.drafter)) if part is not None]
         return {
             part: jax.tree.map(lambda x, at=at: x[:, at], self.rates)

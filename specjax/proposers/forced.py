@@ -18,8 +18,7 @@ _WIDTHS = (1, 3, 5)
 
 @dataclasses.dataclass(frozen=True)
 class Forced(Proposer):
-    """Drafts the tokens that a row's constraint forces: the keys, quotes and braces of JSON, for
-    instance.
+    """Drafts the tokens that a row's constraint forces, such as the keys and braces of JSON.
 
     Where the characters that follow are forced, the drafts are the tokens that the tokenizer spells
     them with.  The target may spell them otherwise, so it verifies these drafts like all others.

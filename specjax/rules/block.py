@@ -44,8 +44,7 @@ class BlockVerification(Rule):
 
 
 def weigh(proposal: Proposal, target: Array, draft: Array | None) -> tuple[Array, Array]:
-    """Computes the acceptance probability of each prefix of one row's chain, and the residual after
-    it.
+    """Computes the acceptance probability and the residual of each prefix of one row's chain.
 
     Args:
       proposal: of one row; the chain ends before its first absent node.

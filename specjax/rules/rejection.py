@@ -61,8 +61,7 @@ def draft_probabilities(proposal: Proposal) -> Array | None:
 def walk(
     uniform: Array, proposal: Proposal, target: Array, draft: Array | None
 ) -> tuple[Array, Array, Array]:
-    """Walks down one row's tree: children come after their parent, so one pass over nodes is
-    enough.
+    """Walks down one row's tree in one pass over nodes: children come after their parent.
 
     Args:
       uniform: [N] acceptance draws.

@@ -72,8 +72,7 @@ class BestFirst(Proposer):
 
     @property
     def _levels(self) -> list[tuple[int, int]]:
-        """Returns for each depth the number of nodes that get children, and of children that are
-        kept.
+        """Returns for each depth how many nodes get children, and how many children are kept.
 
         A node's value is at most its parent's, so only the best N - 1 of a depth can be proposed.
         """
@@ -187,9 +186,7 @@ class BestFirst(Proposer):
 def _offer(
     logits: Array, warped: Array, noise: Array, width: int, shared_noise: bool
 ) -> tuple[Array, Array]:
-    """Returns the children [B, M, width] of each parent, and the log-probabilities of their
-    acceptance.
-    """
+    """Returns the children [B, M, width] of each parent, and their log-probabilities."""
     score = sampling.scores(logits, warped, noise)
     if shared_noise:
         return sampling.top_k(jax.nn.log_softmax(score), width)

@@ -26,8 +26,7 @@ def check_num_drafts(num_drafts: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Shape):
-    """Drafts `num_drafts` (gamma) tokens, each drawn from a pass of the source after the one
-    before.
+    """Drafts a chain of `num_drafts` (gamma) tokens, each from one pass of the source.
 
     With a `confidence_threshold` in (0, 1], a chain ends after the first token whose probability
     under the source (before temperature and filters) is below the threshold.  That token itself is
@@ -103,9 +102,7 @@ class Chain(Shape):
         index = jnp.arange(self.num_nodes)
 
         def draw(logits: Array, tokens: Array, at: Array) -> tuple[Array, Array, Array]:
-            """Returns the tokens with the child of node `at`, that child, and the logits it was
-            drawn from.
-            """
+            """Returns the tokens with the child of node `at`, that child, and its logits."""
             path = jnp.where(index[1:] <= at, tokens[:, 1:], ABSENT)
             warped = context.warp(logits[:, None], path[:, None])[:, 0]
             token = sampling.argmax(warped + context.noise(at[None], at[None])[:, 0])
