@@ -99,8 +99,8 @@ def _write_rows(
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
-    """Returns the slots that each staged token attends to: the committed ones, and others by
-    `mask`.
+    """Returns the slots that each staged token attends to: all committed and, by `mask`, staged
+    ones.
 
     Args:
       length: [B] committed tokens.
@@ -233,7 +233,5 @@ class KVCache(Cache):
         )
 
     def rewind(self, to: Cache) -> Self:
-        """Returns `to`, an earlier value, in the buffers of this cache, which are updated in
-        place.
-        """
+        """Returns `to`, an earlier value, in the buffers of this cache, to update them in place."""
         return dataclasses.replace(self, length=to.length)

@@ -64,9 +64,7 @@ class RecurrentCache(Cache):
         return outputs, self.stage(states)
 
     def commit(self, count: Array, path: Array | None = None) -> RecurrentCache:
-        """Returns the cache after the first `count` [B] staged tokens; with 0 the one before
-        them.
-        """
+        """Returns the cache after the first `count` [B] staged tokens, which may be none."""
         refuse_path(path)
         if self.staged is None:
             raise ValueError(

@@ -97,8 +97,8 @@ class Proposer(Part):
     PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 
     def check(self, rule: Rule) -> None:
-        """Raises ValueError if the proposer does not work with `rule`; building a decoder calls
-        it.
+        """Raises ValueError if the proposer does not work with `rule`, for decoders that are
+        built.
         """
         del rule
 
@@ -169,9 +169,7 @@ class Proposer(Part):
 
     @abc.abstractmethod
     def observe(self, params: Arrays, state: Arrays, block: Block) -> Arrays:
-        """Returns the state after `block` is committed.  Only store tokens; `propose` reads
-        them.
-        """
+        """Returns the state after `block` is committed; it only stores tokens for `propose`."""
 
     def rest(self, state: Arrays) -> Arrays:
         """Returns the state after a step in which `propose` is not called; `observe` is."""

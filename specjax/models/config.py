@@ -208,9 +208,7 @@ class TransformerConfig:
 
     @property
     def least_tensors(self) -> int:
-        """Returns a lower bound of the tensors in this model's files: one a layer, three an
-        expert.
-        """
+        """Returns a lower bound of the tensors in the files: one a layer, and three an expert."""
         sparse = sum(self.is_sparse(i) for i in range(self.num_layers))
         return self.num_layers + 3 * sparse * self.num_experts
 

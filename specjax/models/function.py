@@ -76,8 +76,8 @@ class RereadingModel(Model):
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """Runs one pass as `contract.Model.apply`, without `positions`: a token's slot is its
-        position.
+        """Runs one pass as `contract.Model.apply`; `positions` is not used, since slots are
+        positions.
         """
         refuse_taps(taps)
         if mask is not None:

@@ -151,8 +151,8 @@ class Transformer(nn.Module):
         return self.config.num_layers + 2
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
-        """Returns an empty cache of `size` slots a row; layers with windows may have shorter
-        rings.
+        """Returns an empty cache of `size` slots a row, with shorter rings in layers with
+        windows.
         """
         c = self.config
         form = WindowedCache if c.windows else KVCache

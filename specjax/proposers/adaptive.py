@@ -321,9 +321,7 @@ class Adaptive(Proposer):
         depth: Array,
         wanted: Array,
     ) -> tuple[Proposal, AdaptiveState]:
-        """Returns the drafts of the drafter, up to `depth`; at depth 0 a drafter may be left
-        out.
-        """
+        """Returns the drafts of the drafter, up to `depth`; a depth of 0 may leave it out."""
         drafter, known = self.drafter, state.drafter
         assert drafter is not None and known is not None
         context = dataclasses.replace(context, depth=depth)

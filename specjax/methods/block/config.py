@@ -143,8 +143,7 @@ def read_config(
 
 
 def read_taps(fields: Fields, num_layers: int | None) -> tuple[int, ...] | None:
-    """Returns the layers of the target that the draft reads: 0 is the embedding, i layer i's
-    output.
+    """Returns the layers of the target that the draft reads: 0 is the embedding, i the i-th layer.
 
     Without a field they are evenly spaced over the target's `num_layers` layers, or None if that is
     None.

@@ -39,9 +39,7 @@ class Slot(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Correction(abc.ABC):
-    """A network that corrects logits: hashable, without arrays; `shapes` names those in
-    `params`.
-    """
+    """A network that corrects logits: hashable, without arrays; `shapes` names its parameters."""
 
     hidden_size: int  # H, of the block draft
     vocab_size: int  # V, of the target

@@ -36,8 +36,8 @@ from specjax.training.precision import mixed_dot_general
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockLearner(Learner):
-    """Trains a block draft: each anchor has a block of masks, which sees itself and the text
-    before.
+    """Trains a block draft: each anchor has a block of masks, which sees the text up to the
+    anchor.
     """
 
     source: BlockDraftSource

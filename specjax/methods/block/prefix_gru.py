@@ -24,8 +24,8 @@ from specjax.types import Arrays
 
 @dataclasses.dataclass(frozen=True)
 class PrefixGRU(Correction):
-    """A GRU over drafts.  Attributes: sizes, and the number of first drafts without a
-    correction.
+    """A GRU over drafts.  Attributes: sizes, and the number of first drafts it leaves as they
+    are.
     """
 
     state_size: int

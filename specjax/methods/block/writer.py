@@ -55,9 +55,7 @@ def makes(*corrections: type) -> Callable[[Drafter], bool]:
 def nested_layout(
     method: Method, architecture: Callable[[BlockDraftSource], str], fields: OwnFields, plain: bool
 ) -> Layout:
-    """Makes z-lab's or SpecForge's layout; a `plain` one lacks windows, causal blocks and
-    scales.
-    """
+    """Makes z-lab's or SpecForge's layout; `plain` ones lack windows, causal blocks and scales."""
 
     def own(source: BlockDraftSource) -> Config:
         c = source.net.config

@@ -212,8 +212,8 @@ def _places(
 
 
 def _own_places(context: Array, text: Array, length: Array) -> tuple[Array, Array]:
-    """Returns the continuations in the own text that agree longest, the latest first, and by how
-    much.
+    """Returns the continuations in the own text that agree longest, latest first, and the
+    lengths.
     """
     slot, follows = jnp.arange(len(text)), jnp.roll(text, -1)
     agrees, count = (slot < length - 1) & (follows >= 0), jnp.zeros_like(slot)

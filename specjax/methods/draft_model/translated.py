@@ -94,8 +94,8 @@ class TranslatedSource(Source):
     def start(
         self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead
     ) -> TranslatedState:
-        """Reads a prompt as `Source.start`, or only its end if it is too long for the draft
-        model.
+        """Reads a prompt as `Source.start`, or only the end of one that is too long for the
+        draft.
         """
         state = self._empty(params, len(prompt.count), capacity, lookahead)
         start = params.translation.start
@@ -112,9 +112,7 @@ class TranslatedSource(Source):
     def read(
         self, params: TranslatedParams, state: TranslatedState, block: Block
     ) -> TranslatedState:
-        """Reads a prompt as `Source.read`; rows with too long prompts for the draft have no
-        drafts.
-        """
+        """Reads a prompt as `Source.read`; rows whose prompts are too long have no drafts."""
         width = block.tokens.shape[1] * params.translation.pieces.shape[1]
         tokens, count = spell(params.translation, block.tokens, block.count, width)
         room = state.room - count

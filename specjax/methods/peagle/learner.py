@@ -30,9 +30,7 @@ from specjax.training.drafters.sizes import Sizes, owns_head
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PEagleLearner(Learner):
-    """Trains a head: after the pairs of a text, each anchor has a branch with a mask pair per
-    depth.
-    """
+    """Trains a head: after the pairs of a text, each anchor has a branch of mask pairs by depth."""
 
     source: PEagleSource
 

@@ -186,7 +186,7 @@ class BestFirst(Proposer):
 def _offer(
     logits: Array, warped: Array, noise: Array, width: int, shared_noise: bool
 ) -> tuple[Array, Array]:
-    """Returns the children [B, M, width] of each parent, and their log-probabilities."""
+    """Returns the log-probabilities [B, M, width] of each parent's children, and the children."""
     score = sampling.scores(logits, warped, noise)
     if shared_noise:
         return sampling.top_k(jax.nn.log_softmax(score), width)
