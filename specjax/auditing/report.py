@@ -1,4 +1,4 @@
-"""What an audit found: checks, samples, power, verdict."""
+"""The results of an audit: checks, samples, power, verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Distribution(Check):
-    """A statistical check, with what it could have seen."""
+    """A statistical check, with the smallest bias that it could detect."""
 
     samples: int = 0
     p_value: float = 1.0
@@ -36,7 +36,7 @@ class Distribution(Check):
 
 
 POWER = 0.99
-"""The probability with which the stated total variation would have been found."""
+"""The probability with which the reported total variation would have been found."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """No claim is broken."""
+        """True if no claim is broken."""
         return all(check.holds or not check.claimed for check in self.checks)
 
     @property
@@ -94,7 +94,7 @@ class Report:
         }
 
     def write(self, path: str) -> None:
-        """Write `to_json` into the file `path`."""
+        """Writes `to_json` into the file `path`."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self.to_json(), file, indent=2)
             file.write("\n")
