@@ -355,9 +355,7 @@ class IndependentDraw:
 
     @classmethod
     def create(cls, key: Array, position: Array, size: int, num_nodes: int) -> IndependentDraw:
-        """Makes the streams from the rows' keys [B] and root positions [B], and the vocabulary's
-        size.
-        """
+        """Makes the streams from the rows' keys [B] and root positions [B], and V."""
         return cls(jax.vmap(jax.random.fold_in)(key, position), size, num_nodes)
 
     def _stream(self, stream: int) -> Array:

@@ -99,8 +99,7 @@ def _write_rows(
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
-    """Returns the slots that each staged token attends to: all committed and, by `mask`, staged
-    ones.
+    """Returns the slots that each staged token attends to: committed ones, and staged by `mask`.
 
     Args:
       length: [B] committed tokens.

@@ -27,9 +27,7 @@ from specjax._internal.checks import items, shown, whole
 from specjax.types import ABSENT
 
 ENDLESS = 2**30
-"""The length, in tokens, of a text that may go on for ever.  Lengths of texts can be added to
-it.
-"""
+"""The length, in tokens, of a text that may go on for ever; lengths can be added to it."""
 
 _Host = Array | np.ndarray  # NumPy arrays on the host until `prefill`
 _STATES, _CLASSES = (256, 4), (128, 2)
@@ -184,9 +182,7 @@ def _longest(table: np.ndarray) -> np.ndarray:
 
 
 def _only(table: np.ndarray, classes: np.ndarray, accepting: np.ndarray) -> np.ndarray:
-    """Returns [S] the only token that may follow each state, EOS included, or -1 if others may,
-    too.
-    """
+    """Returns [S] the only token that may follow each state, EOS included, or -1 if several may."""
     counts = np.bincount(classes, minlength=table.shape[1])
     single = ((table >= 0) * counts).sum(1) == 1
     token = np.zeros(table.shape[1], np.int32)
@@ -260,9 +256,7 @@ class Automata:
         return cls(classes, table, shortest, longest, likely, start)
 
     def begin(self, eos: Array) -> Automata:
-        """Returns the automata with the tokens `eos` [B, ids] (padded with ABSENT) that end the
-        rows.
-        """
+        """Returns the automata with the rows' end tokens `eos` [B, ids] (padded with ABSENT)."""
         at = jnp.where(eos < 0, self.classes.shape[1], eos)
         classes = (
             jnp.asarray(self.classes).at[jnp.arange(len(eos))[:, None], at].set(0, mode="drop")
@@ -345,8 +339,7 @@ class Automata:
         return allowed | ~allowed.any(-1, keepdims=True)
 
     def drafts(self, depth: int, eos: Array) -> tuple[Array, Array]:
-        """Returns the tokens that are likely to follow, up to the first state with several
-        continuations.
+        """Returns the tokens that are likely to follow, up to the first state with a choice.
 
         Args:
           depth: D.

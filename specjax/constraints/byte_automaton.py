@@ -113,8 +113,9 @@ def ascii_digits(expression: str) -> str:
 
 
 def absent_from(expression: str) -> str:
-    r"""U+0000 if no text of an expression has it, or "" if a look at its parts does not show that:
-    it has ".", a complement, or an escape other than those of a few kinds of characters."""
+    r"""Returns U+0000 if no text of an expression has it, or "" if its elements do not show that:
+    it has ".", a complement, or an escape other than those of a few kinds of characters.
+    """
     parts, depth = re.findall(r"\\.|\[[\^:]?|.", expression, flags=re.DOTALL), 0
     for part in parts:
         depth = max(0, depth + (part == "[") - (part == "]"))

@@ -33,9 +33,7 @@ _recent: Recent[tuple[str, str, int], Automaton] = Recent()
 _digests: weakref.WeakKeyDictionary[LanguageModel, str] = weakref.WeakKeyDictionary()
 
 Constraint = Expression | Grammar | Automaton
-"""A constraint of `generate(constraint=...)`: `Regex`, `JSONSchema`, `Choice`, `Grammar`, or an
-automaton.
-"""
+"""A constraint of `generate(constraint=...)`: an `Expression`, a `Grammar` or an `Automaton`."""
 
 
 def constraints_of(

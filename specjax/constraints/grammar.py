@@ -81,8 +81,7 @@ class GrammarMatcher(Matcher):
 def matchers_of(
     target: LanguageModel, constraint: object, ends: list[list[int]]
 ) -> tuple[list[Callable[[], Matcher] | None] | None, list[Any]]:
-    """Returns a function that makes the matcher of each row, and the constraints that are not
-    grammars.
+    """Returns a function that makes each row's matcher, and the constraints that are not grammars.
 
     Args:
       target: the model whose tokens are constrained.
@@ -130,9 +129,7 @@ def _start(target: LanguageModel, grammar: Grammar) -> Any:
 
 
 def _vocabulary(written: Sequence[bytes | None]) -> Any:
-    """Returns a tokenizer of llguidance.  An extra token is its end, since rows have ends of their
-    own.
-    """
+    """Returns a tokenizer of llguidance with an extra end token, since rows have their own ends."""
     import llguidance
 
     class Tokens:

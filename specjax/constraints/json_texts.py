@@ -35,9 +35,7 @@ def literal(text: str) -> str:
 
 
 def encoded(value: object) -> str:
-    """Returns the JSON of a value, with characters as they are, and unpaired surrogates as
-    escapes.
-    """
+    """Returns the JSON of a value, unescaped except for unpaired surrogates."""
     text = json.dumps(value, ensure_ascii=False)
     return re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -58,8 +56,7 @@ def array(parts: Sequence[str], comma: str, space: str) -> str:
 
 
 def objects(members: Mapping[str, str], required: Sequence[str], space: str) -> str:
-    """Returns the expression of objects with these members in this order; those not required may
-    lack.
+    """Returns the expression of objects with these members in order; only required ones must occur.
 
     With a required member a comma belongs to the member that is further from it.  Otherwise there
     is an alternative for each member that may be the last one.

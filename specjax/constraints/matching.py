@@ -25,8 +25,7 @@ class Matcher(abc.ABC):
 
     @abc.abstractmethod
     def allowed(self, words: np.ndarray) -> None:
-        """Writes a mask of the tokens that may follow into `words` [W] uint32: bit t % 32 of word t
-        // 32.
+        """Writes a mask of the tokens that may follow into `words` [W] uint32, one bit a token.
 
         The tokens that end a row are not part of the mask.
         """
@@ -44,9 +43,7 @@ class Matcher(abc.ABC):
         """Removes the last token."""
 
     def fault(self) -> str | None:
-        """Returns why the matcher gave up, as at a limit of its memory; None as long as it
-        works.
-        """
+        """Returns why the matcher gave up, such as a limit of its memory; None while it works."""
         return None
 
 

@@ -19,9 +19,7 @@ _NAMED = (
 
 
 def is_old(root: Mapping[str, Any]) -> bool:
-    """Returns whether a document is of draft 7 or before, where `$ref` overrides all other
-    keywords.
-    """
+    """Returns whether a document is of draft 7 or before, where `$ref` overrides its siblings."""
     return re.search(r"draft-0[3-7]\b", str(root.get("$schema"))) is not None
 
 

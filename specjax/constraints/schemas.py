@@ -70,9 +70,7 @@ _LONGEST = 2**22  # characters of an expression
 
 
 def canonical(schema: object, called: str = "JSONSchema") -> str:
-    """Returns a schema as JSON, with its keys in their order.  Raises ValueError if it is
-    invalid.
-    """
+    """Returns a schema as JSON with its keys in order, or raises ValueError if it is invalid."""
     try:
         fields = json.loads(schema) if isinstance(schema, str) else schema
         if not isinstance(fields, Mapping):
@@ -113,9 +111,7 @@ class _Reader:
         self.references, self.old = References(root), is_old(root)
 
     def of(self, schema: Any, at: str, open_: tuple[int, ...]) -> str | None:
-        """Returns the expression of the schema at a path, inside of the schemas `open_` of
-        references.
-        """
+        """Returns the expression of a schema at a path, inside of references `open_`."""
         self.parts += 1
         if self.parts > _PARTS or at.count("/") > _DEPTH:
             _refuse(at, "the schema is too large", "write a smaller one")

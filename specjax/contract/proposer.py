@@ -97,9 +97,7 @@ class Proposer(Part):
     PROMISED: ClassVar = {"resumes": ("rest", "resume")}
 
     def check(self, rule: Rule) -> None:
-        """Raises ValueError if the proposer does not work with `rule`, for decoders that are
-        built.
-        """
+        """Raises ValueError if the proposer does not work with `rule`; a new decoder calls it."""
         del rule
 
     def bind(self, target: Loaded, draft: Loaded | None) -> Arrays:

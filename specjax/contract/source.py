@@ -109,8 +109,7 @@ class Source(Part):
         """Returns the state after `block` is committed."""
 
     def known(self, params: Arrays, reading: Arrays, tokens: Array) -> Array | None:
-        """Returns [B, N] bool: the nodes that the source can read; None: all.  Node 0 is the
-        pending token.
+        """Returns [B, N] bool: the nodes that the source can read; None: all.  Node 0 is pending.
 
         The shape drops the other nodes with their descendants.
         """

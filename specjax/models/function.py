@@ -76,9 +76,7 @@ class RereadingModel(Model):
         mask: Array | None = None,
         taps: tuple[int, ...] = (),
     ) -> ModelOutput:
-        """Runs one pass as `contract.Model.apply`; `positions` is not used, since slots are
-        positions.
-        """
+        """Runs one pass as `contract.Model.apply`, but does not use `positions`."""
         refuse_taps(taps)
         if mask is not None:
             raise ValueError(

@@ -49,9 +49,7 @@ class LanguageModel:
         return sum(leaf.size for leaf in jax.tree.leaves(self.params)) - twice
 
     def settings(self, **chosen: Any) -> dict[str, Any]:
-        """Returns sampling settings: those in `chosen` that are not None, then `defaults`, then
-        `OFF`.
-        """
+        """Returns sampling settings: each from `chosen`, `defaults` or `OFF`, in this order."""
         return {
             **OFF,
             **self.defaults,

@@ -151,9 +151,7 @@ class Transformer(nn.Module):
         return self.config.num_layers + 2
 
     def init_cache(self, batch: int, size: int, dtype: DTypeLike) -> KVCache:
-        """Returns an empty cache of `size` slots a row, with shorter rings in layers with
-        windows.
-        """
+        """Returns an empty cache of `size` slots a row; layers with a window may have rings."""
         c = self.config
         form = WindowedCache if c.windows else KVCache
         cache = form.zeros(c.num_layers, batch, c.num_kv_heads, size, c.head_dim, dtype)

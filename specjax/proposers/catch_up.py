@@ -9,8 +9,7 @@ from specjax.types import Block
 
 AT_ONCE = 2
 """A source that was left out of steps reads the tokens that it missed in passes of `AT_ONCE` times
-D + 1 tokens: its cache has slots for that many after the text, since a pass and its drafts need
-them.
+D + 1 tokens: its cache has space for as many after the text, for a pass and its drafts.
 """
 
 

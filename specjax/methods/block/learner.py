@@ -36,9 +36,7 @@ from specjax.training.precision import mixed_dot_general
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockLearner(Learner):
-    """Trains a block draft: each anchor has a block of masks, which sees the text up to the
-    anchor.
-    """
+    """Trains a block draft: each anchor has a block of masks, which sees the text up to it."""
 
     source: BlockDraftSource
 

@@ -76,9 +76,7 @@ class MarkovHead(Correction):
         return logits + multiply(inner, params["after"]).astype(jnp.float32), memory
 
     def inner(self, params: Arrays, slot: Slot, memory: Arrays) -> tuple[Array, Arrays]:
-        """Returns [B, M, r], the factor of W2, and the memory for the next slot, for a rank above
-        0.
-        """
+        """Returns [B, M, r], the factor of W2, and the next slot's memory; the rank is above 0."""
         inner = look_up(params["before"], slot.previous)
         hidden = along_paths(slot.hidden, slot.previous)
         if self.kind == "gated":

@@ -212,9 +212,7 @@ def _places(
 
 
 def _own_places(context: Array, text: Array, length: Array) -> tuple[Array, Array]:
-    """Returns the continuations in the own text that agree longest, latest first, and the
-    lengths.
-    """
+    """Returns the continuations in the own text that agree longest, latest first, and lengths."""
     slot, follows = jnp.arange(len(text)), jnp.roll(text, -1)
     agrees, count = (slot < length - 1) & (follows >= 0), jnp.zeros_like(slot)
     for back in range(_OWN_LONGEST):

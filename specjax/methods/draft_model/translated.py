@@ -94,9 +94,7 @@ class TranslatedSource(Source):
     def start(
         self, params: TranslatedParams, prompt: Block, capacity: int, lookahead: Lookahead
     ) -> TranslatedState:
-        """Reads a prompt as `Source.start`, or only the end of one that is too long for the
-        draft.
-        """
+        """Reads a prompt as `Source.start`, or only the end of a prompt that is too long."""
         state = self._empty(params, len(prompt.count), capacity, lookahead)
         start = params.translation.start
         room, whole = self._room(params, capacity, lookahead.depth)
