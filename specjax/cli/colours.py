@@ -1,4 +1,4 @@
-"""Text whose colours show which tokens were accepted drafts."""
+"""Colours a text by the tokens that were accepted drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specjax.generation import Call, compile_first, params_of
 from specjax.parallel import to_host
 
 _SHADES = ("", "\033[32m", "\033[36m", "\033[34m", "\033[35m")
-"""By the depth of the draft: green, cyan, blue, magenta.  Depth 0 is the target's own token."""
+"""The colours by the depth of the draft: green, cyan, blue, magenta; 0 is the target's token."""
 
 _END = "\033[0m"
 
@@ -20,7 +20,7 @@ LEGEND = (
 
 
 def depths_of(call: Call) -> list[list[int]]:
-    """How deep each new token was drafted, from 1; 0 for tokens that the target chose itself.
+    """Returns the depth of each new token as a draft, from 1; 0 for the target's own tokens.
 
     This decodes once more, one step at a time, because a whole run does not keep its steps.
     """
@@ -42,7 +42,7 @@ def depths_of(call: Call) -> list[list[int]]:
 
 
 def painted(call: Call, row: int, tokens: list[int], depths: list[int]) -> str:
-    """The text of new tokens in the colours of their depths.
+    """Returns the text of new tokens in the colours of their depths.
 
     A character that several tokens spell has the colour of the last of them.
     """

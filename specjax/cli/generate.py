@@ -1,4 +1,4 @@
-"""`specjax generate "prompt"`: generate with speculation, and compare with plain decoding."""
+"""`specjax generate "prompt"` generates with speculation, and compares with plain decoding."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _plot(drafter: specjax.Drafter | None, path: str) -> None:
 
 
 def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> specjax.Output:
-    """Decode, and without --json print the texts; a streamed text is printed as it grows."""
+    """Decodes, and without --json prints the texts; a streamed text is printed as it grows."""
     gap = "\n\n" if arguments.chat else ""  # an answer does not continue the question
     if call.stream:
         print(prompts[0], end=gap, flush=True)
@@ -182,7 +182,7 @@ def _show(call: Call, prompts: list[str], arguments: argparse.Namespace) -> spec
 
 
 def _whole(decoded: specjax.Output | specjax.TextStream) -> specjax.Output:
-    """The output; a stream is read to its end."""
+    """Returns the output; a stream is read to its end."""
     if isinstance(decoded, specjax.Output):
         return decoded
     for _ in decoded:

@@ -1,4 +1,4 @@
-"""`specjax tune`: which way to decode is fastest on this machine, for these models and prompts."""
+"""`specjax tune` finds the fastest way to decode on this machine, for these models and prompts."""
 
 from __future__ import annotations
 
