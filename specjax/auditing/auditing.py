@@ -242,9 +242,7 @@ class _Audit:
         ), texts
 
     def _suspicious(self, p_value: float) -> bool:
-        """Returns whether a p-value fails, but not so clearly that a second test could only
-        agree.
-        """
+        """Returns whether a p-value fails, but not too clearly for a second test to decide."""
         return self.significance**2 <= p_value < self.significance
 
     def _sampled(self, first: int, batches: int) -> list[Distribution]:

@@ -35,9 +35,7 @@ _SAMPLES = np.array([GREEDY, ASKED, HOT, ASKED, COLD, ASKED, HOT, COLD])
 
 
 def kinds_beside(asked: Settings, vocab_size: int) -> tuple[Settings, ...]:
-    """Returns the settings of the kinds of rows: greedy, as asked, hot with top-p, cold with
-    top-k.
-    """
+    """Returns the settings of the kinds of rows: greedy, as asked, hot top-p, cold top-k."""
     few = max(2, min(20, vocab_size // 2))
     return (
         Settings(0.0),

@@ -297,9 +297,7 @@ class Overlapped:
     def _start(
         self, params: Params, state: OverlapState, layout: Layout
     ) -> Callable[[], tuple[DecodeState | None, Verdict | None]]:
-        """Sends the proposal, and dispatches its verification; returns a function to wait for
-        it.
-        """
+        """Sends the proposal, and dispatches its verification; the result waits for it."""
         draft, target = state.draft, state.target
         proposal = send(
             None if draft is None else draft.proposal,
