@@ -345,7 +345,7 @@ def _biases(
     biases: Mapping[int, float] | Sequence[Mapping[int, float]] | None,
     banned: list[int],
 ) -> np.ndarray:
-    """[batch, V] float32 numbers to add to the logits."""
+    """Returns [batch, V] float32 numbers to add to the logits."""
     rows = np.zeros((batch, vocab_size), np.float32)
     of_rows = each("logit_bias", {} if biases is None else biases, batch, "row")
     for row, bias in zip(rows, of_rows, strict=True):
@@ -369,7 +369,7 @@ def _biases(
 
 
 def _pad_left(words: list[list[int]]) -> np.ndarray:
-    """[W, K] padded on the left with ABSENT.
+    """Returns [W, K] padded on the left with ABSENT.
 
     Sizes are rounded up to powers of two, so that few programs are compiled.
     """

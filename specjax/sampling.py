@@ -79,7 +79,7 @@ class Sampling:
 
 
 def temperatures(value: object, batch: int) -> np.ndarray:
-    """The temperature of each row [batch] float32, on the host.
+    """Returns the temperature of each row [batch] float32, on the host.
 
     Raises:
       ValueError: a temperature that is not a number of 0 or greater.
@@ -283,7 +283,7 @@ class SharedDraw:
     def create(
         cls, key: Array, position: Array, max_depth: int, size: int, sampled: Array
     ) -> SharedDraw:
-        """The noise of one step.
+        """Returns the noise of one step.
 
         Args:
           key: [B] PRNG keys of the rows.

@@ -50,12 +50,12 @@ class Tree:
 
 
 def chain(num_nodes: int) -> np.ndarray:
-    """The parents of a chain: -1, 0, 1, ..."""
+    """Returns the parents of a chain: -1, 0, 1, ..."""
     return np.arange(num_nodes, dtype=np.int32) - 1
 
 
 def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
-    """The parents of a static tree in Medusa's notation.
+    """Returns the parents of a static tree in Medusa's notation.
 
     For example (1, 0) is the best child of the root's second-best child.  Nodes are ordered by
     depth, then by choice; the root is added as node 0.

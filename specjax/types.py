@@ -63,15 +63,15 @@ class Draw(Protocol):
     """The randomness of one step, for ONE row.  A proposer uses it by `Context.noise` only."""
 
     def noise(self, node: Array, depth: Array) -> Array:
-        """[M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
+        """Returns [M, V] Gumbel noise for the children of the nodes `node` [M] at `depth` [M]."""
         ...
 
     def acceptance(self, num_nodes: int) -> Array:
-        """[N] uniform draws in [0, 1), for rules without shared noise."""
+        """Returns [N] uniform draws in [0, 1), for rules without shared noise."""
         ...
 
     def residual(self) -> Array:
-        """[V] Gumbel noise for the next token, for rules without shared noise."""
+        """Returns [V] Gumbel noise for the next token, for rules without shared noise."""
         ...
 
 

@@ -109,7 +109,7 @@ class Programs:
         return self._of(arguments).lower(*arguments[self._static :])
 
     def jitted(self) -> list[Any]:
-        """The jitted functions that are kept, each for one structure."""
+        """Returns the jitted functions that are kept, each for one structure."""
         return self._recent.values()
 
     def _of(self, arguments: tuple[Any, ...]) -> Any:

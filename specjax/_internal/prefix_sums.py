@@ -27,6 +27,6 @@ def leading(x: Array) -> Array:
 
 
 def _up_to(x: Array) -> Array:
-    """[n, n] bool: the entries up to each one."""
+    """Returns [n, n] bool: the entries up to each one."""
     place = jnp.arange(x.shape[-1])
     return place <= place[:, None]

@@ -82,7 +82,7 @@ class Report:
         return "\n".join([self.subject, "", *lines, "", *power, f"  {end}"])
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and verdicts, for `json.dumps`."""
+        """Returns all fields and verdicts, for `json.dumps`."""
         checks = [{**dataclasses.asdict(check), "verdict": check.verdict} for check in self.checks]
         return {
             "subject": self.subject,

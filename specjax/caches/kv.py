@@ -170,7 +170,7 @@ class KVCache(Cache):
         return dataclasses.replace(self, keys=(self.keys[index],), values=(self.values[index],))
 
     def next_positions(self, width: int) -> Array:
-        """[B, N] the positions of the `width` tokens after the committed ones."""
+        """Returns [B, N] the positions of the `width` tokens after the committed ones."""
         return self.length[:, None] + jnp.arange(width)
 
     def stage(self, keys: Array, values: Array) -> tuple[Array, Array]:
@@ -206,7 +206,7 @@ class KVCache(Cache):
         return seen & (positions[:, :, None] - slot_positions[:, None] < window)
 
     def _text_index(self, width: int) -> Array:
-        """[S] or [B, S]: the index in the row's text of the token in each slot.
+        """Returns [S] or [B, S]: the index in the row's text of the token in each slot.
 
         The text includes the `width` staged tokens.
         """

@@ -167,7 +167,7 @@ def fewest_steps(table: np.ndarray, accepting: np.ndarray) -> np.ndarray:
 
 
 def _longest(table: np.ndarray) -> np.ndarray:
-    """[S] the most tokens after each state, or ENDLESS where there is a cycle."""
+    """Returns [S] the most tokens after each state, or ENDLESS where there is a cycle."""
     found = np.full(len(table), ENDLESS, np.int32)
     left = np.arange(len(table))
     while left.size:

@@ -34,7 +34,7 @@ class Bytes:
         return bytes(np.flatnonzero((self.next >= 0).any(0)).tolist())
 
     def example(self) -> bytes | None:
-        """A shortest text, or None if there is none."""
+        """Returns a shortest text, or None if there is none."""
         before: dict[int, tuple[int, int]] = {}
         frontier, seen = [0], {0}
         while frontier:

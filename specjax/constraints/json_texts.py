@@ -30,7 +30,7 @@ SCALARS = {
 
 
 def literal(text: str) -> str:
-    """The expression of one text."""
+    """Returns the expression of one text."""
     return re.sub(r"[^A-Za-z0-9_]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)
 
 

@@ -22,8 +22,7 @@ _TILE = 1024
 
 
 def kernel(module: ir.Module, form: Form, machine: Machine) -> ir.Function:
-    """Builds f(x, w, y, first, last, rows, inner, stride, count): columns first to last of y = x @
-    w.
+    """Builds f(x, w, y, first, last, rows, inner, stride, count): columns of y = x @ w.
 
     x is [rows, inner] and y [rows, count].  w is [inner, stride] by columns, else [stride, inner].
     """

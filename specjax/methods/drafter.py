@@ -38,7 +38,7 @@ class Drafter:
 
     @property
     def has_adapters(self) -> bool:
-        """Whether each row can choose an adapter."""
+        """True if each row can choose an adapter."""
         return False
 
     def check(self, target: LanguageModel) -> None:

@@ -161,7 +161,7 @@ class Adaptive(Proposer):
         return 0 if self.lookup is None else len(self.widths) - 1
 
     def _of_parts(self, lookup: Array, drafter: Array) -> Array:
-        """[..., P] numbers of the lookup and of the drafter, of those that exist."""
+        """Returns [..., P] numbers of the lookup and of the drafter, of those that exist."""
         numbers = (self.lookup, lookup), (self.drafter, drafter)
         return jnp.stack([number for part, number in numbers if part is not None], axis=-1)
 
@@ -349,7 +349,7 @@ class Adaptive(Proposer):
 
 
 def _count(chain: Proposal | None) -> Array:
-    """[B] the number of drafts of each chain."""
+    """Returns [B] the number of drafts of each chain."""
     if chain is None:
         return jnp.zeros((), jnp.int32)
     return (chain.parent != ABSENT).sum(1, dtype=jnp.int32)

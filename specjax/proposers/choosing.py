@@ -69,7 +69,7 @@ def choose(
         lates = [jnp.full(rows, late.max()) for late in lates]
 
     def waits(gains: Array) -> Array:
-        """The factor by which a step takes longer since a batch waits for its last row."""
+        """Returns the factor by which a step takes longer since a batch waits for its last row."""
         if not together or remaining is None:
             return jnp.ones((), jnp.float32)
         left = remaining.astype(jnp.float32)

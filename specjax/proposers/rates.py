@@ -81,7 +81,7 @@ class Rates:
         )
 
     def gains(self, present: Array) -> Array:
-        """[B, D + 1]: the expected new tokens of a step with at most 0, 1, ... D drafts.
+        """Returns [B, D + 1]: the expected new tokens of a step with at most 0, 1, ... D drafts.
 
         `present` [B]: the number of drafts of each row.
         """

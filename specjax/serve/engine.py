@@ -158,7 +158,7 @@ class Engine:
         return handle
 
     def load(self) -> Load:
-        """The load of the engine: the requests that wait and run, and the counts so far."""
+        """Returns the load of the engine: the requests that wait and run, and the counts so far."""
         return self._scheduler.load()
 
     @property

@@ -171,7 +171,7 @@ class _Vocabulary:
         return cls(tokenizer.model, words.byte_level, {n: m for n, m in meanings if m}, start)
 
     def canonical(self) -> dict[bytes | str, int]:
-        """The preferred token for each meaning."""
+        """Returns the preferred token for each meaning."""
         preferred: dict[bytes | str, int] = {}
         for number, meaning in self.meaning.items():
             preferred.setdefault(meaning, number)

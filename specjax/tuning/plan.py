@@ -139,7 +139,7 @@ class Plan:
         return "\n".join([head, *lines, "", self.advice()])
 
     def advice(self) -> str:
-        """One sentence: the arguments to pass to `generate`."""
+        """Returns one sentence: the arguments to pass to `generate`."""
         plain, best = self.candidates[0], self.best
         if self.tree is not None:
             return (

@@ -51,7 +51,7 @@ class Convolution(nn.Module):
         return self._base(channels)[:, None, None].astype(u.dtype) + dynamic
 
     def __call__(self, u: Array) -> tuple[Array, Array]:
-        """The convolved input [B, S, H], and the kernel of the output for `finish`."""
+        """Returns the convolved input [B, S, H], and the kernel of the output for `finish`."""
         before, after = self._kernels(u)
         return self.finish(u, before), after
 

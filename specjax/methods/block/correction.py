@@ -47,10 +47,10 @@ class Correction(abc.ABC):
 
     @abc.abstractmethod
     def shapes(self) -> Shapes:
-        """The shape of each parameter, by its path."""
+        """Returns the shape of each parameter, by its path."""
 
     def axes(self) -> Axes:
-        """The logical axes of the parameters that are split over a mesh, by their paths.
+        """Returns the logical axes of the parameters that are split over a mesh, by their paths.
 
         A matrix that makes logits is split by vocabulary, as logits are.  All others are
         replicated: where a slot reads a few rows of a table, or a small matrix, a sum over the
@@ -68,7 +68,7 @@ class Correction(abc.ABC):
 
     @property
     def estimates(self) -> bool:
-        """Whether the correction has a `confidence`."""
+        """True if the correction has a `confidence`."""
         return False
 
     def confidence(self, params: Arrays, slot: Slot) -> Array:
@@ -78,7 +78,7 @@ class Correction(abc.ABC):
 
 
 def multiply(x: Array, kernel: Array) -> Array:
-    """[..., in] times [in, out]."""
+    """Multiplies [..., in] by [in, out]."""
     return dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
 
 

@@ -101,7 +101,7 @@ class BlockDraftConfig:
         return bool(self.causal) and self.causal[layer]
 
     def mask(self, layer: int) -> Array:
-        """[1, S, S] bool: the slots of the block that each slot attends to."""
+        """Returns [1, S, S] bool: the slots of the block that each slot attends to."""
         slot = jnp.arange(self.block_size)
         after = slot[:, None] - slot
         seen = (after >= 0) if self.is_causal(layer) else jnp.ones_like(after, bool)
@@ -258,7 +258,7 @@ class BlockDraft(nn.Module):
         return self.norm(x), _with_layers(cache, staged)
 
     def _rotations(self, cache: KVCache | BranchCache, width: int) -> list[_Rotations]:
-        """The rotations of the next `width` positions, by layer."""
+        """Returns the rotations of the next `width` positions, by layer."""
         c = self.config.layers
         positions = cache.next_positions(width)
         ropes = [c.rope_of(i) for i in range(c.num_layers)]

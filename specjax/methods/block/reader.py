@@ -78,7 +78,7 @@ class Plan(NamedTuple):
 
 
 def renamed(tensors: Tensors) -> Tensors:
-    """The tensors by the names that the tables have."""
+    """Returns the tensors by the names that the tables have."""
     made = {}
     for name, tensor in tensors.items():
         for old, new in _RENAMED.items():
@@ -98,7 +98,7 @@ def is_block_draft(tensors: Tensors) -> bool:
 
 
 def labels_of(config: Config) -> set[str]:
-    """The methods that a configuration names."""
+    """Returns the methods that a configuration names."""
     fields = Fields(config)
     labels = [
         *(config.get("architectures") or []),
@@ -267,7 +267,7 @@ def describe_block_draft(
 def shapes_of(
     net: BlockDraft, correction: Correction | None
 ) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """The shape of each parameter of the layers and of the correction."""
+    """Returns the shape of each parameter of the layers and of the correction."""
     shapes = dict(_traced(net.config))
     if correction is not None:
         shapes |= {("correction", *path): shape for path, shape in correction.shapes().items()}
@@ -283,7 +283,7 @@ def _traced(c: BlockDraftConfig) -> tuple[tuple[tuple[str, ...], tuple[int, ...]
 
 
 def block_rows(block: BlockDraftConfig) -> list[Tensor]:
-    """The tensors of the layers."""
+    """Returns the tensors of the layers."""
     rows = [
         *dense_rows("fc", ("draft", "fc")),
         Tensor("hidden_norm.weight", ("draft", "hidden_norm", "weight")),

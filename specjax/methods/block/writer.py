@@ -212,7 +212,7 @@ def _layers(source: BlockDraftSource) -> Config:
 
 
 def _scales(c: BlockDraftConfig) -> Config:
-    """The fields of factors that are not 1, and of a soft cap."""
+    """Returns the fields of factors that are not 1, and of a soft cap."""
     fields = {"input_embedding_scale": c.embedding_scale, "output_multiplier": c.output_scale}
     cap = {} if c.logit_softcap is None else {"final_logit_softcapping": c.logit_softcap}
     return {name: value for name, value in fields.items() if value != 1.0} | cap

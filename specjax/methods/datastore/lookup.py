@@ -106,7 +106,7 @@ def look_up(store: DatastoreParams, context: Array, text: Array, length: Array) 
 def _distinct(
     short: Array, is_short: Array, near: Array, agree: Array, own: Array, same: Array
 ) -> Array:
-    """The number of distinct tokens of each level."""
+    """Returns the number of distinct tokens of each level."""
     row = jnp.arange(_SHORT)[:, None]
     at = [(row * _TABLE + short % _TABLE).ravel()]
     at += [_SHORT * _TABLE + near % _TABLE, (_SHORT + 1) * _TABLE + own % _TABLE]

@@ -93,7 +93,7 @@ class Eagle3(nn.Module):
         self.norm = Norm(c.layers)
 
     def fuse(self, features: Array) -> Array:
-        """The target's hidden states [..., n Et] at the taps -> features [..., E]."""
+        """Fuses the target's hidden states [..., n Et] at the taps into features [..., E]."""
         c = self.config
         if c.norm_before_fc:
             features = self.input_norm(features)

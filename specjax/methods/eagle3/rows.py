@@ -35,7 +35,7 @@ def network_rows(c: Eagle3Config, prefixes: list[str]) -> list[Tensor]:
 
 
 def network_shapes(c: Eagle3Config) -> dict[tuple[str, ...], tuple[int, ...]]:
-    """The shape of each parameter of the network."""
+    """Returns the shape of each parameter of the network."""
     return dict(_traced(c))
 
 

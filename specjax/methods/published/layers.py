@@ -224,7 +224,7 @@ def reads_pairs(tensors: Tensors) -> bool:
 
 
 def layer_rows(config: TransformerConfig, prefix: str, path: tuple[str, ...]) -> list[Tensor]:
-    """The rows of a layer's attention and MLP, and of the norm between them."""
+    """Returns the rows of a layer's attention and MLP, and of the norm between them."""
     rows = [
         Tensor(f"{prefix}post_attention_layernorm.weight", (*path, "mlp_norm", "weight")),
     ]
@@ -240,6 +240,6 @@ def layer_rows(config: TransformerConfig, prefix: str, path: tuple[str, ...]) ->
 
 
 def dense_rows(name: str, path: tuple[str, ...], bias: bool = False) -> list[Tensor]:
-    """The rows of a `torch.nn.Linear`."""
+    """Returns the rows of a `torch.nn.Linear`."""
     weight = Tensor(f"{name}.weight", (*path, "kernel"), transpose=True)
     return [weight, Tensor(f"{name}.bias", (*path, "bias"))] if bias else [weight]

@@ -125,7 +125,7 @@ def used_tokens(target: LanguageModel) -> int:
 
 
 def _whole(folder: pathlib.Path, name: str, stored: Stored) -> np.ndarray:
-    """A table of whole numbers or flags [N]."""
+    """Returns a table of whole numbers or flags [N]."""
     if stored.kind not in WHOLE or len(stored.shape) != 1:
         raise ValueError(
             f"{folder}: {name} is a {stored.kind} of shape {list(stored.shape)}; it must be a "

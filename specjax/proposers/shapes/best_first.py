@@ -167,7 +167,7 @@ class BestFirst(Proposer):
         return proposal, source.end(reading)
 
     def _drawn_from(self, drawn: list[Array], chosen: Array) -> Array:
-        """[B, N, V] the logits from which the children of each chosen candidate were drawn.
+        """Returns [B, N, V] the logits from which the children of each chosen candidate were drawn.
 
         Candidates without children get any row.
         """
