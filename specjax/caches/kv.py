@@ -9,7 +9,7 @@ are accepted:
     staged              x y z r a b c . .      length 3
     commit(2, [0, 2])   x y z r b b c . .      length 5     (slots after it are scratch again)
 
-The accepted part of a chain is its first tokens, so a commit moves nothing and only advances the
+The accepted drafts of a chain are its first tokens, so a commit moves nothing and only advances the
 length.  A draft model commits each of its drafts so that it can draft the next one.  `rewind` then
 resets the length, and after the verification the draft model commits the accepted drafts again.
 """

@@ -6,9 +6,9 @@
                                             attends to 4 ... 7 any more
 
 A pass is written twice, each time as one slice: once at its slot, where it may run over into the
-right margin, and once a full turn earlier, where it may begin in the left margin.  So a write is in
-place and does not depend on the old contents.  The margins are as wide as a decoding pass.  A pass
-over a prompt is wider and rewrites the whole ring.
+right margin, and once a full turn earlier, where it may begin in the left margin.  So a write
+updates its buffer in place and does not depend on the old contents.  The margins are as wide as a
+decoding pass.  A pass over a prompt is wider and rewrites the whole ring.
 
 The ring holds the window and all tokens that may be written before a rewind.  So staged tokens
 overwrite only tokens that have left every window, even if they become scratch and are committed

@@ -45,7 +45,7 @@ class Stored:
 
 
 def equal(one: Stored, other: Stored) -> bool:
-    """Whether two tensors hold the same numbers.  A dtype that weights cannot have equals none."""
+    """Returns whether two tensors hold the same numbers, in a dtype that weights can have."""
     if one.shape != other.shape or not {one.kind, other.kind} <= set(KINDS):
         return False
     ours, theirs = one.map().reshape(-1), other.map().reshape(-1)

@@ -33,7 +33,7 @@ _WORTH = 2**16
 """The multiplications for which a further thread pays."""
 
 _SPINS = 4096
-"""How often a thread checks whether the others are done, letting others run before each check."""
+"""Checks of whether the other threads are done, before each of which a thread lets others run."""
 
 
 class Work(Protocol):

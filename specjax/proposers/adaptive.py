@@ -45,8 +45,8 @@ class Adaptive(Proposer):
 
     Under an exact rule that shares its noise with the proposer (`match`), the text does not depend
     on these choices, and all rows of a batch take the option that is best for their sum.  Under
-    another rule each row takes what is best for it alone, so that its text does not depend on the
-    other rows.
+    another rule each row takes its own best option, so that its text does not depend on the other
+    rows.
 
     Attributes:
       lookup: a chain that needs no model, such as `NGram`, or None.

@@ -106,7 +106,7 @@ def walk(
 def _normalise(x: Array, otherwise: Array) -> Array:
     """Returns x / sum(x), or `otherwise` if x is zero.
 
-    A residual is zero only if p = q up to rounding.  A rejection then comes from rounding alone,
+    A residual is zero only if p = q up to rounding.  A rejection then comes only from rounding,
     and p itself is the right distribution.
     """
     total = x.sum()

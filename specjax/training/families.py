@@ -100,7 +100,7 @@ def cut(config: TransformerConfig, layers: Sequence[int], name: str) -> Transfor
     """Returns the configuration of some layers of a model.
 
     Raises:
-      ValueError: the model has no such layer, or its family has no model of these layers alone.
+      ValueError: the model has no such layer, or its family has no model of only these layers.
     """
     missing = [layer for layer in layers if layer >= config.num_layers]
     if missing:

@@ -82,9 +82,7 @@ class Job(Protocol):
         ...
 
     def show(self, batch: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the tokens [B, T + 1] of a batch, and [B, T] which of the later ones are
-        learned.
-        """
+        """Returns the tokens [B, T + 1] of a batch, and a mask [B, T] of the learned ones."""
         ...
 
 

@@ -50,7 +50,7 @@ def describe_datastore(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the description of a datastore, without reading its arrays.
 
     Raises:
-      ValueError: it is no datastore, or the description is damaged.
+      ValueError: the folder is not a datastore, or its description is damaged.
       OSError: it cannot be read.
     """
     path = find_folder(str(folder)) / DESCRIPTION
@@ -80,7 +80,7 @@ def load_datastore(folder: str | os.PathLike[str], capacity: int | None = None) 
       capacity: the most tokens that the loaded one can hold; by default the one it was built with.
 
     Raises:
-      ValueError: it is no datastore, it was damaged, or it has more tokens than the capacity.
+      ValueError: it is not a datastore, is damaged, or has more tokens than the capacity.
       OSError: it cannot be read.
     """
     path = find_folder(str(folder))

@@ -1,4 +1,4 @@
-"""From texts, token lists and files to the tokens of a datastore."""
+"""Tokenises texts, token lists and files into the tokens of a datastore."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Predicts continuations of a context, from a datastore and from earlier tokens of a row's text.
 
-A *place* is a position of the datastore's corpus.  The token there is its *continuation*, and the
-tokens before it, read backwards, are its *context*.  Places are sorted by their contexts:
+The token at a position of the datastore's corpus is the *continuation* of its *context*, the tokens
+before it, read backwards.  Places are sorted by their contexts:
 
     order     context, read backwards     continuation
       7       "b" "a" "x" ...             "c"
       3       "b" "a" "y" ...             "c"
      12       "b" "d" "a" ...             "a"
 
-So the places that agree with a context in its last n tokens are one range, for every n, and the
-places around the one where the context itself belongs are those that agree with it longest.
+So the positions that agree with a context in its last n tokens are one range, for every n, and the
+positions around the one where the context itself belongs are those that agree with it longest.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class DatastoreParams:
 def look_up(store: DatastoreParams, context: Array, text: Array, length: Array) -> Array:
     """Returns log-probabilities [V] of the token after a context.
 
-    For n = 1, 2, ... the continuations of the places that agree in n tokens give a distribution,
+    For n = 1, 2, ... the continuations of the positions that agree in n tokens give a distribution,
     which is mixed with that of the smaller n: p <- (c + d T p) / (N + d T).  Here c counts a token
     among these continuations, N is their number, and T the number of distinct tokens among them;
     before n = 1, p is the prior.  For each n the datastore is mixed in first, and then the row's
     own text, which therefore has more weight.
 
     With d = 1 this is method C of Witten and Bell.  In the datastore d is greater: a target's
-    distribution is smoother than the counts of few places.
+    distribution is smoother than the counts of few positions.
 
     Args:
       store: the datastore.
@@ -127,13 +127,13 @@ def _distinct(
 
 
 def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array]:
-    """Finds the range of places that agree with a context.
+    """Finds the range of positions that agree with a context.
 
-    Each round compares with places that divide the rest of the order into equal parts, since a few
+    Each round compares with positions that divide the rest of the order into equal parts, since a few
     wide rounds are faster than many narrow ones.
 
     Returns:
-      The first place and the end of the range that agrees in n tokens, for n = 1 ... _SHORT: both
+      The first position and the end of the range that agrees in n tokens, for n = 1 ... _SHORT: both
         [_SHORT].  And the index [] at which the context itself would be inserted.
     """
     first, end = store.starts[context[0]], store.starts[context[0] + 1]
@@ -147,7 +147,7 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
     in_range = jnp.arange(_SHORT - 1) <= jnp.tile(jnp.arange(_SHORT - 1), 2)[:, None]
 
     def compare(place: Array, weight: Array) -> Array:
-        """Returns whether the context at each place is before (< 0), equal to (0) or after ours."""
+        """Returns whether the context at each position is before (< 0), equal to (0) or after ours."""
         number = weight.shape[-1]
         back = jnp.arange(1, number + 1)  # the last tokens of all places in question are equal
         token = store.tokens[place[..., None] - back].astype(jnp.int32)
@@ -189,11 +189,11 @@ def _divided(low: Array, width: Array, part: Array, parts: Array) -> Array:
 def _places(
     store: DatastoreParams, context: Array, low: Array, high: Array, number: Array, at: Array
 ) -> tuple[Array, Array, Array]:
-    """Returns the continuations at places of the datastore.
+    """Returns the continuations at positions of the datastore.
 
     Returns:
-      The continuations at `number` [_SHORT] equally spaced places of each range [_SHORT, _SAMPLE],
-      those at the places around `at` [_WINDOW], and the number of tokens that agree there
+      The continuations at `number` [_SHORT] equally spaced positions of each range [_SHORT, _SAMPLE],
+      those at the positions around `at` [_WINDOW], and the number of tokens that agree there
       [_WINDOW].
     """
     parts, part = jnp.maximum(number, 1)[:, None], jnp.arange(_SAMPLE, dtype=jnp.int32)

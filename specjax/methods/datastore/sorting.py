@@ -28,15 +28,15 @@ def bytes_to_build(vocab_size: int) -> int:
 
 
 def sort_places(tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts the places of a corpus by their contexts.
+    """Sorts the positions of a corpus by their contexts.
 
     Args:
       tokens: [DEPTH + T] of the type `token_dtype(vocab_size)`; the first DEPTH are separators.
       vocab_size: V.
 
     Returns:
-      The places [P] int32, positions from 0 among the T, each with a token at and before it.  And
-        the number of places [V + 1] int32 before those whose contexts end with each token.
+      The positions [P] int32, positions from 0 among the T, each with a token at and before it.  And
+        the number of positions [V + 1] int32 before those whose contexts end with each token.
     """
     separator = SEPARATORS[tokens.dtype]
     size = len(tokens) - DEPTH

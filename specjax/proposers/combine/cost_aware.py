@@ -30,8 +30,8 @@ class CostAware(Wrapper):
     takes `seconds` of that width.  Each row keeps the best nodes of the width at which the quotient
     is greatest.  The target then reads the narrowest width that holds the drafts of all rows.
 
-    The chances are those of `Proposal.chance`, as the drafter estimates them.  They depend on the
-    row alone, so a row's text does not depend on the rest of its batch.
+    The chances are those of `Proposal.chance`, as the drafter estimates them.  They depend only on
+    the row, so a row's text does not depend on the rest of its batch.
 
     Attributes:
       inner: a proposer of trees that estimates chances, such as `BestFirst` or `DynamicTree`.

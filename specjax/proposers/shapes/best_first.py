@@ -32,7 +32,7 @@ class BestFirst(Proposer):
       other parents, but not on its own token, nor on its siblings': `rejection` stays exact.
 
     If the source does not correct, one noise serves all parents of a depth: a rule judges the
-    children of one parent for each depth, and the tree is then a function of the text alone.  If it
+    children of one parent for each depth, and the tree is then a function of only the text.  If it
     corrects, each parent has its own noise, since its tree depends on what was drawn elsewhere.
 
     Reference: the tree of DDTree, arXiv 2604.12989, and of JetSpec, arXiv 2606.18394.

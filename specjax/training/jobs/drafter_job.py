@@ -166,9 +166,7 @@ class TrainDrafter:
         return Drafts(batch["tokens"], mask, *anchors)
 
     def _speculated(self, own: Arrays, frozen: Arrays, batch: Batch) -> Drafts:
-        """Returns the drafts of the drafter while it and the target continue the texts of a
-        batch.
-        """
+        """Returns the drafts of the drafter while both models continue the texts of a batch."""
         o, tokens = self.options, batch["tokens"]
         room = tokens.shape[1]
         made = self.drafter(jax.lax.stop_gradient(own))

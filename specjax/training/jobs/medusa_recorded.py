@@ -50,7 +50,7 @@ class RecordedMedusa(TrainMedusa):
         return made["drawn"], self._recorded_ranks(heads, target, made)
 
     def drafted(self, heads: Arrays, target: Arrays) -> tuple[np.ndarray, str]:
-        """Returns ranks of recorded answers, if the target may have generated them; else of
+        """Returns ranks of recorded answers, if the target may have generated them, else of
         text.
         """
         text, answers, _ = self.teacher.request.counts
