@@ -19,10 +19,10 @@ from specjax.types import Proposal, Verdict
 class BlockVerification(Rule):
     """Exact, on a chain: in one step no exact rule accepts more tokens on average.
 
-    `rejection` judges each draft by itself and stops at the first rejection.  Here likely drafts can
-    compensate for an unlikely one after them: a prefix has a weight w, and a draft x changes it to
-    min(1, w p(x) / q(x)).  Each prefix is accepted or rejected with a uniform draw of its own, and
-    the longest accepted prefix is kept.  The next token is drawn from norm(max(w p - q, 0)), or
+    `rejection` judges each draft by itself and stops at the first rejection.  Here likely drafts
+    can compensate for an unlikely one after them: a prefix has a weight w, and a draft x changes it
+    to min(1, w p(x) / q(x)).  Each prefix is accepted or rejected with a uniform draw of its own,
+    and the longest accepted prefix is kept.  The next token is drawn from norm(max(w p - q, 0)), or
     from p after the whole chain.  A proposal without logits is a chain of point masses.
 
     Reference: Sun et al. 2024, arXiv 2403.10444, algorithm 2 and equation 4.

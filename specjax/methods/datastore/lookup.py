@@ -1,7 +1,7 @@
 """Predicts continuations of a context, from a datastore and from earlier tokens of a row's text.
 
 The token at a position of the datastore's corpus is the *continuation* of its *context*, the tokens
-before it, read backwards.  Places are sorted by their contexts:
+before it, read backwards.  Positions are sorted by their contexts:
 
     order     context, read backwards     continuation
       7       "b" "a" "x" ...             "c"
@@ -9,7 +9,7 @@ before it, read backwards.  Places are sorted by their contexts:
      12       "b" "d" "a" ...             "a"
 
 So the positions that agree with a context in its last n tokens are one range, for every n, and the
-positions around the one where the context itself belongs are those that agree with it longest.
+longest agreement is at the positions around the one where the context itself belongs.
 """
 
 from __future__ import annotations
@@ -129,12 +129,12 @@ def _distinct(
 def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array]:
     """Finds the range of positions that agree with a context.
 
-    Each round compares with positions that divide the rest of the order into equal parts, since a few
-    wide rounds are faster than many narrow ones.
+    Each round compares with positions that cut the rest of the order into equal sections, since a
+    few wide rounds are faster than many narrow ones.
 
     Returns:
-      The first position and the end of the range that agrees in n tokens, for n = 1 ... _SHORT: both
-        [_SHORT].  And the index [] at which the context itself would be inserted.
+      The first position and the end of the range that agrees in n tokens, for n = 1 ... _SHORT:
+        both [_SHORT].  And the index [] at which the context itself would be inserted.
     """
     first, end = store.starts[context[0]], store.starts[context[0] + 1]
     # The searches: for the whole context, then for the first place of each range, then for its end.
@@ -147,7 +147,7 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
     in_range = jnp.arange(_SHORT - 1) <= jnp.tile(jnp.arange(_SHORT - 1), 2)[:, None]
 
     def compare(place: Array, weight: Array) -> Array:
-        """Returns whether the context at each position is before (< 0), equal to (0) or after ours."""
+        """Returns whether each position's context is before (< 0), equal to (0) or after ours."""
         number = weight.shape[-1]
         back = jnp.arange(1, number + 1)  # the last tokens of all places in question are equal
         token = store.tokens[place[..., None] - back].astype(jnp.int32)
@@ -192,9 +192,9 @@ def _places(
     """Returns the continuations at positions of the datastore.
 
     Returns:
-      The continuations at `number` [_SHORT] equally spaced positions of each range [_SHORT, _SAMPLE],
-      those at the positions around `at` [_WINDOW], and the number of tokens that agree there
-      [_WINDOW].
+      The continuations at `number` [_SHORT] equally spaced positions of each range [_SHORT,
+      _SAMPLE], those at the positions around `at` [_WINDOW], and the number of tokens that agree
+      there [_WINDOW].
     """
     parts, part = jnp.maximum(number, 1)[:, None], jnp.arange(_SAMPLE, dtype=jnp.int32)
     spread = _divided(low[:, None], (high - low)[:, None], part, parts)

@@ -35,7 +35,7 @@ def sort_places(tokens: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.nda
       vocab_size: V.
 
     Returns:
-      The positions [P] int32, positions from 0 among the T, each with a token at and before it.  And
+      The positions [P] int32, from 0 among the T, each with a token at and before it.  And
         the number of positions [V + 1] int32 before those whose contexts end with each token.
     """
     separator = SEPARATORS[tokens.dtype]

@@ -49,8 +49,8 @@ class TranslatedSource(Source):
     vocabularies.
 
     A text may need more draft tokens than are reserved (`expansion` for each target token) or than
-    the draft model can read.  From then on its row has no drafts.  If the prompt itself is too long,
-    the draft model reads only the end of it.
+    the draft model can read.  From then on its row has no drafts.  If the prompt itself is too
+    long, the draft model reads only the end of it.
 
     Reference: Timor et al. 2025, arXiv 2502.05202, token-level intersection.
     """
