@@ -56,6 +56,10 @@ class Sampling:
 
         Raises:
           ValueError: a value outside its range.
+
+        Example:
+          >>> Sampling.create(2, temperature=[0.0, 0.8], top_p=0.95).temperature
+          Array([0. , 0.8], dtype=float32)
         """
 
         def number(
@@ -93,6 +97,11 @@ def make_key(seed: int | Array | np.ndarray) -> Array:
     With this implementation the noise of a row depends only on the row's own key, as every exact
     rule requires.  Under `vmap`, JAX's "rbg" would draw the numbers of all rows from the first key
     alone.
+
+    Example:
+      >>> key = make_key(0)
+      >>> make_key(0) == key
+      Array(True, dtype=bool)
     """
     return jax.random.key(seed, impl=_IMPLEMENTATION)
 
@@ -177,6 +186,11 @@ def warp(logits: Array, sampling: Sampling) -> Array:
 
     The order is that of transformers: temperature, top-k, top-p, min-p.  Tokens that tie with the
     last one kept are kept.
+
+    Example:
+      >>> greedy = Sampling.create(1, temperature=0.0)
+      >>> warp(jnp.array([[[1.0, 3.0, 2.0]]]), greedy).argmax()
+      Array(1, dtype=int32)
     """
 
     def rows(x: Array) -> Array:

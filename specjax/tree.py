@@ -50,7 +50,12 @@ class Tree:
 
 
 def chain(num_nodes: int) -> np.ndarray:
-    """Returns the parents of a chain: -1, 0, 1, ..."""
+    """Returns the parents of a chain: -1, 0, 1, ...
+
+    Example:
+      >>> chain(4)
+      array([-1,  0,  1,  2], dtype=int32)
+    """
     return np.arange(num_nodes, dtype=np.int32) - 1
 
 
@@ -63,6 +68,10 @@ def from_choices(choices: tuple[tuple[int, ...], ...]) -> np.ndarray:
     Raises:
       ValueError: a choice occurs twice, or its parent or its better sibling is not among the
         choices.
+
+    Example:
+      >>> from_choices(((0,), (1,), (0, 0)))
+      array([-1,  0,  0,  1], dtype=int32)
     """
     ordered = sorted(choices, key=lambda c: (len(c), c))
     index = {(): 0, **{choice: n for n, choice in enumerate(ordered, start=1)}}

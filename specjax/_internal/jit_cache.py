@@ -32,6 +32,9 @@ def keep_programs(most: int | None = MOST) -> None:
 
     Raises:
       ValueError: `most` is less than 1.
+
+    Example:
+      >>> keep_programs(8)
     """
     global _most
     if most is not None and (not isinstance(most, int) or most < 1):

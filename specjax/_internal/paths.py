@@ -22,6 +22,9 @@ def shipped(name: str) -> pathlib.Path:
 
     Raises:
       FileNotFoundError: there is none of that name; the message lists the existing ones.
+
+    Example:
+      >>> target = specjax.load(specjax.shipped("pycode/target"))
     """
     place = _checkpoints()
     if name and (place / name).exists():

@@ -89,6 +89,10 @@ def audit(
 
     Raises:
       ValueError: arguments that do not fit, and what to pass instead; before anything is compiled.
+
+    Example:
+      >>> report = audit(decoder, params, prompts)
+      >>> print(report)
     """
     ids = [list(prompt) for prompt in prompts]
     chosen, processors = _split(settings)

@@ -43,6 +43,9 @@ class Regex(Expression):
 
     The syntax is that of Rust's `regex`: as in Python's `re`, without look-around, back-references
     and \b; `.` is any character but a newline, and \d one of 0 to 9.
+
+    Example:
+      >>> specjax.generate(target, "The answer is ", constraint=Regex("[0-9]{1,3}"))
     """
 
     expression: str
@@ -82,6 +85,10 @@ class JSONSchema(Expression):
       whitespace: a regular expression for the white space between the tokens of JSON: at most one
         space by default.  With "" a text has none, so more of it is forced.
       canonical: as in `Expression`.
+
+    Example:
+      >>> schema = {"type": "object", "properties": {"age": {"type": "integer"}}}
+      >>> specjax.generate(target, "Bob is 7. As JSON: ", constraint=JSONSchema(schema))
     """
 
     schema: Mapping[str, Any] | str
@@ -105,7 +112,11 @@ class JSONSchema(Expression):
 
 @dataclasses.dataclass(frozen=True)
 class Choice(Expression):
-    """Allows one of these texts."""
+    """Allows one of these texts.
+
+    Example:
+      >>> specjax.generate(target, "Is it true? ", constraint=Choice(["yes", "no"]))
+    """
 
     texts: Sequence[str]
     canonical: bool = False
@@ -145,6 +156,9 @@ class Grammar:
         may be recursive.
       whitespace: for a schema, a regular expression for the white space between the tokens of JSON:
         at most one space by default.
+
+    Example:
+      >>> Grammar('start: "(" start ")" | "x"')
     """
 
     grammar: str | Mapping[str, Any]

@@ -92,6 +92,10 @@ def adaptive(
     Raises:
       ValueError: a drafter of trees, a lookup and a drafter of different depths, or times that are
         not positive.
+
+    Example:
+      >>> drafter = adaptive(specjax.make_drafter(target, draft, num_drafts=8))
+      >>> specjax.generate(target, prompt, drafter=drafter)
     """
     for name, part in (("drafter", drafter), ("lookup", lookup)):
         if part is not None and not isinstance(part, Drafter | Proposer):

@@ -54,6 +54,10 @@ def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:
     Raises:
       ValueError: a drafter that does not estimate the chances of its drafts, or invalid numbers of
         nodes or seconds.
+
+    Example:
+      >>> costs = specjax.step_costs(target, tree, widths=(1, 4, 8, 16, 32))
+      >>> specjax.generate(target, prompt, drafter=cost_aware(tree, costs))
     """
     if not isinstance(drafter, Drafter):
         raise ValueError(

@@ -70,6 +70,10 @@ def load_drafter(
     Raises:
       ValueError: with every mismatch with the configuration or the target, and the fix.
       OSError: there is no such folder or model, or a file is missing or cannot be read.
+
+    Example:
+      >>> drafter = load_drafter("org/head", target, specjax.Chain, num_drafts=4)
+      >>> specjax.generate(target, prompt, drafter=drafter)
     """
     if numbers and shape is None:
         raise ValueError(
@@ -119,6 +123,9 @@ def save_drafter(
     Raises:
       ValueError: another kind of drafter, another target, or a layout that cannot hold the drafter;
         the message names those that can.  Or the folder holds something else than a drafter.
+
+    Example:
+      >>> save_drafter("head", specjax.load_drafter("org/head", target), target)
     """
     if not isinstance(drafter, PublishedDrafter | MedusaAdapter):
         raise ValueError(

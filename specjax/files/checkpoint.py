@@ -97,6 +97,9 @@ def load(
     Raises:
       ValueError: with every mismatch, and the fix.
       OSError: there is no such folder or model, or a file is missing or cannot be read.
+
+    Example:
+      >>> target = load("org/name", dtype="bfloat16")
     """
     platform = default_platform() if mesh is None else mesh.devices.flat[0].platform
     dtype = check_dtype(
@@ -214,6 +217,9 @@ def save(
 
     Raises:
       ValueError: the model is not a `Transformer`, or the dtype is not supported.
+
+    Example:
+      >>> save(specjax.load("org/name", lora="org/lora"), "merged")
     """
     module = model.model.module if isinstance(model.model, LinenModel) else None
     if not isinstance(module, Transformer):

@@ -135,6 +135,10 @@ def first_of(first: Drafter | Proposer, second: Drafter | Proposer) -> Drafter:
 
     Raises:
       ValueError: proposers of different depths, or one that cannot be combined with others.
+
+    Example:
+      >>> draft_model = specjax.make_drafter(target, draft, num_drafts=4)
+      >>> specjax.generate(target, prompt, drafter=first_of(specjax.NGram(4), draft_model))
     """
     parts = tuple(
         part if isinstance(part, Drafter) else BoundDrafter(part) for part in (first, second)

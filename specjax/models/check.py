@@ -26,6 +26,10 @@ def check_model(model: Model, params: Arrays, tolerance: float = 1e-3) -> None:
     Raises:
       ValueError: naming the broken rule of the contract, by how much it is broken, and where to
         look.
+
+    Example:
+      >>> model = from_function(read, vocab_size=256, max_positions=1024)
+      >>> check_model(model, params)
     """
     if min(model.max_positions, model.vocab_size) < _TOKENS:
         raise ValueError(

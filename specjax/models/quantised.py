@@ -147,6 +147,9 @@ def quantise(model: LanguageModel) -> LanguageModel:
 
     Raises:
       ValueError: the model is not a specjax Transformer.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=quantise(draft))
     """
     form = quantised_form(model)
     if form is model:

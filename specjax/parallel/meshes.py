@@ -37,6 +37,10 @@ def make_mesh(
 
     Raises:
       ValueError: the product is not the number of devices.
+
+    Example:
+      >>> mesh = make_mesh(data=2, model=4)  # 8 devices
+      >>> target = specjax.load("org/name", mesh=mesh)
     """
     devices = list(jax.devices() if devices is None else devices)
     model = max(len(devices) // (data * fsdp * kv_copies), 1) if model is None else model
@@ -58,7 +62,12 @@ def make_mesh(
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parses "data=2,fsdp=2,model=2" into arguments of `make_mesh`, or raises ValueError."""
+    """Parses "data=2,fsdp=2,model=2" into arguments of `make_mesh`, or raises ValueError.
+
+    Example:
+      >>> parse_mesh("data=2,model=4")
+      {'data': 2, 'model': 4}
+    """
     sizes = {name: size for name, _, size in (part.partition("=") for part in text.split(","))}
     if not sizes.keys() <= set(_AXES) or not all(
         size.isdecimal() and int(size) for size in sizes.values()

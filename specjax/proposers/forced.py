@@ -24,6 +24,10 @@ class Forced(Proposer):
     them with.  The target may spell them otherwise, so it verifies these drafts like all others.
     Rows without a constraint, and those in a state with several possible next characters, have no
     drafts; combine it with another proposer by `FirstOf(Forced(4), NGram(4))`.
+
+    Example:
+      >>> drafter = specjax.first_of(Forced(8), specjax.NGram(8))
+      >>> specjax.generate(target, prompt, constraint=constraint, drafter=drafter)
     """
 
     num_drafts: int = 4

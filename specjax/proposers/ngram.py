@@ -32,6 +32,9 @@ class NGram(Proposer):
     its logits have the same bits.
 
     Reference: Saxena 2023, "Prompt lookup decoding".
+
+    Example:
+      >>> specjax.generate(target, prompt, drafter=NGram(num_drafts=8))
     """
 
     num_drafts: int = 4

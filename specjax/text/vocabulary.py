@@ -84,6 +84,10 @@ def translate(
 
     Raises:
       ValueError: a tokenizer whose tokens do not stand for bytes, or an argument of another kind.
+
+    Example:
+      >>> tables = translate(target.tokenizer, draft.tokenizer, target_size, draft_size)
+      >>> tables.num_shared  # the tokens that can be drafted
     """
     for name, words in (("target", target), ("draft", draft)):
         if not isinstance(words, tokenizers.Tokenizer):

@@ -104,6 +104,9 @@ def step_costs(
 
     Raises:
       ValueError: widths that the drafter does not have, or a drafter of another target.
+
+    Example:
+      >>> step_costs(target, tree, widths=(1, 8, 32))  # {nodes: seconds}
     """
     proposer = CostAware(drafter.proposer, tuple(widths))
     if batch < 1 or rounds < 1:

@@ -66,6 +66,11 @@ class Datastore:
           ValueError: an empty corpus, one that does not fit into the capacity or into memory (which
             is predicted before anything is tokenised), or texts that are neither of these.
           OSError: a file cannot be read.
+
+        Example:
+          >>> store = Datastore.build([[1, 2, 3, 4], [1, 2, 5]], vocab_size=8)
+          >>> store.size >= 7
+          True
         """
         if isinstance(tokenizer, LanguageModel):
             vocab_size = tokenizer.model.vocab_size
@@ -157,6 +162,9 @@ class Datastore:
 
         Raises:
           ValueError: the target has another tokenizer, or its device too little free memory.
+
+        Example:
+          >>> specjax.generate(target, prompt, drafter=store.drafter(target, num_drafts=4))
         """
         if not isinstance(target, LanguageModel):
             raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")

@@ -71,6 +71,10 @@ def make_drafter(
     Raises:
       ValueError: tokens that cannot be translated, or models that share fewer than 1 % of the
         target's tokens.
+
+    Example:
+      >>> drafter = make_drafter(target, draft, specjax.StaticTree, branching=(3, 2))
+      >>> specjax.generate(target, prompt, drafter=drafter)
     """
     for name, model in (("target", target), ("draft", draft)):
         if not isinstance(model, LanguageModel):
