@@ -108,7 +108,7 @@ def of_texts(texts: Iterable[str]) -> Bytes:
 
 
 def ascii_digits(expression: str) -> str:
-    """Returns an expression in which \d is one of 0 to 9, and not any of Unicode's 700 digits."""
+    """Returns an expression in which \\d is one of 0 to 9, and not any of Unicode's 700 digits."""
     return re.sub(r"\\(.)", lambda m: "[0-9]" if m[1] == "d" else m[0], expression, flags=re.DOTALL)
 
 
