@@ -105,6 +105,10 @@ class Processors:
 
         Raises:
           ValueError: a value outside its range, or a token outside the vocabulary.
+
+        Example:
+          >>> Processors.create(1, 8, logit_bias={3: 2.0}).bias[0, 3]
+          np.float32(2.0)
         """
 
         def number(

@@ -45,7 +45,11 @@ def keep_programs(most: int | None = MOST) -> None:
 
 
 def clear_programs() -> None:
-    """Frees all compiled programs of decoding; the next call of each structure compiles again."""
+    """Frees all compiled programs of decoding; the next call of each structure compiles again.
+
+    Example:
+      >>> clear_programs()
+    """
     for table in _tables:
         table.clear()
 

@@ -99,7 +99,7 @@ def _write_rows(
 
 
 def visible_slots(length: Array, width: int, capacity: int, mask: Array | None) -> Array:
-    """Returns the slots that each staged token attends to: committed ones, and staged by `mask`.
+    """Returns which slots each staged token attends to: the committed, and others by `mask`.
 
     Args:
       length: [B] committed tokens.

@@ -103,6 +103,9 @@ class Automaton:
 
         Raises:
           ValueError: a token or a state that does not exist, or no text is accepted.
+
+        Example:
+          >>> evens = Automaton.of([{0: 1}, {0: 0}], accepting=[0], vocab_size=2)
         """
         listed = items(transitions)
         if not listed or not all(isinstance(ways, Mapping) for ways in listed):

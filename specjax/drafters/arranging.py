@@ -31,6 +31,9 @@ def arrange(
 
     Raises:
       ValueError: numbers that the drafter does not allow, or a drafter without a source.
+
+    Example:
+      >>> tree = arrange(specjax.load_drafter("org/head", target), num_nodes=32)
     """
     if num_drafts is None and num_nodes is None:
         return drafter

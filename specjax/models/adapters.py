@@ -93,6 +93,9 @@ def from_linen(module: nn.Module, **settings: Unpack[_Settings]) -> Model:
       module: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.
         Equal modules make equal models.
       **settings: as in `from_function`.
+
+    Example:
+      >>> model = from_linen(module, vocab_size=256, max_positions=1024)
     """
     return from_function(_Linen(module), **settings)
 
@@ -104,6 +107,9 @@ def from_nnx(model: nnx.Module, **settings: Unpack[_Settings]) -> tuple[Model, A
       model: its `__call__` takes `(tokens)`, or with a cache `(tokens, positions, cache, mask)`.
         Changes that a call makes to the model itself are discarded.
       **settings: as in `from_function`.
+
+    Example:
+      >>> model, params = from_nnx(module, vocab_size=256, max_positions=1024)
     """
     # Imported only here, because several releases of JAX have broken this import.
     from flax import nnx

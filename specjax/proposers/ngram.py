@@ -34,7 +34,7 @@ class NGram(Proposer):
     Reference: Saxena 2023, "Prompt lookup decoding".
 
     Example:
-      >>> specjax.generate(target, prompt, drafter=NGram(num_drafts=8))
+      >>> specjax.generate(target, prompt, proposer=NGram(num_drafts=8))
     """
 
     num_drafts: int = 4

@@ -26,6 +26,9 @@ class BlockVerification(Rule):
     from p after the whole chain.  A proposal without logits is a chain of point masses.
 
     Reference: Sun et al. 2024, arXiv 2403.10444, algorithm 2 and equation 4.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=BlockVerification(), temperature=0.8)
     """
 
     exact = True

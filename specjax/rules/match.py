@@ -26,6 +26,9 @@ class Match(Rule):
 
     Reference: Daliri, Musco and Suresh 2024, arXiv 2408.07978, theorem 1 and section 4
     (Gumbel coupling).
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=Match())
     """
 
     exact = True

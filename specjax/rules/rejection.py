@@ -27,6 +27,9 @@ class Rejection(Rule):
     Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1; Chen et al. 2023, arXiv
     2302.01318, algorithm 2; for siblings without replacement, Jeon et al. 2024, arXiv 2402.14160,
     section 3.2.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=Rejection(), temperature=0.8)
     """
 
     exact = True

@@ -23,6 +23,9 @@ class Threshold(Rule):
 
     At 0 every draft with p > 0 is accepted.  At 1 only drafts with p = 1 are, so the text is that
     of plain decoding.  The threshold is traced, so a new value does not recompile.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=Threshold(0.3))
     """
 
     threshold: float = 0.3

@@ -23,6 +23,9 @@ class Typical(Rule):
     Both thresholds are traced, so new values do not recompile.
 
     Reference: Cai et al. 2024, "Medusa", arXiv 2401.10774, section 2.3.1.
+
+    Example:
+      >>> specjax.generate(target, prompt, draft=draft, rule=Typical(0.09, 0.3))
     """
 
     posterior_threshold: float = 0.09

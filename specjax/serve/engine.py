@@ -38,6 +38,10 @@ class Engine:
     """Serves requests for texts of one target, each with a drafter of its own.
 
     Threads may share it.  `with Engine(...) as engine` closes it at the end.
+
+    Example:
+      >>> with Engine(target, {"draft": specjax.make_drafter(target, draft)}) as engine:
+      ...     text = engine.submit(specjax.Request(prompts="def main(", seed=1)).result().text
     """
 
     def __init__(

@@ -27,6 +27,9 @@ def save_datastore(folder: str | os.PathLike[str], store: Datastore) -> None:
 
     Raises:
       OSError: the folder cannot be written.
+
+    Example:
+      >>> save_datastore("store", Datastore.build(texts, target))
     """
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -82,6 +85,10 @@ def load_datastore(folder: str | os.PathLike[str], capacity: int | None = None) 
     Raises:
       ValueError: it is not a datastore, is damaged, or has more tokens than the capacity.
       OSError: it cannot be read.
+
+    Example:
+      >>> store = load_datastore("store")
+      >>> specjax.generate(target, prompt, drafter=store.drafter(target))
     """
     path = find_folder(str(folder))
     facts, file = describe_datastore(path), path / ARRAYS

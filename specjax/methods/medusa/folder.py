@@ -61,6 +61,9 @@ def load_medusa(path: str | pathlib.Path, target: LanguageModel) -> MedusaAdapte
     Raises:
       ValueError: with every mismatch with the configuration or the target, and the fix.
       FileNotFoundError: there is no such folder, or it lacks a file.
+
+    Example:
+      >>> specjax.generate(target, prompt, drafter=load_medusa("heads", target))
     """
     if not isinstance(target, LanguageModel):
         raise ValueError(f"target={shown(target)}; pass what specjax.load(folder) returns")

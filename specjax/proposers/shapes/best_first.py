@@ -42,6 +42,9 @@ class BestFirst(Proposer):
       num_nodes: N, the root included.
       width: the most children of a node.  If the source corrects, this is also the most nodes of
         a depth that get children.
+
+    Example:
+      >>> drafter = specjax.load_drafter("org/head", target, BestFirst, num_nodes=32, width=8)
     """
 
     source: BlockSource

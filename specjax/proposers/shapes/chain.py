@@ -34,6 +34,9 @@ class Chain(Shape):
     outcome, or rejection sampling would be biased.
 
     Reference: Leviathan et al. 2022, arXiv 2211.17192, algorithm 1.
+
+    Example:
+      >>> drafter = specjax.make_drafter(target, draft, Chain, num_drafts=4)
     """
 
     num_drafts: int = 4

@@ -40,6 +40,10 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
 
     Raises:
       ValueError: statistics of another form, or fewer than 2 nodes.
+
+    Example:
+      >>> best_tree([[0, 0], [0, 1], [1, 0]], num_nodes=3)
+      ((0,), (1,))
     """
     ranks = np.asarray(stats)
     if (

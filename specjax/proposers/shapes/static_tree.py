@@ -34,6 +34,9 @@ class StaticTree(Shape):
 
     Reference: Kool et al. 2019, arXiv 1903.06059, section 3 (Gumbel-top-k); Jeon et al. 2024,
     arXiv 2402.14160.
+
+    Example:
+      >>> drafter = specjax.make_drafter(target, draft, StaticTree, branching=(3, 2, 1))
     """
 
     branching: tuple[int, ...] = (3, 2, 1)
