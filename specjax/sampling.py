@@ -23,7 +23,7 @@ _PROPOSE, _ACCEPT, _RESIDUAL = 0, 1, 2
 _IMPLEMENTATION = "threefry2x32"
 
 _EXCLUDED = -30.0  # the score of a token that processors exclude, below those that are kept
-_FEW = 16  # so many siblings or levels are worth a pass over the vocabulary each
+_FEW = 16  # the most siblings or levels for which one pass over the vocabulary each pays
 _BLOCKS = (128, 64, 32)  # sizes of the blocks in which a CPU looks for a maximum
 
 _LEAST_TEMPERATURE = 1e-20
@@ -146,7 +146,7 @@ def argmax(x: Array) -> Array:
         block = next((block for block in _BLOCKS if size % block == 0 and size > block), None)
         if block is None:
             return first(x, x.max(-1, keepdims=True))
-        # The second pass reads the maxima of blocks, and then one block alone.  Without a barrier
+        # The second pass reads the maxima of blocks, and then a single block.  Without a barrier
         # XLA computes the maximum of the maxima from all numbers.
         blocks = jax.lax.stop_gradient(x).reshape(*x.shape[:-1], size // block, block)
         of_blocks = jax.lax.optimization_barrier(blocks.max(-1))

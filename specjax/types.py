@@ -117,7 +117,7 @@ class Block:
     count: Array  # [B] int32
     features: Array | None = None  # [B, T, sum E] hidden states after the proposer's `taps`
     # Of a prompt: [B, X] int32 texts to look up in, which the target does not read.  Each of them
-    # has ABSENT before and behind it; padded with ABSENT on the left.
+    # has ABSENT before and after it; padded with ABSENT on the left.
     documents: Array | None = None
 
 

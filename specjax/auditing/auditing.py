@@ -51,8 +51,8 @@ _OFF = {
 }
 """The settings of logits processors, with the values that switch them off."""
 _NAMES = {1: "distribution", 2: "distribution, hot", 3: "distribution, cold"}
-_SPREAD = 2  # rows of a batch of samples end up to so many tokens apart
-_AGAIN = 4  # so many times as many samples confirm a suspicion
+_SPREAD = 2  # rows of a batch of samples end up to this many tokens apart
+_AGAIN = 4  # a suspicion is confirmed with this many times as many samples
 
 
 def audit(
@@ -140,7 +140,7 @@ class _Audit:
     reader: Reader = dataclasses.field(init=False)
     runner: Runner = dataclasses.field(init=False)
     rounding: Rounding = dataclasses.field(init=False)  # `texts` measures it
-    greedy: _Drawn = dataclasses.field(default_factory=dict)  # greedy texts beside samples
+    greedy: _Drawn = dataclasses.field(default_factory=dict)  # greedy texts in batches of samples
 
     def __post_init__(self) -> None:
         decoder = self.decoder

@@ -31,7 +31,7 @@ class Distribution(Check):
     samples: int = 0
     p_value: float = 1.0
     total_variation: float = 0.0  # measured in the cells of the test
-    expected: float = 0.0  # the total variation that chance alone would give
+    expected: float = 0.0  # the total variation that is expected by chance
     detectable: float = 1.0  # the least total variation that is found with probability `POWER`
 
 

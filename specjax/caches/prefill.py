@@ -57,7 +57,7 @@ def read_prompt(
     def read(
         cache: Cache, start: Array | int, part: Array
     ) -> tuple[Cache, tuple[Array, Array | None]]:
-        # Padding may lie behind the last position that the model knows.
+        # Padding may exceed the last position that the model knows.
         positions = cache.length[:, None] + jnp.arange(part.shape[1])
         positions = jnp.minimum(positions, model.max_positions - 1)
         out = model.apply(params, part, positions, cache, taps=taps)

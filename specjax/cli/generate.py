@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> None:
     draft_mesh = mesh_of(draft.params) if arguments.draft_mesh and draft is not None else None
     call = prepared(target, asked, stream=stream, draft_mesh=draft_mesh, **drafted)
     undrafted: Options = {**options, "proposer": "none"}
-    # A process of the draft alone has no part of the target to decode with.
+    # A process with only the draft has no shard of the target to decode with.
     apart = draft_mesh is not None and jax.process_count() > 1
     compares = not (arguments.no_compare or apart)
     plain = prepared(target, asked, stream=stream, **undrafted) if compares else None

@@ -196,7 +196,7 @@ class _Reader:
         self.at += negated
         found: list[_Class] = []
         while (one := self._member()) is not None:
-            # A range, unless "-" is the last one, as in [a-], or beside a class, as in [\w-z].
+            # A range, unless "-" is the last one, as in [a-], or next to a class, as in [\w-z].
             if self.text.startswith("-", self.at) and not self.text.startswith("-]", self.at):
                 self.at += 1
                 end = self._member()

@@ -212,7 +212,7 @@ class _Reader:
             inner = patterns.expression(pattern)
         except ValueError as error:
             _refuse(at, f"pattern {shown(pattern)} {error}", "write it in another way")
-        # Compiled alone too, so that an error names it.
+        # Compiled by itself too, so that an error names it.
         subject = f"the pattern {shown(pattern)} at {at}"
         if byte_automaton.of_expression(subject, inner, absent="\0").example() is None:
             _refuse(
@@ -268,7 +268,7 @@ class _Reader:
             isinstance(name, str) and name in own for name in required
         ):
             _refuse(at, f"required {shown(required)}", "name properties of the object")
-        # Other properties are never written, so what is said of them holds.
+        # Other properties never occur, so keywords about them hold.
         made = {name: self.of(one, f"{at}/properties/{name}", open_) for name, one in own.items()}
         members = {name: one for name, one in made.items() if one is not None}
         if not set(required) <= set(members):

@@ -90,7 +90,7 @@ class Proposer(Part):
     asks_draft: bool = False  # its parameters are those of a draft model
     reads_documents: bool = False  # `init` uses `Block.documents`
     resumes: bool = False  # it can be left out of steps: see `rest` and `resume`
-    # It drafts with a model of its own from committed tokens alone, and the first call of
+    # It drafts with a model of its own from only committed tokens, and the first call of
     # `context.warp` is for the logits after the pending token.
     separable: bool = False
 

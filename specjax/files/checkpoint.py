@@ -117,7 +117,7 @@ def load(
         ours = config.keep(layers)
     # A CPU multiplies bfloat16 fastest with kernels [out, in], the layout of the file and of a tied
     # embedding, and float32 with kernels [in, out].  In float32 on a CPU a transposed copy of a
-    # tied embedding is worth its memory; on other devices it is not.
+    # tied embedding pays for its memory; on other devices it does not.
     transposed = platform == "cpu" and dtype == jnp.bfloat16
     separate = platform == "cpu" and ours.tied_embeddings and not transposed
     alone = platform == "cpu" and (mesh is None or mesh.size == 1)

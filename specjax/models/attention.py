@@ -17,7 +17,7 @@ _CAUSAL_BLOCK = 64
 BLOCK_SLOTS = 512
 """Slots of a cache that a pass reads at a time, where it reads only the filled slots."""
 
-_WIDE = 64  # passes of at least so many tokens read the slots in blocks on every platform
+_WIDE = 64  # passes of at least this many tokens read the slots in blocks on every platform
 _NARROW = {"cpu": (1024, 256), "tpu": (2048, BLOCK_SLOTS)}
 """Platform -> the fewest slots that any pass reads in blocks there, and the slots of a block.
 

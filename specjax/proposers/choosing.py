@@ -79,7 +79,7 @@ def choose(
         more = ahead * _spread(gains, widths) ** 2
         apart = jnp.maximum(apart - more, 0.0)
         added = jnp.sqrt(apart + more) - jnp.sqrt(apart)
-        # The expected greatest of so many normal variables (Blom 1958).
+        # The expected greatest of `count` normal variables (Blom 1958).
         last = jax.scipy.special.ndtri((count - 0.375) / (count + 0.25))
         return 1 / (1 - jnp.minimum(last * added / ahead, 0.5))
 

@@ -36,7 +36,7 @@ class Guess(NamedTuple):
 
     depth: int  # as a draft: 1 is the token after the pending one; 0: the target drew it itself
     drafter: str | None  # None at depth 0
-    offered: int  # drafts of the step that wrote this token
+    offered: int  # drafts of the step that emitted this token
 
 
 class Step(NamedTuple):
@@ -81,7 +81,7 @@ class Increment:
     logprobs: Logprobs | None  # of the tokens
     start: int  # the tokens of all increments before this one
     offset: int  # the characters of all increments before this one
-    pieces: list[str]  # the part of `text` that each token wrote
+    pieces: list[str]  # the characters of `text` that each token adds
 
 
 @dataclasses.dataclass(frozen=True)

@@ -122,7 +122,7 @@ def _texts(source: Source, tells: bool) -> Iterator[tuple[pathlib.Path, int, Cal
                 "pass it to train.distill, or name a column of texts with --column"
             )
         for where, text in read_texts(path, source.column):
-            raw = text.encode(errors="surrogatepass")  # half a pair is no UTF-8, and is skipped
+            raw = text.encode(errors="surrogatepass")  # half a pair is not UTF-8, and is skipped
             yield path / where, len(raw), functools.partial(bytes, raw)
 
 

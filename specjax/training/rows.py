@@ -113,7 +113,7 @@ def holds_conversations(path: pathlib.Path, asked: str | None) -> bool:
 def _is_conversation(column: str, value: object) -> bool:
     if not isinstance(value, str):
         return isinstance(value, list) or column in _CHATS
-    if column in _CHATS:  # a damaged JSON text is no text to learn
+    if column in _CHATS:  # a damaged JSON text is not learned
         return _JSON.match(value) is not None
     turns = None if column in _TEXTS else parsed(value)  # a text may be the content of a JSON file
     return (

@@ -17,7 +17,7 @@ from specjax.proposers import PAUSE, Adaptive, AdaptiveParams, Rates
 from specjax.types import DecodeState, Params
 
 _SHORT, _LONG = 4, 20  # steps of the two runs whose difference is timed
-_SLOW = 0.02  # seconds of a step beside which what a call costs does not matter
+_SLOW = 0.02  # seconds of a step above which the cost of a call does not matter
 _ROUNDS = 7
 
 _EARLIER = 40

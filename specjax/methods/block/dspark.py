@@ -52,7 +52,7 @@ def _markov(
     rank = fields.count("markov_rank", 256) if _has(names, _MARKOV) else 0
     confidence = None
     if _has(names, _CONFIDENCE):
-        # SpecForge leaves the field out for heads that read the hidden state alone.
+        # SpecForge leaves the field out for heads that read only the hidden state.
         both = fields.flag("confidence_head_with_markov", not fields.nested and rank > 0)
         confidence = "both" if both else "hidden"
     if rank == 0 and confidence is None:

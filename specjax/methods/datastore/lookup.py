@@ -28,13 +28,13 @@ DEPTH = 16
 NONE = -2
 """A token id that marks a missing token in a context.  No text and no corpus contains it."""
 
-_SHORT = 3  # the votes of up to so many tokens come from whole ranges
-_SAMPLE = 128  # places of a range
-_LONG = (4, 8)  # the votes of so many tokens come from the window
-_WINDOW = 64  # places around that of the context
-_OWN = 16  # places of the row's own text
-_OWN_LONGEST = 8  # tokens by which places of the own text are compared
-_PIVOTS = 32  # places with which each round of the search compares; XLA:CPU adds up 32 at once
+_SHORT = 3  # contexts of up to so many tokens are counted in whole ranges
+_SAMPLE = 128  # positions of a range
+_LONG = (4, 8)  # contexts of these lengths are counted in the window
+_WINDOW = 64  # positions around that of the context
+_OWN = 16  # positions of the row's own text
+_OWN_LONGEST = 8  # tokens by which positions of the own text are compared
+_PIVOTS = 32  # positions with which each round of the search compares; XLA:CPU adds up 32 at once
 _DOUBT = 6.0  # how much more a kind of token weighs in the datastore than in the own text
 _TABLE = 1024  # for counting distinct tokens; two of them may fall on one entry
 
@@ -50,8 +50,8 @@ _DOUBTS = np.array([_DOUBT] * (_SHORT + len(_LONG)) + [1.0] * _OWN_LONGEST, np.f
 class DatastoreParams:
     """A datastore on a device.  With equal shapes another datastore is the same program."""
 
-    tokens: Array  # [DEPTH + C] uint16 or uint32; behind DEPTH of padding, the corpus
-    order: Array  # [C] int32; places by their contexts
+    tokens: Array  # [DEPTH + C] uint16 or uint32; the corpus, after DEPTH of padding
+    order: Array  # [C] int32; positions sorted by their contexts
     starts: Array  # [V + 1] int32; the contexts order[starts[v]:starts[v + 1]] end with token v
     prior: Array  # [V] float32; the probability of a token without any context
 
@@ -149,7 +149,7 @@ def _ranges(store: DatastoreParams, context: Array) -> tuple[Array, Array, Array
     def compare(place: Array, weight: Array) -> Array:
         """Returns whether each position's context is before (< 0), equal to (0) or after ours."""
         number = weight.shape[-1]
-        back = jnp.arange(1, number + 1)  # the last tokens of all places in question are equal
+        back = jnp.arange(1, number + 1)  # the last tokens of all these positions are equal
         token = store.tokens[place[..., None] - back].astype(jnp.int32)
         ours = context[1 : number + 1]
         sign = (token > ours).astype(jnp.int32) - (token < ours).astype(jnp.int32)

@@ -33,8 +33,10 @@ class Datastore:
     """
 
     tokens: np.ndarray  # [DEPTH + T] uint16 or uint32; texts with separators between them
-    order: np.ndarray  # [P] int32; places by their contexts
-    starts: np.ndarray  # [V + 1] int32; the first place whose context ends with each token
+    order: np.ndarray  # [P] int32; positions sorted by their contexts
+    starts: (
+        np.ndarray
+    )  # [V + 1] int32; the first entry of `order` whose context ends with each token
     capacity: int  # the most tokens, separators included
     vocabulary: str | None  # digest of the tokenizer's vocabulary; None: lists of tokens
     name: str = "datastore"  # of its folder, for messages

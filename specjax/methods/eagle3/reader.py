@@ -117,7 +117,7 @@ def read_parts(
         "fc_norm": any(name.startswith("fc_norm.") for name in tensors),
     }
     for name, seen in shown.items():
-        # A norm that is said to be there and is not is missing, which reading refuses by name.
+        # A norm of the configuration that has no tensor is refused by name when it is read.
         if seen and not _flag(folder, config, name):
             warnings.warn(
                 f"{folder}: config.json says {name}={config.get(name)}, and the tensors show "

@@ -57,7 +57,7 @@ class Guess:
     """
 
     hidden: Array  # [B, A, E] that the matrix of `Learner.head` takes
-    at: Array  # [B, A]; may lie behind the batch where the weight is 0
+    at: Array  # [B, A]; may exceed the batch where the weight is 0
     weight: Array  # [B, A]
     # [B, A] the drafter's own estimate of the probability that the draft is accepted; None: none.
     confidence: Array | None = None

@@ -295,7 +295,7 @@ def compare(options: AblationOptions, more: list[str]) -> None:
         if name in own:
             raise ValueError(f"{name} belongs before the --, since it is the same for all cells")
     o, out = options, pathlib.Path(options.out)
-    # A mistake behind the -- is reported now, and not after the target has written its text.
+    # A mistake after the -- is reported now, and not after the target has generated its text.
     asked = parse(DistillOptions, distillation(o, BASELINE, more), distill.__doc__)
     if asked.lora is not None:
         raise ValueError(

@@ -78,7 +78,7 @@ class Distill:
         self.serving = None if plain else Sampling.create(1, **self.options.settings)
         self.reader = reader(self.target)
         self.cap = self.draft.module.config.logit_softcap
-        # Equal tokenizers may be padded to other sizes; ids behind the smaller one are no tokens.
+        # Equal tokenizers may be padded to other sizes; ids beyond the smaller one are not tokens.
         own, theirs = self.draft.vocab_size, self.target.model.vocab_size
         self.size = None if own == theirs else min(own, theirs)
         # Of an early exit the other parameters are the target's.

@@ -52,7 +52,7 @@ class TrainDrafter:
     target: LanguageModel
     learner: Learner
     material: Material
-    written: Written | None  # sequences that the target wrote
+    written: Written | None  # sequences of the target
     known: np.ndarray | None  # [U] the drafter's tokens, if its vocabulary is reduced
     mesh: Mesh | None = None
 

@@ -313,7 +313,7 @@ class TrainMedusa:
         """Returns ranks [M, K] at the positions of drafts, and the name of the text."""
         texts, starts = self._write(target)
         ranks = self._ranks(heads, target, texts)
-        # Heads draft after a prompt, so only ranks of tokens that the target wrote are counted.
+        # Heads draft after a prompt, so only ranks of tokens of the target are counted.
         return ranks[np.arange(ranks.shape[1]) >= starts[:, None]], "greedy text"
 
     def _prompts(self, count: int, longest: int) -> list[list[int]]:
