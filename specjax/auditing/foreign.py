@@ -1,12 +1,12 @@
 """Audits a foreign server by its texts.
 
-    repeat         greedy, one request at a time and many at a time: are the texts equal?
-    greedy         greedy: are the texts those of the baseline?
+    repeat         greedy, the texts are equal with one request at a time and with many
+    greedy         greedy: the texts are those of the baseline
     distribution   sampled: a chi-square test of two samples, the server's and the baseline's
 
 The baseline is the same model without speculation: another server, or a local model.  Servers that
 round otherwise in other batches differ from themselves, too.  So `greedy` fails only if more texts
-differ from the baseline than rounding explains by what `repeat` has seen.
+differ from the baseline than rounding explains, by the result of `repeat`.
 """
 
 from __future__ import annotations

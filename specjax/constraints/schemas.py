@@ -36,7 +36,7 @@ _LOST = {
     },
 }  # fmt: skip
 """The keywords of each type that JSON Schema knows, in any of its drafts, and no automaton
-supports. A keyword does not constrain values of another type.
+supports.  A keyword does not constrain values of another type.
 """
 
 _LOST_HEADS = {

@@ -1,4 +1,4 @@
-"""`Wrapper`: a proposer that changes what another one proposes."""
+"""`Wrapper`: a proposer that changes the proposals of another one."""
 
 from __future__ import annotations
 

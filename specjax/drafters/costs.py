@@ -40,9 +40,9 @@ class CostAwareDrafter(Drafter):
 def cost_aware(drafter: Drafter, seconds: Mapping[int, float]) -> Drafter:
     """Makes a drafter whose trees have only the drafts that make decoding faster.
 
-    In every step each row keeps as many of its best drafts as give the most tokens a second: one
-    more is added only while its expected gain exceeds its cost.  The text stays the same (`match`),
-    or keeps its distribution (`rejection`).
+    In every step each row keeps the number of its best drafts that gives the most tokens a second:
+    one more is added only while its expected gain exceeds its cost.  The text stays the same
+    (`match`), or keeps its distribution (`rejection`).
 
     Args:
       drafter: a drafter of trees: `specjax.drafters.arrange(specjax.load_drafter(...),

@@ -1,4 +1,4 @@
-"""`Adaptive`: as many drafts as pay, by recent acceptance and by what a step costs."""
+"""`Adaptive`: chooses the number of drafts by recent acceptance and the cost of a step."""
 
 from __future__ import annotations
 

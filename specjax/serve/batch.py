@@ -1,9 +1,11 @@
 """Compiles the programs of an engine, and holds the batch that they work on.
 
-    read        a chunk of a prompt, into a row of its own begin       that row as a state of the
-    decoder insert      the row, into a slot of the batch run         a few steps of the batch peek
-    what is new in every slot, as one small array for the host copy the first tokens of a slot, as a
-    row that continues from there
+    read        a chunk of a prompt, into a row of its own
+    begin       that row as a state of the decoder
+    insert      the row, into a slot of the batch
+    run         a few steps of the batch
+    peek        the new tokens of every slot, as one small array for the host
+    copy        the first tokens of a slot, as a row that continues from there
 
 Every program has one shape (`read` has one for each width), and all of them run once when the
 engine starts.  So nothing is compiled while requests wait.

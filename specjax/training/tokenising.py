@@ -4,7 +4,7 @@
     train.bin          the token ids of all texts but those that are held out
     held_out.bin       the token ids of these
     corpus.json        settings, counts and hashes, written last
-    progress.json until then: the progress of the files, and the hashes of their contents
+    progress.json      until then: the progress of the files, and the hashes of their contents
 
 The texts are read once to divide them, once more if a tokenizer is trained on them, and once to be
 tokenised.  An interrupted call keeps its finished texts.

@@ -148,7 +148,7 @@ def plan_block_draft(
     target: LanguageModel,
     method: Method,
 ) -> Plan:
-    """Plans what `read_block_draft` will read.  Only tables that may be the target's are read.
+    """Plans `read_block_draft`.  Only tables that may be the target's are read.
 
     Raises:
       ValueError: as `read_block_draft`, but for tensors that are missing or of another shape.
