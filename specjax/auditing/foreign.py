@@ -1,6 +1,6 @@
 """Audits a foreign server by its texts.
 
-    repeat         greedy, the texts are equal with one request at a time and with many
+    repeat         greedy: the texts are equal with one request at a time and with many
     greedy         greedy: the texts are those of the baseline
     distribution   sampled: a chi-square test of two samples, the server's and the baseline's
 
