@@ -1,4 +1,4 @@
-"""Sampling settings as numbers per row, how they change logits, and the noise that draws a token.
+"""Sampling settings as numbers per row, the warp of logits, and the noise that draws a token.
 
 A token is drawn as argmax(warp(logits) + Gumbel noise), which is an exact sample of
 softmax(warp(logits)).  Greedy decoding is temperature 0 on the same code path: `warp` then keeps a
@@ -52,7 +52,7 @@ class Sampling:
         top_p: _Numbers = 1.0,
         min_p: _Numbers = 0.0,
     ) -> Sampling:
-        """Settings for `batch` rows, each one number for all rows or a sequence with one per row.
+        """Makes settings for `batch` rows, each a number for all rows or a sequence of one per row.
 
         Raises:
           ValueError: a value outside its range.
@@ -133,7 +133,7 @@ def keys_of_rows(key: Array | np.ndarray, rows: int) -> Array:
 
 
 def argmax(x: Array) -> Array:
-    """Index of the first maximum along the last axis, int32."""
+    """Returns the index of the first maximum along the last axis, int32."""
 
     def first(x: Array, best: Array) -> Array:
         """Returns the index of the first number equal to `best` [..., 1]; the last if none is."""
@@ -182,7 +182,7 @@ def top_k(x: Array, count: int) -> tuple[Array, Array]:
 
 
 def warp(logits: Array, sampling: Sampling) -> Array:
-    """Logits [B, N, V] -> float32 logits of the sampled distribution; excluded tokens are -inf.
+    """Warps logits [B, N, V] to float32 logits of the sampled distribution, -inf where excluded.
 
     The order is that of transformers: temperature, top-k, top-p, min-p.  Tokens that tie with the
     last one kept are kept.
@@ -285,7 +285,7 @@ def _gumbel(key: Array, size: int) -> Array:
 
 @struct.dataclass
 class SharedDraw:
-    """Noise keyed by row and absolute position.  Proposer and rule use the same noise.
+    """The noise keyed by row and absolute position, the same for proposer and rule.
 
     The text of a row then depends on its key and not on the proposer (Daliri, Musco, Suresh 2024,
     arXiv 2408.07978).
@@ -361,7 +361,7 @@ class PositionDraw:
 
 @struct.dataclass
 class IndependentDraw:
-    """Separate streams for the proposer's draws, the acceptance draws and the residual draw."""
+    """Separate noise for the proposer's draws, the acceptance draws and the residual draw."""
 
     key: Array  # [B] the row's key with its position folded in, so every step has its own key
     size: int = struct.field(pytree_node=False)

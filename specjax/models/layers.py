@@ -33,7 +33,7 @@ def named_param(
 
 
 class Dense(nn.Module):
-    """y = x W (+ b), with W stored as `kernel` [in, out], or `transposed` as `weight` [out, in]."""
+    """A linear map y = x W (+ b): `kernel` [in, out], or `transposed` `weight` [out, in]."""
 
     features: int
     axes: tuple[str, str]
@@ -83,7 +83,7 @@ def _(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Arra
 
 
 class Norm(nn.Module):
-    """x / rms(x) * w, or layer norm; computed in float32.
+    """An RMS norm x / rms(x) * w, or a layer norm; computed in float32.
 
     Reference: Zhang and Sennrich 2019, arXiv 1910.07467, equation 4.
     """
@@ -111,7 +111,7 @@ class Norm(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(gate(x)) * up(x)), or down(act(up(x))).
+    """A gated MLP down(act(gate(x)) * up(x)), or a plain one down(act(up(x))).
 
     Reference: Shazeer 2020, arXiv 2002.05202, equation 6.
     """

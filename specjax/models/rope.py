@@ -90,7 +90,7 @@ def _computed_once(found: tuple[Array, Array]) -> tuple[Array, Array]:
 
 
 def _llama3(rope: Rope, freq: np.ndarray) -> np.ndarray:
-    """Llama 3: stretch long wavelengths by `factor`, keep short ones, blend those in between."""
+    """Scales as Llama 3: stretches long wavelengths by `factor`, keeps short ones, and blends."""
     span = rope.high_freq_factor - rope.low_freq_factor
     keep = (rope.original_max_positions * freq / (2 * math.pi) - rope.low_freq_factor) / span
     keep = np.clip(keep, 0, 1)

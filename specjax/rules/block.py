@@ -17,7 +17,7 @@ from specjax.types import Proposal, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class BlockVerification(Rule):
-    """Exact, on a chain: in one step no exact rule accepts more tokens on average.
+    """An exact rule for chains; no exact rule accepts more tokens in one step on average.
 
     `rejection` judges each draft by itself and stops at the first rejection.  Here likely drafts
     can compensate for an unlikely one after them: a prefix has a weight w, and a draft x changes it

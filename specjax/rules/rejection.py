@@ -16,7 +16,7 @@ from specjax.types import Proposal, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Rejection(Rule):
-    """Exact: accept a draft x with probability min(1, p(x) / q(x)), else use the residual.
+    """An exact rule that accepts a draft x with probability min(1, p(x) / q(x)).
 
     p is the target's distribution after a node, q the draft's, and norm(max(p - q, 0)) the
     residual.  Siblings are tried in turn: after a rejection p becomes the residual, and q becomes

@@ -15,7 +15,7 @@ from specjax.types import Proposal, Verdict
 
 @struct.dataclass
 class Threshold(Rule):
-    """Inexact: accepts a draft while its probability under the target is at least `threshold`.
+    """An inexact rule: accepts drafts whose target probability is at least `threshold`.
 
     With `mean`, a path from the root to a leaf (on a chain: the whole chain) is accepted or
     rejected as a whole.  It is accepted if the mean of its drafts' probabilities is at least

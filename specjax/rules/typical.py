@@ -16,7 +16,7 @@ from specjax.types import Proposal, Verdict
 
 @struct.dataclass
 class Typical(Rule):
-    """Inexact: accepts a draft x if p(x) > min(posterior_threshold, posterior_alpha exp(-H(p))).
+    """An inexact rule: accepts x if p(x) > min(posterior_threshold, posterior_alpha exp(-H(p))).
 
     p is the target's warped distribution after the draft's parent, and H(p) its entropy in nats: if
     many tokens are plausible, an unlikely one is accepted too.  In a tree the longest path is kept.

@@ -35,7 +35,7 @@ from specjax.methods.published import (
 from specjax.models import Config, LanguageModel
 
 OwnFields = Callable[[BlockDraftSource], Config]
-"""Returns the fields of a method's correction."""
+"""A function that returns the fields of a method's correction."""
 
 _OTHERS = "has causal layers that are not those with windows"
 _SCALES = "scales its embeddings or logits"

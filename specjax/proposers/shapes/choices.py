@@ -10,8 +10,9 @@ from numpy.typing import ArrayLike
 from specjax import tree
 
 Choices = tuple[tuple[int, ...], ...]
-"""A tree of fixed shape: of each node but the root the ranks of its path, such as (0, 1) for the
-second best token after the best one."""
+"""A tree of fixed shape: for each node except the root the ranks on its path, such as (0, 1) for
+the second-best token after the best one.
+"""
 
 
 def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
@@ -88,7 +89,7 @@ def best_tree(stats: ArrayLike, num_nodes: int) -> Choices:
 
 
 def node_acceptance(stats: ArrayLike, choices: Choices) -> np.ndarray:
-    """[N] float: the probability that each node of a tree is right, given that its parent is.
+    """Returns [N] float: the probability that each node is right if its parent is.
 
     It is 1 for the root, and 0 for a node whose parent is never right.
     """
@@ -99,6 +100,6 @@ def node_acceptance(stats: ArrayLike, choices: Choices) -> np.ndarray:
 
 
 def expected_length(stats: ArrayLike, choices: Choices) -> float:
-    """New tokens per target pass with a tree, on the positions of `stats`; plain decoding has 1."""
+    """Returns new tokens per target pass with a tree on `stats`; plain decoding has 1."""
     ranks = np.asarray(stats)
     return 1 + sum(float((ranks[:, : len(choice)] == choice).all(1).mean()) for choice in choices)

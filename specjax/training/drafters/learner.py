@@ -38,9 +38,7 @@ class Lesson:
     present: Array  # [B, A] 1, or 0 for an anchor that only fills a row up
 
     def weight(self, depth: int) -> Array:
-        """Returns [B, A] the weight of the guess: 1 where the tokens up to its depth are
-        learned.
-        """
+        """Returns [B, A] the weight of the guess: 1 if the tokens up to its depth are learned."""
         ahead = self.anchors[:, :, None] + jnp.arange(depth + 1)
         inside = ahead < self.learned.shape[1]
         rows = jnp.arange(len(ahead))[:, None, None]

@@ -50,9 +50,7 @@ class RecordedMedusa(TrainMedusa):
         return made["drawn"], self._recorded_ranks(heads, target, made)
 
     def drafted(self, heads: Arrays, target: Arrays) -> tuple[np.ndarray, str]:
-        """Returns ranks of recorded answers, if the target may have generated them, else of
-        text.
-        """
+        """Returns ranks of recorded answers that the target may have generated, else of text."""
         text, answers, _ = self.teacher.request.counts
         if not answers:
             return self.held_out_ranks(heads, target), "held-out text"
