@@ -43,7 +43,7 @@ class Cache(abc.ABC):
         """Returns this empty cache with less memory if the model needs less; by default unchanged.
 
         Args:
-          ahead: the most tokens that are staged after `length` before a `commit` or `rewind`.
+          ahead: the most tokens that are written after `length` before a `commit` or `rewind`.
           widest: the most tokens of one pass over a prompt.
         """
         del ahead, widest

@@ -294,7 +294,7 @@ def _refuse_switches(folder: pathlib.Path, config: Config) -> None:
 def _feeds_normed(folder: pathlib.Path, config: Config) -> bool:
     """Returns `norm_output`: whether the state of a draft is fed back after the final norm.
 
-    speculators, vLLM and SGLang read it with this meaning, and SpecForge since September 2026.
+    It has this meaning in speculators, vLLM and SGLang, and in SpecForge since September 2026.
     Before, SpecForge's training read it as "apply the norm before the head's matrix", with the
     default true, and always fed the state back before the norm.
     """
