@@ -248,7 +248,7 @@ def _tree_of(found: Any) -> Tree | None:
 
 
 def read_plan(about: dict[str, Any]) -> Learned | None:
-    """Returns what a saved plan makes decoding start with, or None."""
+    """Returns the statistics of a saved plan with which decoding starts, or None."""
     plan = saved_plan(about)
     if plan is None:
         return None
